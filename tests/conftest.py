@@ -34,7 +34,7 @@ TRACES = "memoire-crash-{}-{}.txt"
 
 ABOUT_ARRAYS = ("replay", "wire", "tables", "accounting", "classic", "reader", "samples")
 """Folders of tests that are repeated on the build that checks the bounds of arrays."""
-NOT_ABOUT_ARRAYS = ("test_container.py", "test_forks.py", "test_interrupts.py")
+NOT_ABOUT_ARRAYS = ("test_container.py", "test_interrupts.py")
 """Files of these folders that are not repeated: they are about lines of Python, processes, and limits of memory."""
 MARKED = ("processes", "browser", "chart", "kubernetes")
 """Folders whose tests have their folder's name as a mark."""

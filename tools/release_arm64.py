@@ -18,7 +18,7 @@ DEBIAN = ("python3", "libpython3-dev", "libstdc++6")
 """Packages that are unpacked, with what they need."""
 NEEDED = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "gymnasium", "numpy")
 """What the tests import, beside memoire and its own needs."""
-TESTS = ("tests/replay/test_core_tree.py", "tests/replay/test_entry_values.py", "tests/wire/test_checksum.py",
+TESTS = ("tests/replay/test_ranks.py", "tests/replay/test_entry_values.py", "tests/wire/test_checksum.py",
          "tests/wire/test_cache.py", "tests/tables/test_pool.py")  # fmt: skip
 """Tests of each compiled module."""
 PLATFORMS = ("manylinux_2_17_aarch64", "manylinux2014_aarch64", "manylinux_2_27_aarch64", "manylinux_2_28_aarch64")

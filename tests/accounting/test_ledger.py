@@ -1,18 +1,30 @@
-"""The ledger against a slow model, whatever is lost, doubled or late."""
+"""The ledger, its totals, what is saved of it and its log lines, whatever is lost, doubled or late."""
 
 import math
 from collections import Counter
+from datetime import datetime
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memoire.accounting import merge
+from memoire.accounting.account import Account
 from memoire.accounting.ledger import Ledger
+from memoire.accounting.logbook import Logbook, escape, format_line
 from memoire.accounting.packing import MemoryAccounts
+from memoire.accounting.runs import MAX_WAITING, RunFacts, UnsavedChanges
+from memoire.client.counts import LineOutbox
 from memoire.errors import ProtocolError
+from memoire.models.model import make
 from memoire.security.roles import TokenBuckets
+from memoire.wire import messages
+from memoire.wire.frames import name_hash
 from memoire.wire.messages import TEST, TRAIN, Ended, Line, Update
-from memoire.wire.rows import MAX_RETURN
+from memoire.wire.rows import ACCOUNT, MAX_RETURN
+
+# --- The ledger against a slow model, whatever is lost, doubled or late
 
 CLIENTS = [bytes([n]) * 16 for n in range(3)]
 
@@ -231,3 +243,255 @@ def test_an_account_of_a_former_life_counts_as_before_and_one_that_said_goodbye_
     after.report(CLIENTS[0], 6, Update(epoch=2, episodes=4, steps=50), now=2.0)
     after.check_invariants()
     assert (after.episodes, after.find(CLIENTS[0]).since, after.gone) == (4, 1, 0)
+
+
+# --- Merged totals against a slow model: whatever rows come, from whomever, how often and how old
+
+CLIENTS_ACCOUNTS = [bytes([n]) * 15 + b"\0" for n in range(4)]
+HOMES = [name_hash(name) for name in ("a", "b", "c")]
+moves = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 5), st.integers(0, 90), st.booleans()), max_size=25
+)
+
+
+class Model:
+    """Clients that do things and move between servers, counted twice: truly, and by each server's ledger."""
+
+    def __init__(self):
+        self.ledgers = {home: Ledger(epoch=1) for home in HOMES}
+        self.sums = {client: [0, 0] for client in CLIENTS_ACCOUNTS}
+        self.caches = dict.fromkeys(HOMES, 0)
+        self.pushed = {}
+        self.sequence = 0
+        self.tables = []
+
+    def step(self, who, where, episodes, steps, is_kept):
+        client, home = CLIENTS_ACCOUNTS[who], HOMES[where]
+        ledger = self.ledgers[home]
+        self.sequence += 1
+        sums = self.sums[client]
+        sums[0] += episodes
+        sums[1] += steps
+        caches = self.pushed[client, home] = self.pushed.get((client, home), 0) + 1
+        ended = [Ended(sums[0], 0.0, steps, float(steps))] if episodes else []
+        update = Update(epoch=1, episodes=sums[0], steps=sums[1], caches=caches, cache_bytes=100 * caches, ended=ended)
+        account = ledger.report(client, self.sequence, update, now=float(self.sequence))
+        ledger.accepted(ledger.arrived(client, 100, 1.0, caches, 100 * caches), 100, 10)
+        if is_kept:
+            self.tables.append(self.table(home))
+        return account
+
+    def table(self, home):
+        return merge.merge(merge.rows_of(merge.row_of(account, home) for account in self.ledgers[home]))
+
+
+@settings(max_examples=50)
+@given(moves, st.randoms(use_true_random=False))
+def test_merged_totals_are_what_clients_did_wherever_and_however_often_it_was_counted(history, rng):
+    model = Model()
+    for step in history:
+        model.step(*step)
+    tables = [*model.tables, *model.tables, *map(model.table, HOMES)]  # old ones, doubled, and the present ones
+    rng.shuffle(tables)
+    rows = merge.merge(*tables)
+    totals = merge.totals_of(rows)
+    heard = {CLIENTS_ACCOUNTS[who] for who, *_ in history}
+    assert totals.clients == len(heard)
+    assert totals.episodes == sum(model.sums[client][0] for client in heard)
+    assert totals.steps == sum(model.sums[client][1] for client in heard)
+    assert totals.pushed_caches == totals.accepted_caches == sum(model.pushed.values())
+    assert totals.returns_count == sum(len(ledger.ended) for ledger in model.ledgers.values())
+    assert totals.returns_sum == sum(ended.returned for ledger in model.ledgers.values() for _, ended in ledger.ended)
+    again = merge.merge(rows, rows, *tables[:3])
+    np.testing.assert_array_equal(again, rows)
+    assert [merge.key_of(row) for row in rows] == sorted(merge.key_of(row) for row in rows)
+    clients = merge.by_client(rows)
+    assert {row["client"].tobytes(): (row["episodes"], row["steps"]) for row in clients} == {
+        client: tuple(model.sums[client]) for client in heard
+    }
+
+
+def test_one_server_alone_has_the_totals_of_its_ledger():
+    ledger = Ledger(epoch=1)
+    for number, client in enumerate(CLIENTS_ACCOUNTS):
+        update = Update(epoch=1, episodes=number, steps=9, generated_bytes=7, skipped=1, dropped_lines=2, leaving=True)
+        ledger.report(client, 1, update, now=1.0)
+        account = ledger.arrived(client, 10, 1.0, 3, 30)
+        ledger.accepted(account, 10, 5)
+        ledger.rejected(ledger.arrived(client, 10, 1.0, 5, 50), "size")
+    rows = merge.rows_of(merge.row_of(account, HOMES[0]) for account in ledger)
+    assert merge.totals_of(rows) == ledger.totals()
+
+
+def test_no_rows_are_no_totals():
+    assert merge.totals_of(merge.merge()) == Ledger().totals()
+    assert merge.page(merge.merge(), b"") == (pytest.approx([]), False)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2500), st.integers(0, 2500))
+def test_pages_have_every_row_once_in_order(rows, start):
+    table = np.zeros(rows, ACCOUNT)
+    table["client"][:, 0] = np.random.default_rng(1).permutation(rows)
+    table["home"] = 5
+    table = merge.merge(table)
+    after, got = b"", []
+    while True:
+        part, more = merge.page(table, after)
+        got.extend(part["client"][:, 0].tolist())
+        assert len(part.tobytes()) <= 2**18
+        if not more:
+            break
+        after = merge.key_of(part[-1])
+    assert got == table["client"][:, 0].tolist()
+    middle, _ = merge.page(table, merge.key_of(table[start]) if start < rows else b"\xff" * 32)
+    assert len(middle) == max(0, min(merge.PAGE_ROWS, rows - start - 1))
+
+
+def test_huge_counts_add_up_exactly():
+    table = np.zeros(3000, ACCOUNT)
+    table["client"][:, 0] = range(3000)
+    table["steps"] = 2**53 - 1
+    assert merge.totals_of(table).steps == 3000 * (2**53 - 1)
+
+
+def test_an_account_that_says_goodbye_anywhere_is_gone():
+    gone = Account(CLIENTS_ACCOUNTS[0], 0.0, 0.0, report=Update(leaving=True))
+    table = merge.rows_of([merge.row_of(gone, HOMES[0]), merge.row_of(Account(CLIENTS_ACCOUNTS[0], 1.0, 2.0), 7)])
+    assert (merge.totals_of(table).clients, merge.totals_of(table).gone) == (1, 1)
+
+
+# --- What a server has to save is gathered into one group after the other, and replies wait for theirs
+
+ME = b"m" * 16
+
+
+def test_what_changed_comes_once_and_as_it_was_when_it_was_taken():
+    ledger, journal = Ledger(), UnsavedChanges()
+    account = ledger.report(ME, 1, messages.Update(episodes=3), 0.0)
+    journal.touch("run", account)
+    journal.touch("run", account)
+    ledger.rejected(account, "schema")
+    group = journal.take()
+    ledger.report(ME, 2, messages.Update(episodes=5), 0.0)
+    ledger.rejected(account, "schema")
+    ((run, taken),) = group.accounts
+    assert (run, taken.report.episodes, taken.rejected) == ("run", 3, {"schema": 1})
+    assert journal.take() is None and not group.is_empty
+
+
+def test_an_account_is_saved_when_neither_it_nor_a_group_with_it_waits():
+    ledger, journal = Ledger(), UnsavedChanges()
+    account = ledger.report(ME, 1, messages.Update(steps=1), 0.0)
+    assert journal.is_saved("run", ME)
+    journal.touch("run", account)
+    assert not journal.is_saved("run", ME)
+    journal.take()
+    assert not journal.is_saved("run", ME) and journal.is_saved("other", ME)
+    journal.touch("run", account)
+    journal.saved()
+    assert not journal.is_saved("run", ME)
+    journal.take()
+    journal.saved()
+    assert journal.is_saved("run", ME)
+
+
+def test_of_runs_models_and_settings_the_newest_is_saved_and_of_lines_every_one():
+    journal, book = UnsavedChanges(), Logbook()
+    for number in (1, 2):
+        journal.run(RunFacts("run", finished=number == 2))
+        journal.model("run", make("topic", b"body", number))
+        journal.setting("name", str(number))
+        journal.lines("run", book.take(ME, [messages.Line(number=number, time=0.0, label=0, text="x")], 0, 0.0))
+        journal.inherit("run", b"row")
+    group = journal.take()
+    assert group.runs == [RunFacts("run", finished=True)] and group.settings == {"name": "2"}
+    assert [model.version for _, model in group.models] == [2]
+    assert [entry.index for _, entry in group.lines] == [1, 2] and len(group.inherited) == 2
+
+
+def test_a_reply_waits_also_when_nothing_else_does_and_a_resend_replaces_it():
+    journal = UnsavedChanges()
+    journal.wait("a", 1)
+    journal.wait("b", 2)
+    journal.wait("a", 3)
+    group = journal.take()
+    assert group.is_empty and group.tickets == [2, 3]
+
+
+def test_replies_that_wait_are_bounded():
+    journal = UnsavedChanges()
+    for number in range(MAX_WAITING + 3):
+        journal.wait(number, number)
+    assert journal.given_up == 3 and journal.take().tickets[0] == 3
+
+
+# --- Lines are taken once, in order, and no message can forge a line of the file
+
+ALICE, BOB = b"a" * 16, b"b" * 16
+
+
+def line(number, text="text"):
+    return Line(number=number, time=1.0, label=7, text=text)
+
+
+def test_a_line_of_the_file_has_the_documented_form():
+    written = format_line(1_700_000_000.25, 0xBEEF, "step 3, loss 0.5")
+    assert written == "2023-11-14T22:13:20.250000+00:00,0000beef,step 3, loss 0.5\n"
+    time, _, rest = written.partition(",")
+    assert datetime.fromisoformat(time).timestamp() == 1_700_000_000.25
+    assert rest == "0000beef,step 3, loss 0.5\n"
+
+
+@given(st.text())
+def test_every_message_is_one_line(text):
+    written = format_line(0.0, 1, text)
+    assert len(written.splitlines()) == 1
+    assert "\x1b" not in written and "\x00" not in written
+    written.encode()
+
+
+MARKS_OF_DIRECTION = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"], exclude_characters=MARKS_OF_DIRECTION)))
+def test_a_message_without_control_characters_is_written_as_it_is(text):
+    assert escape(text) == text
+
+
+@pytest.mark.parametrize("mark", MARKS_OF_DIRECTION)
+def test_no_mark_of_direction_gets_through(mark):
+    assert escape(f"reward {mark}1") == f"reward \\u{ord(mark):04x}1"
+
+
+@pytest.mark.parametrize(("text", "escaped"), [("a\nb\r", "a\\nb\\r"), ("\x1b[2J", "\\x1b[2J"), ("\u2028", "\\u2028")])
+def test_line_breaks_and_control_characters_are_escaped(text, escaped):
+    assert escape(text) == escaped
+
+
+@given(st.lists(st.integers(0, 30), max_size=20))
+def test_each_line_is_taken_once_however_often_it_is_sent(acknowledged):
+    book, outbox, taken = Logbook(), LineOutbox(most_lines=1000, most_bytes=1 << 20, line_bytes=100), []
+    for count, through in enumerate(acknowledged):
+        outbox.add(f"line {count}", 7, 0.0)
+        newest = taken[-1].line.number if taken else 0
+        taken += book.take(ALICE, outbox.waiting(1000, 10_000), newest, now=2.0)
+        outbox.acknowledge(min(through, taken[-1].line.number))
+    assert [entry.line.number for entry in taken] == list(range(1, len(acknowledged) + 1))
+    assert [entry.index for entry in taken] == list(range(1, book.count + 1))
+
+
+def test_lines_of_all_clients_are_numbered_in_the_order_in_which_they_came():
+    book = Logbook()
+    book.take(ALICE, [line(1), line(2)], 0, now=1.0)
+    taken = book.take(BOB, [line(1)], 0, now=1.0)
+    taken += book.take(ALICE, [line(2), line(3)], 2, now=1.0)
+    assert [(entry.client, entry.line.number, entry.index) for entry in taken] == [(BOB, 1, 3), (ALICE, 3, 4)]
+
+
+def test_recent_lines_are_bounded_and_read_from_an_index():
+    book = Logbook(keep=3)
+    book.take(ALICE, [line(n, str(n)) for n in range(1, 6)], 0, now=1.0)
+    assert [entry.line.text for entry in book.recent()] == ["3", "4", "5"]
+    assert [entry.line.text for entry in book.recent(after=4)] == ["5"]
+    assert [entry.line.text for entry in book.recent(most=2)] == ["4", "5"]

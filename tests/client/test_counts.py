@@ -1,17 +1,21 @@
-"""What a client counts, run by run, against a table of who was told what."""
+"""What a client counts, run by run, and the byte window of its pushes."""
 
 import math
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from memoire._core import at_once
-from memoire.client.counts import MAX_ENDED, ClientCounts, RunCounts
+from memoire.accounting.account import Account
+from memoire.client.counts import MAX_ENDED, MAX_HOMES, AccountWindows, ClientCounts, PushWindow, RunCounts
 from memoire.wire.rows import MAX_RETURN
 
 pytestmark = pytest.mark.usefixtures("without_io")
+
+# --- What a client counts, run by run, against a table of who was told what
 
 steps = st.tuples(st.just("record"), st.integers(1, 50))
 ends = st.tuples(st.just("end"), st.just(0))
@@ -117,3 +121,174 @@ def test_what_no_home_has_acknowledged_is_missing():
     counts.acknowledged = counts.reach
     at_once(counts.recording(5, 1))
     assert counts.missing == ClientCounts(steps=5, generated_bytes=5)
+
+
+# --- The byte window of a client: its identity under faults, at whichever home
+
+CLIENT = b"\0" * 16
+
+
+class WindowMachine(RuleBasedStateMachine):
+    """A client pushing through a way that loses and delays, to homes that it leaves, that forget it and that it comes
+    back to.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.windows = AccountWindows(1000, lost_after=5.0)
+        self.now = 0.0
+        self.way = []
+        self.home = 1
+        self.since = {1: 1, 2: 1, 3: 1}  # of each home's account
+        self.accounts = {home: Account(CLIENT, 0.0, 0.0, 1) for home in self.since}
+        self.windows.belong(7, 1, 1)
+        self.pushed = [0, 0]
+
+    @rule(size=st.integers(1, 400))
+    def push(self, size):
+        window = self.windows.now
+        if window.has_room(size):
+            at_once(window.pushing(size, self.now))
+            self.way.append((size, window.pushed_caches, window.pushed_bytes, self.home, self.since[self.home]))
+            self.pushed = [self.pushed[0] + 1, self.pushed[1] + size]
+        assert window.in_flight <= max(1000, size)
+
+    @rule(which=st.integers(0, 5), is_accepted=st.booleans())
+    def arrive(self, which, is_accepted):
+        if self.way:
+            size, number, pushed, home, since = self.way.pop(which % len(self.way))
+            if since == self.since[home]:
+                account = self.accounts[home]
+                account.received_caches += 1
+                account.received_bytes += size
+                account.seen_caches = max(account.seen_caches, number)
+                account.seen_bytes = max(account.seen_bytes, pushed)
+                account.accepted_caches += is_accepted
+                if not is_accepted:
+                    account.rejected["size"] = account.rejected.get("size", 0) + 1
+
+    @rule(which=st.integers(0, 5))
+    def lose(self, which):
+        if self.way:
+            self.way.pop(which % len(self.way))
+
+    @rule(seconds=st.floats(0, 10))
+    def wait(self, seconds):
+        self.now += seconds
+
+    @rule(delay=st.floats(0, 4))
+    def answer(self, delay):
+        account = self.accounts[self.home]
+        self.windows.now.answered(
+            account.accepted_caches,
+            account.received_bytes,
+            account.lost_bytes,
+            account.rejected,
+            self.now - delay,
+            lost_caches=account.lost_caches,
+        )
+
+    @rule(home=st.integers(1, 3))
+    def move(self, home):
+        self.home = home
+        self.windows.belong(7, home, self.since[home])
+
+    @rule(home=st.integers(1, 3))
+    def forget(self, home):
+        """A home loses its state and is started again."""
+        self.since[home] += 1
+        self.accounts[home] = Account(CLIENT, 0.0, 0.0, self.since[home])
+        if home == self.home:
+            self.windows.belong(7, home, self.since[home])
+
+    @invariant()
+    def identity_holds(self):
+        self.windows.check_invariants()
+        sums = self.windows.sums()
+        assert [sums.pushed_caches, sums.pushed_bytes] == self.pushed
+        assert sums.pushed_bytes == sums.received_bytes + sums.lost_bytes + sums.in_flight_bytes
+        received = sums.accepted_caches + sum(sums.rejected.values())
+        assert sums.pushed_caches == received + sums.lost_caches + sums.in_flight_caches
+
+    def teardown(self):
+        # Whatever happened, after the last of them is old enough a window is open again.
+        self.way.clear()
+        self.now += 100.0
+        self.answer(0.0)
+        assert self.windows.now.in_flight == self.windows.now.in_flight_caches == 0
+        self.identity_holds()
+
+
+WindowMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+test_the_windows_account_for_every_byte = pytest.mark.slow(WindowMachine.TestCase)
+
+
+def test_a_client_that_comes_back_to_a_home_that_knows_it_counts_on():
+    windows = AccountWindows(1000)
+    windows.belong(7, 1, since=5)
+    for _ in range(3):
+        at_once(windows.now.pushing(100, now=0.0))
+    windows.belong(7, 2, since=9)
+    assert (windows.now.pushed_caches, windows.sums().lost_bytes) == (0, 300)
+    windows.belong(7, 1, since=5)
+    assert windows.now.pushed_caches == 3
+    windows.now.answered(3, 300, 0, {}, asked_at=1.0)  # they came after all
+    assert (windows.sums().accepted_caches, windows.sums().lost_bytes) == (3, 0)
+    windows.belong(7, 1, since=6)  # it has forgotten everything
+    assert (windows.now.pushed_caches, windows.sums().accepted_caches) == (0, 3)
+
+
+def test_homes_left_long_ago_are_kept_as_sums():
+    windows = AccountWindows(1000)
+    for home in range(MAX_HOMES + 10):
+        windows.belong(7, home, since=1)
+        at_once(windows.now.pushing(10, now=0.0))
+        windows.now.answered(1, 10, 0, {"size": 0}, asked_at=0.0)
+    assert len(windows._left) <= MAX_HOMES
+    homes = MAX_HOMES + 10
+    assert (windows.sums().pushed_bytes, windows.sums().accepted_caches) == (10 * homes, homes)
+    windows.check_invariants()
+
+
+def test_the_window_lets_one_large_cache_pass_when_nothing_is_on_the_way():
+    window = PushWindow(100)
+    assert window.has_room(1000)
+    at_once(window.pushing(1000, 0.0))
+    assert not window.has_room(1) and window.is_half_used
+    window.answered(1, 1000, 0, {}, 0.0)
+    assert window.has_room(1) and window.lost_bytes == 0
+
+
+def test_what_arrives_after_it_was_given_up_is_no_longer_lost():
+    window = PushWindow(100, lost_after=5.0)
+    at_once(window.pushing(60, now=0.0))
+    window.answered(0, 0, 0, {}, asked_at=4.0)
+    assert (window.in_flight, window.lost_bytes) == (60, 0)
+    window.answered(0, 0, 0, {}, asked_at=6.0)
+    assert (window.in_flight, window.lost_bytes) == (0, 60)
+    window.answered(1, 60, 0, {}, asked_at=7.0)
+    assert (window.received_bytes, window.lost_bytes, window.accepted_caches) == (60, 0, 1)
+
+
+def test_a_client_may_allow_itself_less_than_its_home_grants():
+    windows = AccountWindows(1000)
+    windows.limit(300)
+    windows.grant(2000)
+    assert (windows.now.credit, windows.granted) == (300, 2000)
+    windows.belong(7, 1, since=5)
+    windows.grant(0)  # as before
+    assert windows.now.credit == 300
+    windows.grant(200)
+    assert windows.now.credit == 200
+    windows.limit(0)
+    assert windows.now.credit == 200
+
+
+def test_a_late_answer_takes_nothing_back():
+    window = PushWindow(100)
+    for _ in range(3):
+        at_once(window.pushing(10, now=0.0))
+    window.answered(2, 20, 0, {"size": 1}, asked_at=1.0)
+    window.answered(1, 10, 0, {}, asked_at=0.5)
+    assert (window.accepted_caches, window.received_caches, window.rejected) == (2, 3, {"size": 1})
+    window.check_invariants()

@@ -1,18 +1,35 @@
-"""What is inside of a writer when its client ends: it is stored and counted, and steps that come later are refused."""
+"""What is inside of a writer when its client ends or its step is interrupted: stored and counted once."""
 
 import gc
+import itertools
 import logging
+import os
+import random
 import threading
+import time
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
-from memoire.client.local_memory import SIDES, side_of
-from memoire.errors import Closed, ParameterError
+from clientkit import CLIENT, reply
+from interrupts import Call, check_whole
+from memoire.client.local_memory import SIDES, LocalMemory, side_of
+from memoire.client.pushes import Pusher
+from memoire.client.session import Session
+from memoire.client.waiting import ClientLock
+from memoire.errors import Closed, MemoireError, ParameterError
 from memoire.limits import Limits
+from memoire.replay.columns import Column
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.replay.writer import Writer
+from memoire.wire import messages
+from memoire.wire.frames import parse
 from netkit import DEADLINE, QUICK, in_thread, until
 
-pytestmark = pytest.mark.slow
+# --- What is inside of a writer when its client ends: it is stored and counted, and steps that come later are refused
 
 STORAGES = ["caches", "episodes"]
 
@@ -29,6 +46,7 @@ def held(server):
     return stats.held_caches, stats.held_samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("environments", [None, 3])
 def test_open_episodes_are_stored_at_close_and_later_steps_are_refused(cluster, storage, environments):
@@ -58,6 +76,7 @@ def test_open_episodes_are_stored_at_close_and_later_steps_are_refused(cluster, 
     assert client.stats().steps == 5 * count
 
 
+@pytest.mark.slow
 def test_an_episode_whose_writer_is_gone_is_stored_too(cluster):
     server = cluster.server(storage="episodes", limits=QUICK)
     client = cluster.client(server, limits=QUICK)
@@ -76,6 +95,7 @@ def test_an_episode_whose_writer_is_gone_is_stored_too(cluster):
     until(lambda: held(server) == (2, 8))
 
 
+@pytest.mark.slow
 def test_what_a_memory_that_is_replaced_holds_is_stored(cluster):
     server = cluster.server(storage="episodes", limits=QUICK)
     client = cluster.client(server, limits=QUICK)
@@ -87,6 +107,7 @@ def test_what_a_memory_that_is_replaced_holds_is_stored(cluster):
         step(writer, 1)
 
 
+@pytest.mark.slow
 def test_an_episode_that_waits_for_room_leaves_when_its_client_is_closed(cluster):
     server = cluster.server(storage="episodes", limits=Limits(credit=1))
     way = cluster.way(server, drop=0.0, double=0.0)
@@ -108,6 +129,7 @@ def test_an_episode_that_waits_for_room_leaves_when_its_client_is_closed(cluster
         step(writer, 2)
 
 
+@pytest.mark.slow
 def test_a_client_that_cannot_store_what_is_open_says_so(cluster, caplog):
     server = cluster.server(storage="episodes", limits=QUICK)
     client = cluster.client(server, limits=QUICK)
@@ -131,6 +153,7 @@ def test_a_client_that_cannot_store_what_is_open_says_so(cluster, caplog):
         step(writer, 1)
 
 
+@pytest.mark.slow
 def test_a_kind_of_table_that_actors_cannot_fill_is_refused_by_name():
     """It was taken for episodes, and its home refused each of them."""
     with pytest.raises(
@@ -139,3 +162,175 @@ def test_a_kind_of_table_that_actors_cannot_fill_is_refused_by_name():
         side_of("prompts")
     for kind in SIDES:
         assert side_of(kind).STORED
+
+
+# --- A step of a client's writer that is interrupted anywhere is counted and pushed once, or not at all, and nothing stays locked
+
+SCHEMA = Schema({"obs": Column("float32", (2,), "state"), "action": np.int64, "reward": np.float32})
+SINGLE = np.arange(40, dtype=np.float32).reshape(20, 2)
+VECTOR = np.arange(120, dtype=np.float32).reshape(20, 3, 2)
+NO, SECOND = np.zeros(3, np.bool_), np.array([False, True, False])
+
+
+def one(at: int, terminated: bool = False, truncated: bool = False) -> Call:
+    obs, after = SINGLE[at], SINGLE[at + 1]
+    return lambda writer: writer.step(obs, at, float(at), terminated, truncated, after, {})
+
+
+def many(at: int, terminated: Any = NO) -> Call:
+    obs, after, rewards, actions = VECTOR[at], VECTOR[at + 1], np.arange(3.0), np.full(3, at)
+    return lambda writer: writer.step(obs, actions, rewards, terminated, NO, after, {})
+
+
+def reset(obs: Any) -> Call:
+    return lambda writer: writer.reset(obs)
+
+
+def end(writer: Writer) -> None:
+    """In place of `Client.close`, which ends all writers: it says what it cannot store."""
+
+
+@dataclass
+class Case:
+    """What is interrupted, after some calls, and what comes then; and the home's words."""
+
+    storage: str
+    call: Call
+    before: tuple[Call, ...] = ()
+    then: tuple[Call, ...] = ()
+    num_envs: int | None = None
+    granted: int = 1 << 40
+    credit: int = 1 << 20
+    on_full: Any = "skip"
+    longest: int | None = None
+
+
+class Actor:
+    """A client without its thread: what it would send lies in its queue."""
+
+    def __init__(self, case: Case) -> None:
+        parameters = Parameters(cache_size=3, samples_per_insert=2.0, multi_step=2)
+        self.session = Session(CLIENT, "tcp://there", table="", label=9, limits=Limits(), rng=random.Random(1), now=0.0)
+        self.session.hello("host", 1)
+        body = messages.Welcome(
+            schema=SCHEMA.to_json(), run_name="run", home_name="one", epoch=7, since=7, table=3, table_name="default",
+            storage=case.storage, parameters=parameters.to_wire(), granted_steps=case.granted, credit=case.credit,
+        )  # fmt: skip
+        welcomed = self.session.welcomed(reply(body, run=1, home=2, fingerprint=5), 0.0)
+        assert welcomed is not None
+        self.session.enter(welcomed, 0.0)
+        self.waiting = ClientLock(1.0)
+        rest: Any = {"on_full": case.on_full, "block_timeout": 0.001, "clock": lambda: 1.0}
+        self.pusher = Pusher(self.session, self.waiting, itertools.count(1), **rest)
+        more: Any = {"check_open": lambda: None}
+        self.local = LocalMemory(self.session, self.pusher, capacity=40, live=True, seed=1, **more)
+        self.local.memory.set_clock(1.0)
+        autoreset = None if case.num_envs is None else "next_step"
+        options: Any = {} if case.longest is None else {"longest": case.longest}
+        self.writer = self.local.writer(None, case.num_envs, autoreset, lambda version: version, **options)
+        self.refused: list[str] = []
+        self.go_on(case.before)
+
+    def go_on(self, calls: tuple[Call, ...]) -> "Actor":
+        for call in calls:
+            try:
+                if call is end:
+                    self.refused += self.local.end_writers("this client", time.monotonic() + 10.0)
+                else:
+                    call(self.writer)
+            except MemoireError as error:
+                self.refused.append(str(error))
+        return self
+
+    def locks(self) -> list[Any]:
+        return [self.waiting.changed, self.local.memory.held(), self.writer.still()]
+
+    def outcome(self) -> dict[str, Any]:
+        """All that can be told apart, but what a cache drew: an interrupted draw is drawn again."""
+        session, sent = self.session, [parse(frames) for frames in self.pusher.queue]
+        is_cache = session.told.storage == "caches"
+        return {
+            "refused": self.refused,
+            "counts": session.counts.sums,
+            "episodes": [(row.length, row.returned) for row in session.counts.oldest_episodes(100)],
+            "dropped": session.counts.dropped_returns,
+            "left": (session.inserts.left, session.inserts._undecided),
+            "is short": session.inserts.is_short,
+            "not pushed": (self.pusher.not_pushed, self.pusher.reason),
+            "busy": (session.inserts.waiting, session.schedule.pressed, session.schedule.is_dirty),
+            "window": (session.window.pushed_caches, session.window.pushed_bytes * (not is_cache)),
+            "bodies": [(type(each.body), each.body.number) for each in sent]
+            if is_cache
+            else [each.body for each in sent],
+            "sent": [] if is_cache else [bytes(each.payload) for each in sent],
+            "open": [self.local.memory.open_length(lane) for lane in range(3)],
+            "memory": (self.local.memory.num_entries, self.local.memory.num_episodes),
+        }
+
+
+EPISODE = (one(0), one(1))
+CASES = {
+    "caches, a step": Case("caches", one(2), EPISODE, (one(3),)),
+    "caches, a step that pushes": Case("caches", one(4), (*EPISODE, one(2), one(3)), (one(5), one(6))),
+    "caches, an end": Case("caches", one(2, True), EPISODE, (one(5),)),
+    "caches, vector": Case("caches", many(2, SECOND), (many(0), many(1)), (many(3), many(4)), 3),
+    "caches, held back": Case("caches", one(2), EPISODE, (one(3),), granted=2, on_full="block"),
+    "caches, window full": Case("caches", one(6), (*EPISODE, *map(one, range(2, 6))), (one(7),), credit=1),
+    "episodes, a step": Case("episodes", one(2), EPISODE, (one(3),)),
+    "episodes, an end": Case("episodes", one(2, True), EPISODE, (one(5), one(6, True))),
+    "episodes, truncated": Case("episodes", one(2, truncated=True), EPISODE, (one(5),)),
+    "episodes, vector": Case("episodes", many(2, SECOND), (many(0), many(1)), (many(3), many(4)), 3),
+    "episodes, that cuts": Case("episodes", one(3, True), (*EPISODE, one(2)), (one(6),), longest=3),
+    "episodes, held back": Case("episodes", one(2, True), EPISODE, (one(5),), granted=0, on_full="block"),
+    "episodes, window full": Case(
+        "episodes", one(7, True), (*EPISODE, one(2, True), one(6)), (one(9),), credit=1, on_full="block"
+    ),
+    "episodes, reset": Case("episodes", reset(VECTOR[7]), (many(0), many(1)), (many(7),), 3),
+    "episodes, cut": Case("episodes", lambda writer: writer.cut(), EPISODE, (one(2, True),)),
+    "episodes, close": Case("episodes", lambda writer: writer.close(), (many(0), many(1)), (many(2),), 3),
+    "rollouts, a step": Case("rollouts", one(2), EPISODE, (one(3),), longest=4),
+    "rollouts, a full fragment": Case("rollouts", one(2), EPISODE, (one(3),), longest=3),
+    "rollouts, an end": Case("rollouts", one(2, True), EPISODE, (one(5),), longest=4),
+    "rollouts, that waits": Case("rollouts", one(2), EPISODE, (one(3),), granted=3, longest=5),
+    "rollouts, that waits and ends": Case("rollouts", one(2, True), EPISODE, (one(3),), granted=3, longest=5),
+    "rollouts, discarded": Case("rollouts", one(2), EPISODE, (one(3), one(4, True)), granted=2, longest=5),
+    "rollouts, vector": Case("rollouts", many(2, SECOND), (many(0), many(1)), (many(3),), 3, longest=3),
+    "rollouts, vector discarded": Case(
+        "rollouts", many(2), (many(0), many(1)), (many(3), many(4, SECOND)), 3, granted=5, longest=5
+    ),
+    "rollouts, reset": Case("rollouts", reset(SINGLE[9]), EPISODE, (one(9),), longest=4),
+}
+
+
+def ways_on(case: Case) -> list[tuple[Call, ...]]:
+    """What a user does after an interrupt; a place gets one of them in turn."""
+    obs, again = (SINGLE[12], one(12)) if case.num_envs is None else (VECTOR[12], many(12))
+    return [(reset(obs), again, end), (case.call, *case.then, end), (*case.then, end), (end,)]
+
+
+def check(case: Case, opcodes: bool, every: int = 1) -> None:
+    waits = "not pushed", "is short"
+    check_whole(lambda: Actor(case), case.call, ways_on(case), opcodes=opcodes, waits=waits, every=every)
+
+
+LONG = ("full", "held", "waits", "discarded", "cuts", "reset", "close", "vector", "truncated", "end")
+"""Parts of the names of cases with many lines, or that wait."""
+
+
+LINES = 1 if "INTERRUPTED_OPCODES" in os.environ else 5
+"""Of so many lines of a long case one is interrupted, to be done in time."""
+
+
+def is_long(name: str) -> bool:
+    return any(word in name for word in LONG)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * is_long(name)) for name in CASES])
+def test_a_step_that_is_interrupted_at_a_line_is_counted_and_pushed_once_or_never(name: str) -> None:
+    check(CASES[name], opcodes=False, every=LINES if is_long(name) else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_that_is_interrupted_at_an_opcode_is_counted_and_pushed_once_or_never(name: str) -> None:
+    check(CASES[name], opcodes=True)

@@ -1,23 +1,36 @@
-"""What messages mean for a client, one by one: its home, its run, when it moves and what it says next."""
+"""What messages mean for a client, one by one: its home, its run, its lines, and what it may insert."""
 
 import dataclasses
 import random
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clientkit import CLIENT, reply
 from memoire._core import at_once
+from memoire.client.counts import MIN_PAUSE, InsertGrant, LineOutbox, PushWindow, RunCounts, cut
 from memoire.client.reports import ENDED_PER_UPDATE, LINES_PER_UPDATE, MemorySums, remainder_of, report_of
-from memoire.client.session import AWAY_TIMEOUT, HEARTBEAT_INTERVAL, MOVE_INTERVAL, PRESSED_INTERVAL, Session
+from memoire.client.session import (
+    AWAY_TIMEOUT,
+    HEARTBEAT_INTERVAL,
+    MOVE_INTERVAL,
+    PRESSED_INTERVAL,
+    HomeWatch,
+    Session,
+    UpdateSchedule,
+)
 from memoire.errors import Closed, Refused, SchemaMismatch, UnknownName
-from memoire.limits import Limits
+from memoire.limits import NO_LIMIT, Limits
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.frames import PASSING, name_hash, update_of
 from netkit import SCHEMA, WIDE
 
 pytestmark = pytest.mark.usefixtures("without_io")
+
+# --- What messages mean for a client, one by one: its home, its run, when it moves and what it says next
 
 LIMITS = Limits(update_every=1.0, resend_after=0.5)
 NEVER = float("inf")
@@ -535,3 +548,209 @@ def test_a_setting_that_this_version_does_not_know_is_refused_and_another_new_fi
     encoded = msgspec.to_builtins(home.welcome().body) | {"of_a_later_version": 1}
     told = msgspec.convert(encoded, messages.Welcome)
     assert session.welcomed(reply(told), 0.0).parameters == Parameters()
+
+
+# --- When a client says that its home is away, and that it is back
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 8.0), st.booleans()), max_size=60))
+def test_a_home_is_said_to_be_away_once_and_back_once(steps):
+    watch, now, said, last = HomeWatch(0.0), 0.0, [], 0.0
+    for seconds, is_heard in steps:
+        now += seconds
+        change = watch.look(now)
+        assert (change == "away") == (now >= last + AWAY_TIMEOUT and said[-1:] != ["away"])
+        said += [change] if change else []
+        if is_heard:
+            change = watch.acknowledged(now)
+            assert (change == "back") == (said[-1:] == ["away"])
+            said += [change] if change else []
+            last = now
+        assert watch.due == (float("inf") if said[-1:] == ["away"] else last + AWAY_TIMEOUT)
+    assert said == ["away", "back"] * (len(said) // 2) + ["away"] * (len(said) % 2)
+
+
+# --- How far recording may run ahead of drawing, as a client keeps to it
+
+
+def recorded(inserts, counts, entries):
+    at_once(counts.recording(entries, 1))
+    at_once(inserts.recording(entries))
+
+
+def admit(inserts, entries):
+    admitted = inserts.admitted(entries)
+    at_once(inserts.settling(admitted, admitted))
+    return admitted
+
+
+def slow_client():
+    """What is granted and when to report, of a client that reports once a minute; and what says when it is due."""
+    outbox, window = LineOutbox(most_lines=10, most_bytes=1000, line_bytes=100), PushWindow(1000)
+    inserts, schedule = InsertGrant(RunCounts(), 60.0), UpdateSchedule(60.0, random.Random(1))
+    return inserts, schedule, lambda: schedule.due(outbox, window, inserts)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()), max_size=30))
+def test_no_more_is_inserted_than_was_granted_and_the_rest_is_passed(history):
+    counts = RunCounts()
+    inserts = InsertGrant(counts, 1.0)
+    granted = inserted = total = 0
+    inserts.grant(0, "learners are behind")
+    for entries, more, is_settled in history:
+        recorded(inserts, counts, entries)
+        total += entries
+        granted += more
+        inserts.grant(granted, "")
+        admitted = admit(inserts, entries)
+        assert admitted == min(entries, granted - inserted)
+        inserted += admitted
+        if is_settled:
+            at_once(inserts.settling(entries - admitted, 0))
+        assert (counts.inserted, counts.passed) == (inserted, total - inserted)
+        assert inserts.left == granted - inserted >= 0
+
+
+def test_nothing_is_held_back_until_a_home_says_so():
+    counts = RunCounts()
+    inserts = InsertGrant(counts, 1.0)
+    recorded(inserts, counts, 1000)
+    assert admit(inserts, 1000) == 1000 and counts.passed == 0
+    assert (inserts.left, inserts.held_back, inserts.is_half_used) == (NO_LIMIT, "", False)
+    inserts.grant(900, "learners are behind")
+    assert (inserts.left, inserts.held_back) == (-100, "learners are behind")
+    recorded(inserts, counts, 5)
+    assert admit(inserts, 5) == 0 and counts.passed == 5
+
+
+def test_more_is_asked_for_once_half_of_the_newest_grant_is_used():
+    counts = RunCounts()
+    inserts = InsertGrant(counts, 1.0)
+    inserts.grant(0, "wait")
+    inserts.grant(100, "")
+    for entries, is_half_used in ((50, False), (1, True), (48, True), (1, False)):  # nothing left: whoever waits asks
+        recorded(inserts, counts, entries)
+        assert admit(inserts, entries) == entries
+        assert inserts.is_half_used is is_half_used
+
+
+def test_a_home_that_grants_nothing_is_asked_ever_more_rarely():
+    counts = RunCounts()
+    inserts = InsertGrant(counts, 5 * MIN_PAUSE)
+    recorded(inserts, counts, 10)
+    at_once(inserts.settling(10, 10))
+    pauses = []
+    for granted, waiting, is_short in (
+        (10, 0, True), (10, 1, False), (10, 0, True), (10, 1, True), (10, 0, False), (10, 1, False), (9, 0, True),
+        (11, 1, True), (11, 1, True),
+    ):  # fmt: skip
+        inserts.waiting, inserts.is_short = waiting, is_short
+        inserts.grant(granted, "wait")
+        pauses.append(round(inserts.pause / MIN_PAUSE))
+        assert not inserts.is_short, "until something is left out again"
+    # Asked in vain it waits twice as long; nobody wanted more at the fifth; the last two have one entry left.
+    assert pauses == [2, 4, 5, 5, 1, 2, 4, 1, 1]
+
+
+def test_a_home_that_has_told_of_room_is_asked_at_once_and_then_as_before():
+    inserts, schedule, due = slow_client()
+    inserts.waiting = 1
+    for _ in range(3):
+        inserts.grant(0, "wait")
+    schedule.begin(5.0)
+    assert due() == 5.0 + 8 * MIN_PAUSE
+    inserts.expect()
+    assert due() == 5.0
+    inserts.grant(0, "wait")  # in vain: it never asks without a pause
+    assert due() == 5.0 + MIN_PAUSE
+
+
+def test_a_client_that_leaves_something_out_reports_as_soon_as_one_that_waits():
+    inserts, schedule, due = slow_client()
+    schedule.begin(5.0)
+    schedule.is_dirty = True
+    assert due() == 65.0
+    inserts.is_short = True
+    assert due() == 5.0 + MIN_PAUSE
+
+
+def test_an_episode_that_was_open_before_a_limit_leaves_without_any_debt():
+    counts = RunCounts()
+    inserts = InsertGrant(counts, 1.0)
+    recorded(inserts, counts, 10)
+    at_once(inserts.settling(10, 10))
+    at_once(inserts.settling(10, 10))  # push_episode's entries were never undecided
+    assert counts.passed == 0
+    recorded(inserts, counts, 10)
+    at_once(inserts.settling(10, 0))
+    assert counts.passed == 10 and counts.inserted == 10
+
+
+def test_a_first_grant_after_none_was_needed_is_half_used_by_its_own_size():
+    """As if it were one of all entries, a client would ask again after each step."""
+    counts = RunCounts()
+    inserts = InsertGrant(counts, 0.5)
+    inserts.grant(NO_LIMIT, "")
+    inserts.grant(100, "")
+    assert not inserts.is_half_used
+    recorded(inserts, counts, 51)
+    assert admit(inserts, 51) == 51 and inserts.is_half_used
+
+
+# --- A client's log lines until its home has them
+
+
+@given(st.text(), st.integers(0, 40))
+def test_cutting_respects_the_limit_and_characters(text, limit):
+    shorter = cut(text, limit)
+    assert len(shorter.encode()) <= max(limit, 3)
+    if len(text.encode("utf-8", "backslashreplace")) <= limit:
+        assert shorter == text.encode("utf-8", "backslashreplace").decode()
+
+
+def test_a_full_outbox_takes_no_line_until_older_ones_were_acknowledged():
+    outbox = LineOutbox(most_lines=3, most_bytes=1 << 20, line_bytes=10)
+    assert [outbox.add("x" * 20, 1, 0.0) for _ in range(5)] == [1, 2, 3, 0, 0]
+    outbox.acknowledge(1)
+    assert outbox.add("y", 1, 0.0) == 4  # numbers have no gaps
+    assert [waiting.number for waiting in outbox.waiting(10, 10_000)] == [2, 3, 4]
+    assert all(len(waiting.text) <= 10 for waiting in outbox.waiting(10, 10_000))
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 3)), max_size=50), st.integers(1, 1000))
+def test_an_outbox_is_bounded_in_bytes_and_holds_one_line_of_any_size(steps, most_bytes):
+    outbox = LineOutbox(most_lines=1000, most_bytes=most_bytes, line_bytes=200)
+    for length, acknowledged in steps:
+        was_empty = not len(outbox)
+        assert outbox.add("é" * length, 1, 0.0) or not was_empty
+        assert outbox.bytes <= most_bytes or len(outbox) == 1
+        outbox.acknowledge(int(min(outbox.oldest, outbox.newest)) + acknowledged - 1)
+    outbox.acknowledge(outbox.newest)
+    assert outbox.bytes == len(outbox) == 0
+
+
+def test_a_message_takes_as_many_lines_as_fit_and_at_least_one():
+    outbox = LineOutbox(most_lines=100, most_bytes=1 << 20, line_bytes=1000)
+    for _ in range(10):
+        outbox.add("x" * 100, 1, 0.0)
+    assert len(outbox.waiting(100, 1)) == 1
+    assert len(outbox.waiting(4, 10_000)) == 4
+    assert len(outbox.waiting(100, 1000)) == 2
+
+
+def test_lines_of_a_run_that_is_over_are_told_apart():
+    outbox = LineOutbox(most_lines=100, most_bytes=1 << 20, line_bytes=1000)
+    for number in range(6):
+        outbox.add(f"{number}", 1, 0.0)
+    assert [line.number for line in outbox.waiting(10, 10_000, through=4)] == [1, 2, 3, 4]
+    outbox.acknowledge(4)
+    assert outbox.waiting(10, 10_000, through=4) == [] and outbox.oldest == 5
+
+
+@pytest.mark.parametrize("most", [{"most_lines": 4}, {"most_bytes": 4 * 110}])
+def test_an_outbox_says_when_it_is_half_full(most):
+    outbox = LineOutbox(**{"most_lines": 100, "most_bytes": 1 << 20} | most, line_bytes=10)
+    outbox.add("x" * 10, 1, 0.0)
+    assert not outbox.is_half_full
+    outbox.add("x" * 10, 1, 0.0)
+    assert outbox.is_half_full

@@ -1,20 +1,23 @@
-"""A home that does not answer: the actor says so once, says when it is back, and at its end says or keeps what is lost."""
+"""A home that does not answer: what the actor says and keeps, and what the next client tells of it."""
 
 import logging
+import os
 import re
 
+import msgspec
 import pytest
 
+from clientkit import CLIENT, reply
 from fake_store import Disk, MemoryStore
 from memoire.client import reports as former_clients
-from memoire.client.reports import ReportPart
-from memoire.errors import MemoireTimeout, StateUnusable
+from memoire.client.reports import RETRY_INTERVAL, FinalCounts, LateRequest, ReportPart, UnreportedClient
+from memoire.errors import Closed, MemoireTimeout, Refused, StateUnusable
 from memoire.limits import Limits
 from memoire.wire import messages
 from memoire.wire.frames import name_hash, tail_of
 from netkit import QUICK, record, until
 
-pytestmark = pytest.mark.slow
+# --- A home that does not answer: the actor says so once, says when it is back, and at its end says or keeps what is lost
 
 RUN = "run"
 
@@ -36,6 +39,7 @@ def soon(times):
     times(home_away=0.3, heartbeat=0.1)
 
 
+@pytest.mark.slow
 def test_an_actor_says_once_that_its_server_is_away_and_once_that_it_is_back(cluster, soon, caplog):
     server = cluster.server(name="home")
     client = cluster.client(server, limits=QUICK)
@@ -59,6 +63,7 @@ def test_an_actor_says_once_that_its_server_is_away_and_once_that_it_is_back(clu
     assert words(caplog, client) == ["away", "back"], "nothing is lost: nothing more is said"
 
 
+@pytest.mark.slow
 def test_an_actor_that_ends_while_nobody_answers_says_what_is_lost(cluster, caplog):
     server = cluster.server(name="home")
     client = cluster.client(server, limits=QUICK)
@@ -74,6 +79,7 @@ def test_an_actor_that_ends_while_nobody_answers_says_what_is_lost(cluster, capl
     assert not client.close(0.2) and words(caplog, client) == ["end"], "once"
 
 
+@pytest.mark.slow
 def test_an_actor_that_has_told_everything_ends_without_a_word(cluster, caplog):
     server = cluster.server()
     client = cluster.client(server, limits=QUICK)
@@ -84,6 +90,7 @@ def test_an_actor_that_has_told_everything_ends_without_a_word(cluster, caplog):
     assert words(caplog, client) == []
 
 
+@pytest.mark.slow
 def test_what_is_lost_after_the_end_of_a_run_is_no_warning(cluster, caplog):
     caplog.set_level(logging.INFO, logger="memoire.client.client")
     server = cluster.server()
@@ -97,6 +104,7 @@ def test_what_is_lost_after_the_end_of_a_run_is_no_warning(cluster, caplog):
     assert text.levelno == logging.INFO
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_what_an_actor_could_not_tell_is_told_by_the_next_one_with_its_folder_and_counts_once(
     cluster, tmp_path, caplog, times
@@ -133,6 +141,7 @@ def test_what_an_actor_could_not_tell_is_told_by_the_next_one_with_its_folder_an
         assert kept == [f"kept {number} {line}" for line in range(700)]
 
 
+@pytest.mark.slow
 def test_two_clients_may_tell_the_same_file(cluster, tmp_path):
     server = cluster.server(name="home", run=RUN)
     client = cluster.client(server, limits=QUICK, state_dir=tmp_path)
@@ -145,6 +154,7 @@ def test_two_clients_may_tell_the_same_file(cluster, tmp_path):
     assert (server.total_steps, server.total_episodes) == (20, 2) and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_what_belongs_to_a_former_run_is_told_to_it(cluster, tmp_path):
     server = cluster.server(name="home", run="one", state_dir=tmp_path / "state")
     client = cluster.client(server, limits=QUICK, state_dir=tmp_path / "actor")
@@ -158,6 +168,7 @@ def test_what_belongs_to_a_former_run_is_told_to_it(cluster, tmp_path):
     assert (server.totals("one").steps, server.totals("two").steps) == (30, 0)
 
 
+@pytest.mark.slow
 def test_what_nobody_will_ever_take_stays_and_is_named(cluster, tmp_path, caplog):
     server = cluster.server(name="home", run="one")
     client = cluster.client(server, limits=QUICK, state_dir=tmp_path)
@@ -170,6 +181,7 @@ def test_what_nobody_will_ever_take_stays_and_is_named(cluster, tmp_path, caplog
     assert path.exists() and "cannot be told, and stays" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_named_and_stays_and_the_client_works(cluster, tmp_path, caplog):
     server = cluster.server(name="home")
     path = tmp_path / f"untold-{'07' * 16}.msgpack"
@@ -180,12 +192,14 @@ def test_a_damaged_file_is_named_and_stays_and_the_client_works(cluster, tmp_pat
     assert path.exists() and f"{path} cannot be read, and is not told" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_used_is_refused_at_once(cluster, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(StateUnusable, match="Name a folder that this user may write"):
         cluster.client(cluster.server(), state_dir=tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, store_by, caplog, soon):
     disk = Disk(tmp_path)
     store_by(lambda folder, name, default_name, limits, clock: MemoryStore(disk, default_name))
@@ -210,6 +224,7 @@ def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, store_by, 
     assert len(disk.saved) >= 1 and "disk" not in server.stats().refused
 
 
+@pytest.mark.slow
 def test_what_is_longer_than_the_home_takes_stays_and_nobody_waits_for_it(cluster, caplog, tmp_path):
     lines = [messages.Line(number, 1.0, 0, "x" * 100) for number in range(1, 101)]
     update = messages.Update(lines=lines)
@@ -221,3 +236,149 @@ def test_what_is_longer_than_the_home_takes_stays_and_nobody_waits_for_it(cluste
     until(lambda: "cannot be told, and stays" in caplog.text)
     assert "8000 are taken (request_bytes)" in caplog.text and path.exists() and not server.lines()
     assert client.close(100.0)
+
+
+# --- What a client left is told by the next one, message by message
+
+HOME = name_hash("home")
+
+
+def welcome(home_name="home"):
+    return reply(messages.Welcome(schema="{}", home_name=home_name))
+
+
+UPDATED = reply(messages.Updated())
+
+
+@pytest.fixture
+def teller(tmp_path):
+    path = tmp_path / "untold.msgpack"
+    path.touch()
+    updates = [messages.Update(epoch=5, steps=10, caches=3, cache_bytes=99), messages.Update(epoch=5, steps=30)]
+    parts = [ReportPart(run, tail_of(update)) for run, update in zip((7, 0), updates, strict=True)]
+    return UnreportedClient(
+        path,
+        FinalCounts(client=CLIENT, label=9, table="default", home="home", steps=30, episodes=2, lines=1, parts=parts),
+    )
+
+
+def test_each_part_is_told_in_order_and_then_the_file_goes(teller, caplog):
+    caplog.set_level(logging.INFO)
+    hello = teller.begin()
+    assert (hello.body.role, hello.body.label, hello.body.table) == ("actor", 9, "default")
+    assert (hello.run, hello.home, teller.again_at) == (0, HOME, float("inf"))
+    first = teller.answered(welcome(), 1.0)
+    assert first == LateRequest(messages.Update(epoch=5, steps=10, caches=3, cache_bytes=99), run=7)
+    assert teller.answered(UPDATED, 2.0) == LateRequest(messages.Update(epoch=5, steps=30))
+    assert teller.path.exists() and not teller.is_done
+    assert teller.answered(UPDATED, 3.0) is None and teller.is_done
+    assert not teller.path.exists() and "30 steps, 2 episodes and 1 lines were told" in caplog.text
+
+
+def test_another_home_is_told_nothing_of_caches(teller):
+    teller.begin()
+    assert teller.answered(welcome("other"), 1.0).body == messages.Update(steps=10)
+
+
+@pytest.mark.parametrize("code", ["busy", "client"])
+def test_a_home_that_has_no_time_is_asked_again_from_the_beginning(teller, code):
+    teller.begin()
+    teller.answered(welcome(), 1.0)
+    teller.answered(UPDATED, 2.0)
+    assert teller.answered(Refused("there", code, "later"), 3.0) is None
+    assert (teller.again_at, teller.is_done) == (3.0 + RETRY_INTERVAL, False)
+    assert isinstance(teller.begin().body, messages.Hello)
+    assert teller.answered(welcome(), 4.0).body.steps == 10
+
+
+@pytest.mark.parametrize("received", [UPDATED, welcome()])
+def test_an_answer_to_something_else_is_no_answer(teller, received):
+    teller.begin()
+    if received is not UPDATED:
+        teller.answered(welcome(), 1.0)
+    assert teller.answered(received, 2.0) is None
+    assert (teller.again_at, teller.is_done) == (2.0 + RETRY_INTERVAL, False)
+
+
+def test_what_nobody_will_ever_take_stays_and_is_named_of_unreported(teller, caplog):
+    teller.begin()
+    assert teller.answered(Refused("there", "run", "never heard of it"), 1.0) is None
+    assert teller.is_done and teller.path.exists() and "cannot be told, and stays" in caplog.text
+
+
+def test_the_rest_is_left_to_the_next_client_when_this_one_ends(teller, caplog):
+    teller.begin()
+    assert teller.answered(Closed("this client"), 1.0) is None
+    assert teller.is_done and teller.path.exists() and not caplog.records
+
+
+def whole(**change):
+    parts = [ReportPart(0, tail_of(messages.Update(steps=1)))]
+    facts = {"label": 1, "table": "default", "home": "home", "steps": 5, "episodes": 2, "lines": 0, "parts": parts}
+    return FinalCounts(**{"client": CLIENT} | facts | change)
+
+
+def test_what_is_left_is_found_in_order_of_the_clients(tmp_path):
+    kept = [whole(client=bytes([number]) * 16) for number in (2, 1)]
+    said = [former_clients.leave(tmp_path, untold) for untold in kept]
+    assert "5 steps, 2 episodes and 0 log lines were acknowledged: they are in" in said[0]
+    assert [content for _, content in former_clients.found(tmp_path)] == kept[::-1]
+    assert former_clients.leave(None, kept[0]).endswith("they are not counted")
+    assert former_clients.found(tmp_path / "nowhere") == []
+
+
+def test_a_draft_of_a_client_that_was_killed_goes_and_one_that_is_written_stays(tmp_path):
+    name = f".untold-{'07' * 16}.msgpack"
+    (tmp_path / f"{name}.{'0' * 32}.draft").write_bytes(b"a part")
+
+    def look(step):
+        if step == "sync":
+            assert former_clients.found(tmp_path) == [] and len(list(tmp_path.glob(f"{name}.*.draft"))) == 1
+
+    former_clients.save(tmp_path, whole(client=b"\x07" * 16), at=look)
+    assert len(former_clients.found(tmp_path)) == 1
+    (tmp_path / f"{name}.{'1' * 32}.draft").write_bytes(b"a part")
+    assert len(former_clients.found(tmp_path)) == 1 == len(list(tmp_path.iterdir()))
+
+
+def test_a_folder_that_takes_nothing_is_named(tmp_path):
+    said = former_clients.leave(tmp_path / "gone", whole())
+    assert f"they are not counted, and could not be kept in {tmp_path / 'gone'}: " in said
+
+
+DAMAGE = {
+    "empty": b"",
+    "none": b"\x80",
+    "noise": b"\xff" * 30,
+    "former form": msgspec.msgpack.encode(whole()),
+    "tail": whole(parts=[ReportPart(0, b"\xc1")]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_named_and_stays(tmp_path, caplog, damage):
+    path = former_clients.save(tmp_path, whole())
+    if isinstance(DAMAGE[damage], bytes):
+        path.write_bytes(DAMAGE[damage])
+    else:
+        former_clients.save(tmp_path, DAMAGE[damage])
+    assert former_clients.found(tmp_path) == [] and path.exists()
+    assert f"{path} cannot be read, and is not told" in caplog.text
+
+
+def test_a_file_that_is_larger_than_any_client_leaves_is_not_read(tmp_path, caplog):
+    path = former_clients.save(tmp_path, whole())
+    os.truncate(path, former_clients.MAX_BYTES + 1)  # sparse: it takes no room
+    assert former_clients.found(tmp_path) == [] and f"it has more than {former_clients.MAX_BYTES} bytes" in caplog.text
+
+
+def test_a_file_that_another_client_has_told_meanwhile_is_no_loss(tmp_path, caplog):
+    (tmp_path / f"untold-{'07' * 16}.msgpack").symlink_to(tmp_path / "nowhere")
+    assert former_clients.found(tmp_path) == [] and not caplog.records
+
+
+def test_a_folder_is_made_or_refused(tmp_path, monkeypatch):
+    assert former_clients.folder_at(tmp_path / "made").is_dir()
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(StateUnusable, match="not writable"):
+        former_clients.folder_at(tmp_path / "made")

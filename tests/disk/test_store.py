@@ -1,28 +1,43 @@
-"""A server's files: what was acknowledged is there again, whatever ended the process and whatever happened to the files."""
+"""A server's files: what was acknowledged is there again, whatever ended the process; against slow models too."""
 
 import gc
+import itertools
 import os
+import shutil
 import socket
+import sqlite3
+import struct
 from itertools import pairwise
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from memoire.accounting.runs import RunFacts
-from memoire.disk.records import META
+from memoire.accounting.logbook import LineFilter, LogEntry, escape
+from memoire.accounting.runs import RunFacts, SavedGroup
+from memoire.disk import database, records
+from memoire.disk.database import NONE, SUMS, RowsChecksum
+from memoire.disk.records import MAX_TEXT, META, MODEL, SEGMENT, WORD, LogSegment, StateContents, condition
+from memoire.disk.records import RUN as RUN_STORED_ROWS
 from memoire.disk.state_file import StateFile
 from memoire.disk.state_folder import Store
 from memoire.errors import Closed, StateCorrupt, StateForeign, StateLocked, StateUnusable
 from memoire.limits import Limits
 from memoire.models.model import make
+from memoire.tables.table import Table
+from memoire.wire.messages import Line
 from memoire.wire.rows import ACCOUNT
-from netkit import until
+from netkit import QUICK, until
 from statekit import (
     CLIENTS,
     RUN,
     Keeper,
     account,
     contents,
+    folder_in_memory,
     fork,
     inherited,
     keeper_of_all,
@@ -32,6 +47,8 @@ from statekit import (
     text_of_log,
     transactions,
 )
+
+# --- A server's files: what was acknowledged is there again, whatever ended the process and whatever happened to the files
 
 # ---------------------------------------------------------------------------------------------- what comes back
 
@@ -281,3 +298,488 @@ def test_a_forked_child_neither_holds_the_folder_nor_writes_it(tmp_path):
         assert store.settings()["n"] == "2"
     with Store(tmp_path) as store:
         assert store.settings()["n"] == "2"
+
+
+# --- A store against slow models of it: what a search finds, and what is there after any order of saving and restarting
+
+LETTERS = "aAbB%_\\\n\0é€."
+texts = st.text(LETTERS, max_size=6)
+
+
+def upper(text):
+    """As SQLite's LIKE sees letters: A to Z in either case, no others."""
+    return "".join(letter.upper() if letter.isascii() else letter for letter in text)
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """A store with 300 lines of two runs; times go back now and then, as clocks do."""
+    store = Store(tmp_path_factory.mktemp("state"), "home")
+    entries = {}
+    lines = []
+    for run in ("one", "two"):
+        entries[run] = [
+            LogEntry(
+                n,
+                CLIENTS[n * n % 5],
+                float(n // 3 if n % 7 else n // 4),
+                Line(n, 0.0, n % 4, "".join(LETTERS[(n * k) % len(LETTERS)] for k in range(1, 2 + n % 9))),
+            )
+            for n in range(1, 151)
+        ]
+        lines += [(run, entry) for entry in entries[run]]
+    store.save(SavedGroup(runs=[RunFacts("one"), RunFacts("two")], lines=lines))
+    yield Logged(store, entries)
+    store.close()
+
+
+class Logged:
+    """A store and what is in it; not a pair, which hypothesis would print whole."""
+
+    def __init__(self, store, entries):
+        self.store, self.entries = store, entries
+
+
+def slow_search(entries, wanted):
+    return [
+        LogEntry(e.index, e.client, e.received, Line(e.line.number, e.line.time, e.line.label, escape(e.line.text)))
+        for e in entries
+        if upper(escape(wanted.text)) in upper(escape(e.line.text))
+        and (wanted.client is None or e.client == wanted.client)
+        and (wanted.label is None or e.line.label == wanted.label)
+        and (wanted.since is None or e.received >= wanted.since)
+        and (wanted.until is None or e.received < wanted.until)
+        and e.index > wanted.after
+        and (wanted.before is None or e.index < wanted.before)
+    ]
+
+
+def maybe(values):
+    return st.none() | values
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    run=st.sampled_from(["one", "two", "three"]),
+    text=texts,
+    client=maybe(st.sampled_from(CLIENTS)),
+    label=maybe(st.integers(0, 5)),
+    since=maybe(st.floats(-5, 60)),
+    until=maybe(st.floats(-5, 60)),
+    after=st.integers(-3, 200),
+    before=maybe(st.integers(-3, 200)),
+    most=st.integers(1, 200),
+    newest_first=st.booleans(),
+)
+@example("two", "", None, None, None, None, 0, None, 1000, True)
+@example("one", "\\", None, None, None, None, 0, 0, 10, False)
+@example("one", "\\" * 4000, None, 1 << 70, None, None, 0, None, 10, False)
+@example("one", "\ud800" * 4096, None, -1, None, None, 0, None, 10, False)
+@example("one", "a" * 100_000, None, None, None, None, 0, None, 10, False)
+@example("one", "", None, None, None, None, 1 << 50, None, 10, False)
+@pytest.mark.slow
+def test_search_finds_what_a_slow_model_finds(
+    logged, run, text, client, label, since, until, after, before, most, newest_first
+):
+    wanted = LineFilter(text=text, client=client, label=label, since=since, until=until, after=after, before=before)
+    expected = slow_search(logged.entries.get(run, []), wanted)
+    found = logged.store.search(run, wanted, most=most, newest_first=newest_first)
+    assert found == (expected[::-1] if newest_first else expected)[:most]
+
+
+operations = st.one_of(
+    st.tuples(st.just("account"), st.integers(0, 3), st.integers(0, 2)),
+    st.tuples(st.just("lines"), st.integers(0, 3), st.integers(1, 5)),
+    st.tuples(st.just("model"), st.sampled_from(["a", "b"]), st.sampled_from([0, 10, 20_000])),
+    st.tuples(st.just("inherit"), st.integers(0, 3), st.integers(1, 9)),
+    st.tuples(st.just("setting"), st.sampled_from(["x", "y"]), texts),
+    st.tuples(st.just("run"), st.integers(0, 2), st.booleans()),
+    st.tuples(st.just("restart"), st.booleans(), st.just(None)),
+    st.tuples(st.just("backup"), st.none(), st.none()),
+)
+
+
+class Model:
+    """What must be there, in dictionaries."""
+
+    def __init__(self):
+        self.runs, self.accounts, self.lines, self.models = {}, {}, {}, {}
+        self.inherited, self.settings, self.through, self.versions = {}, {}, {}, {}
+        self.brought, self.steps = {}, 0
+
+    def group(self, operation):
+        """Do it here, and as a group to be saved."""
+        kind, which, value = operation
+        self.steps += 1
+        run = f"run {self.steps % 2}"
+        group = SavedGroup(runs=[] if run in self.runs else [RunFacts(run)])
+        self.runs.setdefault(run, RunFacts(run))
+        if kind == "account":
+            made = account(CLIENTS[which], self.steps, value, rejected={"a": value} if value else {})
+            made.received_caches, made.lines_through = value, self.through.get((run, CLIENTS[which]), 0)
+            made.report = msgspec.structs.replace(made.report, caches=value)
+            made.seen_caches = value
+            group.accounts = [(run, made)]
+            self.accounts[run, CLIENTS[which]] = made
+        elif kind == "lines":
+            for _ in range(value):
+                client = CLIENTS[which]
+                number = self.through[run, client] = self.through.get((run, client), 0) + 1
+                index = len(self.lines.setdefault(run, [])) + 1
+                entry = LogEntry(index, client, float(self.steps), Line(number, 0.0, which, f"line {index}"))
+                self.lines[run].append(entry)
+                group.lines.append((run, entry))
+            made = self.accounts.get((run, client), account(client)).copy()
+            made.lines_through = number
+            self.accounts[run, client] = made
+            group.accounts = [(run, made)]
+        elif kind == "model":
+            self.versions[which] = self.versions.get(which, 0) + 1
+            made = make(which, bytes([self.steps % 256]) * value, self.versions[which])
+            group.models = [(run, made)]
+            self.models[run, which] = made
+        elif kind == "inherit":
+            group.inherited = [(run, rows(which, episodes=value))]
+            value = max(value, self.brought.get((run, which), 0))  # of one account the later row counts
+            self.brought[run, which] = value
+            self.inherited[run, which] = rows(which, episodes=value)
+        elif kind == "setting":
+            group.settings = {which: value}
+            self.settings[which] = value
+        elif kind == "run":
+            facts = RunFacts(f"run {which}", value, 1.0, float(self.steps))
+            group.runs.append(facts)
+            self.runs[facts.name] = facts
+        return group
+
+    def check(self, store, folder):
+        assert store.runs() == list(self.runs.values())
+        assert store.settings() == self.settings
+        assert store.versions() == {
+            topic: max(made.version for (_, other), made in self.models.items() if other == topic)
+            for topic in {topic for _, topic in self.models}
+        }
+        for run in self.runs:
+            assert {one.client: one for one in own_accounts(store, run)} == {
+                client: made for (owner, client), made in self.accounts.items() if owner == run
+            }
+            assert store.search(run, most=10_000) == self.lines.get(run, [])
+            assert store.line_count(run) == len(self.lines.get(run, []))
+            assert store.models(run) == [made for (owner, _), made in sorted(self.models.items()) if owner == run]
+            assert inherited(store, run) == b"".join(
+                packed for (owner, _), packed in sorted(self.inherited.items()) if owner == run
+            )
+        assert text_of_log(folder).count(b"\n") == sum(map(len, self.lines.values()))
+
+
+def killed(store):
+    """Let go of a store as the end of its process would."""
+    store._opened.close()
+    store._closed = True
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(operations, max_size=25))
+def test_any_order_of_saving_and_restarting_keeps_everything(history):
+    model, limits = Model(), Limits(log_bytes=100_000)
+    with folder_in_memory() as folder:
+        store = Store(folder, "home", limits=limits)
+        for operation in history:
+            if operation[0] == "restart":
+                store.close() if operation[1] else killed(store)
+                store = Store(folder, "home", limits=limits)
+                model.check(store, folder)
+            elif operation[0] == "backup":
+                store.back_up()
+            else:
+                store.save(model.group(operation))
+        model.check(store, folder)
+        store.close()
+
+
+keys = st.tuples(st.integers(1, 3), st.sampled_from([b"a", b"b", b"long" * 20]))
+bodies = st.none() | st.sampled_from([b"", b"short", b"x" * 64, b"y" * 65])
+saves = st.tuples(st.dictionaries(keys, bodies, max_size=5), st.dictionaries(keys, bodies, max_size=5), st.booleans())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(saves, max_size=8), st.integers(0, 4))
+def test_rows_are_sealed_right_whatever_is_remembered_of_former_ones(history, recent):
+    """Put, replaced and taken out; also after a transaction that failed, and one that is tried again."""
+    failing = []
+
+    def at(point):
+        if failing and point == "before commit":
+            raise sqlite3.OperationalError(failing.pop())
+
+    there = {"accounts": {}, "prompts": {}}
+    with folder_in_memory() as folder:
+        path = folder / "state.db"
+        database.create(path, "home", lambda point: None)
+        file = StateFile(path, 0, at=at, recent=recent)
+        file.go_live(1)
+        for accounts, prompts, fails in history:
+            if fails:
+                failing.append("database or disk is full")
+                with pytest.raises(sqlite3.OperationalError):
+                    file.save([], [], prompts, accounts)  # the other way round: nothing of it may be remembered
+            was = there["prompts"]
+            gone = [was[name] for name in prompts if name in was]
+            assert sorted(file.save([], [], accounts, prompts)) == sorted(body for body in gone if len(body) <= 64)
+            for table, changes in (("accounts", accounts), ("prompts", prompts)):
+                kept = there[table] | changes
+                there[table] = {name: body for name, body in kept.items() if body is not None}
+        file.close()
+        file = StateFile(path, 0)
+        kinds = itertools.chain.from_iterable([(kind, *row) for row in file.prompts(kind)] for kind in range(4))
+        assert {(kind, key): body for kind, key, body in kinds} == there["prompts"]
+        assert all(file.account(*name) == body for name, body in there["accounts"].items())
+        assert (file.seal.accounts, file.seal.prompts) == (len(there["accounts"]), len(there["prompts"]))
+        file.close()
+
+
+# --- What a state file's rows are, without a file: sums that are sealed, what is kept of them, and searches
+
+PATH = Path("/nowhere/state.db")
+sums = st.dictionaries(st.integers(0, 5), st.integers(0, (1 << 63) - 1), max_size=6)
+
+
+@given(st.lists(sums, max_size=5), st.sampled_from(["facts", "lines", "accounts", "prompts"]))
+def test_a_seal_that_follows_every_change_is_the_sum_of_what_is_there(changes, what):
+    place = ["facts", "lines", "accounts", "prompts"].index(what)
+    seal, there = RowsChecksum(), {}
+    for changed in changes:
+        former = [there[key] for key in changed if key in there]
+        seal = seal.next(*[NONE] * place, (former, list(changed.values())))
+        there |= changed
+        assert (getattr(seal, what), getattr(seal, f"{what}_sum")) == (len(there), sum(there.values()) & SUMS)
+    seal = seal.next(*[NONE] * place, (list(there.values()), ()))
+    assert seal == RowsChecksum(generation=len(changes) + 1)
+
+
+def test_a_seal_comes_back_from_its_row():
+    seal = RowsChecksum(1, 2, SUMS, 4, 5, 6, 7, 8, 9)
+    assert RowsChecksum.unpack(seal.pack()) == seal
+    assert seal.without_lines() == RowsChecksum(1, 2, SUMS, 0, 0, 6, 7, 8, 9)
+    with pytest.raises(struct.error):
+        RowsChecksum.unpack(b"short")
+
+
+def segment(number=3, name="ant-7.00000003.log"):
+    return LogSegment(number, 2, name, 10, 19, 400)
+
+
+def test_what_is_asked_for_often_follows_the_rows():
+    contents = StateContents(PATH)
+    contents.apply(RUN_STORED_ROWS, records.run_key(2), msgspec.msgpack.encode(RunFacts("ant/7", began=5.0)))
+    contents.apply(META, b"count" + records.run_key(2), struct.pack(">Q", 19))
+    contents.apply(META, b"epoch", b"\x01")
+    contents.apply(MODEL, b"any", b"body")
+    contents.apply(WORD, b"\x01", b"schema")
+    _, key, body = segment().fact
+    contents.apply(SEGMENT, key, body)
+    assert contents.runs == {"ant/7": 2} and contents.facts_of == {"ant/7": RunFacts("ant/7", began=5.0)}
+    assert contents.counts == {2: 19} and contents.segments == {3: segment()} and len(contents.words) == 1
+    contents.remove(META, key)
+    assert contents.segments
+    contents.remove(SEGMENT, key)
+    contents.remove(SEGMENT, key)
+    assert not contents.segments
+
+
+@pytest.mark.parametrize("name", ["../../x.00000001.log", "/x.00000001.log", "x.log", "x.0000001.log"])
+def test_no_row_has_a_file_elsewhere_written(name):
+    with pytest.raises(StateCorrupt, match="cannot be called"):
+        StateContents(PATH).apply(*segment(name=name).fact)
+
+
+def test_words_are_numbered_without_a_gap():
+    with pytest.raises(StateCorrupt, match="a word is missing"):
+        StateContents(PATH).apply(WORD, b"\x02", b"schema")
+
+
+def test_new_runs_get_the_next_number_and_lines_say_how_many_there_are():
+    runs = {"former": 4}
+    lines = [("new", LogEntry(n, b"c" * 16, 1.0, Line(n, 0.0, 0, "text"))) for n in (1, 2)]
+    facts = records.pack_group(SavedGroup(runs=[RunFacts("new")], lines=lines, settings={"a": "b"}), runs)
+    assert runs == {"former": 4, "new": 5}
+    assert [kind for kind, _, _ in facts] == [RUN_STORED_ROWS, META, records.SETTING]
+    assert records.count_of(facts[1][2]) == 2
+    assert records.last_of_each([(1, b"k", b"1"), (1, b"k", None), (2, b"k", b"2")]) == [
+        (1, b"k", None),
+        (2, b"k", b"2"),
+    ]
+
+
+def test_a_row_of_another_checksum_is_damage():
+    entry = LogEntry(7, b"c" * 16, 1.5, Line(3, 0.5, 2, "text"))
+    row = records.line_row(2, entry)
+    assert records.entry_of(row, PATH) == entry and row[0] == 2 << records.INDEX_BITS | 7
+    with pytest.raises(StateCorrupt, match="log line 7 has a wrong checksum"):
+        records.entry_of((*row[:-1], row[-1] + 1), PATH)
+    fact = (RUN_STORED_ROWS, b"k", b"body", records.add_up(RUN_STORED_ROWS, b"k", b"body"))
+    assert records.checked_fact(fact, PATH) == fact
+    with pytest.raises(StateCorrupt, match="a row of kind 3 has a wrong checksum"):
+        records.checked_fact((RUN_STORED_ROWS, b"k", b"bodY", fact[3]), PATH)
+    account = (1, b"k", b"body", records.part_sum(1, b"k", b"body"))
+    assert list(records.checked_parts([account], PATH, "accounts")) == [account]
+    with pytest.raises(StateCorrupt, match="a row of accounts has a wrong checksum"):
+        list(records.checked_parts([(2, *account[1:])], PATH, "accounts"))
+
+
+def test_a_search_is_a_condition_of_all_that_is_wanted():
+    base, last = 3 << records.INDEX_BITS, (1 << records.INDEX_BITS) - 1
+    assert condition(3, LineFilter()) == ("id BETWEEN ? AND ?", [base | 1, base + last])
+    assert condition(3, LineFilter(after=5, before=9))[1] == [base | 6, base + 8]
+    assert condition(3, LineFilter(before=-7))[1] == [base | 1, base - 1], "below every line of the run"
+    where, values = condition(3, LineFilter(client=b"c", label=0, since=1.0, until=2.0, text="50%_\\"))
+    assert where.split(" AND ")[2:] == [
+        "client = ?", "label = ?", "received >= ?", "received < ?", "text LIKE ? ESCAPE '\\'",
+    ]  # fmt: skip
+    assert values[2:6] == [b"c", 0, 1.0, 2.0] and values[6].startswith("%50\\%\\_\\\\")
+    for never in (LineFilter(text="x" * (MAX_TEXT + 1)), LineFilter(label=1 << 32), LineFilter(label=-1)):
+        assert condition(3, never) is None
+    assert condition(3, LineFilter(text="x" * MAX_TEXT, label=(1 << 32) - 1)) is not None
+
+
+# --- A server over its real files: what it acknowledged is there after it was cut off, and a backup is healed by clients
+
+
+class OnDisk:
+    """A server with a folder, that is cut off and started again at the same addresses."""
+
+    def __init__(self, cluster, folder, store_by):
+        self.cluster, self.folder, self.places = cluster, folder, {}
+        self.store = None
+
+        def opened(folder, name, default_name, limits, clock):
+            self.store = Store(folder, name, default_name=default_name, limits=limits, clock=clock)
+            return self.store
+
+        store_by(opened)
+
+    def start(self, **options):
+        asked = {"name": "home", "state_dir": self.folder, "limits": QUICK} | self.places | options
+        made = self.cluster.server(**asked)
+        self.places = {
+            "endpoint": made.endpoint, "push_endpoint": made.push_endpoint, "pub_endpoint": made.pub_endpoint
+        }  # fmt: skip
+        return made
+
+    def put_back(self):
+        """As the text of the error says."""
+        (self.folder / "state.db").rename(self.folder / "state.db.away")
+        for name in ("state.db-wal", "state.db-shm"):
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.copy(self.folder / "state.db.backup-1", self.folder / "state.db")
+
+
+@pytest.fixture
+def on_disk(cluster, tmp_path, store_by):
+    return OnDisk(cluster, tmp_path / "state", store_by)
+
+
+@pytest.mark.slow
+def test_a_server_goes_on_where_it_ended(cluster, on_disk):
+    server = on_disk.start()
+    client = cluster.client(server, limits=QUICK)
+    for n in range(5):
+        client.on_episode(0, 10, 1.0)
+        client.log(f"line {n}")
+    client.update()
+    server.publish("policy", b"x" * 50_000)
+    server.close()
+    server = on_disk.start()
+    assert (server.total_episodes, server.stats().durable) == (5, True)
+    assert [entry.line.text for entry in server.lines()] == [f"line {n}" for n in range(5)]
+    assert server.model("policy").value == b"x" * 50_000
+    client.on_episode(0, 10, 1.0)
+    client.log("after")
+    client.update()
+    assert server.total_episodes == 6
+    assert [entry.line.text for entry in on_disk.store.search(server.run, LineFilter(text="after"))] == ["after"]
+
+
+@pytest.mark.slow
+def test_prompts_whose_answers_are_gone_wait_again_and_are_counted(cluster, on_disk):
+    facts = {"schema": None, "tables": {"p": Table({"x": (np.uint8, (None,))}, storage="prompts", group=1)}}
+    server = on_disk.start(**facts)
+    prompts = server.prompts("p")
+    prompts.add({0: b"a", 1: b"b"})
+    lease = prompts.lease()[0]
+    prompts.answer(lease, 0, {"x": np.zeros(100_000, np.uint8)})
+    server.close()
+    for path in (on_disk.folder / "prompts").iterdir():
+        path.unlink()
+    server = on_disk.start(**facts)
+    stats = server.stats().tables["p"].prompts
+    assert (stats.waiting, stats.incomplete) == (2, 1)
+    assert "answers of 1 prompts are missing" in server.stats().missing[0]
+
+
+@pytest.mark.slow
+def test_a_backup_that_was_put_back_is_healed_by_two_updates_of_each_client(cluster, on_disk):
+    server = on_disk.start()
+    clients = [cluster.client(server, limits=QUICK) for _ in range(3)]
+
+    def count(episodes):
+        for client in clients:
+            for _ in range(episodes):
+                client.on_entries(10)
+                client.on_episode(0, 10, 1.0)
+            client.update()
+
+    count(4)
+    on_disk.store.back_up()
+    count(3)
+    assert server.total_episodes == 21
+    on_disk.folder.joinpath("state.db.backup-1").rename(on_disk.folder / "kept")
+    server.close()
+    (on_disk.folder / "kept").rename(on_disk.folder / "state.db.backup-1")
+    on_disk.put_back()
+    server = on_disk.start()
+    assert server.stats().restored == 1
+    for client in clients:
+        client.update()
+        client.update()
+    assert (server.total_episodes, server.total_steps) == (21, 210)
+    count(1)
+    assert server.total_episodes == 24
+
+
+@pytest.mark.slow
+def test_a_server_is_not_made_over_a_folder_that_is_not_its_own(cluster, on_disk, tmp_path):
+    server = on_disk.start()
+    with pytest.raises(StateLocked):
+        on_disk.start(endpoint="tcp://127.0.0.1:0", push_endpoint=None, pub_endpoint=None)
+    server.close()
+    with pytest.raises(StateForeign):
+        on_disk.start(name="another")
+    damaged = bytearray((on_disk.folder / "state.db").read_bytes())
+    damaged[damaged.index(b"default")] ^= 1
+    (on_disk.folder / "state.db").write_bytes(damaged)
+    with pytest.raises(StateCorrupt, match="Put a backup back"):
+        on_disk.start()
+    on_disk.put_back()
+    on_disk.start()
+
+
+@pytest.mark.slow
+def test_a_server_whose_disk_fails_acknowledges_nothing_more_and_says_why(cluster, on_disk):
+    server = on_disk.start()
+    client = cluster.client(server, limits=QUICK)
+    client.update()
+
+    def broken(point):
+        if point == "before commit":
+            raise OSError(5, "Input/output error")
+
+    on_disk.store._file._at = broken
+    client.on_episode(0, 10, 1.0)
+    until(lambda: server.failure is not None)
+    assert "Input/output error" in str(server.failure)
+    assert any("Input/output error" in reason for reason in server.readiness())
+    server.close()
+    server = on_disk.start()
+    client.update()
+    assert server.total_episodes == 1

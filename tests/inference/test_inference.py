@@ -1,19 +1,28 @@
-"""Inference nodes and their clients over real sockets."""
+"""Inference nodes and their clients over real sockets, also in processes of their own."""
 
 import gc
 import inspect
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import memoire
+import policy_child
+from memoire.cli import doctor, main
 from memoire.errors import Closed, EntryError, MemoireTimeout, ParameterError, Refused, WrongType
 from memoire.limits import Limits
 from memoire.replay.columns import Column
 from memoire.replay.schema import RowSchema
+
+# --- Inference nodes and their clients over real sockets
 
 INPUTS = {"obs": (np.float32, (2,))}
 OUTPUTS = {"action": np.int64, "value": np.float32}
@@ -439,3 +448,133 @@ def test_what_is_open_ends_when_the_policy_is_closed_or_the_request_is_cancelled
     assert node.closed and node.wait(0.0)
     with pytest.raises(Closed):
         node.update(1, 1)
+
+
+# --- `memoire doctor --inference`
+
+ROWS = {"obs": {"speed": (np.float32, (2,))}, "nodes": Column(np.int32, (None, 3))}
+
+
+def count(columns):
+    return {"value": columns["nodes_length"].astype(np.float32)}
+
+
+def test_the_doctor_asks_a_row(capsys):
+    with memoire.Inference(HERE, ROWS, {"value": np.float32}, count) as node:
+        assert main.main(["doctor", "--inference", node.endpoint]) == doctor.WELL
+    said = capsys.readouterr().out
+    assert "ok   inputs: obs.speed float32[2], nodes int32[any, 3]" in said and "ok   outputs: value float32" in said
+    assert "a row is answered" in said and said.endswith("all is well\n")
+
+
+def test_the_doctor_says_what_the_function_says(capsys):
+    def function(columns):
+        raise RuntimeError("no GPU")
+
+    with memoire.Inference(HERE, ROWS, {"value": np.float32}, function) as node:
+        assert main.main(["doctor", "--inference", node.endpoint]) == doctor.REFUSED
+    assert "failed: RuntimeError: no GPU" in capsys.readouterr().out
+
+
+def test_the_doctor_knows_a_server_from_an_inference_node(capsys):
+    schema = memoire.Schema({"obs": np.float32, "reward": np.float32})
+    with memoire.Server(HERE, schema) as server:
+        assert main.main(["doctor", "--inference", server.endpoint]) == doctor.NOT_MEMOIRE
+    assert "is no inference node" in capsys.readouterr().out
+
+
+def test_the_doctor_says_that_nobody_listens(capsys):
+    with memoire.Inference(HERE, ROWS, {"value": np.float32}, count) as node:
+        endpoint = node.endpoint
+    assert main.main(["doctor", "--inference", endpoint, "--timeout", "1"]) == doctor.NOTHING_LISTENS
+
+
+# --- Actors in processes of their own: one is killed, one is stopped, and the others go on at once
+
+CHILD = Path(policy_child.__file__)
+ACTORS = 4
+
+
+def function(columns):
+    return {"value": columns["obs"].sum(1)}
+
+
+@pytest.fixture
+def start():
+    made = []
+
+    def begin(*urls, rows=1):
+        words = [sys.executable, str(CHILD), str(rows), *urls]
+        made.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+        return made[-1]
+
+    yield begin
+    for child in made:
+        child.kill()
+        child.wait(10)
+        child.stdout.close()
+
+
+def answers(child, count):
+    """Read so many answers of a child; every one is right."""
+    found = {child.stdout.readline() for _ in range(count)}
+    assert found == {"answer\n"}, found
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_others_go_on_when_an_actor_ends_or_stops(start, end):
+    with memoire.Inference("tcp://127.0.0.1:0", policy_child.INPUTS, policy_child.OUTPUTS, function) as node:
+        children = [start(node.endpoint) for _ in range(ACTORS)]
+        for child in children:
+            answers(child, 20)
+        os.kill(children[0].pid, end)
+        for child in children[1:]:
+            answers(child, 200)
+        deadline = time.monotonic() + 10.0
+        while node.stats().clients >= ACTORS:
+            assert time.monotonic() < deadline
+            answers(children[1], 1)
+        for child in children[1:]:
+            answers(child, 100)
+        stats = node.stats()
+        assert stats.failures == stats.faults == 0 and stats.refused == {}
+        assert stats.batches["everyone"] > 0
+
+
+def test_actors_move_when_their_node_is_killed_and_come_back(start):
+    words = [sys.executable, "-c", NODE]
+    nodes, urls = [], []
+    try:
+        for _ in range(2):
+            nodes.append(subprocess.Popen([*words, "tcp://127.0.0.1:0"], stdout=subprocess.PIPE, text=True))
+            urls.append(nodes[-1].stdout.readline().strip())
+        with memoire.RemotePolicy(urls, policy_child.INPUTS, policy_child.OUTPUTS, 20.0) as policy:
+            obs = {"obs": np.float32([[1, 2]])}
+            assert policy.act(obs)["value"][0] == 3
+            own = urls.index(policy.urls[0])
+            nodes[own].kill()
+            nodes[own].wait(10)
+            child = start(*urls)
+            began = time.monotonic()
+            assert policy.act(obs)["value"][0] == 3 and time.monotonic() - began < 5.0
+            answers(child, 20)
+            nodes[own].stdout.close()
+            nodes[own] = subprocess.Popen([*words, urls[own]], stdout=subprocess.PIPE, text=True)
+            assert nodes[own].stdout.readline().strip() == urls[own]
+            nodes[1 - own].send_signal(signal.SIGSTOP)
+            assert policy.act(obs)["value"][0] == 3
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait(10)
+            node.stdout.close()
+
+
+NODE = """
+import sys, numpy as np, memoire
+function = lambda columns: {"value": columns["obs"].sum(1)}
+inputs, outputs = {"obs": (np.float32, (2,))}, {"value": np.float32}
+with memoire.Inference(sys.argv[1], inputs, outputs, function) as node:
+    print(node.endpoint, flush=True)
+    node.wait(60)
+"""

@@ -1,4 +1,4 @@
-"""The way to a peer: names that hang or move, addresses that fail, and what is known of a connection at once."""
+"""The way to a peer: names that hang or move, addresses that fail, calls that are sent again, and a node's feed."""
 
 import contextlib
 import os
@@ -9,20 +9,28 @@ import time
 
 import pytest
 import zmq
+from hypothesis import given
+from hypothesis import strategies as st
 
 from history.ports import address, block
 from memoire.errors import EndpointError, MemoireTimeout
 from memoire.limits import Limits
+from memoire.models import model
+from memoire.models import model as notices
+from memoire.models.io import NOTICES_PER_TURN, Feed
+from memoire.net import addresses as resolver
 from memoire.net import link as links
 from memoire.net import sockets
 from memoire.net.addresses import NameResolver
-from memoire.net.channel import LARGE_PAYLOAD, Channel
+from memoire.net.channel import LARGE_PAYLOAD, Channel, PendingRequests
 from memoire.net.poller import Poller
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
-from memoire.wire.frames import encode, parse, peek
+from memoire.wire.frames import NEWS_FRAME, encode, parse, peek, topic_frame
 from namekit import Book
-from netkit import KeepingContext, record, until
+from netkit import DEADLINE, KeepingContext, record, until
+
+# --- The way to a peer: names that hang or move, addresses that fail, and what is known of a connection at once
 
 place = links._place
 
@@ -523,3 +531,274 @@ def test_a_cluster_may_have_addresses_of_ipv6_only(cluster):
     assert client.model("policy").wait(100.0).body == b"weights"
     assert all(address.startswith("tcp://[::1]:") for address in (proxy.endpoint, proxy.push_endpoint, client.endpoint))
     assert cluster.reader([proxy]).totals().totals.episodes == 1
+
+
+# --- Looking names up: in the background, once, and with nobody waiting for a name that is not theirs
+
+
+@pytest.fixture
+def book_of_names():
+    made = Book(proxy=["10.0.0.7", "fd00::7"])
+    yield made
+    made.released.set()
+
+
+def answers(found, *hosts):
+    box = {}
+    for host in hosts:
+        found.ask(host, lambda answer, host=host: box.update({host: answer}))
+    return box
+
+
+def test_a_name_has_its_addresses_in_order(book_of_names):
+    box = answers(NameResolver(book_of_names), "proxy")
+    assert until(lambda: box)["proxy"].addresses == ("10.0.0.7", "fd00::7")
+
+
+def test_one_look_up_serves_all_who_ask_at_the_same_time(book_of_names):
+    found, got = NameResolver(book_of_names, fresh=60.0), []
+    for _ in range(50):
+        found.ask("proxy", got.append)
+    until(lambda: len(got) == 50)
+    assert book_of_names.asked == ["proxy"]
+
+
+def test_an_old_answer_is_not_used_again(book_of_names):
+    found, got = NameResolver(book_of_names, fresh=0.0), []
+    for expected in (["10.0.0.7"], ["10.0.0.8"]):
+        book_of_names.known["proxy"] = expected
+        found.ask("proxy", got.append)
+        assert list(until(lambda: got).pop().addresses) == expected
+
+
+def test_a_name_that_hangs_stalls_no_other(book_of_names):
+    book_of_names.hanging.add("dead")
+    found = NameResolver(book_of_names)
+    box = answers(found, "dead", "proxy")
+    assert until(lambda: "proxy" in box) and "dead" not in box
+    assert "no answer from the name server" in found.trouble("dead")
+    assert found.trouble("proxy") == ""
+
+
+def test_asking_what_is_wrong_waits_no_longer_than_it_may(book_of_names):
+    book_of_names.hanging.add("dead")
+    began = time.monotonic()
+    assert "no answer" in NameResolver(book_of_names).trouble("dead", 0.1)
+    assert time.monotonic() - began < DEADLINE
+
+
+@pytest.mark.parametrize("host", ["nobody", "no.such.name.", ""])
+def test_a_name_without_addresses_says_why(book_of_names, host):
+    found = NameResolver(book_of_names)
+    assert ("Name or service not known" in found.trouble(host, 10.0)) == bool(host)
+
+
+def test_a_name_that_no_name_can_be_is_trouble_too():
+    assert "could not be resolved" in NameResolver().trouble("a" * 70 + ".example", 10.0)
+
+
+def test_what_is_remembered_is_bounded(book_of_names):
+    found = NameResolver(book_of_names, max_known=3)
+    for k in range(10):
+        found.trouble(f"host{k}", 10.0)
+    assert len(found._known) == 3
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1%eth0", "::ffff:10.0.0.1"])
+def test_addresses_are_told_from_names(host):
+    assert resolver.is_numeric(host)
+    assert not resolver.is_numeric("localhost") and not resolver.is_numeric("10.0.0.256")
+
+
+def test_this_system_knows_its_own_name():
+    assert {"127.0.0.1", "::1"} & set(resolver.look_up("localhost"))
+
+
+def test_a_forked_child_looks_names_up_by_itself():
+    """Whatever a thread of the parent was about to do with the lock: it does not go on in the child."""
+    shared = resolver.shared_names()
+    with shared._lock:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if shared.trouble("localhost", 10.0) == "" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# --- When a request is sent again and when it is given up, with time held still
+
+
+def started(deadline=100.0, first=1.0, most=8.0, seed=0):
+    calls, answers = PendingRequests(first, most, random.Random(seed)), []
+    return calls, calls.start(1, [b"frame"], deadline, answers.append, now=0.0), answers
+
+
+@given(st.integers(0, 1000))
+def test_the_pause_before_a_resend_doubles_up_to_the_most(seed):
+    calls, call, _ = started(seed=seed, deadline=float("inf"))
+    now, pauses = 0.0, []
+    for _ in range(8):
+        assert calls.due(now) == [call]
+        calls.sent(call, now)
+        assert not calls.due(now)
+        pauses.append(call.next_send - now)
+        now = calls.next_time()
+    assert pauses[0] == 1.0
+    for pause, bound in zip(pauses, [1, 2, 4, 8, 8, 8, 8, 8], strict=True):
+        assert bound / 2 <= pause <= bound
+    assert calls.resends == 7
+
+
+def test_a_reply_is_taken_once():
+    calls, call, _ = started()
+    assert calls.take(1) is call
+    assert calls.take(1) is None and calls.take(2) is None
+    assert calls.next_time() == float("inf")
+
+
+def test_a_call_expires_at_its_deadline_and_is_not_sent_after_it():
+    calls, call, _ = started(deadline=0.5)
+    calls.sent(call, 0.0)
+    assert calls.next_time() == 0.5
+    assert not calls.expired(0.4)
+    assert calls.expired(0.5) == [call]
+    assert len(calls) == 0 and not calls.due(10.0)
+
+
+def test_closing_ends_every_call():
+    calls, call, _ = started()
+    assert calls.all() == [call] and len(calls) == 0
+
+
+def test_what_was_sent_on_a_connection_that_was_lost_is_due_at_once_and_nothing_else():
+    calls, before, _ = started(first=50.0)
+    calls.sent(before, 1.0)
+    after = calls.start(2, [b"frame"], 100.0, lambda answer: None, now=2.0)
+    calls.sent(after, 2.5)
+    calls.lost(2.0, now=3.0)
+    assert calls.due(3.0) == [before]
+
+
+# --- The feed of one node: what is published reaches its owner whole, and what is damaged is counted
+
+LIMITS = Limits()
+NEWS = [NEWS_FRAME, *encode(messages.News())]
+
+
+class Asked:
+    """A channel that keeps what is asked."""
+
+    def __init__(self):
+        self.calls = []
+
+    def ask(self, body, finish, *, patience):
+        self.calls.append((body, finish, patience))
+
+
+class Heard:
+    """A feed, a node that publishes, and what came of it."""
+
+    def __init__(self, context):
+        self.publisher = context.socket(zmq.XPUB)
+        self.publisher.linger = 0
+        self.endpoint = sockets.bind(self.publisher, "tcp://127.0.0.1:0")
+        self.doors, self.asked = Poller(), Asked()
+        self.feed = Feed(self.doors, self.asked, context=context, limits=LIMITS, keys=None)
+        self.messages, self.frames, self.refused = [], [], []
+
+    def take(self, message, frames):
+        self.messages.append(message)
+        self.frames.append([bytes(frame) for frame in frames])
+
+    def turn(self):
+        self.feed.turn(self.doors.wait(time.monotonic() + 0.01), self.take, self.refused.append)
+
+    def until(self, condition):
+        def turned():
+            self.turn()
+            return condition()
+
+        until(turned)
+
+    def subscriptions(self):
+        found = []
+        while self.publisher.poll(200):
+            found.append(self.publisher.recv())
+        return found
+
+
+@pytest.fixture
+def heard():
+    with KeepingContext() as context:
+        made = Heard(context)
+        yield made
+        made.doors.close(0.0)
+
+
+def notice(topic="policy", body=b"weights"):
+    return notices.notice_of(model.make(topic, body, 1), LIMITS, epoch=1, run=2)
+
+
+def test_news_is_heard_at_once_and_a_topic_once_it_is_subscribed_to(heard):
+    assert not heard.feed.is_open and not heard.feed.subscribe(b"", True)
+    heard.turn()
+    heard.feed.open(heard.endpoint)
+    assert heard.feed.is_open and heard.feed.subscribe(topic_frame("policy"), True)
+    subscribed = [b"\1" + NEWS_FRAME, b"\1" + topic_frame("policy")]
+    assert sorted(heard.subscriptions()) == sorted(subscribed)
+    for frames in (NEWS, notice("other"), notice()):
+        heard.publisher.send_multipart(frames)
+    heard.until(lambda: len(heard.messages) == 2)
+    assert [type(message.body) for message in heard.messages] == [messages.News, messages.Notice]
+    assert bytes(heard.messages[1].payload) == b"weights"
+    assert heard.frames[0] == [bytes(frame) for frame in NEWS] and not heard.refused
+    heard.feed.subscribe(topic_frame("policy"), False)
+    assert heard.subscriptions() == [b"\0" + topic_frame("policy")]
+
+
+def test_what_is_damaged_is_counted_and_the_rest_comes(heard):
+    heard.feed.open(heard.endpoint)
+    heard.feed.subscribe(b"", True)
+    assert len(heard.subscriptions()) == 2
+    for frames in ([b"x"], notice()[:1], [b"tother", *notice()[1:]], notice()):
+        heard.publisher.send_multipart(frames)
+    heard.until(lambda: heard.messages)
+    assert len(heard.messages) == 1 and heard.refused == ["frames", "frames", "topic"]
+
+
+def test_a_flood_does_not_keep_the_thread(heard):
+    flood = 2 * NOTICES_PER_TURN + 1
+    heard.feed.open(heard.endpoint)
+    assert heard.subscriptions()
+    for _ in range(flood):
+        heard.publisher.send_multipart(NEWS)
+    counts = []
+
+    def turned():
+        before = len(heard.messages)
+        heard.turn()
+        counts.append(len(heard.messages) - before)
+        return len(heard.messages) == flood
+
+    until(turned)
+    assert max(counts) <= NOTICES_PER_TURN
+
+
+def test_a_feed_that_is_opened_elsewhere_hears_nothing_of_the_former_node(heard):
+    heard.feed.open(heard.endpoint)
+    assert heard.subscriptions() == [b"\1" + NEWS_FRAME]
+    other = Heard(heard.publisher.context)
+    heard.feed.open(other.endpoint)
+    assert other.subscriptions() == [b"\1" + NEWS_FRAME]
+    heard.doors.wait(time.monotonic() + 0.01)
+    assert heard.subscriptions() == [b"\0" + NEWS_FRAME]
+    heard.feed.close()
+    assert not heard.feed.is_open
+    heard.feed.close()
+    other.doors.close(0.0)
+
+
+def test_bodies_are_fetched_by_the_channel_and_patiently(heard):
+    finish = object()
+    heard.feed.fetch("policy", 3, 100, 50, finish)
+    asked = messages.Fetch(topic="policy", version=3, offset=100, size=50)
+    assert heard.asked.calls == [(asked, finish, 5.0 * LIMITS.resend_after)]

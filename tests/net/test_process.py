@@ -1,15 +1,29 @@
-"""What memoire changes in the process that it runs in: each case in a process of its own."""
+"""What memoire changes in the process that it runs in, and what it does where few files may be open."""
 
+import contextlib
+import json
 import os
 import platform
+import resource
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 
 import pytest
+import zmq
 
 import memoire
+from history.ports import block
+from memoire.net import process as descriptors
+from netkit import DEADLINE, SCHEMA, FakeSystem, until
+from rawpeer import GREETING, ready
 
 pytestmark = pytest.mark.slow
+
+# --- What memoire changes in the process that it runs in: each case in a process of its own
 
 START = """
 import atexit, resource, threading
@@ -181,3 +195,253 @@ process.tune()
 assert process.is_tuned() and kept == [True]
 """
     assert effects(source) == ["kept", "-", "-"]
+
+
+# --- What a process does that may open few files: it says so at its start, and bears more clients than it has room for
+
+
+def in_child(code, **options):
+    """What this code prints, as JSON, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True, **options
+    )
+    return json.loads(done.stdout)
+
+
+def test_a_process_may_open_as_many_as_the_system_lets_it():
+    code = (
+        "import json, resource; from memoire.net import process as d;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 345));"
+        "print(json.dumps([d.limit(), d.raise_limit(), d.limit()]))"
+    )
+    assert in_child(code) == [100, 345, 345]
+
+
+def test_those_that_are_open_are_counted():
+    before = descriptors.used()
+    with open(os.devnull), open(os.devnull):
+        assert descriptors.used() == before + 2
+
+
+def test_a_limit_that_is_too_low_is_explained_with_numbers():
+    guard = descriptors.DescriptorGuard(FakeSystem(256, 256))
+    assert guard.too_few(64) == ""
+    text = guard.too_few(300)
+    assert "256 file descriptors are not enough for the 300 clients expected" in text
+    assert "enough for about 64 clients" in text and "ulimit -n 964" in text
+
+
+@pytest.mark.parametrize(("hard", "raised"), [(5000, 5000), (1 << 30, 1 << 20), (resource.RLIM_INFINITY, 1 << 20)])
+def test_a_limit_is_raised_to_what_makes_sense(hard, raised):
+    system = FakeSystem(100, hard)
+    guard = descriptors.DescriptorGuard(system)
+    assert guard.raise_limit() == raised and system.limits() == (raised, hard)
+    system.soft = resource.RLIM_INFINITY
+    assert guard.limit() == 1 << 20
+
+
+def test_where_none_is_left_to_look_with_all_are_in_use():
+    system = FakeSystem(100, 100)
+    system.open = None
+    assert descriptors.DescriptorGuard(system).used() == 100
+
+
+SCARCE = """
+import json, logging, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (900, 900))
+from memoire import Proxy, Schema, Server
+from memoire.limits import Limits
+said = []
+class Kept(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+logging.getLogger("memoire").addHandler(Kept())
+schema = Schema.from_json(sys.argv[1])
+with Server("tcp://127.0.0.1:0", schema, keys=None) as server, Proxy("tcp://127.0.0.1:0", [server.endpoint]) as proxy:
+    shown = [(stats.descriptors, stats.most_descriptors) for stats in (server.stats(), proxy.stats())]
+    before = len(said)
+    Server("tcp://127.0.0.1:0", schema, limits=Limits(expected_clients=10)).close()
+print(json.dumps([said[:before], said[before:], shown]))
+"""
+
+
+def test_servers_and_proxies_warn_at_their_start_and_show_the_figures():
+    done = subprocess.run(
+        [sys.executable, "-c", SCARCE, SCHEMA.to_json()], capture_output=True, text=True, timeout=100, check=True
+    )
+    said, of_few, shown = json.loads(done.stdout)
+    warnings = [text for text in said if "descriptors are not enough" in text]
+    assert [text.split()[0] for text in warnings] == ["server", "proxy"]
+    assert all(0 < used < most == 900 for used, most in shown)
+    assert not of_few
+
+
+CROWDED = """
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from memoire import Server
+from memoire.net import process as descriptors
+from memoire.limits import Limits
+from memoire.replay.schema import Schema
+descriptors.POLL_INTERVAL = 0.1
+port = int(sys.argv[1])
+places = {"push_endpoint": f"tcp://127.0.0.1:{port + 1}", "pub_endpoint": f"tcp://127.0.0.1:{port + 2}"}
+with Server(f"tcp://127.0.0.1:{port}", Schema.from_json(sys.argv[2]), limits=Limits(expected_clients=10), **places) as server:
+    print("listening", flush=True)
+    for _ in sys.stdin:
+        full = descriptors.shared_guard()
+        print(json.dumps([full.is_full, server.readiness(), server.total_steps]), flush=True)
+"""
+
+
+class Crowded:
+    """A server in a process that may open 256 files."""
+
+    def __init__(self):
+        self.port = block(3)
+        command = [sys.executable, "-c", CROWDED, str(self.port), SCHEMA.to_json()]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        assert self.process.stdout.readline() == "listening\n"
+        self.endpoint = f"tcp://127.0.0.1:{self.port}"
+
+    def tell(self):
+        self.process.stdin.write("?\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def is_full(self):
+        return self.tell()[0]
+
+    def cpu(self):
+        """Seconds of CPU that it has used."""
+        with open(f"/proc/{self.process.pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def load(self, seconds=0.3):
+        """Its share of a core while some time passes."""
+        began, before = time.monotonic(), self.cpu()
+        until(lambda: time.monotonic() - began > seconds)
+        return (self.cpu() - before) / (time.monotonic() - began)
+
+    def end(self):
+        _, said = self.process.communicate(timeout=100)
+        return said
+
+
+def test_a_server_without_descriptors_left_goes_on_for_those_it_has(cluster):
+    """It says so, does not spin, and takes clients again as soon as others have left."""
+    crowded = Crowded()
+    client = cluster.client(crowded.endpoint)
+    with contextlib.ExitStack() as stack:
+        context = zmq.Context()  # not one that waits for our clients' threads: they go on
+        stack.callback(context.destroy, 0)
+        context.set(zmq.MAX_SOCKETS, 1000)
+        crowd = []
+        for _ in range(300):
+            made = context.socket(zmq.DEALER)
+            made.linger, made.reconnect_ivl, made.reconnect_ivl_max, made.handshake_ivl = 0, 50, 200, 400
+            made.connect(crowded.endpoint)
+            crowd.append(made)
+        reason = until(lambda: (told := crowded.tell())[0] and told[1])
+        assert len(reason) == 1 and "all but a few of 256 are open; no new connection is accepted" in reason[0]
+        client.on_entries(5)
+        client.update()
+        assert crowded.tell()[2] == 5
+        until(lambda: crowded.load() < 0.1)
+        assert crowded.load(0.8) < 0.1  # and it stays so
+        until(crowded.is_full)
+        for made in crowd[:200]:
+            made.close(0)
+        until(lambda: not crowded.is_full())
+        late = cluster.client(crowded.endpoint)
+        late.on_entries(7)
+        late.update()
+        assert crowded.tell()[2] == 12
+    client.close()
+    late.close()
+    said = crowded.end()
+    assert "a few of 256 are open" in said and "enough for about 64 clients" in said and "free again" in said
+
+
+PAGES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from memoire.cli.main import main
+sys.exit(main())
+"""
+
+
+def answer(url, patience=DEADLINE / 4):
+    """Status and text of a page; none where it does not answer within so many seconds."""
+    try:
+        with urllib.request.urlopen(url, timeout=patience) as said:
+            return said.status, said.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
+
+
+KINDS = (b"DEALER", b"PUSH", b"SUB")
+"""Of sockets, by whose port they connect to."""
+
+
+class Stranger:
+    """A connection that greets and stays; one that is not let in soon, or was ended, is made anew."""
+
+    def __init__(self, port, kind):
+        self._address, self._greeting = ("127.0.0.1", port), GREETING + ready(kind)
+        self._connect()
+
+    def _connect(self):
+        self._made = socket.socket()
+        self._made.setblocking(False)
+        self._made.connect_ex(self._address)
+        self._has_greeted, self._until = False, time.monotonic() + 2.0
+
+    def turn(self):
+        try:
+            if not self._has_greeted:
+                self._made.send(self._greeting)
+                self._has_greeted = True
+            is_lost = not self._made.recv(1000)
+            self._until = float("inf")  # it was greeted back: it is in
+        except BlockingIOError:
+            is_lost = time.monotonic() > self._until
+        except OSError:
+            is_lost = True
+        if is_lost:
+            self.close()
+            self._connect()
+
+    def close(self):
+        self._made.close()
+
+
+def test_a_flood_of_connections_leaves_descriptors_for_the_pages():
+    """Twice as many strangers as there is room for come within a moment, greet, and stay."""
+    port = block(3)
+    command = [sys.executable, "-u", "-c", PAGES, "server", "--endpoint", f"tcp://127.0.0.1:{port}"]
+    command += ["--schema", SCHEMA.to_json(), "--http", "127.0.0.1:0"]
+    pipe = subprocess.PIPE
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
+        stack.callback(process.kill)
+        process.stdout.readline()
+        pages = process.stdout.readline().split()[-1].removesuffix("/status")
+        strangers = [Stranger(port + number % 3, KINDS[number % 3]) for number in range(500)]
+        leaving = stack.enter_context(contextlib.ExitStack())
+        for stranger in strangers:
+            leaving.callback(stranger.close)
+
+        def is_full():
+            for stranger in strangers:
+                stranger.turn()
+            return "all but a few of 256 are open" in answer(f"{pages}/readyz", 2.0)[1]
+
+        until(is_full)
+        assert [answer(f"{pages}/livez")[0] for _ in range(3)] == [200] * 3
+        leaving.close()
+        until(lambda: answer(f"{pages}/readyz")[0] == 200)

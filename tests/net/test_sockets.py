@@ -1,21 +1,32 @@
-"""Addresses and the profile of every socket."""
+"""Addresses, paths and the profile of every socket."""
 
+import contextlib
 import os
 import platform
+import re
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
+from pathlib import Path
 
 import pytest
 import zmq
 
+import memoire
 from memoire.errors import EndpointError, ParameterError
+from memoire.limits import Limits
 from memoire.net import addresses, sockets
 from memoire.net import addresses as resolver
 from memoire.net.context import shared_context, use_io_threads
-from memoire.net.poller import Poller
-from netkit import DEADLINE, KeepingContext
+from memoire.net.poller import Poller, Sender
+from memoire.replay.parameters import Parameters
+from memoire.wire import layout
+from netkit import DEADLINE, SCHEMA, Cluster, KeepingContext, record, until
+
+# --- Addresses and the profile of every socket
 
 
 @pytest.fixture
@@ -308,3 +319,260 @@ def test_a_shared_frame_arrives_at_each_peer_whole(context):
         for peer in peers:
             assert peer.recv() == body
             peer.close(0)
+
+
+# --- docs/sockets.md says what every socket has: each option is read back from each role, and from the nodes' own sockets
+
+ROOT = Path(__file__).parents[2]
+LIMITS = Limits(request_bytes=700_000, message_bytes=5_000_000)
+
+
+def table(heading):
+    """Rows of the first table under a heading, each a dictionary by column."""
+    text = (ROOT / "docs" / "sockets.md").read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
+    rows = [
+        [cell.strip() for cell in line.strip("| \n").split(" | ")]
+        for line in re.findall(r"^\|.*$", text.partition("\n## ")[0], re.M)
+    ]
+    return [dict(zip(rows[0], row, strict=False)) for row in rows[2:]]
+
+
+COMMON = {row["option"]: row["value"] for row in table("What every socket has")}
+ROLES = {row["role"]: row for row in table("What each role has")}
+
+
+def expected(text, usual=0):
+    """ "message_bytes + 65536" in numbers, where a usual push has so many bytes."""
+    sizes = {
+        "largest push": sockets.largest_push(usual, LIMITS.message_bytes),
+        "reply_bytes": LIMITS.reply_bytes,
+        **vars(LIMITS),
+    }
+    return sum(sizes[word] if word in sizes else int(word) for word in text.split(" + "))
+
+
+def make(role, context):
+    longest = expected(ROLES[role]["MAXMSGSIZE"])
+    return getattr(sockets, role)(context, *([] if longest == 1024 else [longest]))
+
+
+def check(made, row, usual=(0,)):
+    special = {option: row[option] for option in ("SNDHWM", "RCVHWM", "IMMEDIATE", "TCP_MAXRT")}
+    for option, value in {**COMMON, **special}.items():
+        low, _, high = value.partition("-")
+        assert int(low) <= made.getsockopt(getattr(zmq, option)) <= int(high or low), option
+    assert made.getsockopt(zmq.MAXMSGSIZE) in [expected(row["MAXMSGSIZE"], size) for size in usual]
+
+
+def test_the_page_names_every_role_and_every_option():
+    source = (ROOT / "memoire" / "net" / "sockets.py").read_text(encoding="utf-8")
+    made = set(re.findall(r"^def (\w+)\(context: Context.*\) -> Socket:", source, re.M))
+    assert made == set(ROLES) | {"authenticator"}  # which only ZeroMQ itself talks to, inside of the process
+    options = set(re.findall(r"zmq\.([A-Z0-9_]+): ", source))
+    assert options == set(COMMON) | {"SNDHWM", "RCVHWM", "MAXMSGSIZE", "IMMEDIATE", "TCP_MAXRT"}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_has_what_the_page_says(context, role):
+    made = make(role, context)
+    assert made.getsockopt(zmq.TYPE) == getattr(zmq, ROLES[role]["type"])
+    check(made, ROLES[role])
+
+
+def test_the_sockets_of_living_nodes_have_it_too():
+    cluster = Cluster()
+    try:
+        server = cluster.server(limits=LIMITS)
+        usual = 0, layout.usual_bytes(server.schema, server.parameters)  # a proxy does not know what comes
+        proxy = cluster.proxy([server], limits=LIMITS)
+        client = cluster.client(proxy, limits=LIMITS)
+        record(client)
+        assert client.push_cache()
+        until(lambda: server.total_caches == 1)
+        cluster.reader([proxy], limits=LIMITS)
+        by_type = {getattr(zmq, row["type"]): row for role, row in ROLES.items() if role != "plain_dealer"}
+        seen = set()
+        for made in cluster.context.__dict__["kept"]:
+            if made.closed or made.getsockopt(zmq.TYPE) == zmq.PAIR:  # a monitor
+                continue
+            check(made, by_type[made.getsockopt(zmq.TYPE)], usual)
+            seen.add(made.getsockopt(zmq.TYPE))
+        assert seen == set(by_type)
+    finally:
+        cluster.close()
+
+
+def marks(context, option, kind):
+    """Of the sockets of this kind that are open, one after the other."""
+    living = [made for made in context.__dict__["kept"] if not made.closed]
+    return [made.getsockopt(option) for made in living if made.getsockopt(zmq.TYPE) == kind]
+
+
+@pytest.mark.parametrize(("cache_size", "messages"), [(64, 64), (100_000, 2)])
+def test_the_mark_of_sockets_for_caches_follows_from_their_size(cache_size, messages):
+    cluster = Cluster()
+    try:
+        server = cluster.server(parameters=Parameters(cache_size=cache_size))
+        cluster.client(server)
+        assert (
+            marks(cluster.context, zmq.RCVHWM, zmq.PULL) == marks(cluster.context, zmq.SNDHWM, zmq.PUSH) == [messages]
+        )
+    finally:
+        cluster.close()
+
+
+def test_where_a_cache_may_have_any_size_there_is_room_for_two():
+    cluster = Cluster()
+    try:
+        cluster.client(cluster.server(storage="episodes", byte_limit=1 << 24))
+        assert marks(cluster.context, zmq.RCVHWM, zmq.PULL) == marks(cluster.context, zmq.SNDHWM, zmq.PUSH) == [2]
+    finally:
+        cluster.close()
+
+
+def test_nobody_else_makes_a_socket_or_sets_its_options():
+    """Apart from subscriptions, and from the sockets on which ZeroMQ tells of connections."""
+    found = {}
+    for path in (ROOT / "memoire").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        uses = [
+            use
+            for use in re.findall(r"setsockopt\((zmq[\w. ]+)|context\.(socket)\(", text)
+            if not use[0].startswith("zmq.SUBSCRIBE")
+        ]
+        if uses and path.name not in ("sockets.py", "context.py"):
+            found[path.name] = len(uses)
+    assert found == {}
+
+
+# --- A Unix socket's path: what lies there is looked at first, for ZeroMQ would remove it
+
+
+def server(path: Path) -> memoire.Server:
+    return memoire.Server(f"ipc://{path}", SCHEMA)
+
+
+def proxy(path: Path) -> memoire.Proxy:
+    return memoire.Proxy(f"ipc://{path}", ["tcp://127.0.0.1:9"])
+
+
+@pytest.mark.parametrize("node", [server, proxy])
+@pytest.mark.parametrize("ending", ["", ".push", ".pub"])
+def test_a_file_at_the_path_is_refused_and_left(tmp_path: Path, node, ending: str) -> None:
+    path = tmp_path / f"relay{ending}"
+    path.write_text("my thesis")
+    with pytest.raises(EndpointError, match="something else than a socket at .*relay"):
+        node(tmp_path / "relay")
+    assert path.read_text() == "my thesis"
+
+
+@pytest.mark.parametrize("node", [server, proxy])
+def test_a_link_at_the_path_is_refused_and_left(tmp_path: Path, node) -> None:
+    (tmp_path / "relay").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(EndpointError, match="something else than a socket"):
+        node(tmp_path / "relay")
+    assert (tmp_path / "relay").is_symlink()
+
+
+@pytest.mark.parametrize("node", [server, proxy])
+def test_a_path_where_somebody_listens_is_not_taken_away(tmp_path: Path, node) -> None:
+    with server(tmp_path / "relay") as first:
+        with pytest.raises(EndpointError, match="in use"):
+            node(tmp_path / "relay")
+        with memoire.connect(first.endpoint) as client:
+            client.update(60.0)
+
+
+@pytest.mark.parametrize("node", [server, proxy])
+def test_a_path_that_a_killed_one_left_is_taken_over(tmp_path: Path, node) -> None:
+    for ending in ("", ".push", ".pub"):
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as left:
+            left.bind(f"{tmp_path}/relay{ending}")
+    with node(tmp_path / "relay") as made:
+        assert made.endpoint == f"ipc://{tmp_path}/relay"
+
+
+def test_a_socket_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as other:
+        other.bind(f"{tmp_path}/relay")
+        with pytest.raises(EndpointError, match="cannot be asked whether somebody listens"):
+            server(tmp_path / "relay")
+
+
+# --- A socket that is sent by is watched for room while something waits, and only then
+
+
+class PollerOfSender:
+    """What a sender asks of the thread's sockets, in order."""
+
+    def __init__(self):
+        self.asked = []
+
+    def add(self, made, *, reading):
+        self.asked.append(("add", made, reading))
+        return made
+
+    def watch(self, made, *, reading, writing):
+        self.asked.append(("watch", made, reading, writing))
+
+    def drop(self, made, linger):
+        self.asked.append(("drop", made, linger))
+
+    def taken(self):
+        """What was asked since the last call."""
+        found, self.asked = self.asked, []
+        return found
+
+
+class Socket:
+    """Takes as many messages as it has room for."""
+
+    def __init__(self, room):
+        self.room, self.took = room, []
+
+    def send_all(self, queue):
+        while queue and self.room:
+            self.room -= 1
+            self.took.append(queue.popleft())
+        return not queue
+
+
+@pytest.mark.parametrize("is_reading", [True, False])
+def test_room_is_awaited_while_something_waits(is_reading):
+    doors, made, queue = PollerOfSender(), Socket(room=2), deque([1, 2, 3])
+    sender = Sender(doors, is_reading=is_reading)
+    sender.use(made)
+    assert doors.taken() == [("add", made, is_reading)]
+    assert not sender.turn(lambda made: made.send_all(queue))
+    assert doors.taken() == [("watch", made, is_reading, True)]
+    assert not sender.turn(lambda made: made.send_all(queue)) and doors.taken() == []
+    made.room = 1
+    assert sender.turn(lambda made: made.send_all(queue)) and made.took == [1, 2, 3]
+    assert doors.taken() == [("watch", made, is_reading, False)]
+    assert sender.turn(lambda made: made.send_all(queue)) and doors.taken() == []
+
+
+def test_nothing_goes_before_there_is_a_socket_and_after_it_was_dropped():
+    doors, sent = PollerOfSender(), []
+    sender = Sender(doors, is_reading=False)
+    assert not sender.turn(sent.append)
+    sender.drop(1.0)
+    assert doors.taken() == [] and not sent
+    made = Socket(room=0)
+    sender.use(made)
+    sender.drop(1.0)
+    assert doors.taken()[-1] == ("drop", made, 1.0) and sender.socket is None
+    assert not sender.turn(sent.append) and not sent
+
+
+def test_a_socket_that_is_made_again_is_not_believed_to_have_no_room():
+    doors, queue = PollerOfSender(), deque([1])
+    sender = Sender(doors, is_reading=False)
+    sender.use(Socket(room=0))
+    assert not sender.turn(lambda made: made.send_all(queue))
+    sender.drop(0.0)
+    again = Socket(room=0)
+    sender.use(again)
+    doors.taken()
+    assert not sender.turn(lambda made: made.send_all(queue))
+    assert doors.taken() == [("watch", again, False, True)]

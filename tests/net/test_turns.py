@@ -1,11 +1,25 @@
-"""A worker that lends its turns: one thread at a time takes one, and nobody waits for something that nobody does."""
+"""The thread of a node: callers that take its turns, waits for it, and what tells a stuck one from a slow one."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
+from memoire.errors import Closed, Refused
 from memoire.inference.io_asking import TURN_INTERVAL, LentWorker
+from memoire.net.thread import (
+    RUNNABLE_TIMEOUT,
+    SLOW_TIMEOUT,
+    STUCK_TIMEOUT,
+    NodeLock,
+    ProgressMonitor,
+    waited_for_cores,
+)
+
+# --- A worker that lends its turns: one thread at a time takes one, and nobody waits for something that nobody does
 
 PATIENCE = 20.0
 
@@ -190,3 +204,194 @@ def test_who_asks_and_looks_takes_in_what_comes_soon_and_a_fault_there_is_counte
     turned.until(lambda: len(asked) == calls)
     assert sorted(asked) == list(range(calls)) and turned.worker.errors == 1
     assert turned.worker.stop(PATIENCE)
+
+
+# --- A thread that is stuck is told from one that is slow: by a clock and waits that the tests hold, and by real threads
+
+
+class Machine:
+    """A clock, and what the process has waited for cores."""
+
+    def __init__(self):
+        self.now, self.waited = 1000.0, 50.0
+        self.monitor = ProgressMonitor(clock=lambda: self.now, waited=lambda: self.waited)
+
+    def passes(self, seconds, waiting=0.0):
+        self.now += seconds
+        self.waited += waiting
+
+
+@pytest.fixture
+def machine():
+    return Machine()
+
+
+def test_a_thread_that_takes_turns_is_never_stuck(machine):
+    for _ in range(100):
+        machine.passes(STUCK_TIMEOUT)
+        assert machine.monitor.silence(machine.now - STUCK_TIMEOUT) == 0.0
+
+
+def test_a_late_thread_is_stuck_at_the_second_look_if_the_process_could_run(machine):
+    turned = machine.now
+    machine.passes(STUCK_TIMEOUT + 1.0)
+    assert machine.monitor.silence(turned) == 0.0
+    machine.passes(RUNNABLE_TIMEOUT - 0.5)
+    assert machine.monitor.silence(turned) == 0.0
+    machine.passes(0.5)
+    assert machine.monitor.silence(turned) == STUCK_TIMEOUT + 1.0 + RUNNABLE_TIMEOUT
+
+
+@pytest.mark.parametrize("share", [0.9, 1.0, 3.0])
+def test_a_late_thread_of_a_process_that_waits_for_cores_is_slow(machine, share):
+    """Three threads that all wait have waited three seconds of each."""
+    turned = machine.now
+    for _ in range(4):
+        machine.passes(10.0, waiting=10.0 * share)
+        assert machine.monitor.silence(turned) == 0.0
+
+
+def test_what_the_process_waited_for_before_the_first_look_does_not_count(machine):
+    turned = machine.now
+    machine.passes(60.0, waiting=60.0)
+    assert machine.monitor.silence(turned) == 0.0
+    machine.passes(10.0)
+    assert machine.monitor.silence(turned) == 70.0
+
+
+def test_another_turn_begins_another_judgement(machine):
+    turned = machine.now
+    machine.passes(STUCK_TIMEOUT + 1.0)
+    assert machine.monitor.silence(turned) == 0.0
+    turned = machine.now
+    machine.passes(STUCK_TIMEOUT + 1.0)
+    assert machine.monitor.silence(turned) == 0.0
+
+
+def test_beyond_all_patience_it_is_stuck_however_busy_the_machine_is(machine):
+    turned = machine.now
+    machine.passes(SLOW_TIMEOUT, waiting=SLOW_TIMEOUT)
+    assert machine.monitor.silence(turned) == 0.0
+    machine.passes(1.0, waiting=1.0)
+    assert machine.monitor.silence(turned) == SLOW_TIMEOUT + 1.0
+
+
+def test_threads_that_ended_take_what_they_waited_with_them(machine):
+    turned = machine.now
+    machine.passes(STUCK_TIMEOUT + 1.0)
+    machine.monitor.silence(turned)
+    machine.passes(RUNNABLE_TIMEOUT - 1.0, waiting=-40.0)
+    assert machine.monitor.silence(turned) == 0.0
+    machine.passes(1.0)
+    assert machine.monitor.silence(turned) > 0.0
+
+
+def test_without_the_figures_of_the_system_the_clock_alone_counts(tmp_path):
+    assert waited_for_cores(str(tmp_path / "nowhere")) == 0.0
+    (tmp_path / "17").mkdir()
+    assert waited_for_cores(str(tmp_path)) == 0.0  # a kernel that does not count this
+    (tmp_path / "17" / "schedstat").write_text("5000000000 3000000000 12\n")
+    assert waited_for_cores(str(tmp_path)) == 3.0
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the kernel does not count waits for cores")
+def test_a_process_that_shares_its_core_waits_for_it():
+    """Two threads of C on one core: each is ready to run while the other one has the core."""
+    code = """
+import hashlib, os, threading, time
+from memoire.net.thread import waited_for_cores
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+before, until = waited_for_cores(), time.monotonic() + 1.0
+def work():
+    data = bytes(1 << 20)
+    while time.monotonic() < until:
+        hashlib.sha256(data)
+threads = [threading.Thread(target=work) for _ in range(3)]
+for each in threads: each.start()
+while time.monotonic() < until - 0.2: time.sleep(0.01)
+print(waited_for_cores() - before)
+for each in threads: each.join()
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60.0, check=True)
+    assert 0.5 < float(said.stdout) < 30.0
+
+
+# --- A call that waits for a node's thread ends by the condition, the deadline, or what the node has come to
+
+DEADLINE = 60.0
+
+
+@pytest.fixture
+def monitor():
+    return NodeLock("this node")
+
+
+def waits(monitor, change, **options):
+    """What `until` gives while a thread changes something, once the caller has given up the lock."""
+    seen = []
+
+    def run():
+        with monitor.changed:
+            change()
+            seen.append("changed")
+            monitor.changed.notify_all()
+
+    thread = threading.Thread(target=run)
+    try:
+        with monitor.changed:
+            thread.start()
+            return monitor.until(lambda: bool(seen), monitor.now() + DEADLINE, **options)
+    finally:
+        thread.join(DEADLINE)
+
+
+def test_a_wait_ends_when_the_condition_has_come_true(monitor):
+    assert waits(monitor, lambda: None)
+
+
+def test_what_is_true_already_is_not_waited_for(monitor):
+    monitor.wake = lambda: pytest.fail("nobody has to wake anybody")
+    with monitor.changed:
+        assert monitor.until(lambda: True, 0.0)
+
+
+def test_a_wait_ends_at_its_deadline(monitor):
+    with monitor.changed:
+        assert not monitor.until(lambda: False, monitor.now() - 1.0)
+        assert not monitor.until(lambda: False, monitor.now() + 0.01)
+    assert not monitor.wait(lambda: False, 0.01)
+    assert monitor.left(monitor.now() - 1.0) == 0.0 and 0.0 < monitor.left(monitor.now() + 9.0) <= 9.0
+
+
+def test_a_wait_ends_with_the_node(monitor):
+    with pytest.raises(Closed, match="this node"):
+        waits(monitor, lambda: setattr(monitor, "is_closing", True))
+    for call in (monitor.check_open, lambda: monitor.wait(lambda: True, 1.0), lambda: monitor.pause(DEADLINE)):
+        with pytest.raises(Closed):
+            call()
+
+
+def test_a_wait_ends_with_what_the_node_failed_of(monitor):
+    with pytest.raises(Refused, match="no"):
+        waits(monitor, lambda: setattr(monitor, "failed", Refused("tcp://a", "client", "no")))
+    monitor.is_closing = True
+    with pytest.raises(Closed):  # that is said first
+        monitor.check_open()
+
+
+def test_the_caller_may_say_what_ends_a_wait_and_what_is_done_before(monitor):
+    done = []
+    monitor.wake = lambda: done.append("wake")
+    assert waits(monitor, lambda: setattr(monitor, "is_closing", True), check=lambda: done.append("check"))
+    assert done == ["wake", "check"]
+    assert waits(monitor, lambda: None, check=lambda: None, before=lambda: done.append("before"))
+    assert done == ["wake", "check", "before"]
+
+
+def test_a_condition_that_is_a_time_is_asked_again_without_a_word(monitor):
+    asked = []
+    assert monitor.wait(lambda: asked.append(0) or len(asked) > 2, DEADLINE, interval=0.001)
+
+
+def test_a_pause_ends_when_its_time_is_over(monitor):
+    monitor.pause(0.01)

@@ -1,10 +1,14 @@
-"""Where a request goes at a proxy: to its server, to one that is chosen, to the models that are here, or nowhere yet."""
+"""Where requests and replies go at a proxy, and what it knows of its servers: no socket, time is given."""
+
+from dataclasses import dataclass
 
 import pytest
 
-from memoire.errors import ProtocolError, Refused
+from memoire.errors import Closed, ProtocolError, Refused
+from memoire.limits import Limits
 from memoire.models import model
-from memoire.proxy.backend import ProxyCounts
+from memoire.models.model import ModelStore
+from memoire.proxy.backend import MAX_SERVERS, BackendChange, ProxyCounts
 from memoire.proxy.requests import (
     HELD_FETCH_TIMEOUT,
     MAX_HELD,
@@ -12,15 +16,19 @@ from memoire.proxy.requests import (
     AnswerRequest,
     ForwardRequest,
     ModelCache,
+    Replies,
     Requests,
 )
-from memoire.proxy.router import SETTLE_INTERVAL, START_GRACE
-from memoire.wire import messages
-from memoire.wire.frames import name_hash, parse, parse_notice
-from memoire.wire.receivers import Receiver
-from proxykit import ADDRESS, HOME, LIMITS, Back, header_of, request, router
+from memoire.proxy.router import MAX_REMOVED, RETIRE_TIMEOUT, SETTLE_INTERVAL, START_GRACE, Router, rendezvous
+from memoire.security.roles import OPEN, EnvelopedRequest, opened
+from memoire.wire import messages, types
+from memoire.wire.frames import encode, name_hash, parse, parse_notice
+from memoire.wire.receivers import Receiver, Receivers
+from proxykit import ADDRESS, HOME, LIMITS, RUN, Back, header, header_of, request, router, welcome
 
 pytestmark = pytest.mark.usefixtures("without_io")
+
+# --- Where a request goes at a proxy: to its server, to one that is chosen, to the models that are here, or nowhere yet
 
 NOW = 100.0
 HELLO = messages.Hello(role="actor")
@@ -342,3 +350,425 @@ def test_another_run_at_an_address_takes_its_models_away_and_no_others():
     assert world.cache.store.versions() == {"other": 3} and (first.topics.runs, second.topics.runs) == (1, 0)
     assert world.cache.has_run("policy", OTHER)  # nothing is here of any run
     assert world.put(first, 1)[0]
+
+
+# --- What a server's reply is when its client gets it through a proxy
+
+OWN = messages.Endpoints(request="tcp://me")
+
+
+class WorldOfProxyReplies:
+    """A proxy between servers a and b and their clients, as far as replies go."""
+
+    def __init__(self):
+        self.first, self.second = Back("a", endpoint="tcp://a"), Back("b", endpoint="tcp://b")
+        self.router, self.counts, self.store = router(self.first, self.second), ProxyCounts(), ModelStore(1 << 20)
+        self.receivers = Receivers()
+        self.replies = Replies(self.router, OWN, self.store, LIMITS, self.counts, self.receivers)
+
+    def retire_first(self):
+        self.router.relist(["tcp://b"], Back, 100.0)
+
+    def take(self, frames, back=None):
+        return self.replies.take(back or self.first, frames)
+
+
+def reply(body, home="a", payload=None):
+    return [*ADDRESS, *encode(body, client=b"c" * 16, home=HOME(home), sequence=4, payload=payload)]
+
+
+def read(frames):
+    assert frames[:2] == ADDRESS
+    return parse(frames[2:])
+
+
+def test_most_replies_are_handed_on_as_they_are():
+    world = WorldOfProxyReplies()
+    for body in (messages.Updated(), messages.Refused(code="busy", text="not now")):
+        frames = reply(body)
+        assert world.take(frames) is frames
+    assert world.take([*ADDRESS, b"what is this"]) == [*ADDRESS, b"what is this"]  # its client says so
+    assert world.counts.replies == 3 and not world.counts.refused
+
+
+def test_a_welcome_gets_the_proxys_own_addresses_list_and_models():
+    world = WorldOfProxyReplies()
+    world.store.publish("policy", b"weights", 7)
+    said = read(world.take(reply(welcome("a", models={"policy": 5}))))
+    assert (said.body.endpoints, said.body.servers, said.body.models) == (OWN, ["a", "b"], {"policy": 7})
+    assert (said.header.sequence, said.header.home) == (4, HOME("a"))
+
+
+def test_a_server_that_answers_before_it_was_listed_is_reached_by_that_way():
+    world = WorldOfProxyReplies()
+    world.take(reply(welcome("new"), home="new"), world.second)
+    assert world.router.homes[HOME("new")] is world.second
+
+
+def test_clients_of_a_server_that_was_taken_off_the_list_are_told_to_leave_it():
+    world = WorldOfProxyReplies()
+    frames = reply(messages.Updated(caches=3), payload=b"feedback")
+    assert world.take(frames) is frames
+    world.retire_first()
+    said = read(world.take(frames))
+    assert (said.body.leaving, said.body.caches, bytes(said.payload)) == (True, 3, b"feedback")
+    assert world.take(reply(messages.Updated()), world.second) == reply(messages.Updated())
+    refused = reply(messages.Refused(code="busy", text="not now"))
+    assert world.take(refused) is refused
+
+
+def test_a_damaged_reply_is_refused_if_it_is_looked_into():
+    world = WorldOfProxyReplies()
+    frames = reply(welcome("a"))
+    frames[2] = bytes(frames[2][:-1]) + bytes([frames[2][-1] ^ 1])
+    assert world.take(frames) is None and world.take([b"no", b"envelope"]) is None
+    assert world.counts.refused == {"checksum": 1, "frames": 1} and world.counts.replies == 2
+
+
+def test_a_welcome_that_grew_beyond_what_its_client_takes_is_refused():
+    world = WorldOfProxyReplies()
+    world.receivers.register(b"c" * 16, Receiver(tail_bytes=2000))
+    assert read(world.take(reply(welcome("a")))).type is types.WELCOME
+    refused = read(
+        world.take(reply(welcome("a", software="s" * 250, models={f"{i} {'t' * 100}": 1 for i in range(20)})))
+    )
+    assert refused.body.code == "too_large" and "WELCOME, whose tail takes" in refused.body.text
+    assert world.counts.refused == {"too_large": 1}
+
+
+# --- What the WELCOMEs of one address behind a proxy change, and the parts of what passes it
+
+PLACES = messages.Endpoints(push="tcp://p", publish="tcp://n")
+
+
+def learn(back, told, run=RUN):
+    return back.learn(header(messages.Welcome, run=run), told)
+
+
+# -------------------------------------------------------------------------------------------------------- WELCOME
+
+
+def test_the_first_welcome_says_who_is_there_and_where_caches_go():
+    back = Back()
+    told = welcome("a", servers=["a", "b"], leaving=["b"], unmet=["tcp://x"], endpoints=PLACES, epoch=5)
+    assert learn(back, told) == BackendChange(has_moved=True, has_restarted=False, is_new_run=False)
+    assert (back.names, back.leaving, back.unmet) == (("a", "b"), ("b",), ("tcp://x",))
+    assert back.endpoints == PLACES and back.run == RUN
+
+
+def test_a_server_that_names_no_list_is_alone():
+    back = Back()
+    learn(back, welcome("a"))
+    assert back.names == ("a",)
+
+
+def test_a_first_welcome_moves_its_sockets_even_if_it_names_no_addresses():
+    assert learn(Back(), welcome("a")).has_moved
+
+
+@pytest.mark.parametrize("places", [PLACES, messages.Endpoints(push="tcp://p")])
+def test_sockets_move_when_other_addresses_are_said(places):
+    back = Back()
+    learn(back, welcome(endpoints=PLACES))
+    assert learn(back, welcome(endpoints=places)).has_moved == (places != PLACES)
+
+
+def test_only_the_same_server_can_have_begun_again():
+    back = Back()
+    assert not learn(back, welcome("a", epoch=5)).has_restarted
+    assert not learn(back, welcome("b", epoch=9)).has_restarted  # behind another proxy there are several
+    assert not learn(back, welcome("a", epoch=5)).has_restarted
+    assert learn(back, welcome("a", epoch=6)).has_restarted
+    assert not learn(back, welcome("a", epoch=6)).has_restarted
+
+
+def test_the_epochs_of_servers_that_are_not_heard_of_any_more_are_forgotten():
+    back = Back()
+    learn(back, welcome("stays", epoch=5))
+    for number in range(2 * MAX_SERVERS):
+        learn(back, welcome(f"server-{number}", epoch=5))
+        if number % 1000 == 0:
+            assert not learn(back, welcome("stays", epoch=5)).has_restarted
+    assert learn(back, welcome("stays", epoch=6)).has_restarted, "heard of lately"
+    assert learn(back, welcome(f"server-{number}", epoch=6)).has_restarted
+    assert not learn(back, welcome("server-0", epoch=6)).has_restarted, "forgotten: another life is not seen"
+
+
+def test_a_server_that_is_heard_of_again_is_not_the_oldest():
+    back = Back()
+    for name in ("stays", *(f"server-{number}" for number in range(MAX_SERVERS - 1)), "stays", "one more"):
+        learn(back, welcome(name, epoch=5))
+    assert learn(back, welcome("stays", epoch=6)).has_restarted
+    assert not learn(back, welcome("server-0", epoch=6)).has_restarted, "forgotten in its place"
+
+
+def test_another_run_is_one_if_there_was_a_run_before():
+    back = Back()
+    assert not learn(back, welcome()).is_new_run and not learn(back, welcome()).is_new_run
+    assert learn(back, welcome(), run=OTHER).is_new_run and back.run == OTHER
+
+
+def test_why_the_proxy_there_is_not_let_in_is_known_until_something_else_is_said():
+    back = Back()
+    for answer, said in [
+        (Refused("tcp://a", "denied", "No key."), "No key."),
+        (Refused("tcp://a", "busy", "not now"), ""),
+        (Refused("tcp://a", "denied", "No key."), "No key."),
+        (Refused("tcp://a", "version", "version 1 of the protocol"), "version 1 of the protocol"),
+        (Refused("tcp://a", "too_large", "a long WELCOME"), "a long WELCOME"),
+        (Closed("this proxy"), ""),
+    ]:
+        back.hello.begin()
+        back.answered(answer)
+        assert back.refusal == said and not back.hello.is_open
+        assert back.is_too_small == (said == "a long WELCOME")
+
+
+# -------------------------------------------------------------------------------------------------------- notices
+
+
+def test_a_notice_of_another_run_is_not_taken_and_has_hello_ask():
+    back = Back("a")
+    back.hello.due = 99.0
+    assert back.hears(header(messages.Notice)) and back.hears(header(messages.Notice, run=0))
+    assert not back.hello.is_due(98.0)
+    assert not back.hears(header(messages.Notice, run=OTHER))
+    assert back.hello.is_due(0.0)
+
+
+def test_news_has_hello_ask():
+    back = Back("a")
+    back.hello.due = 99.0
+    back.heard_news()
+    assert back.hello.is_due(0.0)
+
+
+def test_a_model_of_the_only_server_there_is_that_servers_in_its_newest_life():
+    back = Back()
+    assert back.publisher((3, 4)) == (3, 4)
+    learn(back, welcome("a", epoch=7))
+    assert back.publisher((3, 4)) == (HOME("a"), 7) and back.publisher((3, 8)) == (HOME("a"), 8)
+    learn(back, welcome("b", servers=["a", "b"], epoch=9))
+    assert back.publisher((3, 4)) == (3, 4)
+
+
+# ------------------------------------------------------------------------------------------------------- envelope
+
+
+def test_the_first_empty_frame_parts_addresses_from_the_message():
+    assert opened([b"relay", b"client", b"", b"head", b""]) == ([b"relay", b"client", b""], [b"head", b""])
+    assert opened([b"", b"head"]) == ([b""], [b"head"])
+    assert opened([b"a", b""]) == ([b"a", b""], [])
+    assert opened([b"a", b"b"]) is None and opened([]) is None
+
+
+def test_a_request_is_handed_on_as_it_came():
+    assert EnvelopedRequest(OPEN, [b"a", b""], [b"head"], True).frames == [b"a", b"", b"head"]
+
+
+# --- Which way a message goes, and what clients are told of servers: addresses are plain facts, and time is passed in
+
+
+@dataclass(eq=False)
+class BackOfProxyRouter:
+    """An address, and what was answered there."""
+
+    endpoint: str
+    names: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
+    unmet: tuple[str, ...] = ()
+    pages: tuple[str, ...] = ()
+    inference: tuple[str, ...] = ()
+    is_away: bool = False
+    denied: str = ""
+    is_too_small: bool = False
+
+
+def router_of_proxy_router(*names, now=100.0):
+    """One address for each name, called as the server there is; "" has not answered."""
+    made = Router(now)
+    made.backs = [BackOfProxyRouter(f"tcp://{place}", (name,) if name else ()) for place, name in enumerate(names)]
+    for back in made.backs:
+        made.learn(back)
+    return made
+
+
+def relist(made, *endpoints, now=100.0):
+    opened = []
+    changed = made.relist(
+        [f"tcp://{each}" for each in endpoints], lambda url: opened.append(url) or BackOfProxyRouter(url), now
+    )
+    return changed, opened
+
+
+def clients(count):
+    return [number.to_bytes(16, "little") for number in range(count)]
+
+
+def chosen(made, count=60):
+    return {made.assign(client).names[0] for client in clients(count)}
+
+
+HOME_PROXY_ROUTER = name_hash
+
+# ----------------------------------------------------------------------------------------------------- new clients
+
+
+def test_new_clients_are_shared_out_when_all_have_answered_or_had_their_time():
+    made = router_of_proxy_router("a", "")
+    assert (
+        not made.is_ready(100.0)
+        and not made.is_ready(100.0 + SETTLE_INTERVAL)
+        and made.is_ready(100.1 + SETTLE_INTERVAL)
+    )
+    assert made.ready_at() == 100.0 + SETTLE_INTERVAL
+    made.backs[1].names = ("b",)
+    assert made.is_ready(100.0)
+    nobody = router_of_proxy_router("", "")
+    assert not nobody.is_ready(999.0) and nobody.ready_at() == float("inf")
+
+
+def test_new_clients_go_to_servers_that_are_there_and_stay_as_far_as_there_are_any():
+    made = router_of_proxy_router("a", "b", "c")
+    assert chosen(made) == {"a", "b", "c"}
+    made.backs[0].is_away = True
+    assert chosen(made) == {"b", "c"}
+    made.backs[1].leaving = ("b",)
+    assert chosen(made) == {"c"}
+    made.backs[2].is_away = True
+    assert chosen(made) == {"b"}  # it is about to leave, and there
+    made.backs[1].is_away = True
+    assert chosen(made) == {"a", "b", "c"}  # one of them may come back
+
+
+def test_a_name_more_moves_only_the_clients_that_it_gets():
+    before, after = (["a", "b"], ["a", "b", "c"])
+    moved = [(rendezvous(client, before), rendezvous(client, after)) for client in clients(300)]
+    assert {new for old, new in moved if old != new} == {"c"} and 60 < sum(old != new for old, new in moved) < 140
+
+
+# ------------------------------------------------------------------------------------------------------- the ways
+
+
+def test_a_home_is_unknown_when_every_server_was_met_or_had_its_time():
+    made = router_of_proxy_router("a", "")
+    assert not made.is_unknown(HOME_PROXY_ROUTER("x"), 100.0 + START_GRACE) and made.is_unknown(
+        HOME_PROXY_ROUTER("x"), 100.1 + START_GRACE
+    )
+    made.backs[1].names = ("b",)
+    assert made.is_unknown(HOME_PROXY_ROUTER("x"), 100.0)
+
+
+def test_the_ways_to_homes_follow_what_is_said_and_those_that_leave_keep_theirs():
+    made = router_of_proxy_router("a", "b")
+    first, second = made.backs
+    assert made.homes == {HOME_PROXY_ROUTER("a"): first, HOME_PROXY_ROUTER("b"): second}
+    first.names, first.leaving = ("c", "b"), ("a",)
+    made.learn(first)
+    assert made.homes == {HOME_PROXY_ROUTER("a"): first, HOME_PROXY_ROUTER("b"): second, HOME_PROXY_ROUTER("c"): first}
+    first.leaving = ()
+    made.learn(first)
+    assert HOME_PROXY_ROUTER("a") not in made.homes
+
+
+def test_a_home_that_answers_before_it_was_listed_is_reached_by_the_way_of_its_answer():
+    made = router_of_proxy_router("a", "b")
+    made.answered(HOME_PROXY_ROUTER("new"), made.backs[1])
+    made.answered(HOME_PROXY_ROUTER("a"), made.backs[1])
+    assert made.homes[HOME_PROXY_ROUTER("new")] is made.backs[1] and made.homes[HOME_PROXY_ROUTER("a")] is made.backs[0]
+
+
+def test_nobody_lets_it_in_only_if_all_say_so():
+    made = router_of_proxy_router("a", "b")
+    made.backs[0].denied = "No key."
+    assert made.denied == ""
+    made.backs[1].denied = "No key."
+    assert made.denied == "No key."
+
+
+# -------------------------------------------------------------------------------------------------- another list
+
+
+def test_the_same_list_in_another_order_changes_nothing():
+    made = router_of_proxy_router("a", "b")
+    assert relist(made, 1, 0, now=200.0) == (False, []) and made.listed_at == 100.0
+
+
+def test_an_address_that_was_taken_off_serves_its_clients_for_a_while_and_is_known_to_be_gone_then():
+    made = router_of_proxy_router("a", "b")
+    old = made.backs[0]
+    assert relist(made, 1, 2, now=200.0) == (True, ["tcp://2"]) and made.listed_at == 200.0
+    assert made.servers == ("b",) and made.retiring == {old: 200.0 + RETIRE_TIMEOUT} and old in made.all
+    assert made.retire(200.0 + RETIRE_TIMEOUT - 0.1) == set() and made.homes[HOME_PROXY_ROUTER("a")] is old
+    assert not made.is_unknown(HOME_PROXY_ROUTER("a"), 200.0)  # tcp://2 has not answered
+    assert made.retire(200.0 + RETIRE_TIMEOUT) == {old}
+    assert HOME_PROXY_ROUTER("a") not in made.homes and made.retiring == {} and old not in made.all
+    assert made.is_unknown(HOME_PROXY_ROUTER("a"), 200.0) and not made.is_unknown(HOME_PROXY_ROUTER("x"), 200.0)
+
+
+def test_an_address_that_was_taken_off_while_it_is_away_is_gone_at_once():
+    made = router_of_proxy_router("a", "b")
+    made.backs[0].is_away = True
+    old = made.backs[0]
+    relist(made, 1)
+    assert made.retire(100.0) == {old}
+
+
+def test_an_address_that_comes_back_in_time_goes_on_and_one_that_comes_later_is_opened_again():
+    made = router_of_proxy_router("a", "b")
+    old = made.backs[0]
+    relist(made, 1)
+    assert relist(made, 0, 1)[1] == [] and made.backs[0] is old and made.retiring == {}
+    relist(made, 1)
+    relist(made, 1, 5, now=101.0)
+    assert made.retiring[old] == 100.0 + RETIRE_TIMEOUT  # its time goes on
+    made.retire(200.0)
+    assert relist(made, 0, 1, now=201.0)[1] == ["tcp://0"]
+
+
+def test_a_home_that_was_removed_and_is_reached_by_another_address_goes_on():
+    made = router_of_proxy_router("a", "b")
+    relist(made, 1)
+    made.backs[0].names = ("b", "a")
+    made.retire(200.0)
+    assert made.homes == {HOME_PROXY_ROUTER("a"): made.backs[0], HOME_PROXY_ROUTER("b"): made.backs[0]}
+    made.backs[0].names = ("b",)
+    made.learn(made.backs[0])
+    assert HOME_PROXY_ROUTER("a") not in made.homes
+    made.backs.append(BackOfProxyRouter("tcp://late"))
+    assert not made.is_unknown(HOME_PROXY_ROUTER("a"), 100.0)  # it was there, by another way
+
+
+def test_of_very_many_homes_that_were_removed_only_the_newest_are_known():
+    made = router_of_proxy_router("a")
+    made.backs[0].names = ("a", *(f"old-{number}" for number in range(MAX_REMOVED)))
+    made.learn(made.backs[0])
+    relist(made, 1)
+    made.retire(200.0)
+    unknown = [made.is_unknown(HOME_PROXY_ROUTER(name), 100.0) for name in ("a", "old-0", f"old-{MAX_REMOVED - 1}")]
+    assert unknown == [False, True, True]  # tcp://1 has not answered: a home that is forgotten may be there
+
+
+# ------------------------------------------------------------------------------------------------ what clients hear
+
+
+def test_a_welcome_on_its_way_to_a_client_has_this_proxys_addresses_list_and_limits():
+    made = router_of_proxy_router("a", "b", "")
+    made.backs[0].leaving, made.backs[1].unmet = ("a",), ("tcp://further",)
+    relist(made, 0, 2)
+    told = messages.Welcome(
+        schema="{}", servers=["b"], leaving=["z"], models={"policy": 5, "old": 2}, home_name="b", unmet=["tcp://x"],
+        limits={"request_bytes": 10, "message_bytes": 1 << 50, "unheard_of": 7},
+    )  # fmt: skip
+    own = messages.Endpoints(request="tcp://me")
+    said = made.welcome(told, own, {"policy": 4, "new": 1}, Limits())
+    assert said.endpoints == own and said.servers == ["a"] and said.leaving == ["z", "a", "b"]
+    assert said.models == {"policy": 5, "old": 2, "new": 1} and said.unmet == ["tcp://2"]
+    assert said.limits == {"request_bytes": 10, "message_bytes": Limits().message_bytes, "unheard_of": 7}
+    assert (said.home_name, said.schema) == ("b", "{}")
+
+
+def test_addresses_where_nobody_has_answered_are_named_with_those_further_on():
+    made = router_of_proxy_router("a", "")
+    made.backs[0].unmet = ("tcp://further",)
+    assert made.unmet() == ["tcp://1", "tcp://further"]

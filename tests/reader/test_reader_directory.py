@@ -1,14 +1,21 @@
-"""Which servers a reader knows, by which address, and what holds of the table: time and messages are passed in."""
+"""Which servers a reader knows, by which address, what holds of the table, and what it shows of itself."""
 
 import pytest
 
 from memoire.errors import SchemaMismatch, UnknownName
 from memoire.reader.directory import FORGET_TIMEOUT, HELLO_INTERVAL, Directory
+from memoire.reader.reader import DeliveredBatches, summed
+from memoire.reader.rounds import RateTracker
+from memoire.replay.parameters import Parameters
 from memoire.tables.far import LEFT_OUT_TIMEOUT
 from memoire.wire.frames import MessageHeader, name_hash
-from readerkit import OTHER, PARAMETERS, RUN, directory_of, learn, welcome
+from memoire.wire.messages import ServerRate
+from readerkit import OTHER, PARAMETERS, RUN, PoolServer, World, directory_of, learn, welcome
 
 pytestmark = pytest.mark.usefixtures("without_io")
+
+# --- Which servers a reader knows, by which address, and what holds of the table: time and messages are passed in
+
 NEXT = name_hash("next")
 
 
@@ -164,3 +171,88 @@ def test_a_server_with_a_setting_that_this_version_does_not_know_is_refused_by_n
     told.parameters["horizon"] = 5
     with pytest.raises(UnknownName, match="takes no 'horizon'.*as 5"):
         learn(Directory(["tcp://a"], "reader", 0.0), told)
+
+
+# --- How drawing stands beside recording at several servers, message by message
+
+BAND = Parameters(samples_per_insert=2.0, samples_per_insert_tolerance=100.0)
+
+
+def rate(inserted, drawn, *, surplus=None, is_told=False):
+    """What a server with that many inserts and draws says of itself."""
+    return ServerRate(2.0 * inserted - drawn if surplus is None else surplus, is_told, inserted, drawn, 2.0, 100.0)
+
+
+def begun(*servers):
+    """A tracker that has heard 10 inserts of each server, and has begun to draw."""
+    tracker = RateTracker()
+    for server in servers:
+        tracker.heard(server, 1, rate(10, 0), 10, 1)
+    assert tracker.why_not_draw(BAND, list(servers), 1, 0) == ""
+    return tracker
+
+
+def test_nothing_is_drawn_before_all_servers_have_said_how_much_was_recorded():
+    tracker = RateTracker()
+    tracker.heard("a", 1, rate(10, 0), 10, 1)
+    waits = tracker.why_not_draw(BAND, ["a", "b"], 1, 0)
+    assert waits == "waits for all servers to say how many entries were recorded"
+    assert tracker.why_not_draw(Parameters(), ["a", "b"], 1, 0) == ""
+
+
+def test_samples_that_were_asked_for_before_there_was_a_band_are_waited_for():
+    tracker = RateTracker()
+    tracker.heard("a", 1, rate(10, 0), 10, 1)
+    assert "before the band began" in tracker.why_not_draw(BAND, ["a"], 1, on_way=5)
+    assert tracker.band("a", ["a"]) is None
+
+
+def test_a_server_that_comes_later_brings_its_surplus_unless_it_was_told_of_all():
+    tracker = begun("a")
+    tracker.heard("b", 1, rate(30, 0), 30, 1)
+    assert tracker.band("a", ["a", "b"]).surplus == 20.0 + 60.0
+    tracker.heard("c", 1, rate(5, 0, surplus=80.0, is_told=True), 5, 1)
+    assert tracker.band("a", ["a", "b", "c"]).surplus == 80.0
+
+
+def test_a_new_life_of_a_server_is_counted_from_its_beginning():
+    tracker = begun("a")
+    tracker.heard("a", 1, rate(15, 4), 15, 1)
+    assert tracker.band("a", ["a"]).surplus == 20.0 + 5 * 2.0 - 4
+    tracker.heard("a", 2, rate(3, 1), 3, 1)
+    assert tracker.band("a", ["a"]).surplus == 26.0 + 3 * 2.0 - 1
+
+
+def test_a_server_without_a_band_is_told_of_none():
+    tracker = begun("a", "b")
+    tracker.heard("b", 1, None, 10, 1)
+    assert tracker.band("b", ["a", "b"]) is None
+    assert tracker.band("a", ["a", "b"]).entries == 10
+
+
+def test_a_server_is_told_its_share_of_clients_and_the_entries_of_the_others():
+    tracker = begun("a", "b")
+    tracker.heard("b", 1, rate(10, 0), 40, 2)
+    told = tracker.band("a", ["a", "b"])
+    assert (told.entries, told.share) == (40, 2 / 5)
+
+
+# --- What a reader shows of itself, without a thread or a clock
+
+
+def test_counts_add_up_by_code():
+    assert summed([{"a": 1}, {"a": 2, "b": 3}, {}]) == {"a": 3, "b": 3} and summed([]) == {}
+
+
+def test_servers_are_shown_how_fresh_a_recent_batch_was_and_how_much_was_drawn():
+    made = DeliveredBatches()
+    assert made.figures(0) == {"batches": 0.0, "samples": 0.0, "waited": 0.0} and made.freshness is None
+    first, second = World({"a": PoolServer([1])}).run(2)
+    made.look(first, 3, 10.0)
+    fresh = made.freshness
+    made.look(second, 0, 10.1)  # too soon for another look
+    assert made.freshness is fresh
+    made.batches, made.waited = 2, 0.5
+    figures = made.figures(64)
+    assert (figures["batches"], figures["samples"], figures["waited"]) == (2.0, 64.0, 0.5)
+    assert figures["age_max"] == fresh.age_max and "ages" not in figures  # numbers alone

@@ -1,13 +1,24 @@
-"""A batch is a mapping of arrays whose targets need no further thought."""
+"""Batches: mappings of arrays whose targets need no further thought, drawn ahead of the calls, in memory that is used again."""
 
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from memoire.errors import ParameterError
+import memoire
+from memoire import _core
+from memoire.errors import EmptyMemory, ParameterError
 from memoire.replay.batch import ID, Batch, GatheredSamples
+from memoire.replay.mixing import MAX_PREFETCH, drawn_ahead
 from memoire.replay.schema import Schema
+from memories import filled
+from netkit import until
+
+# --- A batch is a mapping of arrays whose targets need no further thought
 
 B = 3
 SCHEMA = Schema(
@@ -141,3 +152,274 @@ def test_it_prints_its_arrays() -> None:
 
 def test_a_clusters_id_is_a_client_and_a_number() -> None:
     assert ID.itemsize == 24 and ID.names == ("client", "number")
+
+
+# --- Batches drawn ahead come in order, end with the run, and leave nobody behind who draws
+
+SCHEMA_AHEAD = memoire.Schema({"state": (np.float32, (2,)), "reward": np.float32})
+
+
+class Numbers:
+    """0, 1, 2, ...: as many as there are, and how many were taken."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self.most, self.taken, self.is_over, self.is_ended = most, 0, False, False
+        self.threads: set[int] = set()
+
+    def make(self, is_over: Callable[[], bool]) -> Iterator[int]:
+        try:
+            while self.taken < self.most and not is_over():
+                self.threads.add(threading.get_ident())
+                self.taken += 1
+                yield self.taken - 1
+        finally:
+            self.is_ended = True
+
+    def ahead(self, count: int) -> Iterator[int]:
+        return drawn_ahead(self.make, lambda: self.is_over, count)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_values_come_in_order_up_to_the_end(ahead: int) -> None:
+    assert list(Numbers(10).ahead(ahead)) == list(range(10))
+
+
+def test_as_many_as_were_asked_for_are_drawn_before_they_are_taken() -> None:
+    numbers = Numbers()
+    drawn = numbers.ahead(3)
+    assert numbers.taken == 0  # nothing before the first is asked for
+    assert next(drawn) == 0
+    until(lambda: numbers.taken == 4)
+    assert next(drawn) == 1
+    until(lambda: numbers.taken == 5)
+    assert threading.get_ident() not in numbers.threads
+
+
+def test_none_ahead_is_drawn_in_the_callers_thread() -> None:
+    numbers = Numbers()
+    assert next(numbers.ahead(0)) == 0
+    assert (numbers.taken, numbers.threads) == (1, {threading.get_ident()})
+
+
+def test_whoever_stops_early_leaves_nobody_who_draws() -> None:
+    numbers = Numbers()
+    for value in numbers.ahead(2):
+        if value == 5:
+            break
+    del value
+    until(lambda: numbers.is_ended, 30)
+    assert numbers.taken <= 9
+
+
+def test_nothing_is_given_after_the_end() -> None:
+    numbers = Numbers()
+    drawn = numbers.ahead(2)
+    assert next(drawn) == 0
+    until(lambda: numbers.taken == 3)
+    numbers.is_over = True
+    assert list(drawn) == []
+    until(lambda: numbers.is_ended, 30)
+
+
+def test_an_error_comes_in_its_turn() -> None:
+    def make(_: Callable[[], bool]) -> Iterator[int]:
+        yield 1
+        yield 2
+        raise EmptyMemory
+
+    drawn = drawn_ahead(make, lambda: False, 8)
+    assert [next(drawn), next(drawn)] == [1, 2]
+    with pytest.raises(EmptyMemory):
+        next(drawn)
+    assert list(drawn) == []
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_whatever_is_made_of_values_is_made_ahead_of_the_calls(ahead: int) -> None:
+    numbers, threads = Numbers(10), set[int]()
+
+    def squared(number: int) -> int:
+        threads.add(threading.get_ident())
+        return number * number
+
+    made = memoire.prefetch(map(squared, numbers.make(lambda: False)), ahead)
+    assert numbers.taken == 0
+    assert next(made) == 0
+    until(lambda: numbers.taken == 1 + ahead)
+    assert (threading.get_ident() in threads) == (ahead == 0)
+    assert list(made) == [number * number for number in range(1, 10)]
+
+
+def test_what_cannot_be_made_fails_in_its_turn() -> None:
+    made = memoire.prefetch((1 / (3 - number) for number in range(5)), ahead=4)
+    assert [next(made) for _ in range(3)] == [1 / 3, 1 / 2, 1]
+    with pytest.raises(ZeroDivisionError):
+        next(made)
+
+
+@pytest.mark.parametrize("ahead", [-1, MAX_PREFETCH + 1, 1.0, True, None])
+def test_a_number_that_is_none_is_refused_at_once(ahead: object) -> None:
+    with memoire.Server(None, SCHEMA_AHEAD) as server, pytest.raises(ParameterError, match="ahead"):
+        server.batches(4, ahead=ahead)  # type: ignore[call-overload]
+    with pytest.raises(ParameterError, match="ahead"):
+        memoire.prefetch([1], ahead)  # type: ignore[arg-type]
+
+
+def entry(number: int) -> tuple[Any, ...]:
+    return np.full(2, number, np.float32), np.float32(1)
+
+
+def play(client: memoire.Client) -> None:
+    filled(client.memory, entry, length=64, final=lambda: (np.zeros(2, np.float32),), terminated=True)
+
+
+def test_a_server_draws_ahead_until_the_run_is_over() -> None:
+    with (
+        memoire.Server("tcp://127.0.0.1:0", SCHEMA_AHEAD, seed=1) as server,
+        memoire.connect(server.endpoint, seed=2) as client,
+    ):
+        play(client)
+        for _ in range(4):
+            assert client.push_cache(timeout=100)
+        until(lambda: server.total_caches == 4)
+        batches = server.batches(32, timeout=100, ahead=2)
+        first = next(batches)
+        assert first.state.shape == (32, 2)
+        until(lambda: server.stats().batches == 3)  # the one that was taken, and two that wait
+        first.update_priorities(np.ones(32))
+        server.finish()
+        assert list(batches) == []
+
+
+def test_mixed_batches_are_drawn_ahead_too() -> None:
+    tables = {"one": memoire.Table(SCHEMA_AHEAD), "two": memoire.Table(SCHEMA_AHEAD)}
+    with memoire.Server("tcp://127.0.0.1:0", tables=tables, seed=1) as server:
+        for name in tables:
+            with memoire.connect(server.endpoint, table=name, seed=2) as client:
+                play(client)
+                assert client.push_cache(timeout=100)
+        until(lambda: server.total_caches == 2)
+        batch = next(server.batches({"one": 8, "two": 4}, timeout=100, ahead=1))
+        assert {name: len(part.ids) for name, part in batch.items()} == {"one": 8, "two": 4}
+
+
+def test_a_server_that_closes_ends_what_is_drawn_ahead() -> None:
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA_AHEAD) as server:
+        batches = server.batches(8, timeout=100, ahead=1)
+        ended = threading.Event()
+        thread = threading.Thread(target=lambda: (list(batches), ended.set()))
+        thread.start()
+        until(lambda: any(each.name == "memoire-ahead" for each in threading.enumerate()))
+    assert ended.wait(100)
+    thread.join(100)
+    assert not thread.is_alive()
+
+
+# --- Large arrays take the memory that earlier ones have given back, and nobody's while it is in use
+
+LARGE = 1 << 20
+MAX_SPARE = 1 << 27
+BYTE = np.dtype(np.uint8)
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "i2", "f4", "f8", "i8"])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 5), (7,), (100_000,), (256, 4, 84, 84), (64, 1, 333, 1)])
+def test_arrays_are_as_numpy_makes_them(shape: tuple[int, ...], dtype: str) -> None:
+    made = _core.empty(shape, np.dtype(dtype))
+    assert (made.shape, made.dtype) == (shape, np.dtype(dtype))
+    assert made.flags.c_contiguous and made.flags.writeable and made.flags.aligned
+    made[...] = 1
+    assert made.all() and made.sum(dtype=np.int64) == made.size
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(">f4"), np.dtype("O"), np.dtype([("a", "u1")]), np.dtype("U3")])
+def test_what_is_no_plain_number_is_left_to_numpy(dtype: np.dtype[Any]) -> None:
+    made = _core.empty((1_000_000,), dtype)
+    assert made.dtype == dtype and made.flags.owndata
+
+
+def test_memory_that_was_given_back_is_taken_again() -> None:
+    taken = []
+    for _ in range(5):  # a thread that an earlier test has left may be quicker once
+        first = _core.empty((LARGE,), BYTE)
+        place = address(first)
+        del first
+        taken.append(address(_core.empty((LARGE - 5,), BYTE)) == place)  # of about the same size
+    assert any(taken)
+
+
+def test_a_view_keeps_its_memory() -> None:
+    view = _core.empty((LARGE,), BYTE)[10:20]
+    view[:] = 7
+    others = [_core.empty((LARGE,), BYTE) for _ in range(3)]
+    for other in others:
+        other[:] = 1
+    assert (view == 7).all()
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.integers(0, 5), st.sampled_from([40_000, 41_000, 65_536, 300_000, LARGE])),
+        max_size=60,
+    )
+)
+@settings(deadline=None, max_examples=50)
+def test_no_two_arrays_share_memory(turns: list[tuple[bool, int, int]]) -> None:
+    held: list[np.ndarray] = []
+    for number, (is_made, which, size) in enumerate(turns):
+        if is_made or not held:
+            held.append(_core.empty((size,), BYTE))
+            held[-1][:] = number
+            assert len(held[-1]) == size
+        else:
+            held.pop(which % len(held))
+        ends = sorted((address(each), address(each) + each.size) for each in held)
+        assert all(end <= begin for (_, end), (begin, _) in zip(ends, ends[1:], strict=False))
+    for each in held:
+        assert (each == each[0]).all()
+
+
+def test_what_is_kept_is_bounded() -> None:
+    held = [_core.empty((10 * LARGE + i * 2 * LARGE,), BYTE) for i in range(12)]
+    assert sum(each.size for each in held) > MAX_SPARE
+    del held
+    assert 0 < _core.spare_bytes() <= MAX_SPARE
+    too_large = _core.empty((MAX_SPARE + 1,), BYTE)
+    del too_large
+    assert _core.spare_bytes() <= MAX_SPARE  # went back to the system
+
+
+def test_the_oldest_blocks_give_way_to_a_newer_one_that_does_not_fit_beside_them() -> None:
+    large, newest = MAX_SPARE * 15 // 16, MAX_SPARE * 10 // 16
+    for size in (LARGE, large, newest):
+        made = _core.empty((size,), BYTE)
+        del made
+    assert newest <= _core.spare_bytes() < newest + LARGE, "whatever is older than the large one went before it"
+
+
+def test_many_small_blocks_are_kept_to_a_number_too() -> None:
+    del_me = [_core.empty((40_000,), BYTE) for _ in range(200)]
+    del del_me
+    before = _core.spare_bytes()
+    again = [_core.empty((40_000,), BYTE) for _ in range(100)]
+    assert before - _core.spare_bytes() <= 64 * 50_000
+    del again
+
+
+def test_a_batch_takes_the_memory_of_the_one_before() -> None:
+    schema = memoire.Schema({"obs": memoire.Column("uint8", (84, 84), "state"), "reward": np.float32})
+    buffer = memoire.Buffer(schema, 100, frame_stack=4, seed=0)
+    buffer.memory.open()
+    buffer.memory.extend(0, (np.ones((50, 84, 84), np.uint8), np.ones(50, np.float32)))
+    buffer.memory.close(terminated=True)
+    places = set()
+    for _ in range(10):
+        batch = buffer.sample(32)
+        assert (batch["obs"] == 1).all()
+        places |= {address(batch["obs"]), address(batch["next_obs"])}
+        del batch
+    assert len(places) <= 4  # the two sides, and what other sizes of this process had left

@@ -1,16 +1,25 @@
-"""Rank-based and greedy draws: the order of the entries is exact at each draw, and so are the chances."""
+"""Draws by proportion and by rank, their importance, and the targets of policies, against slow models."""
+
+import threading
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from scipy.stats import chisquare
 
 from memoire import Buffer, Greedy, Linear, Prioritized, RankBased, Schema, Uniform
+from memoire._core import PriorityTree
 from memoire.errors import EmptyMemory, ParameterError
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
+from memoire.replay.rollouts import gae, vtrace
+from memoire.replay.sampling import importance
 from memories import with_episode
+
+# --- Rank-based and greedy draws: the order of the entries is exact at each draw, and so are the chances
 
 SCHEMA = Schema({"obs": (np.float32, (1,)), "reward": np.float32})
 
@@ -198,3 +207,326 @@ def test_parameters_of_samplers_are_checked_and_told():
         Parameters(prioritization="ranked")
     with pytest.raises(EmptyMemory):
         Memory(SCHEMA, 10, Parameters(prioritization="greedy")).draw(1)
+
+
+# --- Samplers as settings, and importance by its formula
+
+chances = arrays(np.float64, st.integers(1, 20), elements=st.floats(1e-9, 1.0))
+
+
+def test_samplers_become_parameters():
+    made = Parameters().replace(**Prioritized(0.7, beta=0.5, normalize="global").fields())
+    assert (made.priority_exponent, made.importance_exponent, made.normalize) == (0.7, 0.5, "global")
+    made = made.replace(**Uniform().fields())
+    assert (made.priority_exponent, made.importance_exponent, made.normalize) == (0.0, 0.0, "batch")
+
+
+@pytest.mark.parametrize("wrong", [{"exponent": -1}, {"beta": 2}, {"normalize": "max"}])
+def test_a_sampler_refuses_a_field_outside_its_range(wrong):
+    with pytest.raises(ParameterError):
+        Prioritized(**wrong)
+
+
+@given(chances, st.floats(1, 1e9), st.floats(0, 1))
+def test_importance_is_the_formula_over_the_largest_of_the_batch(probability, population, beta):
+    got, divisor = importance(probability, population, beta)
+    truth = (population * probability) ** -beta
+    assert got.dtype == np.float32 and got.max() == 1.0 and (got > 0).all()
+    np.testing.assert_allclose(got * divisor, truth, rtol=1e-6)
+
+
+@given(chances, st.floats(0.1, 1))
+def test_global_importance_is_divided_by_what_the_least_chance_would_have(probability, beta):
+    smallest = probability.min() / 2
+    got, divisor = importance(probability, 100, beta, "global", smallest)
+    assert divisor == pytest.approx((100 * smallest) ** -beta)
+    assert (got <= 1.0).all()
+
+
+def test_full_correction_gives_the_uniform_mean():
+    rng = np.random.default_rng(1)
+    weights, values = rng.random(50) + 0.1, rng.normal(size=50)
+    chance = weights / weights.sum()
+    drawn = rng.choice(50, 400_000, p=chance)
+    undivided, divisor = importance(chance[drawn], 50, 1.0)
+    assert (undivided * divisor * values[drawn]).mean() == pytest.approx(values.mean(), abs=0.01)
+
+
+@pytest.mark.parametrize("wrong", [[0.0], [-0.1], [np.nan], [np.inf], [0.5, 0.0]])
+def test_a_chance_that_is_none_is_refused(wrong):
+    with pytest.raises(ParameterError, match="probability must be above 0"):
+        importance(wrong, 10, 0.5)
+
+
+def test_what_is_missing_or_wrong_is_named():
+    for population in (0, -1, np.inf, np.nan):
+        with pytest.raises(ParameterError, match="population"):
+            importance([0.5], population, 0.5)
+    with pytest.raises(ParameterError, match="smallest"):
+        importance([0.5], 10, 0.5, "global")
+    with pytest.raises(ParameterError, match="normalize"):
+        importance([0.5], 10, 0.5, "largest")
+
+
+def test_an_empty_batch_has_an_empty_importance():
+    got, divisor = importance([], 10, 0.5)
+    assert got.shape == (0,) and divisor == 1.0
+
+
+# --- The priority tree against cumulative sums
+
+fractions = arrays(np.float64, 32, elements=st.floats(0, 1, exclude_max=True))
+whole_weights = arrays(np.float64, st.integers(1, 700), elements=st.integers(0, 9))
+any_weights = arrays(np.float64, st.integers(1, 70), elements=st.just(0.0) | st.floats(1e-12, 1e12))
+quick = settings(deadline=None, max_examples=60)
+
+
+def tree_of(weights):
+    tree = PriorityTree(len(weights))
+    tree.set(np.arange(len(weights)), weights)
+    return tree
+
+
+@quick
+@given(whole_weights, fractions)  # whole numbers add without rounding: compare exactly
+def test_draw_agrees_with_cumulative_sum(weights, fractions):
+    assume(weights.any())
+    expected = np.searchsorted(weights.cumsum(), fractions * weights.sum(), side="right")
+    np.testing.assert_array_equal(tree_of(weights).draw(fractions), expected)
+
+
+@quick
+@given(any_weights, fractions)
+@example(np.array([1.5, 0.0, 2.0**52 + 2.0, 0.0]), np.array([1 - 2.0**-53]))
+@example(np.array([0.1] * 9 + [0.0] * 7), np.array([1 - 2.0**-53]))
+@example(np.array([5e-324, 0.0]), np.array([0.0, 1 - 2.0**-53]))
+def test_empty_leaves_are_never_drawn(weights, fractions):
+    assume(weights.any())
+    assert (weights[tree_of(weights).draw(fractions)] > 0).all()
+
+
+@quick
+@given(any_weights)
+@example(np.array([923377741e3, 1e12] + [5e-10] * 24))
+def test_a_mass_at_or_beyond_the_total_finds_the_last_positive_leaf(weights):
+    assume(weights.any())
+    tree = tree_of(weights)
+    found = tree.find([tree.total, np.nextafter(tree.total, np.inf), 2 * tree.total, 1e300])
+    np.testing.assert_array_equal(found, np.flatnonzero(weights)[-1])
+
+
+@quick
+@given(st.integers(1, 600), st.data())
+def test_any_order_of_updates_leaves_what_was_written_last(size, data):
+    tree, truth = PriorityTree(size), np.zeros(size)
+    for _ in range(data.draw(st.integers(1, 6))):
+        count = data.draw(st.integers(0, 40))
+        indices = data.draw(arrays(np.int64, count, elements=st.integers(0, size - 1)))
+        weights = data.draw(arrays(np.float64, count, elements=st.just(0.0) | st.floats(1e-3, 1e3)))
+        tree.set(indices, weights)
+        for index, weight in zip(indices, weights, strict=True):  # of duplicates the last counts
+            truth[index] = weight
+        np.testing.assert_array_equal(tree.get(np.arange(size)), truth)
+        assert tree.total == pytest.approx(truth.sum(), rel=1e-12)
+        assert tree.positive == (truth > 0).sum()
+        assert tree.minimum == truth[truth > 0].min(initial=np.inf)
+
+
+def test_sums_do_not_drift():
+    rng = np.random.default_rng(0)
+    tree, truth = PriorityTree(1000), np.zeros(1000)
+    for _ in range(500):
+        indices, weights = rng.integers(0, 1000, 20), rng.random(20) * 10.0 ** rng.integers(-12, 12, 20)
+        tree.set(indices, weights)
+        truth[indices] = 0.0
+        for index, weight in zip(indices, weights, strict=True):
+            truth[index] = weight
+    tree.set(np.flatnonzero(truth > 1e-3), 0.0)  # what was absorbed by large sums is there again
+    truth[truth > 1e-3] = 0.0
+    assert tree.total == pytest.approx(truth.sum(), rel=1e-14)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 63, 64, 65, 511, 513, 4097, 100_003])
+def test_every_leaf_can_be_drawn_whatever_the_size(size):
+    tree = PriorityTree(size)
+    tree.set(np.arange(size), 1.0)
+    np.testing.assert_array_equal(tree.find(np.arange(size) + 0.5), np.arange(size))
+    assert (tree.size, tree.total, tree.positive, tree.minimum) == (size, size, size, 1.0)
+
+
+def test_an_empty_tree_has_nothing_to_draw():
+    tree = PriorityTree(10)
+    assert (tree.total, tree.positive, tree.minimum) == (0.0, 0, np.inf)
+    with pytest.raises(ValueError, match="all weights are 0"):
+        tree.draw([0.5])
+    assert tree.draw([]).shape == (0,)
+
+
+@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
+def test_a_weight_that_is_none_is_named_and_nothing_changes(bad):
+    tree = tree_of(np.ones(4))
+    with pytest.raises(ValueError, match="position 1 is not finite and at least 0. Nothing was changed"):
+        tree.set([0, 1, 2], [5.0, bad, bad])
+    np.testing.assert_array_equal(tree.get([0, 1, 2, 3]), 1.0)
+
+
+@pytest.mark.parametrize("bad", [-1, 4, 2**40])
+def test_an_index_outside_is_named_and_nothing_changes(bad):
+    tree = tree_of(np.ones(4))
+    with pytest.raises(IndexError, match=rf"index {bad} at position 1 is outside \[0, 4\)"):
+        tree.set([0, bad], [5.0, 5.0])
+    with pytest.raises(IndexError, match="position 0"):
+        tree.get([bad])
+    assert tree.total == 4.0
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.0, np.nan, np.inf])
+def test_a_fraction_outside_is_named(bad):
+    with pytest.raises(ValueError, match=r"fractions must lie in \[0, 1\), got .* at position 1"):
+        tree_of(np.ones(4)).draw([0.5, bad])
+    with pytest.raises(ValueError, match="masses must be finite"):
+        tree_of(np.ones(4)).find([0.5, -1.0])
+
+
+def test_lengths_and_shapes_must_agree():
+    tree = PriorityTree(4)
+    with pytest.raises(ValueError, match="2 indices and 3 weights"):
+        tree.set([0, 1], [1.0, 1.0, 1.0])
+    with pytest.raises(ValueError, match="one dimension"):
+        tree.set([[0]], [1.0])
+    with pytest.raises(TypeError):
+        tree.set([0.5], [1.0])
+    for size in (0, -1):
+        with pytest.raises(ValueError, match="size"):
+            PriorityTree(size)
+
+
+def test_threads_may_share_a_tree():
+    tree = PriorityTree(10_000)
+    errors = []
+
+    def work(seed):
+        try:
+            rng = np.random.default_rng(seed)
+            for _ in range(200):
+                tree.set(rng.integers(0, 10_000, 500), rng.integers(1, 5, 500))
+                assert (tree.get(tree.draw(rng.random(100))) > 0).all()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert not errors
+    weights = tree.get(np.arange(10_000))
+    assert tree.total == weights.sum() and tree.positive == (weights > 0).sum()
+
+
+# --- Advantages and V-trace targets agree with their definitions, written as sums over all later entries
+
+Parts = list[tuple[Any, Any, Any, Any]]
+
+
+def parts_of(arrays: Any, lengths: Any) -> list[Any]:
+    return np.split(arrays, np.cumsum(lengths)[:-1])
+
+
+def slow_gae(rewards: Any, values: Any, last: Any, discount: float, lam: float) -> Any:
+    """Equation 16 for one fragment, as it is printed: O(T^2)."""
+    following = np.append(values[1:], last)
+    deltas = rewards + discount * following - values
+    count = len(rewards)
+    return np.array([sum((discount * lam) ** (k - t) * deltas[k] for k in range(t, count)) for t in range(count)])
+
+
+def slow_vtrace(
+    rewards: Any, values: Any, last: Any, logs: Any, discount: float, lam: float, rho_max: float, c_max: float
+) -> Any:
+    """Equation 1 for one fragment, with a product for each pair: O(T^3)."""
+    following, ratio = np.append(values[1:], last), np.exp(logs)
+    rho, c = np.minimum(ratio, rho_max), lam * np.minimum(ratio, c_max)
+    deltas = rho * (rewards + discount * following - values)
+    count = len(rewards)
+    sums = [sum(discount ** (k - t) * np.prod(c[t:k]) * deltas[k] for k in range(t, count)) for t in range(count)]
+    return values + np.array(sums)
+
+
+@st.composite
+def fragments(draw: st.DrawFn) -> tuple[Any, Any, Any, Any, Any]:
+    lengths = draw(st.lists(st.integers(1, 7), min_size=1, max_size=6))
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    count = sum(lengths)
+    return (
+        rng.normal(size=count),
+        rng.normal(size=count),
+        rng.normal(size=len(lengths)),
+        lengths,
+        rng.normal(size=count),
+    )
+
+
+fractions_of_advantages = st.floats(0, 1)
+
+
+@given(fragments(), fractions_of_advantages, fractions_of_advantages)
+def test_gae_is_the_sum_that_defines_it(case: Any, discount: float, lam: float) -> None:
+    rewards, values, last, lengths, _ = case
+    advantages, returns = gae(rewards, values, last, lengths, discount, lam)
+    each = zip(parts_of(rewards, lengths), parts_of(values, lengths), last, strict=True)
+    expected = np.concatenate([slow_gae(*one, discount, lam) for one in each])
+    np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(returns, expected + values, rtol=1e-4, atol=1e-5)
+
+
+@given(fragments(), fractions_of_advantages, fractions_of_advantages, st.floats(0.1, 3), st.floats(0.1, 3))
+def test_vtrace_is_the_sum_that_defines_it(case: Any, discount: float, lam: float, rho: float, c: float) -> None:
+    rewards, values, last, lengths, logs = case
+    targets, advantages = vtrace(rewards, values, last, lengths, logs, discount, lam=lam, rho_max=rho, c_max=c)
+    cut = (parts_of(each, lengths) for each in (rewards, values, logs))
+    each = list(zip(*cut, last, strict=True))
+    expected = [slow_vtrace(r, v, end, log, discount, lam, rho, c) for r, v, log, end in each]
+    np.testing.assert_allclose(targets, np.concatenate(expected), rtol=1e-4, atol=1e-5)
+    steps = [
+        np.minimum(np.exp(log), rho) * (r + discount * np.append(found[1:], end) - v)
+        for (r, v, log, end), found in zip(each, expected, strict=True)
+    ]
+    np.testing.assert_allclose(advantages, np.concatenate(steps), rtol=1e-4, atol=1e-5)
+
+
+@given(fragments(), fractions_of_advantages, fractions_of_advantages)
+def test_with_equal_policies_vtrace_targets_are_the_returns_of_gae(case: Any, discount: float, lam: float) -> None:
+    rewards, values, last, lengths, logs = case
+    targets, _ = vtrace(rewards, values, last, lengths, np.zeros_like(logs), discount, lam=lam)
+    _, returns = gae(rewards, values, last, lengths, discount, lam)
+    np.testing.assert_allclose(targets, returns, rtol=1e-4, atol=1e-5)
+
+
+def test_each_dimension_of_a_reward_is_a_reward() -> None:
+    rng = np.random.default_rng(1)
+    rewards, values, last = rng.normal(size=(5, 2)), rng.normal(size=(5, 2)), rng.normal(size=(2, 2))
+    both = gae(rewards, values, last, [2, 3], 0.9, 0.8)[0]
+    for j in range(2):
+        np.testing.assert_array_equal(both[:, j], gae(rewards[:, j], values[:, j], last[:, j], [2, 3], 0.9, 0.8)[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"values": np.zeros(3)}, "values"),
+        ({"bootstrap": np.zeros(1)}, "bootstrap"),
+        ({"lengths": [5]}, "lengths"),
+        ({"lengths": [4, 0]}, "lengths"),
+        ({"values": np.array([0.0, np.nan, 0.0, 0.0])}, "values"),
+        ({"discount": 1.5}, "discount"),
+        ({"lam": -0.1}, "lam"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(changes: dict[str, Any], name: str) -> None:
+    given: dict[str, Any] = {"rewards": np.zeros(4), "values": np.zeros(4), "bootstrap": np.zeros(2)}
+    given |= {"lengths": [3, 1], "discount": 0.9, "lam": 0.9}
+    with pytest.raises(ParameterError, match=name):
+        gae(**given | changes)
+    with pytest.raises(ParameterError, match="log_ratios"):
+        vtrace(**given, log_ratios=np.zeros(3))

@@ -1,8 +1,14 @@
-"""An agent's state by its attributes, without torch: what is saved is what comes back, and what was told stays."""
+"""What a trainer keeps in files: an agent's state by its attributes, its models, and files of a former run."""
 
+import datetime
 import functools
+import io
+import json
 import logging
 import random
+import subprocess
+import sys
+import zipfile
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -10,8 +16,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memoire.errors import DataError, ParameterError
-from memoire.rl.trainer.saving import KEPT, form_of, load_agent, save_agent, unsaved
+from memoire.errors import DataError, ParameterError, PathHeld, StateLocked
+from memoire.rl import weights
+from memoire.rl.trainer.saving import (
+    KEPT,
+    RESUMES,
+    ModelFiles,
+    begin_fresh,
+    checked_resume,
+    form_of,
+    load_agent,
+    lock_checkpoint,
+    put_aside,
+    read_model,
+    save_agent,
+    unsaved,
+)
+
+# --- An agent's state by its attributes, without torch: what is saved is what comes back, and what was told stays
 
 
 class Agent:
@@ -165,3 +187,164 @@ def test_another_agents_checkpoint_is_refused_with_its_path(tmp_path: Path) -> N
 
 def test_what_is_not_saved_is_named() -> None:
     assert unsaved(Agent()) == ["socket (object)"]
+
+
+# --- Models in files are whole, checked, and each path is held by one process; a history keeps each n-th
+
+
+def body(number):
+    return weights.pack({"layer.weight": np.full((2, 3), number, np.float32)})
+
+
+def number_in(path):
+    return int(weights.load(path)["layer.weight"][0, 0])
+
+
+def test_the_newest_model_is_there_again_at_the_next_start(tmp_path):
+    files = ModelFiles(tmp_path / "weights" / "a.pth", role="worker")
+    assert files.read() is None
+    for number in (1, 2):
+        files.keep(body(number))
+    files.close()
+    files.close()
+    assert ModelFiles(tmp_path / "weights" / "a.pth", role="worker").read() == body(2)
+
+
+@pytest.mark.parametrize(("every", "expected"), [(0, []), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6])])
+def test_the_history_has_each_nth_since_the_last_that_was_kept(every, expected, tmp_path):
+    files = ModelFiles(tmp_path / "a.pth", tmp_path / "h" / "drone_", every, role="worker")
+    for number in range(1, 8):
+        files.keep(body(number))
+    found = sorted((tmp_path / "h").glob("drone_*.pth")) if every else []
+    assert sorted(number_in(path) for path in found) == expected
+    assert number_in(tmp_path / "a.pth") == 7
+
+
+def test_models_of_the_same_moment_have_names_of_their_own(tmp_path):
+    moment = datetime.datetime(2026, 11, 26, 14, 3, 59, 120000)
+    files = ModelFiles(None, str(tmp_path / "h_"), 1, role="worker", now=lambda: moment)
+    for number in (1, 2):
+        files.keep(body(number))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["h_2026-11-26_14-03-59.120000-1.pth", "h_2026-11-26_14-03-59.120000.pth"]
+    assert files.read() is None
+    with pytest.raises(ParameterError, match="model_history must be a whole number from 0"):
+        ModelFiles(None, "h_", -1, role="worker")
+
+
+def test_a_second_holder_is_refused_and_told_the_first(tmp_path):
+    path = tmp_path / "a.pth"
+    code = (
+        f"from memoire.rl.trainer.saving import ModelFiles; files = ModelFiles({str(path)!r}, role='trainer'); "
+        "print('held', flush=True); input()"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(PathHeld, match=rf"a.pth is in use by a trainer, process {other.pid} on host .*model_path"):
+            ModelFiles(path, role="worker")
+    finally:
+        other.kill()
+        other.communicate(timeout=60)
+    mine = ModelFiles(path, role="worker")  # the lock leaves with a process, however it ended
+    with pytest.raises(PathHeld, match="a worker, process"):
+        ModelFiles(path, role="trainer")
+    mine.close()
+    lock = tmp_path / "a.pth.lock"
+    held = ModelFiles(path, role="worker")
+    lock.write_text("[]")
+    with pytest.raises(PathHeld, match="in use by another process"):
+        ModelFiles(path, role="trainer")
+    held.close()
+    assert json.loads(lock.read_text() or "[]") == []
+
+
+def test_no_changed_byte_of_a_file_changes_an_array(tmp_path):
+    path = tmp_path / "a.pth"
+    weights.save(path, weights.unpack(body(1)))
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        if whole[place : place + 1] == b" ":
+            continue  # padding between header and data
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            found = weights.load(path)
+        except DataError:
+            continue
+        # What is damaged may also be the mark that says there is a checksum: then the arrays are whole.
+        assert place < 40 and found["layer.weight"].tolist() == [[1.0] * 3] * 2, (place, found)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(DataError):
+        weights.load(path)
+    path.write_bytes(body(1))  # as other tools of safetensors write it
+    assert number_in(path) == 1
+
+
+def test_a_file_of_something_else_is_named(tmp_path):
+    path = tmp_path / "a.pth"
+    path.write_bytes(b"no model")
+    with pytest.raises(DataError, match="a.pth"):
+        ModelFiles(path, role="worker").read()
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("x/data.pkl", b"cos\nsystem\n.")
+    path.write_bytes(archive.getvalue())
+    with pytest.raises(DataError, match="is a file of torch"):
+        read_model(path)
+
+
+# --- Files of a former run are put aside, and never deleted
+
+
+def test_a_folder_that_a_trainer_has_is_not_put_aside(tmp_path):
+    folder = tmp_path / "run.cpt"
+    lock = lock_checkpoint(folder)
+    for act in (lambda: put_aside(folder), lambda: lock_checkpoint(folder)):
+        with pytest.raises(StateLocked, match=r"the checkpoint folder .* only one trainer may write it"):
+            act()
+    assert folder.is_dir() and [each.name for each in tmp_path.iterdir()] == ["run.cpt"]
+    lock.release()
+    assert put_aside(folder) == tmp_path / "run.cpt.former-1"
+
+
+def test_a_folder_is_put_aside_under_the_next_free_name(tmp_path):
+    for number in (1, 2):
+        (tmp_path / "run.cpt").mkdir()
+        (tmp_path / "run.cpt" / "samples").write_text(str(number))
+        assert put_aside(tmp_path / "run.cpt") == tmp_path / f"run.cpt.former-{number}"
+    assert (tmp_path / "run.cpt.former-1" / "samples").read_text() == "1"
+    assert put_aside(tmp_path / "run.cpt") is None
+
+
+def test_what_to_go_on_with_is_one_of_four():
+    assert [checked_resume(each) for each in RESUMES] == ["all", "memory", "weights", "none"]
+    with pytest.raises(ParameterError, match="resume must be one of 'all', 'memory', 'weights', 'none'"):
+        checked_resume("everything")
+
+
+def test_a_run_begins_anew_only_after_a_yes(tmp_path):
+    files = [tmp_path / "run.cpt", tmp_path / "run.pth", tmp_path / "absent"]
+    for path in files[:2]:
+        path.write_text("former")
+    asked = []
+    with pytest.raises(
+        ParameterError, match="--fresh must be the answer yes at a terminal, or --yes beside it, got 'n'"
+    ):
+        begin_fresh(files, ask=lambda text: asked.append(text) or "n")
+    assert len(asked) == 1 and "run.cpt" in asked[0] and "absent" not in asked[0]
+    assert all(path.exists() for path in files[:2]), "nothing was changed"
+    begin_fresh(files, ask=lambda text: "yes")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.cpt.former-1", "run.pth.former-1"]
+    begin_fresh(files, ask=lambda text: pytest.fail("there is nothing to ask for"))
+
+
+def test_without_a_terminal_nobody_says_yes(tmp_path):
+    (tmp_path / "run").write_text("former")
+
+    def ask(text):
+        raise EOFError
+
+    with pytest.raises(ParameterError, match="--yes"):
+        begin_fresh([tmp_path / "run"], ask=ask)
+    begin_fresh([tmp_path / "run"], is_sure=True, ask=ask)
+    assert not (tmp_path / "run").exists()

@@ -1,20 +1,25 @@
-"""What clients report and are told, message by message."""
+"""What clients report, push and are told, message by message, and whom their ids belong to."""
 
 import numpy as np
 import pytest
 
 from fake_store import Disk
 from memoire.errors import ProtocolError
-from memoire.limits import NO_LIMIT
+from memoire.limits import NO_LIMIT, Limits
 from memoire.replay.parameters import Parameters
+from memoire.server.handlers.clients import IntakeHandler
+from memoire.server.state import STOCK_PART, UNDRAWN, ClientOwners, Credits
+from memoire.tables.caches.pool import Pool
 from memoire.tables.table import Table
 from memoire.wire import containers as unpack
 from memoire.wire import messages
-from memoire.wire.frames import ROUNDTRIP, table_number
+from memoire.wire.frames import NO_CLIENT, ROUNDTRIP, table_number
 from netkit import SCHEMA
-from serverkit import ME, NEXT, NOW, READER, RUN, YOU, Ends, save, state_of, store_of, tables_of
+from serverkit import ME, NEXT, NOW, READER, RUN, YOU, Ends, cache_of, message, save, state_of, store_of, tables_of
 
 pytestmark = pytest.mark.usefixtures("without_io")
+
+# --- What clients report and are told, message by message
 
 BAND = Parameters(cache_size=8, samples_per_insert=1.0, samples_per_insert_tolerance=30.0, min_size=0)
 WHOLE = table_number("whole")
@@ -278,3 +283,299 @@ def test_who_only_tries_the_way_there_and_back_is_in_no_total(ends):
         with pytest.raises(ProtocolError, match="is for round trips: it keeps no log lines and episodes"):
             ends.update(table=PROBE, steps=9, **facts)
     assert state.probes.find(ME).report.steps == 3
+
+
+# --- Client ids belong to the key that uses them first
+
+
+@pytest.fixture
+def state():
+    return state_of()
+
+
+def refused(owner, client, principal):
+    with pytest.raises(ProtocolError) as caught:
+        owner.check(client, principal, NOW)
+    assert caught.value.code == "owner"
+    return caught.value.detail
+
+
+def test_nobody_owns_anything_where_no_keys_are_asked_for(state):
+    owner = ClientOwners(state)
+    owner.check(ME, "", NOW)
+    owner.check(NO_CLIENT, "actor/a", NOW)
+    owner.check(NO_CLIENT, "actor/b", NOW)
+    owner.check(ME, "actor/a", NOW)
+
+
+def test_an_id_without_an_account_belongs_to_whoever_uses_it_first(state):
+    owner = ClientOwners(state)
+    owner.check(READER, "reader/a", NOW)
+    owner.check(READER, "reader/a", NOW)
+    detail = refused(owner, READER, "reader/b")
+    assert detail == f"client {READER.hex()[:8]} belongs to the key reader/a, not reader/b"
+    owner.check(YOU, "reader/b", NOW)
+
+
+def test_an_account_knows_its_owner_and_has_it_saved():
+    disk = Disk()
+    state = state_of(store=store_of(disk))
+    account = state.ledger.report(ME, 1, messages.Update(steps=1), NOW)
+    save(state, disk)
+    owner = ClientOwners(state)
+    owner.check(ME, "actor/a", NOW)
+    assert account.owner == "actor/a" and not state.committer.is_saved("run", ME)
+    assert "actor/a" in refused(owner, ME, "actor/b")
+
+
+def test_an_id_keeps_its_owner_when_it_gets_an_account(state):
+    owner = ClientOwners(state)
+    owner.check(ME, "actor/a", NOW)
+    account = state.ledger.greet(ME, NOW)
+    owner.move_to(account)
+    assert account.owner == "actor/a"
+    owner.move_to(account)
+    assert account.owner == "actor/a"
+    refused(owner, ME, "actor/b")
+
+
+# --- How much a client may have on the way: its part of what all together may have
+
+LIMITS = Limits(credit=1000, on_way_bytes=100_000, client_timeout=60.0)
+
+
+@pytest.fixture
+def state_of_credit():
+    made = state_of(limits=LIMITS)
+    made.tables.first.pool.limit(5000)
+    return made
+
+
+def greet(state, count, now=NOW, table=0):
+    for number in range(count):
+        state.ledger.greet(bytes([number + 1]) * 16, now, table)
+
+
+def test_a_client_has_its_limit_while_there_is_enough_for_all(state_of_credit):
+    credits = Credits(state_of_credit)
+    assert credits.of(state_of_credit.tables.first, NOW) == 1000
+    greet(state_of_credit, 5)
+    assert credits.of(state_of_credit.tables.first, NOW) == 1000
+    credits.limit(700)
+    credits.limit(None)
+    assert credits.of(state_of_credit.tables.first, NOW) == 700
+
+
+def test_clients_share_what_their_table_holds(state_of_credit):
+    greet(state_of_credit, 10)
+    assert Credits(state_of_credit).of(state_of_credit.tables.first, NOW) == 500
+    assert Credits(state_of_credit).of(state_of_credit.tables["whole"], NOW) == 1000, "that has none of them"
+
+
+def test_all_clients_share_what_may_be_on_the_way():
+    state = state_of(limits=Limits(credit=10_000, on_way_bytes=20_000))
+    greet(state, 10, table=table_number("whole"))
+    assert Credits(state).of(state.tables.first, NOW) == 2000
+
+
+def test_whatever_is_shared_a_client_may_have_a_byte_on_the_way(state_of_credit):
+    credits = Credits(state_of_credit)
+    state_of_credit.tables.first.pool.limit(1)
+    greet(state_of_credit, 10)
+    assert credits.of(state_of_credit.tables.first, NOW) == 1
+
+
+def test_clients_that_are_gone_share_no_more_and_silent_ones_are_counted_once_a_second(state_of_credit):
+    credits = Credits(state_of_credit)
+    greet(state_of_credit, 10)
+    assert credits.of(state_of_credit.tables.first, NOW) == 500
+    state_of_credit.ledger.report(bytes([1]) * 16, 1, messages.Update(leaving=True), NOW)
+    assert credits.of(state_of_credit.tables.first, NOW) == 5000 // 9
+    state_of_credit.ledger.report(bytes([10]) * 16, 1, messages.Update(steps=1, leaving=True), NOW)
+    late = NOW + 61.0
+    for number in range(1, 8):
+        state_of_credit.ledger.greet(bytes([number + 1]) * 16, late)
+    assert credits.of(state_of_credit.tables.first, late) == 5000 // 7
+    state_of_credit.ledger.greet(bytes([9]) * 16, late)
+    assert credits.of(state_of_credit.tables.first, late + 0.9) == 5000 // 7
+    assert credits.of(state_of_credit.tables.first, late + 1.0) == 5000 // 8
+
+
+def test_a_clock_that_goes_back_has_clients_counted_again(state_of_credit):
+    credits = Credits(state_of_credit)
+    greet(state_of_credit, 10, now=NOW - 100.0)
+    assert credits.of(state_of_credit.tables.first, NOW) == 1000, "all are silent"
+    assert credits.of(state_of_credit.tables.first, NOW - 50.0) == 500
+
+
+def test_another_run_has_its_own_clients(state_of_credit):
+    credits = Credits(state_of_credit)
+    greet(state_of_credit, 10, now=NOW - 100.0)
+    assert credits.of(state_of_credit.tables.first, NOW) == 1000
+    state_of_credit.runs.begin("next", NOW)
+    greet(state_of_credit, 10)
+    assert credits.of(state_of_credit.tables.first, NOW) == 500
+
+
+def test_entries_are_granted_to_each_client_of_a_table():
+    state = state_of(tables_of(default=Table(SCHEMA, parameters=BAND), free=Table(SCHEMA)))
+    credits = Credits(state)
+    greet(state, 3)
+    assert credits.grant(state.tables.first, ME, 0, NOW) == (10, "")
+    assert credits.grant(state.tables.first, YOU, 0, NOW) == (10, "")
+    assert credits.grant(state.tables["free"], ME, 0, NOW) == (NO_LIMIT, "")
+
+
+class Stocked(Pool):
+    """A pool that says how many samples it wants of a client, and keeps what it was asked with."""
+
+    def room(self, client_id, stock_bytes):
+        self.asked = client_id, stock_bytes
+        return self.wanted
+
+
+@pytest.fixture
+def stocked():
+    parameters = BAND.replace(samples_per_insert=0.5, samples_per_insert_tolerance=None)
+    made = state_of(tables_of(default=Table(SCHEMA, parameters=parameters)), limits=LIMITS)
+    table = made.tables.first
+    table.pool = table.sums = Stocked(SCHEMA, table.parameters)
+    return table, Credits(made)
+
+
+def test_a_client_whose_samples_are_not_drawn_is_granted_no_more_than_learners_want(stocked):
+    table, credits = stocked
+    table.pool.wanted = 5
+    assert credits.grant(table, ME, 100, NOW) == (110, "") and table.pool.asked == (ME, 1000 // STOCK_PART)
+    table.pool.wanted = 0
+    assert credits.grant(table, ME, 110, NOW) == (110, UNDRAWN)
+
+
+def test_the_smaller_of_two_grants_holds(stocked):
+    table, credits = stocked
+    table.limiter.configure(table.parameters.replace(samples_per_insert_tolerance=30.0))
+    table.limiter.met(ME, 1000, 1)
+    table.pool.wanted = 5
+    assert credits.grant(table, ME, 1000, NOW) == (1010, "")
+    table.pool.wanted = 500
+    assert credits.grant(table, ME, 1000, NOW) == (1060, ""), "30 samples, half of one for each entry"
+    table.pool.wanted = None
+    assert credits.grant(table, ME, 1000, NOW) == (1060, "")
+
+
+# --- What clients push, step by step: checked, held, counted
+
+CACHE = cache_of()
+
+
+def pushed(number=1, payload=CACHE, body=None, client=ME, **header):
+    facts = {"fingerprint": SCHEMA.fingerprint, "run": RUN} | header
+    body = body or messages.Cache(number=number, pushed_bytes=number * payload.nbytes)
+    return message(body, client, number=number, payload=payload, **facts)
+
+
+def code_of(handler, made):
+    with pytest.raises(ProtocolError) as caught:
+        handler.check(made.header, made.body, made.payload)
+    return caught.value.code
+
+
+def accept(handler, made):
+    table, held = handler.check(made.header, made.body, made.payload)
+    handler.accept(NOW, made.header, made.body, table, held)
+    return held.samples
+
+
+def test_a_cache_is_held_and_counted(state):
+    assert accept(IntakeHandler(state), pushed()) == 8
+    account = state.ledger.find(ME)
+    assert (account.accepted_caches, account.received_bytes, account.accepted_samples) == (1, CACHE.nbytes, 8)
+    assert account.last_cache == NOW and state.tables.first.pool.stats().caches == 1
+    state.ledger.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        ({"client": NO_CLIENT}, "client"),
+        ({"run": NEXT}, "run"),
+        ({"table": 5}, "table"),
+        ({"fingerprint": 1}, "schema"),
+        ({"table": table_number("whole")}, "unexpected"),
+    ],
+)
+def test_a_cache_from_elsewhere_is_refused_by_code(state, changed, code):
+    assert code_of(IntakeHandler(state), pushed(**changed)) == code
+    assert len(state.ledger) == 0, "what is checked changes nothing"
+
+
+def test_a_cache_that_names_no_run_is_of_the_present_one(state):
+    assert accept(IntakeHandler(state), pushed(run=0)) == 8
+
+
+def test_bytes_that_were_changed_on_the_way_are_refused(state):
+    broken = CACHE.copy()
+    broken[100] ^= 1
+    made = message(messages.Cache(), payload=CACHE, fingerprint=SCHEMA.fingerprint)
+    with pytest.raises(ProtocolError):
+        IntakeHandler(state).check(made.header, made.body, broken)
+
+
+def test_a_run_that_begins_between_check_and_accept_takes_nothing(state):
+    handler, made = IntakeHandler(state), pushed()
+    table, held = handler.check(made.header, made.body, made.payload)
+    state.runs.begin("next", NOW)
+    with pytest.raises(ProtocolError, match="a cache of another run; this server counts 'next'"):
+        handler.accept(NOW, made.header, made.body, table, held)
+    handler.reject(NOW, made.header, made.body, "run")
+    former = state.runs.named("run").ledger
+    assert former.find(ME).rejected == {"run": 1} and len(state.ledger) == 0
+    assert table.pool.stats().caches == 0
+    former.check_invariants()
+
+
+def test_what_is_refused_is_counted_for_its_client(state):
+    handler, made = IntakeHandler(state), pushed()
+    handler.reject(NOW, made.header, made.body, "schema")
+    account = state.ledger.find(ME)
+    assert (account.rejected, account.received_bytes, account.accepted_caches) == ({"schema": 1}, CACHE.nbytes, 0)
+    assert account.table == 0
+    state.ledger.check_invariants()
+
+
+def test_nobody_is_counted_who_has_no_id_or_names_a_run_that_never_was(state):
+    handler = IntakeHandler(state)
+    for made in (pushed(client=NO_CLIENT), pushed(run=NEXT)):
+        handler.reject(NOW, made.header, made.body, "client")
+    assert len(state.ledger) == 0
+
+
+def test_a_cache_for_an_account_of_a_former_life_is_held_and_counted_for_nobody(state):
+    handler = IntakeHandler(state)
+    made = pushed(body=messages.Cache(number=1, pushed_bytes=100, since=3))
+    assert accept(handler, made) == 8
+    handler.reject(NOW, made.header, made.body, "schema")
+    assert len(state.ledger) == 0 and state.ledger.strays == 2 and state.ledger.accepted_caches == 0
+
+
+def test_too_many_new_clients_are_refused_though_their_cache_is_held():
+    state = state_of(limits=Limits(new_clients=1, new_clients_rate=0.001))
+    handler = IntakeHandler(state)
+    accept(handler, pushed())
+    other = pushed(client=b"o" * 16)
+    with pytest.raises(ProtocolError, match="too many new clients at once"):
+        accept(handler, other)
+    with pytest.raises(ProtocolError, match="too many new clients at once"):
+        handler.reject(NOW, other.header, other.body, "busy")
+
+
+def test_what_is_counted_is_saved():
+    disk = Disk()
+    state = state_of(store=store_of(disk))
+    handler = IntakeHandler(state)
+    accept(handler, pushed())
+    assert not state.committer.is_saved("run", ME)
+    save(state, disk)
+    made = pushed(2)
+    handler.reject(NOW, made.header, made.body, "schema")
+    assert not state.committer.is_saved("run", ME)

@@ -1,17 +1,25 @@
-"""What learners and operators decide, and whom it reaches."""
+"""What learners and operators decide, what they publish, and what they draw, message by message."""
 
 import numpy as np
 import pytest
 
 from fake_store import Disk
-from memoire.errors import ParameterError, ProtocolError
+from memoire.errors import ParameterError, ProtocolError, WrongType
+from memoire.limits import Limits
+from memoire.models.model import StaleVersion
 from memoire.replay.parameters import Parameters
+from memoire.server.handlers.control import made
+from memoire.server.handlers.draws import DrawsHandler
 from memoire.tables.table import Table
-from memoire.wire import messages
+from memoire.wire import _bytes, compression, messages
+from memoire.wire import containers as pack
+from memoire.wire.rows import CLIENT_COUNTS, unpack_sums
 from netkit import SCHEMA
-from serverkit import ME, NOW, YOU, Ends, ask, save, state_of, store_of, tables_of
+from serverkit import ME, NEXT, NOW, PARAMETERS, READER, YOU, Ends, ask, cache_of, save, state_of, store_of, tables_of
 
 pytestmark = pytest.mark.usefixtures("without_io")
+
+# --- What learners and operators decide, and whom it reaches
 
 BAND = Parameters(cache_size=8, samples_per_insert=1.0, samples_per_insert_tolerance=30.0, min_size=0)
 
@@ -110,3 +118,298 @@ def test_a_run_that_is_counted_already_does_not_begin_again(ends):
     for wrong in ("", 3, "x" * 257):
         with pytest.raises(ParameterError, match="run"):
             ends.control.begin_run(wrong, NOW)
+
+
+# --- Models: numbered when they come, shown when they are on disk
+
+LIMITS = Limits(model_bytes=1000, model_chunk=10)
+BODY = b"twenty-five bytes of model"
+
+
+@pytest.fixture
+def ends_of_models_handler():
+    return Ends(state_of(limits=LIMITS))
+
+
+@pytest.fixture
+def durable_of_models_handler(disk):
+    return Ends(state_of(store=store_of(disk), limits=Limits(model_bytes=16 << 20)))
+
+
+def publish(ends, body=BODY, client=ME, topic="t", offset=0, version=0):
+    """The reply to a chunk of ten bytes of a model."""
+    checksum = _bytes.checksum(body)
+    said = messages.Publish(topic=topic, size=len(body), checksum=checksum, offset=offset, version=version)
+    return ask(ends.models.receive, said, client, payload=body[offset : offset + 10] or None)
+
+
+def publish_all(ends, body=BODY, **facts):
+    for offset in range(0, max(1, len(body)), 10):
+        reply = publish(ends, body, offset=offset, **facts)
+    return reply
+
+
+def fetch(ends, **facts):
+    return ask(ends.models.fetch, messages.Fetch(topic="t", **facts))
+
+
+def shown(ends):
+    return [(model.version, model.body) for model in ends.shown]
+
+
+def test_what_cannot_be_a_model_is_refused():
+    with pytest.raises(WrongType, match="serialize it first"):
+        made("t", 5, LIMITS)
+    with pytest.raises(ParameterError, match=r"at most 1000 bytes .*1001 bytes"):
+        made("t", bytes(1001), LIMITS)
+    with pytest.raises(ParameterError):
+        made("", b"x", LIMITS)
+    model = made("t", "text", LIMITS)
+    assert (model.version, model.value) == (0, "text")
+
+
+def test_a_model_is_shown_with_the_next_version_and_versions_never_go_back(ends_of_models_handler):
+    assert [ends_of_models_handler.models.publish(made("t", b"x", LIMITS)).version for _ in range(2)] == [1, 2]
+    assert ends_of_models_handler.models.publish(made("t", b"y", LIMITS), 9).version == 9
+    with pytest.raises(StaleVersion):
+        ends_of_models_handler.models.publish(made("t", b"z", LIMITS), 9)
+    assert shown(ends_of_models_handler) == [(1, b"x"), (2, b"x"), (9, b"y")]
+
+
+def test_tables_hear_how_old_the_models_of_their_entries_are():
+    parameters = Parameters(cache_size=8, max_model_lag=2)
+    ends, seen = Ends(state_of(tables_of(default=Table(SCHEMA, parameters=parameters)))), []
+    ends.state.tables.first.pool.saw_model = seen.append
+    ends.models.publish(made("t", b"x", LIMITS), 5)
+    assert seen == [5]
+
+
+@pytest.mark.parametrize("body", [b"", b"x", BODY])
+def test_a_model_from_far_away_is_published_when_it_is_whole(ends_of_models_handler, body):
+    reply = publish_all(ends_of_models_handler, body)
+    assert (reply.body.received, reply.body.version, reply.until_saved) == (len(body), 1, True)
+    assert shown(ends_of_models_handler) == [(1, body)]
+
+
+def test_a_chunk_alone_promises_nothing(ends_of_models_handler):
+    reply = publish(ends_of_models_handler)
+    assert (reply.body.received, reply.body.version, reply.until_saved) == (
+        10,
+        0,
+        False,
+    ) and ends_of_models_handler.shown == []
+
+
+def test_a_version_that_is_here_is_taken_again_at_once(ends_of_models_handler):
+    """A reader publishes what it has to a server that comes back, which may have it from its disk."""
+    publish(ends_of_models_handler)
+    ends_of_models_handler.models.publish(made("t", BODY, LIMITS), 4)
+    reply = publish(ends_of_models_handler, version=4)
+    assert (reply.body.received, reply.body.version, reply.until_saved) == (len(BODY), 4, True)
+    with pytest.raises(ProtocolError, match="beginning is not here"):
+        publish(ends_of_models_handler, offset=10)
+    with pytest.raises(ProtocolError) as caught:
+        publish_all(ends_of_models_handler, b"y", client=YOU, version=4)
+    assert caught.value.code == "topic" and shown(ends_of_models_handler) == [(4, BODY)]
+
+
+def test_a_model_is_nobodys_before_it_is_on_disk(durable_of_models_handler, disk):
+    reply = publish_all(durable_of_models_handler)
+    assert (reply.body.version, reply.until_saved, durable_of_models_handler.shown) == (1, True, [])
+    assert durable_of_models_handler.state.models.newest("t") is None
+    again = publish_all(durable_of_models_handler)
+    assert again.body.version == 2, "nobody asked for version 1 again"
+    assert publish(durable_of_models_handler, version=2).body.version == 2, "it is about to be here"
+    durable_of_models_handler.models.collected()
+    save(durable_of_models_handler.state, disk)
+    assert shown(durable_of_models_handler) == [(1, BODY), (2, BODY)] and disk.models["run"]["t"].version == 2
+
+
+def test_what_is_published_while_a_group_is_saved_waits_for_the_next_one(durable_of_models_handler, disk):
+    durable_of_models_handler.models.publish(made("t", b"x", LIMITS))
+    group = durable_of_models_handler.state.committer.collect(durable_of_models_handler.state.runs)
+    durable_of_models_handler.models.collected()
+    durable_of_models_handler.models.publish(made("t", b"y", LIMITS))
+    for ticket in group.tickets:
+        ticket()
+    durable_of_models_handler.state.committer.saved(durable_of_models_handler.state.runs)
+    assert shown(durable_of_models_handler) == [(1, b"x")]
+    save(durable_of_models_handler.state, disk)
+    assert shown(durable_of_models_handler) == [(1, b"x"), (2, b"y")]
+
+
+def test_models_that_wait_for_the_disk_are_bounded(durable_of_models_handler, disk):
+    limits = durable_of_models_handler.state.limits
+    for _ in range(6):
+        durable_of_models_handler.models.publish(made("t", bytes(1 << 20), limits))
+    durable_of_models_handler.models.publish(made("large", bytes(9 << 20), limits))
+    save(durable_of_models_handler.state, disk)
+    assert [(model.topic, model.version) for model in durable_of_models_handler.shown] == [("large", 1)]
+    durable_of_models_handler.models.collected()
+    for _ in range(6):
+        durable_of_models_handler.models.publish(made("t", bytes(1 << 20), limits))
+    save(durable_of_models_handler.state, disk)
+    assert [model.version for model in durable_of_models_handler.shown[1:]] == [9, 10, 11, 12]
+
+
+def test_another_run_has_no_models_and_counts_versions_on(ends_of_models_handler):
+    ends_of_models_handler.models.publish(made("t", b"x", LIMITS), 4)
+    publish(ends_of_models_handler, topic="u")
+    ends_of_models_handler.control.begin_run("next", NOW)
+    assert ends_of_models_handler.state.models.versions() == {} and ends_of_models_handler.state.run.number == NEXT
+    with pytest.raises(ProtocolError, match="beginning is not here"):
+        publish(ends_of_models_handler, topic="u", offset=10)
+    assert ends_of_models_handler.models.publish(made("t", b"y", LIMITS)).version == 5
+
+
+def test_a_model_is_fetched_in_chunks(ends_of_models_handler):
+    ends_of_models_handler.models.publish(made("t", b"fifteen bytes..", LIMITS))
+    first = fetch(ends_of_models_handler)
+    assert (first.body.version, first.body.size, bytes(first.payload)) == (1, 15, b"fifteen by")
+    assert (first.body.home, first.body.epoch) == (ends_of_models_handler.state.home, 7)
+    assert bytes(fetch(ends_of_models_handler, version=1, offset=10).payload) == b"tes.."
+    for wrong in ({"version": 2}, {"offset": 16}):
+        with pytest.raises(ProtocolError) as caught:
+            fetch(ends_of_models_handler, **wrong)
+        assert caught.value.code == "missing"
+
+
+def test_a_version_that_was_overtaken_is_missing_and_nothing_is_wrong(ends_of_models_handler):
+    ends_of_models_handler.models.publish(made("t", b"x", LIMITS), 4)
+    told = fetch(ends_of_models_handler, version=3).body
+    assert (told.code, told.text) == ("missing", "version 3 of topic 't' has made room for 4")
+    with pytest.raises(ProtocolError):
+        fetch(ends_of_models_handler, version=5)
+
+
+def test_a_chunk_says_the_checksum_of_the_body_and_one_of_all_of_it_is_not_summed_again(ends_of_models_handler):
+    for body in (BODY, b"ten bytes!"):
+        publish_all(ends_of_models_handler, body)
+        reply = fetch(ends_of_models_handler)
+        is_whole = len(body) == 10
+        assert reply.body.checksum == _bytes.checksum(body)
+        assert dict(reply.changed) == ({"payload_checksum": _bytes.checksum(body)} if is_whole else {})
+
+
+def test_a_body_with_another_hash_than_its_publisher_said_is_never_shown(ends_of_models_handler):
+    said = messages.Publish(topic="t", size=5, checksum=0)
+    with pytest.raises(ProtocolError, match="XXH3"):
+        ask(ends_of_models_handler.models.receive, said, ME, payload=b"model")
+    assert shown(ends_of_models_handler) == []
+
+
+# --- What readers draw, message by message
+
+BAND_DRAWS_HANDLER = PARAMETERS.replace(samples_per_insert=1.0, samples_per_insert_tolerance=30.0, min_size=0)
+
+
+def state_with_cache(parameters=PARAMETERS):
+    state = state_of(tables_of(default=Table(SCHEMA, parameters=parameters)))
+    pool = state.tables.first.pool
+    pool.add(ME, 1, pool.check(messages.Cache(), cache_of(parameters=parameters)))
+    return state
+
+
+def handler_of(state, codecs=()):
+    return DrawsHandler(state, lambda reader, codec: reader == READER and codec in codecs)
+
+
+def sums(handler, **facts):
+    header = facts.pop("header", {})
+    return ask(handler.sums, messages.Sums(reserve=64, **facts), READER, **header)
+
+
+def draw(handler, count, client=ME, **facts):
+    counts = np.zeros(1, CLIENT_COUNTS)
+    counts["client"], counts["count"] = np.frombuffer(client, "<u8"), count
+    return ask(handler.draw, messages.Draw(counts=counts.tobytes(), reserve=64, **facts), READER)
+
+
+def codec_of(asked, codecs, here=None, **facts):
+    """By what a drawn batch's frames are compressed, at a server that has `here`."""
+    state, seen = state_with_cache(), []
+    table = state.tables.first
+    table.parameters = PARAMETERS.replace(compression=asked)
+
+    def draw_counts(reader, counts, *, now, compression, page):
+        seen.append(compression)
+
+    table.pool.draw_counts = draw_counts
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compression, "codecs", lambda: here)
+        draw(handler_of(state, codecs), 3, **facts)
+    return seen[0]
+
+
+def test_a_reader_hears_what_there_is_of_each_client():
+    state = state_with_cache()
+    told = sums(handler_of(state)).body
+    rows = unpack_sums(told.clients)
+    assert [row["client"].tobytes() for row in rows] == [ME] and rows["reserved"].tolist() == [8]
+    assert (told.epoch, told.finished, told.standing) == (7, False, None)
+    state.run.finished = True
+    assert sums(handler_of(state)).body.finished
+
+
+def test_samples_are_drawn_and_the_rest_is_told():
+    state = state_with_cache()
+    handler = handler_of(state)
+    sums(handler)
+    reply = draw(handler, 5)
+    assert pack.samples_of(reply.payload) == 5 and (reply.body.epoch, reply.body.finished) == (7, False)
+    assert unpack_sums(reply.body.clients)["reserved"].tolist() == [3]
+    assert state.tables.first.limiter.stats().drawn == 5
+    nothing = draw(handler, 5, client=b"x" * 16)
+    assert nothing.payload is None and state.tables.first.limiter.stats().drawn == 5
+
+
+def test_a_table_of_another_schema_is_refused_if_the_reader_names_one():
+    handler = handler_of(state_with_cache())
+    sums(handler, header={"fingerprint": SCHEMA.fingerprint})
+    for header, code in (({"fingerprint": 1}, "schema"), ({"table": 5}, "table")):
+        with pytest.raises(ProtocolError) as caught:
+            sums(handler, header=header)
+        assert caught.value.code == code
+
+
+def test_a_reader_tells_how_drawing_stands_with_all_servers():
+    state = state_with_cache(BAND_DRAWS_HANDLER)
+    handler, limiter = handler_of(state), state.tables.first.limiter
+    standing = sums(handler).body.standing
+    assert (standing.surplus, standing.ratio, standing.tolerance) == (0.0, 1.0, 30.0)
+    assert not limiter.standing().is_told
+    band = messages.ClusterRate(surplus=12.0, inserted=0, drawn=0, entries=5, share=0.5, ratio=1.0, tolerance=30.0)
+    standing = sums(handler, band=band).body.standing
+    assert standing.surplus == 12.0 and limiter.standing().is_told
+    assert draw(handler, 4, band=messages.ClusterRate(12.0, 0, 0, 5, 0.5, 1.0, 30.0)).body.standing.surplus == 8.0
+    assert draw(handler, 4).body.standing.surplus == 8.0, "it knows of no band: others need not make that good"
+
+
+def test_a_reader_that_waits_is_waited_for():
+    state = state_with_cache(BAND_DRAWS_HANDLER)
+    limiter = state.tables.first.limiter
+    sums(handler_of(state), wanted=5)
+    assert READER in limiter._limiter._hungry
+    sums(handler_of(state))
+    assert READER not in limiter._limiter._hungry
+
+
+@pytest.mark.parametrize(
+    ("asked", "codecs", "here", "used"),
+    [
+        ("lz4", ("lz4",), ("zlib", "lz4"), "lz4"),
+        ("lz4", ("lz4",), ("zlib",), "none"),
+        ("lz4", (), ("zlib", "lz4"), "none"),
+        ("zlib", ("zlib", "lz4"), ("zlib", "lz4"), "none"),
+        ("none", ("lz4",), ("zlib", "lz4"), "none"),
+    ],
+)
+def test_frames_are_compressed_as_both_can(asked, codecs, here, used):
+    assert codec_of(asked, codecs, here) == used
+
+
+def test_a_reader_chooses_where_the_table_leaves_it_to_it():
+    both = ("zlib", "lz4")
+    assert codec_of("auto", both, both) == "none" and codec_of("auto", both, both, packed=True) == "lz4"
+    assert codec_of("auto", (), both, packed=True) == "none"
+    assert codec_of("none", both, both, packed=True) == "none"

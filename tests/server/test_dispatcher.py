@@ -1,22 +1,42 @@
-"""Which message goes to which handler, what is refused, and what is done with the lock held."""
+"""Which message goes to which handler, what is refused, what is answered, and the bytes that this takes."""
 
 import sys
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
 
+from bytekit import KINDS, PUSHED, frames_of
+from bytekit import tables_of as tables_of_of_byte_budget
+from dispatchkit import ME as ME_ANSWERS
+from dispatchkit import YOU as YOU_ANSWERS
+from dispatchkit import Asker, arrive, made_dispatcher
+from dispatchkit import cache_of as cache_of_of_answers
+from dispatchkit import cache_of as cache_of_of_byte_budget
 from fake_store import Disk
+from memoire.accounting.ledger import ACCOUNT_BYTES
 from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import Limits
 from memoire.replay.batch import ID
+from memoire.replay.parameters import Parameters
+from memoire.server import build
 from memoire.server.dispatch import Dispatcher
+from memoire.server.handlers.accounts import FEEDBACK_SAMPLES
+from memoire.tables.caches.pool import Pool
 from memoire.tables.desk import Reply
-from memoire.wire import messages
-from memoire.wire.frames import NO_CLIENT
-from memoire.wire.rows import ACCOUNT
+from memoire.tables.table import Table, Tables
+from memoire.wire import _bytes, messages
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
+from memoire.wire.byte_budget import ByteBudget
+from memoire.wire.containers import unpacked_bytes
+from memoire.wire.frames import NO_CLIENT, name_hash, parse
+from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
 from netkit import SCHEMA
-from serverkit import ME, NOW, PARAMETERS, READER, RUN, YOU, cache_of, message, store_of, tables_of
+from serverkit import ME, NOW, PARAMETERS, READER, RUN, YOU, cache_of, message, server_options, store_of, tables_of
+
+# --- Which message goes to which handler, what is refused, and what is done with the lock held
 
 MAX_CALLS = 26
 """Of memoire's Python functions, for a cache that is taken."""
@@ -334,3 +354,437 @@ def test_a_client_id_belongs_to_a_key(dispatcher):
     with pytest.raises(ProtocolError) as caught:
         dispatcher.own(ME, "actor/b")
     assert caught.value.code == "owner"
+
+
+# --- What a server answers, without a socket: each request may come any number of times
+
+
+@pytest.fixture
+def told():
+    return {"lines": [], "models": []}
+
+
+@pytest.fixture
+def dispatcher_of_answers(told):
+    return made_dispatcher(told)
+
+
+def made(parameters=None, epoch=1):
+    """A dispatcher without a state folder."""
+    settings = {"default": Table(SCHEMA, parameters=parameters or Parameters(cache_size=64))}
+    tables = Tables(settings, lambda name, table: Pool(table.schema, table.parameters, seed=0))
+    return Dispatcher(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: 1000.0, epoch=epoch)
+
+
+def test_a_server_without_a_folder_that_begins_before_its_former_life_takes_none_of_its_caches():
+    lives = []
+    for epoch in (5_000, 2_000, 9_000):
+        me = Asker(made(epoch=epoch))
+        told = me.ask(messages.Hello()).body
+        assert told.epoch == epoch
+        for former in lives:
+            me.ask(messages.Update(epoch=former, episodes=1, steps=9, caches=7, cache_bytes=700))
+        me.ask(messages.Update(epoch=told.epoch, episodes=2, steps=20, caches=1, cache_bytes=100))
+        account = me.dispatcher.ledger.find(ME_ANSWERS)
+        assert (account.report.steps, account.pushed_caches, account.pushed_bytes) == (20, 1, 100)
+        me.dispatcher.ledger.check_invariants()
+        lives.append(epoch)
+
+
+BAND = Parameters(cache_size=8, samples_per_insert=1.0, samples_per_insert_tolerance=30.0, min_size=0)
+
+
+def test_another_run_begins_its_band_anew():
+    """Learners were 25 samples behind, and one client held all that may be recorded: neither is the next run's."""
+    dispatcher = made(parameters=BAND)
+    me, limiter = Asker(dispatcher), dispatcher.tables.first.limiter
+    told = me.ask(messages.Hello()).body
+    assert told.granted_steps == 30
+    me.ask(messages.Update(epoch=told.epoch, episodes=1, steps=25))
+    assert (limiter.stats().surplus, limiter.stats().draws_wait) == (25.0, "")
+    dispatcher.begin_run("next")
+    assert (limiter.stats().surplus, limiter.stats().inserts_wait, limiter.standing().is_told) == (0.0, "", False)
+    you = Asker(dispatcher, YOU_ANSWERS)
+    assert you.ask(messages.Hello()).body.granted_steps == 30, "what a client of the former run was granted is free"
+    again = me.ask(messages.Hello(inserted=0)).body
+    me.ask(messages.Update(epoch=again.epoch, steps=4), run=name_hash("next"))
+    assert limiter.stats().surplus == 4.0
+
+
+def test_hello_says_all_that_a_client_needs(dispatcher_of_answers):
+    reply = Asker(dispatcher_of_answers).ask(messages.Hello(label=7, codecs=["zlib", "unheard of"]))
+    told = reply.body
+    assert (told.run_name, told.home_name, told.servers, told.codecs) == ("run", "home", ["home"], ["zlib"])
+    assert Parameters.from_wire(told.parameters).cache_size == 64 and told.credit == Limits().credit
+    assert reply.changed == {
+        "run": name_hash("run"),
+        "home": name_hash("home"),
+        "fingerprint": SCHEMA.fingerprint,
+        "table": 0,
+    }
+
+
+def test_an_update_that_comes_again_changes_nothing(dispatcher_of_answers, told):
+    me = Asker(dispatcher_of_answers)
+    line = messages.Line(number=1, time=0.0, label=7, text="x")
+    update = messages.Update(episodes=3, steps=30, lines=[line])
+    first, again = me.ask(update), me.ask(update, again=True)
+    assert first == again and (first.body.episodes, first.body.lines_through) == (3, 1)
+    assert len(told["lines"]) == 1 and dispatcher_of_answers.ledger.episodes == 3
+    dispatcher_of_answers.ledger.check_invariants()
+
+
+def test_parameters_are_sent_to_those_that_have_others(dispatcher_of_answers):
+    me = Asker(dispatcher_of_answers)
+    assert me.ask(messages.Update(parameters_version=1)).body.parameters is None
+    dispatcher_of_answers.configure(dispatcher_of_answers.tables.first, {"cache_size": 32})
+    assert me.ask(messages.Update(parameters_version=1)).body.parameters["cache_size"] == 32
+    assert me.ask(messages.Update(parameters_version=2)).body.parameters is None
+
+
+def test_a_draw_that_is_asked_for_again_takes_no_samples(dispatcher_of_answers):
+    arrive(dispatcher_of_answers, cache_of_of_answers())
+    reader = Asker(dispatcher_of_answers, YOU_ANSWERS)
+    rows = unpack_sums(reader.ask(messages.Sums(reserve=64)).body.clients)
+    counts = np.zeros(1, CLIENT_COUNTS)
+    counts["client"], counts["count"] = rows["client"], 10
+    first = reader.ask(messages.Draw(counts=counts.tobytes(), reserve=64))
+    again = reader.ask(messages.Draw(counts=counts.tobytes(), reserve=64), again=True)
+    assert again.payload is first.payload and dispatcher_of_answers.tables.first.pool.stats().drawn == 10
+    for _ in range(2):
+        reader.ask(messages.Draw(counts=counts.tobytes(), reserve=64))
+    reader.number -= 3
+    overtaken = reader.ask(messages.Draw(counts=counts.tobytes(), reserve=64))
+    assert overtaken.body.code == "missing" and dispatcher_of_answers.tables.first.pool.stats().drawn == 30
+
+
+@pytest.mark.parametrize("body", [b"", b"x", b"twenty-five bytes of model"])
+def test_a_model_is_published_once_however_often_its_stretches_come(dispatcher_of_answers, told, body):
+    me = Asker(dispatcher_of_answers)
+    checksum = _bytes.checksum(body)
+    for offset in range(0, max(1, len(body)), 10):
+        publish = messages.Publish(topic="t", size=len(body), checksum=checksum, offset=offset)
+        chunk = body[offset : offset + 10] or None
+        first = me.ask(publish, payload=chunk)
+        assert me.ask(publish, payload=chunk, again=True) == first
+    assert first.body.version == 1 and [model.body for model in told["models"]] == [body]
+    publish = messages.Publish(topic="t", size=1, checksum=_bytes.checksum(b"n"), version=1)
+    assert me.ask(publish, payload=b"n").body.code == "topic"
+    late = messages.Publish(topic="t", size=30, checksum=checksum, offset=10)
+    assert me.ask(late, payload=b"0123456789").body.code == "missing"
+    huge = messages.Publish(topic="t", size=1001, checksum=checksum)
+    assert me.ask(huge, payload=b"0").body.code == "too_large"
+
+
+def test_a_version_that_is_here_is_taken_again_at_once(dispatcher_of_answers, told):
+    """A reader publishes what it has to a server that comes back, which may have it from its disk."""
+    model = dispatcher_of_answers.publish("t", b"x" * 30, 4)
+    publish = messages.Publish(topic="t", size=30, checksum=model.checksum, version=4)
+    said = Asker(dispatcher_of_answers).ask(publish, payload=b"x" * 10).body
+    assert (said.received, said.version) == (30, 4) and told["models"] == [model]
+    other = messages.Publish(topic="t", size=1, checksum=_bytes.checksum(b"y"), version=4)
+    assert Asker(dispatcher_of_answers, YOU_ANSWERS).ask(other, payload=b"y").body.code == "topic"
+
+
+def test_a_model_is_fetched_in_stretches(dispatcher_of_answers):
+    dispatcher_of_answers.publish("t", b"fifteen bytes..")
+    me = Asker(dispatcher_of_answers)
+    first = me.ask(messages.Fetch(topic="t"))
+    assert (first.body.version, first.body.size, bytes(first.payload)) == (1, 15, b"fifteen by")
+    assert bytes(me.ask(messages.Fetch(topic="t", version=1, offset=10)).payload) == b"tes.."
+    assert bytes(me.ask(messages.Fetch(topic="t", version=1, offset=2, size=3)).payload) == b"fte"
+    for wrong in (
+        messages.Fetch(topic="t", version=2),
+        messages.Fetch(topic="u"),
+        messages.Fetch(topic="t", offset=16),
+    ):
+        assert me.ask(wrong).body.code == "missing"
+
+
+def test_a_model_that_was_overtaken_while_it_was_asked_for_is_missing_and_nothing_to_worry_about(dispatcher_of_answers):
+    for body in range(20):
+        dispatcher_of_answers.publish("t", bytes([body]) * dispatcher_of_answers.limits.model_bytes)
+    me = Asker(dispatcher_of_answers)
+    assert me.ask(messages.Fetch(topic="t", version=1)).body.code == "missing"
+    assert dispatcher_of_answers.refused == {}
+    assert me.ask(messages.Fetch(topic="t", version=21)).body.code == "missing"
+    assert dispatcher_of_answers.refused == {"missing": 1}
+
+
+def test_feedback_waits_for_its_owner_and_is_given_until_it_is_applied(dispatcher_of_answers):
+    me = Asker(dispatcher_of_answers)
+    me.ask(messages.Update(steps=5))
+    ids = np.zeros(5, ID)
+    ids["client"], ids["number"] = np.frombuffer(ME_ANSWERS, "<u8"), np.arange(5)
+    assert dispatcher_of_answers.hand_on(ids, np.arange(5.0)).lost == 0
+    for _ in range(2):
+        reply = me.ask(messages.Update(steps=5))
+        numbers, errors = unpack.read_feedback(reply.payload, SCHEMA)[ME_ANSWERS]
+        assert numbers.tolist() == errors.tolist() == [0, 1, 2, 3, 4]
+    account = dispatcher_of_answers.ledger.find(ME_ANSWERS)
+    assert account.waiting_feedback == 5
+    done = messages.Update(epoch=reply.body.epoch, feedback_through=reply.body.feedback_through, applied=4, stale=1)
+    assert me.ask(done).payload is None
+    assert (account.waiting_feedback, account.report.applied, account.report.stale) == (0, 4, 1)
+
+
+def test_feedback_that_nobody_fetches_is_bounded_and_counted(dispatcher_of_answers, caplog):
+    asker = Asker(dispatcher_of_answers)
+    asker.ask(messages.Update(steps=5))
+    ids = np.zeros(FEEDBACK_SAMPLES // 4, ID)
+    ids["client"] = np.frombuffer(ME_ANSWERS, "<u8")
+    for number in range(6):
+        ids["number"] = np.arange(len(ids)) + number * len(ids)
+        assert dispatcher_of_answers.hand_on(ids, np.ones(len(ids))).lost == 0
+    assert dispatcher_of_answers.ledger.find(ME_ANSWERS).waiting_feedback == FEEDBACK_SAMPLES
+    assert dispatcher_of_answers.feedback_lost == dispatcher_of_answers.feedback_overflowed == 2 * len(ids)
+    for _ in range(2):
+        dispatcher_of_answers.fold()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"server home: {2 * len(ids)} TD errors were dropped: more than {FEEDBACK_SAMPLES} waited for one actor, which "
+        "fetches them with its UPDATE messages, or held_bytes had no room for more. Use more actors, draw less, or "
+        "store episodes, whose priorities the server sets"
+    ]
+    ids["client"] = np.frombuffer(YOU_ANSWERS, "<u8")
+    assert dispatcher_of_answers.hand_on(ids, np.ones(len(ids))).lost == len(ids)
+    assert dispatcher_of_answers.ledger.totals().lost_feedback == 2 * len(ids)
+    asker.ask(messages.Update(steps=5, leaving=True))  # it will fetch no more
+    assert dispatcher_of_answers.ledger.totals().lost_feedback == 6 * len(
+        ids
+    ) and dispatcher_of_answers.feedback_lost == 7 * len(ids)
+    dispatcher_of_answers.ledger.check_invariants()
+
+
+def test_feedback_over_the_wire_is_taken_once(dispatcher_of_answers):
+    Asker(dispatcher_of_answers).ask(messages.Update(steps=3))
+    ids = np.zeros(3, ID)
+    ids["client"] = np.frombuffer(ME_ANSWERS, "<u8")
+    reader = Asker(dispatcher_of_answers, YOU_ANSWERS)
+    payload = pack.pack_feedback(SCHEMA, ids, np.ones(3, np.float32))
+    for again in (False, True):
+        reply = reader.ask(messages.Feedback(), payload=payload, again=again)
+        assert (reply.body.samples, reply.body.lost) == (3, 0)
+    assert dispatcher_of_answers.feedback_given == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [({"fingerprint": 1}, "schema"), ({"run": 1}, "run"), ({"client": bytes(16)}, "client")],
+)
+def test_a_cache_from_elsewhere_is_refused_by_code(dispatcher_of_answers, changed, code):
+    with pytest.raises(ProtocolError) as caught:
+        arrive(dispatcher_of_answers, cache_of_of_answers(), **changed)
+    assert caught.value.code == code and dispatcher_of_answers.refused == {code: 1}
+    assert (
+        dispatcher_of_answers.ledger.accepted_caches == 0
+        and dispatcher_of_answers.tables.first.pool.stats().caches == 0
+    )
+
+
+def test_a_cache_is_accounted_whether_it_is_taken_or_not(dispatcher_of_answers):
+    good = cache_of_of_answers()
+    assert arrive(dispatcher_of_answers, good) == 64
+    broken = good.copy()
+    broken[100] ^= 1
+    with pytest.raises(ProtocolError):
+        arrive(dispatcher_of_answers, broken, sequence=2)
+    account = dispatcher_of_answers.ledger.find(ME_ANSWERS)
+    assert (account.accepted_caches, sum(account.rejected.values())) == (1, 1)
+    assert account.received_bytes == 2 * good.nbytes
+    dispatcher_of_answers.ledger.check_invariants()
+
+
+def test_a_learner_may_end_the_run_and_change_parameters_but_not_wrongly(dispatcher_of_answers):
+    me = Asker(dispatcher_of_answers)
+    assert me.ask(messages.Control(parameters={"cache_size": 8})).body.parameters_version == 2
+    for wrong in ({"cache_size": 0}, {"no such parameter": 1}):
+        assert me.ask(messages.Control(parameters=wrong, finish=True)).body.code == "parameters"
+    assert not dispatcher_of_answers.finished and dispatcher_of_answers.tables.first.parameters.cache_size == 8
+    assert me.ask(messages.Control(finish=True)).body.finished
+    assert me.ask(messages.Update()).body.finished
+
+
+def test_what_a_learner_says_again_undoes_nothing(dispatcher_of_answers):
+    first, me = Asker(dispatcher_of_answers), Asker(dispatcher_of_answers, YOU_ANSWERS)
+    first.ask(messages.Control(run="one", parameters={"cache_size": 8}))
+    me.ask(messages.Control(run="two", parameters={"cache_size": 9}))
+    said = first.ask(messages.Control(run="one", parameters={"cache_size": 8}), again=True).body
+    assert (
+        dispatcher_of_answers.run_name,
+        dispatcher_of_answers.tables.first.parameters.cache_size,
+        said.parameters_version,
+    ) == (
+        "two",
+        9,
+        2,
+    )
+
+
+def test_a_client_knows_that_the_run_is_over_when_it_says_so(dispatcher_of_answers):
+    """The reply that tells it may be lost with the connection of a server that ends."""
+    me, you = Asker(dispatcher_of_answers), Asker(dispatcher_of_answers, YOU_ANSWERS)
+    for asker in (me, you):
+        asker.ask(messages.Hello())
+    assert dispatcher_of_answers.untold(2.0) == 0
+    dispatcher_of_answers.finish()
+    assert me.ask(messages.Update(episodes=1)).body.finished and dispatcher_of_answers.untold(2.0) == 2
+    me.ask(messages.Update(episodes=1, finished=True))
+    assert dispatcher_of_answers.untold(2.0) == 1
+    you.ask(messages.Update(leaving=True))
+    assert dispatcher_of_answers.untold(2.0) == 0
+
+
+def test_credit_is_shared_by_those_who_are_there(told):
+    now = [1000.0]
+    dispatcher = made_dispatcher(told, clock=lambda: now[0])
+    dispatcher.grant(1000)
+    dispatcher.tables.first.pool.limit(5000)
+    askers = [Asker(dispatcher, bytes([number + 1]) * 16) for number in range(10)]
+    for asker in askers:
+        asker.ask(messages.Hello())
+    assert dispatcher.credit(dispatcher.tables.first) == 500
+    askers[0].ask(messages.Update(leaving=True))
+    askers[1].ask(messages.Update(leaving=True))
+    assert dispatcher.credit(dispatcher.tables.first) == 5000 // 8  # at once
+    now[0] += 59.0
+    for asker in askers[2:8]:
+        asker.ask(messages.Update())
+    now[0] += 2.0  # two have been silent for too long
+    assert dispatcher.credit(dispatcher.tables.first) == 5000 // 6
+    askers[9].ask(messages.Update())
+    now[0] += 1.0
+    assert dispatcher.credit(dispatcher.tables.first) == 5000 // 7
+    assert dispatcher.ledger.gone == 0  # they have reported nothing that counts: nobody has to remember them
+
+
+def test_credit_is_shared_when_many_ask(dispatcher_of_answers):
+    dispatcher_of_answers.grant(1000)
+    dispatcher_of_answers.tables.first.pool.limit(5000)
+    for number in range(10):
+        credit = Asker(dispatcher_of_answers, bytes([number + 1]) * 16).ask(messages.Hello()).body.credit
+    assert credit == 500
+
+
+def test_accounts_of_a_drained_server_are_kept_once(dispatcher_of_answers):
+    def brought(count, steps, name="run"):
+        rows = np.zeros(count, ACCOUNT)
+        rows["client"][:, 0], rows["home"], rows["steps"] = range(count), 7, steps
+        return (
+            Asker(dispatcher_of_answers, YOU_ANSWERS).ask(messages.Inherit(run_name=name, accounts=rows.tobytes())).body
+        )
+
+    assert brought(10, 5).samples == 10
+    assert brought(10, 5).samples == 10  # again
+    Asker(dispatcher_of_answers).ask(messages.Update(steps=3))
+    told = Asker(dispatcher_of_answers).ask(messages.Ledger()).body
+    rows = unpack_accounts(told.accounts)
+    assert (len(rows), rows["steps"].sum(), told.run_name, told.runs) == (11, 53, "run", ["run"])
+    assert brought(2, 5, "elsewhere").samples == 2
+    assert Asker(dispatcher_of_answers).ask(messages.Ledger(run="elsewhere")).body.runs == ["elsewhere", "run"]
+    assert Asker(dispatcher_of_answers).ask(messages.Ledger(run="never")).body.code == "run"
+    assert brought(2, 5, "\n").code == "parameters"
+
+
+# --- The bytes that a server holds for its peers: asked for before they are allocated, and named by holder
+
+CACHES = Parameters(cache_size=64)
+CLIENTS, REQUESTS, SMALL_REQUESTS = 4, 40, 600
+LIMITS = Limits(message_bytes=1 << 15, held_bytes=1 << 18, model_bytes=1 << 16, expected_clients=CLIENTS)
+SMALL = {"smallest_caches", "smallest_rollouts", "newcomers", "td_errors", "models_that_do_not_end", "packed_episodes"}
+"""Kinds of which many make the largest use of memory."""
+
+
+def dispatcher_of_of_byte_budget(tables, limits=LIMITS):
+    made = build.make_tables(server_options(schema=None, tables=tables, limits=limits, byte_limit=limits.held_bytes))
+    return Dispatcher(tables=made, run="run", name="home", limits=limits, clock=lambda: 1000.0, epoch=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_of_every_kind_at_their_largest_take_no_more_than_the_budget(kind):
+    dispatcher = dispatcher_of_of_byte_budget(tables_of_of_byte_budget(kind, LIMITS.message_bytes))
+    peers = [KINDS[kind](number, LIMITS.message_bytes) for number in range(CLIENTS)]
+    asked = [next(requests) for requests in peers]
+    held = peak = 0
+    tracemalloc.start()
+    try:
+        for number in range(SMALL_REQUESTS if kind in SMALL else REQUESTS):
+            place = number % CLIENTS
+            frames = frames_of(asked[place], 1 + place, number + 1)
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            reply = answer(dispatcher, frames)
+            now, most = tracemalloc.get_traced_memory()
+            peak, held = max(peak, held + most - before), held + now - before
+            asked[place] = peers[place].send(reply)
+    finally:
+        tracemalloc.stop()
+    holders = dispatcher.budget.holders()
+    on_way = CLIENTS * LIMITS.message_bytes
+    assert peak < 1.1 * LIMITS.held_bytes + on_way, (kind, peak, holders)
+    assert sum(holders.values()) == dispatcher.budget.used >= 0.8 * held - on_way, (kind, held, holders)
+
+
+@pytest.mark.parametrize("kind", ["packed_caches", "packed_episodes", "packed_rollouts"])
+def test_what_is_pushed_asks_for_its_unpacked_size_before_it_is_copied(kind):
+    limits = Limits(message_bytes=1 << 20, held_bytes=1 << 22)
+    dispatcher = dispatcher_of_of_byte_budget(tables_of_of_byte_budget(kind, limits.message_bytes), limits)
+    request = next(KINDS[kind](1, limits.message_bytes))
+    packed, unpacked = request[2].nbytes, unpacked_bytes(request[2])
+    assert unpacked > 5 * packed
+    dispatcher.pushes.add(dispatcher.pushes.room - unpacked + 1)  # what other threads check now
+    before = dispatcher.budget.used
+    tracemalloc.start()
+    assert answer(dispatcher, frames_of(request, 1, 1)) == "busy"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < packed + 100_000
+    assert dispatcher.budget.used - before <= ACCOUNT_BYTES  # its client's rejections are counted
+    dispatcher.pushes.add(-1)
+    assert answer(dispatcher, frames_of(request, 1, 2)) is None
+
+
+def answer(dispatcher, frames):
+    """The body of the reply to a message; the code of the refusal of one that is pushed, or None."""
+    message = parse(frames, LIMITS, verify_payload=False)
+    if not isinstance(message.body, PUSHED):
+        return dispatcher.answer(message).body
+    try:
+        dispatcher.arrived(message.header, message.body, message.payload)
+    except ProtocolError as error:
+        return error.code
+    return None
+
+
+def test_a_holder_without_room_is_refused_by_name_and_the_oldest_caches_give_way():
+    budget = ByteBudget(1000)
+    rows, own = budget.holder("rows"), budget.holder("requests", own=100)
+    own.take(100)
+    rows.take(600)
+    with pytest.raises(
+        ProtocolError, match=r"401 more bytes of requests have no room: 1,000 .*: rows 600, requests 100"
+    ) as why:
+        own.take(401)
+    assert why.value.code == "busy" and (budget.used, budget.limit, budget.free) == (700, 1100, 400)
+    with pytest.raises(ProtocolError) as why, rows.taken(400), rows.taken(1):
+        pass
+    assert why.value.code == "busy" and rows.bytes == 600
+    with pytest.raises(ProtocolError) as why:
+        rows.take(1001)
+    assert why.value.code == "too_large"
+
+
+def test_caches_give_way_to_half_of_what_they_may_hold():
+    payload = cache_of_of_byte_budget()
+    budget, pool = ByteBudget(20 * payload.nbytes), Pool(SCHEMA, CACHES, byte_limit=20 * payload.nbytes, seed=0)
+    pool.join(budget, "table default")
+    rows = budget.holder("rows")
+    for number in range(40):
+        pool.add(bytes(16), number, pool.check(messages.Cache(number=1), payload))
+        assert pool.stats().bytes <= budget.holders()["table default"] <= budget.most
+    rows.take(5 * payload.nbytes)
+    assert 10 * payload.nbytes <= pool.stats().bytes <= 15 * payload.nbytes and budget.free >= 0
+    rows.take(5 * payload.nbytes)
+    with pytest.raises(ProtocolError, match="table default"):
+        rows.take(payload.nbytes)
+    pool.add(bytes(16), 99, pool.check(messages.Cache(number=1), payload))
+    assert pool.stats().bytes <= 10 * payload.nbytes and budget.free >= 0

@@ -1,4 +1,4 @@
-"""What a server may be asked for, and what is made of it: no socket, no folder."""
+"""What a server may be asked for and what it knows of its runs: no socket, no folder; uploads and orders of snapshots."""
 
 import inspect
 import re
@@ -6,23 +6,33 @@ import re
 import numpy as np
 import pytest
 
+from memoire.accounting.logbook import MAX_FOUND_LINES, LineFilter
+from memoire.accounting.merge import key_of, merge
 from memoire.accounting.runs import RunFacts
-from memoire.errors import ParameterError, WrongType
+from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.limits import GiB, Limits, MiB, wall_clock
 from memoire.models.model import make
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized
 from memoire.server import build
 from memoire.server.build import ServerOptions, check_bytes
+from memoire.server.dispatch import Dispatcher
 from memoire.server.durability import Announcements
+from memoire.server.handlers.control import MAX_UPLOADS, UPLOAD_TIMEOUT, Uploads
 from memoire.server.io_addresses import limit_pushes
+from memoire.server.io_snapshots import MAX_ORDERS, MAX_TEXT, SnapshotOrders, failed
 from memoire.server.server import Server
+from memoire.server.stats import KNOWN_RUNS, Queries, figures_of, table_stats
+from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool
-from memoire.tables.table import Table
-from memoire.wire import messages
-from memoire.wire.frames import DEFAULT_TABLE, table_number
+from memoire.tables.table import Table, Tables
+from memoire.wire import _bytes, messages
+from memoire.wire.byte_budget import ByteBudget
+from memoire.wire.frames import DEFAULT_TABLE, encode, parse, table_number
 from netkit import SCHEMA
-from serverkit import server_options
+from serverkit import ME, YOU, server_options
+
+# --- What a server may be asked for, and what is made of it: no socket, no folder
 
 
 def options(**changes):
@@ -253,3 +263,400 @@ def test_announcements_wake_who_tells_them_and_are_told_once():
     assert [announcements.next_model().topic for _ in range(2)] == ["a", "b"]
     assert announcements.next_model() is None and announcements
     assert announcements.take_news() and not announcements.take_news() and not announcements
+
+
+# --- What a server knows of its runs, asked of a dispatcher without a socket; and the figures that follow from it
+
+ACTORS = [bytes([number]) * 16 for number in (3, 1, 2)]
+
+
+class Served:
+    """A dispatcher with a clock that the test sets, and what is asked of it."""
+
+    def __init__(self):
+        self.now = 1000.0
+        tables = Tables({"default": Table(SCHEMA)}, lambda name, table: Pool(table.schema, table.parameters, seed=0))
+        self.dispatcher = Dispatcher(
+            tables=tables, run="one", name="home", limits=Limits(), clock=lambda: self.now, epoch=7
+        )
+        self.queries = Queries(self.dispatcher, None)
+        self.number = 0
+
+    def ask(self, client, body):
+        self.number += 1
+        frames = encode(body, client=client, sequence=self.number)
+        return self.dispatcher.answer(parse(frames)).body
+
+    def report(self, client, **facts):
+        return self.ask(client, messages.Update(**facts))
+
+    def log(self, client, *texts):
+        lines = [messages.Line(number=n, time=self.now, label=5, text=text) for n, text in enumerate(texts, 1)]
+        return self.report(client, lines=lines)
+
+
+@pytest.fixture
+def served():
+    return Served()
+
+
+class FolderOfServerQueries:
+    """A state folder that is asked for lines."""
+
+    def __init__(self):
+        self.asked = []
+
+    def search(self, run, wanted, *, most, newest_first):
+        self.asked.append((run, wanted, most, newest_first))
+        return iter(["a line"])
+
+
+def test_totals_are_of_the_run_that_is_asked_for(served):
+    served.report(ACTORS[0], episodes=1, steps=10)
+    served.dispatcher.begin_run("two")
+    served.report(ACTORS[1], episodes=2, steps=5)
+    assert (served.queries.totals(None).steps, served.queries.totals("one").steps) == (5, 10)
+    assert [facts.name for facts in served.queries.runs()] == ["one", "two"]
+
+
+def test_a_client_is_shown_with_the_models_that_were_the_newest_when_it_reported(served):
+    served.dispatcher.models.put(make("policy", b"weights", 4))
+    served.report(ACTORS[0], steps=1, models={"policy": 3})
+    served.dispatcher.models.put(make("policy", b"weights", 9))
+    (client,) = served.queries.clients("", None)
+    assert (client.models, client.newest_models) == ({"policy": 3}, {"policy": 4})
+
+
+def test_totals_add_what_drained_servers_have_brought(served):
+    served.report(ACTORS[0], episodes=1, steps=10)
+    other = Served()
+    other.dispatcher.name, other.dispatcher.home = "other", 99
+    other.report(ACTORS[1], episodes=1, steps=4)
+    served.dispatcher.inherit("one", False, merge(*other.dispatcher.pages(other.dispatcher.runs.current)))
+    assert served.queries.totals(None).steps == 14
+    assert len(served.queries.accounts(None).rows) == 2
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda queries: queries.totals("three"),
+        lambda queries: queries.accounts("three"),
+        lambda queries: queries.account_page("three", b"", 0.0, 10),
+        lambda queries: queries.lines(0, 10, "three"),
+        lambda queries: queries.search(LineFilter(), "three", most=1, newest_first=False),
+    ],
+)
+def test_a_run_that_there_is_not_is_refused_with_those_that_there_are(served, ask):
+    served.dispatcher.begin_run("two")
+    with pytest.raises(ParameterError, match="one of 'one', 'two'"):
+        ask(served.queries)
+
+
+def test_an_error_names_the_newest_runs_alone(served):
+    for number in range(KNOWN_RUNS + 5):
+        served.dispatcher.begin_run(f"r{number}")
+    with pytest.raises(ParameterError) as refused:
+        served.queries.totals("none")
+    named = refused.value.expected.split(", ")
+    assert len(named) == KNOWN_RUNS and named[-1] == f"'r{KNOWN_RUNS + 4}'"
+
+
+def test_accounts_say_whose_they_are_and_when(served):
+    served.report(ACTORS[0], steps=10, episodes=1)
+    served.dispatcher.finish()
+    told = served.queries.accounts(None)
+    assert (told.run, told.runs, told.finished, told.durable) == ("one", ("one",), True, False)
+    assert (told.epoch, told.time, told.rows["steps"].tolist()) == (7, 1000.0, [10])
+
+
+def test_accounts_come_in_pages_in_the_order_of_their_keys(served):
+    for actor in ACTORS:
+        served.report(actor, steps=1, episodes=1)
+    first, more = served.queries.account_page(None, b"", 0.0, 2)
+    assert more and [row["client"].tobytes()[0] for row in first.rows] == [1, 2]
+
+    rest, more = served.queries.account_page(None, key_of(first.rows[-1]), 0.0, 2)
+    assert not more and [row["client"].tobytes()[0] for row in rest.rows] == [3]
+
+
+def test_accounts_that_were_heard_lately_come_whole(served):
+    served.report(ACTORS[0], steps=1, episodes=1)
+    served.now += 10.0
+    for actor in ACTORS[1:]:
+        served.report(actor, steps=1, episodes=1)
+    told, more = served.queries.account_page(None, b"", 1005.0, 1)
+    assert not more and sorted(row["client"].tobytes()[0] for row in told.rows) == [1, 2]
+    told, more = served.queries.account_page(None, b"", served.now - Limits().client_timeout, 1)
+    assert more and len(told.rows) == 1  # so long ago that some may have left memory: page by page
+
+
+def test_clients_come_in_the_order_of_their_ids_guests_among_them(served):
+    served.report(ACTORS[0], steps=1, episodes=1)
+    served.ask(ACTORS[1], messages.Hello(role="actor", host="here"))
+    clients = served.queries.clients("", None)
+    assert [each.client for each in clients] == [ACTORS[1].hex(), ACTORS[0].hex()]
+    assert (clients[0].host, clients[1].steps, clients[1].table) == ("here", 1, "default")
+    assert [each.client for each in served.queries.clients("", 1)] == [ACTORS[1].hex()]
+    assert [each.client for each in served.queries.clients(ACTORS[1].hex(), None)] == [ACTORS[0].hex()]
+
+
+def test_closed_episodes_come_with_their_client_and_from_a_number_on(served):
+    ended = [messages.Ended(number=n, time=1.0, length=n, returned=0.0) for n in (1, 2, 3)]
+    served.report(ACTORS[0], episodes=3, steps=6, ended=ended)
+    assert [(client, each.length) for client, each in served.queries.episodes(2)] == [
+        (ACTORS[0].hex(), 2),
+        (ACTORS[0].hex(), 3),
+    ]
+    run, first, found = served.queries.episodes_after(1, 1)
+    assert (run, first, [(client, each.length) for client, each in found]) == ("one", 2, [(ACTORS[0].hex(), 2)])
+    with pytest.raises(ParameterError, match="after"):
+        served.queries.episodes_after(-1, 1)
+
+
+def test_lines_in_memory_are_searched_from_either_end(served):
+    served.log(ACTORS[0], "up", "down", "up\nagain")
+    assert [entry.line.text for entry in served.queries.lines(1, 10, None)] == ["down", "up\nagain"]
+    wanted = LineFilter(text="up")
+    found = served.queries.search(wanted, None, most=10, newest_first=True)
+    assert [entry.line.text for entry in found] == ["up\\nagain", "up"]
+    assert [entry.line.text for entry in served.queries.search(wanted, None, most=1, newest_first=False)] == ["up"]
+
+
+def test_a_state_folder_searches_all_of_its_lines(served):
+    folder = FolderOfServerQueries()
+    queries, wanted = Queries(served.dispatcher, folder), LineFilter(text="up")
+    assert queries.search(wanted, None, most=3, newest_first=True) == ["a line"]
+    assert folder.asked == [("one", wanted, 3, True)]
+
+
+@pytest.mark.parametrize("most", [0, MAX_FOUND_LINES + 1])
+def test_a_page_of_lines_has_bounds(served, most):
+    with pytest.raises(ParameterError, match=f"from 1 to {MAX_FOUND_LINES}"):
+        served.queries.search(LineFilter(), None, most=most, newest_first=False)
+
+
+def figures(served):
+    table = table_stats(served.dispatcher, served.dispatcher.tables.first, batches=3, waited=0.5, freshness=None)
+    return figures_of(served.dispatcher, {"default": table, "twin": table}, {"loss": 2.0})
+
+
+def test_figures_of_a_server_are_sums_over_its_tables(served):
+    found = figures(served)
+    assert (found["batches"], found["waited"]) == (6, 1.0)
+    assert found["byte_limit"] == 2 * served.dispatcher.tables.first.pool.byte_limit
+    assert found["learner_scalars"] == {"loss": 2.0} and found["run"] == "one" and not found["durable"]
+
+
+def test_clients_are_active_silent_or_gone(served):
+    served.report(ACTORS[0], steps=1, episodes=1)
+    served.ask(ACTORS[1], messages.Hello(role="actor"))
+    served.now += Limits().client_timeout + 1.0
+    served.report(ACTORS[2], steps=1, episodes=1)
+    assert figures(served)["presence"] == {"active": 1, "silent": 2, "gone": 0}
+    served.report(ACTORS[2], steps=1, episodes=1, leaving=True)
+    found = figures(served)
+    assert found["presence"] == {"active": 0, "silent": 2, "gone": 1}
+    assert (found["guests"], found["tables"]["default"].steps) == (1, 2)
+
+
+# --- Models on their way to a server: they end, and others wait for them
+
+LIMITS = Limits(model_bytes=1000)
+
+
+def publish(topic, size=500, offset=0, checksum=0):
+    return messages.Publish(topic=topic, size=size, checksum=checksum, offset=offset)
+
+
+def uploads_of():
+    return Uploads(LIMITS, ByteBudget(0).holder("uploads", own=LIMITS.model_bytes))
+
+
+def receive(uploads, body, chunk, client=ME, now=0.0):
+    return uploads.receive(client, body, chunk, now)
+
+
+def goes_on(uploads, topic, offset, size=500):
+    """Whether the next byte of an upload is taken."""
+    try:
+        return receive(uploads, publish(topic, size, offset), b"x") == (offset + 1, None)
+    except ProtocolError as error:
+        assert error.code == "missing"
+        return False
+
+
+def test_a_model_is_whole_with_its_last_chunk():
+    uploads, body = uploads_of(), b"fifteen bytes.."
+    checksum = _bytes.checksum(body)
+    assert receive(uploads, publish("t", 15, 0, checksum), body[:10]) == (10, None)
+    assert receive(uploads, publish("t", 15, 0, checksum), body[:10]) == (10, None), "a resend"
+    offset, model = receive(uploads, publish("t", 15, 10, checksum), body[10:])
+    assert (offset, model.body, model.version, len(uploads)) == (15, body, 0, 0)
+
+
+def test_a_model_with_a_wrong_chunk_is_forgotten_and_can_be_sent_again():
+    uploads, body = uploads_of(), b"fifteen bytes.."
+    checksum = _bytes.checksum(body)
+    for wrong_at in (0, 10):
+        chunks = {0: body[:10], 10: body[10:]}
+        chunks[wrong_at] = bytes(len(chunks[wrong_at]))
+        assert receive(uploads, publish("t", 15, 0, checksum), chunks[0]) == (10, None)
+        with pytest.raises(ProtocolError, match="another XXH3 than announced"):
+            receive(uploads, publish("t", 15, 10, checksum), chunks[10])
+        assert len(uploads) == 0
+        with pytest.raises(ProtocolError, match="beginning is not here"):
+            receive(uploads, publish("t", 15, 10, checksum), body[10:])
+    receive(uploads, publish("t", 15, 0, checksum), body[:10])
+    assert receive(uploads, publish("t", 15, 10, checksum), body[10:])[1].body == body
+
+
+def test_a_chunk_that_does_not_fit_leaves_the_upload_as_it_was():
+    uploads = uploads_of()
+    receive(uploads, publish("t"), b"xxx")
+    for offset, chunk in ((5, b"x"), (3, bytes(498)), (3, b"")):
+        with pytest.raises(ProtocolError) as caught:
+            receive(uploads, publish("t", offset=offset), chunk)
+        assert caught.value.code == "index"
+    assert goes_on(uploads, "t", 3)
+
+
+def test_a_model_without_a_byte_is_whole_at_once():
+    offset, model = receive(uploads_of(), publish("t", 0, checksum=_bytes.checksum(b"")), None)
+    assert (offset, model.body) == (0, b"")
+
+
+def test_another_body_under_the_same_topic_begins_again():
+    uploads = uploads_of()
+    receive(uploads, publish("t"), b"xxx")
+    with pytest.raises(ProtocolError, match="a stretch at 3 of a model whose beginning is not here"):
+        receive(uploads, publish("t", offset=3, checksum=1), b"x")
+    assert receive(uploads, publish("t", checksum=1), b"y") == (1, None)
+    assert not goes_on(uploads, "t", 3) and len(uploads) == 1
+
+
+def test_two_clients_send_models_of_one_topic_side_by_side():
+    uploads = uploads_of()
+    receive(uploads, publish("t"), b"xxx")
+    receive(uploads, publish("t"), b"y", YOU)
+    assert receive(uploads, publish("t", offset=3), b"x") == (4, None)
+    uploads.drop(YOU, "t")
+    uploads.drop(YOU, "t")
+    assert goes_on(uploads, "t", 4) and len(uploads) == 1
+    uploads.clear()
+    assert not goes_on(uploads, "t", 5)
+
+
+def test_a_model_that_is_too_large_is_refused_before_anything_is_kept():
+    uploads = uploads_of()
+    with pytest.raises(ProtocolError) as caught:
+        receive(uploads, publish("t", 1001), b"x")
+    assert caught.value.code == "too_large" and len(uploads) == 0
+
+
+def test_uploads_are_bounded_in_number_and_a_further_one_waits_without_harm_to_them():
+    uploads = uploads_of()
+    for number in range(MAX_UPLOADS):
+        assert receive(uploads, publish(f"t{number}", 50), b"x") == (1, None)
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match=r"16 models of 800 bytes .* 16 at a time may") as caught:
+            receive(uploads, publish("new", 50), b"x")
+        assert caught.value.code == "busy" and len(uploads) == MAX_UPLOADS
+    assert all(goes_on(uploads, f"t{number}", 1, 50) for number in range(MAX_UPLOADS))
+    assert receive(uploads, publish("whole", 1, checksum=_bytes.checksum(b"x")), b"x")[1].body == b"x"
+    uploads.drop(ME, "t3")
+    assert receive(uploads, publish("new", 50), b"x") == (1, None)
+
+
+def test_whole_sizes_of_uploads_are_within_the_bytes_of_models():
+    uploads = uploads_of()
+    receive(uploads, publish("first", 600), b"x")
+    with pytest.raises(ProtocolError, match="one of 500 bytes was to come; 16 at a time may, of 1000 bytes") as caught:
+        receive(uploads, publish("second", 500), b"x")
+    assert caught.value.code == "busy"
+    assert receive(uploads, publish("first", 990, checksum=1), b"x") == (1, None), "the same publisher's next one"
+    assert len(uploads) == 1
+
+
+def test_an_upload_without_a_chunk_for_a_while_is_given_up_and_leaves_its_place():
+    uploads = uploads_of()
+    receive(uploads, publish("dead", 1000), b"x", now=0.0)
+    receive(uploads, publish("dead", 1000, 1), b"x", now=10.0)
+    with pytest.raises(ProtocolError, match="given up after 60 s"):
+        receive(uploads, publish("next", 1000), b"x", now=9.9 + UPLOAD_TIMEOUT)
+    assert receive(uploads, publish("next", 1000), b"x", now=10.0 + UPLOAD_TIMEOUT) == (1, None)
+    assert not goes_on(uploads, "dead", 2, 1000) and len(uploads) == 1
+
+
+@pytest.mark.parametrize("publishers", [MAX_UPLOADS, MAX_UPLOADS + 1, 2 * MAX_UPLOADS, 5 * MAX_UPLOADS])
+def test_every_one_of_many_publishers_that_send_side_by_side_ends(publishers):
+    uploads, body = uploads_of(), b"chunks of eight bytes..."
+    offsets = dict.fromkeys(range(publishers), 0)
+    for turn in range(100):
+        for number in [*offsets]:
+            offset = offsets[number]
+            said = publish("t", len(body), offset, _bytes.checksum(body))
+            try:
+                offsets[number], whole = receive(uploads, said, body[offset : offset + 8], bytes([number]) * 16, turn)
+            except ProtocolError as error:
+                assert (error.code, offset) == ("busy", 0), "what was taken is never lost"
+            else:
+                if whole is not None:
+                    del offsets[number]
+    assert not offsets
+
+
+# --- Snapshots that are ordered from far away, message by message: one at a time, and each is carried out once
+
+
+def order(number, name="a"):
+    return messages.TakeSnapshot(name=name, order=number.to_bytes(16, "big"))
+
+
+def done(body):
+    return messages.Snapshot(name=body.name, state="done", path="x")
+
+
+def test_an_order_is_carried_out_once_however_often_it_is_asked_for():
+    orders = SnapshotOrders()
+    state, is_new = orders.receive(order(1))
+    assert (state.name, state.state, is_new) == ("a", "writing", True)
+    assert orders.receive(order(1)) == (state, False)
+    orders.finish(order(1), done(order(1)))
+    assert orders.receive(order(1)) == (done(order(1)), False)
+
+
+def test_a_second_order_waits_until_the_first_is_done_or_failed():
+    orders = SnapshotOrders()
+    orders.receive(order(1))
+    with pytest.raises(ProtocolError, match="snapshot 'a' is being written") as refused:
+        orders.receive(order(2, "b"))
+    assert refused.value.code == "busy"
+    orders.finish(order(1), failed(order(1), "the disk is full"))
+    assert orders.receive(order(2, "b"))[1]
+
+
+@pytest.mark.parametrize("name", ["../a", "a/b", ".a", "-a", "a b", "a" * 101])
+def test_a_name_is_a_file_in_the_folder_and_nowhere_else(name):
+    with pytest.raises(ProtocolError, match="is no name") as refused:
+        SnapshotOrders().receive(order(1, name))
+    assert refused.value.code == "parameters"
+
+
+@pytest.mark.parametrize("name", ["a", "_a", "A-1.b_c", "a" * 100])
+def test_letters_digits_and_three_signs_are_a_name(name):
+    assert SnapshotOrders().receive(order(1, name))[1]
+
+
+def test_the_newest_orders_are_remembered():
+    orders = SnapshotOrders()
+    for number in range(MAX_ORDERS + 1):
+        orders.receive(order(number))
+        orders.finish(order(number), done(order(number)))
+    assert not orders.receive(order(1))[1]
+    assert orders.receive(order(0))[1]
+
+
+def test_why_an_order_failed_is_told_in_a_bounded_text():
+    told = failed(order(1), "x" * 2 * MAX_TEXT)
+    assert (told.state, told.text) == ("failed", "x" * MAX_TEXT)

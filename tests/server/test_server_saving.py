@@ -1,5 +1,6 @@
-"""When a server's replies leave, and what becomes of a disk that is full or lost: without a disk, and without a socket."""
+"""When a server's replies leave, what becomes of a disk that is full or lost, and what it finds again of its former life."""
 
+import json
 import typing
 from types import SimpleNamespace
 
@@ -7,11 +8,14 @@ import numpy as np
 import pytest
 
 from fake_store import Disk, MemoryStore
-from memoire.accounting.runs import SavedGroup
+from memoire.accounting.runs import RunFacts, SavedGroup
+from memoire.errors import ParameterError, UnknownName
 from memoire.limits import Limits
 from memoire.server.dispatch import Dispatcher
-from memoire.server.durability import is_saved_first
+from memoire.server.durability import Committer, is_saved_first
+from memoire.server.handlers.control import made
 from memoire.server.io_requests import ReplySaver
+from memoire.server.state import DEFAULT_RUN, recover, run_to_count
 from memoire.tables.caches.pool import Pool
 from memoire.tables.desk import Reply
 from memoire.tables.keyed import messages as keyed
@@ -22,7 +26,9 @@ from memoire.tables.table import Table, Tables
 from memoire.wire import _bytes, messages
 from memoire.wire.frames import encode, parse, table_number
 from netkit import SCHEMA
-from serverkit import ME
+from serverkit import ME, NOW, PARAMETERS, Ends, save, state_of, store_of, tables_of
+
+# --- When a server's replies leave, and what becomes of a disk that is full or lost: without a disk, and without a socket
 
 
 def header(number):
@@ -298,3 +304,125 @@ def test_replies_that_wait_when_the_disk_is_lost_say_so(disk):
     disk.folder.failed(OSError(5, "gone"))
     disk.thread.turn()
     assert disk.sent == [Reply(messages.Refused(code="disk", text="the disk is gone"))]
+
+
+# --- What a server finds again of its former life
+
+
+@pytest.fixture
+def disk_of_recovery():
+    return Disk()
+
+
+def begin(disk, run=None, parameters=PARAMETERS):
+    """A life of a server on a disk; everything until then is saved."""
+    store = store_of(disk)
+    committer = Committer(store)
+    state = state_of(
+        tables_of(default=Table(SCHEMA, parameters=parameters), other=Table(SCHEMA, parameters=PARAMETERS)),
+        store=store,
+        run=run_to_count(store, run, committer),
+    )
+    state.committer = committer
+    recover(state, store)
+    save(state, disk)
+    return Ends(state)
+
+
+def test_a_server_without_a_folder_counts_the_run_that_it_is_given():
+    committer = Committer(None)
+    assert run_to_count(None, None, committer) == DEFAULT_RUN and run_to_count(None, "a", committer) == "a"
+
+
+def test_a_server_goes_on_with_the_run_that_it_counted_last(disk_of_recovery):
+    assert begin(disk_of_recovery).state.run.name == DEFAULT_RUN
+    ends = begin(disk_of_recovery)
+    ends.control.begin_run("next", NOW + 1.0)
+    save(ends.state, disk_of_recovery)
+    assert begin(disk_of_recovery).state.run.name == "next"
+
+
+def test_a_run_that_is_given_again_does_not_undo_one_that_began_since(disk_of_recovery):
+    ends = begin(disk_of_recovery, "a")
+    ends.control.begin_run("b", NOW + 1.0)
+    save(ends.state, disk_of_recovery)
+    assert begin(disk_of_recovery, "a").state.run.name == "b"
+    assert begin(disk_of_recovery, "c").state.run.name == "c", "another one than was given then"
+    assert [facts.name for facts in begin(disk_of_recovery, "c").state.runs.facts()] == ["a", "b", "c"]
+    assert disk_of_recovery.runs["b"].ended == NOW
+
+
+def test_a_folder_in_which_all_runs_have_ended_counts_the_one_that_is_given(disk_of_recovery):
+    disk_of_recovery.runs["a"] = RunFacts("a", began=1.0, ended=2.0)
+    disk_of_recovery.texts["run"] = "b"
+    assert begin(disk_of_recovery).state.run.name == DEFAULT_RUN
+    disk_of_recovery.runs.pop(DEFAULT_RUN)
+    assert begin(disk_of_recovery, "b").state.run.name == "b"
+
+
+def test_models_of_the_run_are_here_again_and_the_tables_hear_of_them(disk_of_recovery):
+    ends = begin(disk_of_recovery)
+    ends.models.publish(made("t", b"x", ends.state.limits), 4)
+    save(ends.state, disk_of_recovery)
+    again = begin(disk_of_recovery).state
+    assert again.models.newest("t").body == b"x" and again.models.version("t") == 4
+    assert begin(disk_of_recovery, "other").state.models.versions() == {}
+
+
+def test_versions_go_on_after_a_restart_into_another_run(disk_of_recovery):
+    ends = begin(disk_of_recovery, "a")
+    ends.models.publish(made("t", b"x", ends.state.limits), 4)
+    save(ends.state, disk_of_recovery)
+    ends = begin(disk_of_recovery, "b")
+    assert ends.models.publish(made("t", b"y", ends.state.limits)).version == 5
+    save(ends.state, disk_of_recovery)
+    ends = begin(disk_of_recovery, "a")
+    assert ends.state.models.newest("t").body == b"x"
+    assert ends.models.publish(made("t", b"z", ends.state.limits)).version == 6
+
+
+def test_parameters_that_were_configured_hold_on(disk_of_recovery):
+    ends = begin(disk_of_recovery)
+    ends.control.configure(ends.state.tables["other"], {"cache_size": 4})
+    save(ends.state, disk_of_recovery)
+    tables = begin(disk_of_recovery).state.tables
+    assert (tables["other"].parameters.cache_size, tables["other"].parameters_version) == (4, 2)
+    assert (tables.first.parameters.cache_size, tables.first.parameters_version) == (8, 1)
+
+
+def test_parameters_that_are_given_differently_replace_them(disk_of_recovery):
+    ends = begin(disk_of_recovery)
+    ends.control.configure(ends.state.tables.first, {"cache_size": 4})
+    save(ends.state, disk_of_recovery)
+    table = begin(disk_of_recovery, parameters=PARAMETERS.replace(cache_size=16)).state.tables.first
+    assert (table.parameters.cache_size, table.parameters_version) == (16, 3)
+    table = begin(disk_of_recovery, parameters=PARAMETERS.replace(cache_size=16)).state.tables.first
+    assert (table.parameters.cache_size, table.parameters_version) == (16, 3)
+
+
+@pytest.mark.parametrize("saved", ["", "[]", '{"given": {}}', '{"given": 1, "now": {}, "version": 1}', "[" * 100_000])
+def test_parameters_that_are_none_are_refused(disk_of_recovery, saved):
+    begin(disk_of_recovery)
+    disk_of_recovery.texts["parameters"] = saved
+    with pytest.raises(ParameterError, match="what a server saves of a table"):
+        begin(disk_of_recovery)
+
+
+@pytest.mark.parametrize("which", ["given", "now"])
+def test_a_saved_setting_of_another_name_is_refused_by_name(disk_of_recovery, which):
+    begin(disk_of_recovery)
+    saved = json.loads(disk_of_recovery.texts["parameters"])
+    saved[which]["size_of_caches"] = saved[which].pop("cache_size")
+    disk_of_recovery.texts["parameters"] = text = json.dumps(saved)
+    with pytest.raises(UnknownName, match="size_of_caches"):
+        begin(disk_of_recovery)
+    assert disk_of_recovery.texts["parameters"] == text
+
+
+def test_parameters_of_a_schema_that_has_changed_are_refused(disk_of_recovery):
+    begin(disk_of_recovery)
+    saved = json.loads(disk_of_recovery.texts["parameters"])
+    saved["now"]["cache_size"] = -1
+    disk_of_recovery.texts["parameters"] = json.dumps(saved)
+    with pytest.raises(ParameterError, match="cache_size"):
+        begin(disk_of_recovery)

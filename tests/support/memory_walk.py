@@ -1,6 +1,6 @@
 """Anything that can be done to a memory, done to its model as well, and both compared.
 
-Each step asks `choose` for its choices: hypothesis answers in test_memory_machine.py, where it can shrink a failure, and
+Each step asks `choose` for its choices: hypothesis answers in test_memory.py, where it can shrink a failure, and
 a random generator on long walks, which get deeper.
 """
 

@@ -1,13 +1,44 @@
-"""Queues of held caches, step by step: what comes in, makes room, grows too old and leaves, at a time that is given."""
+"""Queues of held caches, their readers, waits, walks, limits, and how far actors may run ahead."""
 
+import itertools
 import math
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from memoire.errors import ParameterError, ProtocolError
+from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
+from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.tables.caches.queues import CacheQueues
-from poolkit import PLAIN, SCHEMA, cache_of, name
+from memoire.tables.base import EXPIRY_INTERVAL, PoolLock, Presence
+from memoire.tables.caches import queues as readers
+from memoire.tables.caches.inspection import CacheRestore, CacheWalk, KeptCache, KeptClient
+from memoire.tables.caches.pool import Pool
+from memoire.tables.caches.queues import (
+    DRAWING_TIMEOUT,
+    MAX_READERS,
+    SHORTAGE_TIMEOUT,
+    STOCK_TIME,
+    CacheQueues,
+    Demand,
+    Readers,
+)
+from memoire.tables.draws import finish, plan
+from memoire.wire import containers as pack
+from memoire.wire import containers as unpack
+from memoire.wire.layout import layout_of
+from memoire.wire.parts import ContainerKind
+from memoire.wire.rows import CLIENT_COUNTS
+from poolkit import PLAIN, SCHEMA, Clock, cache_of, held, name
+from readerkit import PARAMETERS, READER
+from readerkit import SCHEMA as SCHEMA_DEMAND
+
+# --- Queues of held caches, step by step: what comes in, makes room, grows too old and leaves, at a time that is given
 
 REUSE = PLAIN.replace(reuse_cache=True)
 
@@ -136,3 +167,739 @@ def test_what_a_model_of_long_ago_recorded_is_passed_over() -> None:
     queues.saw_model(3)
     queues.pass_over(100.0)
     assert queues.counts.passed_over == 5, "the newest version never goes back"
+
+
+# --- Readers of a pool, request by request: what is kept for each, what it takes, and when it is forgotten
+
+ONE, OTHER = b"1" * 16, b"2" * 16
+WHOLE = (0, 1)
+
+
+def made(*counts: int, parameters: Parameters = PLAIN) -> tuple[CacheQueues, Readers]:
+    """Client i has a cache of counts[i] samples; readers are silent after 10 s."""
+    queues = CacheQueues(SCHEMA, parameters, byte_limit=1 << 30, cache_limit=0, seed=1)
+    for i, count in enumerate(counts):
+        queues.add(name(i), 1, cache_of(count, 100 * i, parameters=parameters), 100.0)
+    return queues, Readers(queues, 10.0, 100.0)
+
+
+def counts_of(*wanted: tuple[int, int]) -> np.ndarray:
+    rows = np.zeros(len(wanted), CLIENT_COUNTS)
+    for row, (client, count) in zip(rows, wanted, strict=True):
+        row["client"], row["count"] = np.frombuffer(name(client), "<u8"), count
+    return rows
+
+
+def reserved(rows: Iterable[np.void]) -> list[int]:
+    return [int(row["reserved"]) for row in rows]
+
+
+def test_what_is_kept_for_a_reader_is_nobody_elses_until_it_asks_for_less() -> None:
+    queues, each = made(20, 20)
+    assert sum(reserved(each.reserve(ONE, 30, 0, WHOLE, 100.0))) >= 30
+    free = queues.drawable()
+    assert free <= 10 and sum(reserved(each.reserve(OTHER, 100, 0, WHOLE, 100.0))) == free
+    assert reserved(each.reserve(ONE, 0, 0, WHOLE, 100.0)) == [0, 0]
+    assert queues.drawable() == 40 - free
+
+
+def test_each_part_of_the_clients_is_a_readers_own() -> None:
+    _, each = made(5, 6, 7)
+    rows = each.reserve(ONE, 100, 0, (1, 2), 100.0)
+    assert [bytes(row["client"].tobytes()) for row in rows] == [name(1)] and reserved(rows) == [6]
+
+
+def test_samples_below_zero_are_refused() -> None:
+    with pytest.raises(ParameterError, match="samples must be at least 0"):
+        made(5)[1].reserve(ONE, -1, 0, WHOLE, 100.0)
+
+
+def test_a_reader_takes_what_there_is_of_the_clients_that_it_names() -> None:
+    queues, each = made(5, 6)
+    picks, _ = each.take(ONE, counts_of((1, 4), (7, 9), (0, 50)), 100.0)
+    assert picks.size == 9 and queues.held.unused == 2, "client 7 is not here, and client 0 has 5"
+    assert each.take(ONE, counts_of(), 100.0)[0].size == 0
+
+
+def test_a_reader_does_not_take_what_is_kept_for_another() -> None:
+    _, each = made(10)
+    each.reserve(ONE, 10, 0, WHOLE, 100.0)
+    assert each.take(OTHER, counts_of((0, 10)), 100.0)[0].size == 0
+    assert each.take(ONE, counts_of((0, 10)), 100.0)[0].size == 10
+
+
+def test_what_is_kept_for_a_silent_reader_is_free_again() -> None:
+    queues, each = made(10)
+    each.reserve(ONE, 10, 0, WHOLE, 100.0)
+    each.take(OTHER, counts_of(), 105.0)
+    assert not each.present.is_due(101.0) and each.present.is_due(101.5)
+    assert not each.expire(110.0) and queues.drawable() == 0
+    assert each.expire(110.5) and queues.drawable() == 10
+    assert not each.expire(111.0), "the other one was heard at 105"
+    assert each.expire(115.5)
+
+
+def test_draws_from_other_pools_count_between_two_caches_of_a_client() -> None:
+    queues, each = made(10)
+    for told in (500, 600, 550, 900):  # 500 were drawn before it came here; an older message says 550
+        each.reserve(ONE, 0, told, WHOLE, 100.0)
+    queues.add(name(0), 2, cache_of(5), 101.0)
+    assert queues.clients[name(0)].between == 400.0
+    each.expire(200.0)
+    each.reserve(ONE, 0, 5000, WHOLE, 200.0)
+    queues.add(name(0), 3, cache_of(5), 201.0)
+    assert queues.clients[name(0)].between == 300.0, "what a forgotten reader drew meanwhile counts for nobody"
+
+
+def test_there_is_a_limit_of_readers_and_those_that_are_known_may_go_on() -> None:
+    _, each = made(10)
+    for reader in (ONE, *(number.to_bytes(16, "little") for number in range(1, MAX_READERS))):
+        each.reserve(reader, int(reader == ONE), 0, WHOLE, 100.0)
+    for ask in (lambda: each.reserve(OTHER, 1, 0, WHOLE, 100.0), lambda: each.take(OTHER, counts_of((0, 1)), 100.0)):
+        with pytest.raises(ProtocolError, match="1024 readers draw from this server already"):
+            ask()
+    assert each.take(ONE, counts_of((0, 1)), 109.0)[0].size == 1
+    each.expire(119.5)
+    assert each.take(OTHER, counts_of((0, 1)), 120.0)[0].size == 1
+
+
+def test_samples_that_have_become_too_old_are_neither_kept_nor_taken() -> None:
+    queues, each = made(10, parameters=PLAIN.replace(max_age=50.0))
+    assert reserved(each.reserve(ONE, 10, 0, WHOLE, 120.0)) == [10]
+    assert each.take(ONE, counts_of((0, 10)), 1000.0)[0].size == 0
+    assert reserved(each.reserve(ONE, 10, 0, WHOLE, 1000.0)) == [0] and queues.counts.passed_over == 10
+
+
+def test_more_samples_at_once_than_a_message_may_ask_for_are_refused() -> None:
+    readers.check_count(readers.MAX_DRAWN)
+    with pytest.raises(ProtocolError, match=r"1048577 samples at once; 1048576 are allowed. Draw smaller batches"):
+        readers.check_count(readers.MAX_DRAWN + 1)
+
+
+# --- The wait of those who draw, and who counts as present: with a clock that stands still, or a deadline in the past
+
+
+def test_a_wait_whose_deadline_has_passed_ends_at_once_and_counts_nobody() -> None:
+    waiter = PoolLock()
+    with waiter.lock:
+        assert not waiter.wait(time.monotonic() - 1.0)
+        assert waiter.wait(time.monotonic() + 60.0, at_most=0.0), "time is left, so the caller looks again"
+        assert waiter.waiting == 0
+
+
+def test_what_is_told_ends_a_wait_and_is_counted_also_where_nobody_waits() -> None:
+    waiter, ended = PoolLock(), []
+
+    def wait() -> None:
+        with waiter.lock:
+            before = waiter.changes
+            while waiter.changes == before:
+                waiter.wait(time.monotonic() + 60.0)
+            ended.append(waiter.changes)
+
+    with waiter.lock:
+        waiter.tell()
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not waiter.waiting:
+        pass
+    with waiter.lock:
+        waiter.tell()
+    thread.join(60.0)
+    assert ended == [2] and waiter.waiting == 0
+
+
+def test_a_closed_pool_says_so_to_those_who_ask_and_wakes_those_who_wait() -> None:
+    waiter = PoolLock()
+    with waiter.lock:
+        waiter.check_open()
+        waiter.close()
+        assert waiter.changes == 1
+        with pytest.raises(Closed, match="the pool"):
+            waiter.check_open()
+
+
+def test_who_is_silent_for_longer_than_the_timeout_is_gone() -> None:
+    present = Presence(10.0, now=100.0)
+    present.heard(b"a", 100.0)
+    present.heard(b"b", 105.0)
+    assert present.expire(110.0) == [], "not silent for longer than 10 s yet"
+    present.heard(b"a", 111.0)
+    assert present.expire(116.0) == [b"b"] and b"a" in present and b"b" not in present and len(present) == 1
+    present.forget(b"a")
+    present.forget(b"a")
+    assert len(present) == 0
+
+
+def test_silent_ones_are_looked_for_about_once_a_second() -> None:
+    present = Presence(10.0, now=100.0)
+    assert not present.is_due(100.0 + EXPIRY_INTERVAL) and present.is_due(100.1 + EXPIRY_INTERVAL)
+    present.expire(105.0)
+    assert not present.is_due(105.9) and present.is_due(106.1)
+
+
+# --- A walk over held caches and the way back, step by step, while caches come and go between two steps
+
+
+def queues_of_of_pool_walk(*counts: int) -> CacheQueues:
+    """Client i has counts[i] caches of 4 samples, each of which came at 100 + its number."""
+    made = CacheQueues(SCHEMA, PLAIN, byte_limit=1 << 30, cache_limit=0, seed=1)
+    for i, count in enumerate(counts):
+        made.sums(name(i), 1, 10.0, 50, 0.5, 100.0)
+        for number in range(count):
+            made.add(name(i), 2 + number, cache_of(4, 100 * i + 10 * number), 100.0 + number)
+    return made
+
+
+def rest_of(walk: CacheWalk, now: float = 110.0) -> list[KeptClient | KeptCache]:
+    """What all steps give that are left."""
+    found = []
+    while not walk.is_over:
+        kept = walk.step(now)
+        found += [] if kept is None else [kept]
+    return found
+
+
+def words(kept: list[KeptClient | KeptCache]) -> list[bytes | float]:
+    """Of a client its id, of a cache its age."""
+    return [each.id if isinstance(each, KeptClient) else each.age for each in kept]
+
+
+def test_each_client_that_has_entries_comes_before_its_caches_the_oldest_first() -> None:
+    queues = queues_of_of_pool_walk(2, 0, 1)
+    kept = rest_of(CacheWalk(queues))
+    assert words(kept) == [name(0), 10.0, 9.0, name(1), name(2), 10.0]
+    assert kept[0] == KeptClient(name(0), 3, 10.0, 50.0, 0.5, 0.0)
+    assert kept[1] == KeptCache(4, 0, 10.0, queues.clients[name(0)].queued()[0].payload)
+    assert kept[3] == KeptClient(name(1), 1, 10.0, 50.0, 0.5, 0.0, has_caches=False)
+    assert rest_of(CacheWalk(queues_of_of_pool_walk())) == []
+
+
+def test_caches_that_leave_between_two_steps_are_passed_by_and_newcomers_do_not_lengthen_the_walk() -> None:
+    queues = queues_of_of_pool_walk(4)
+    walk = CacheWalk(queues)
+    walk.step(110.0), walk.step(110.0)
+    for _ in range(2):  # the one that was given, and the next
+        queues.held.drop_oldest(queues.clients[name(0)])
+    for sequence in (20, 21):
+        queues.add(name(0), sequence, cache_of(4), 110.0)
+    assert words(rest_of(walk)) == [8.0, 7.0, 0.0], "four caches of this client at most"
+
+
+def test_a_client_that_has_left_before_its_turn_does_not_come() -> None:
+    queues = queues_of_of_pool_walk(1, 1)
+    walk = CacheWalk(queues)
+    walk.step(110.0)
+    queues.forget(name(0))
+    queues.forget(name(1))
+    queues.add(name(5), 1, cache_of(4), 110.0)
+    assert rest_of(walk) == []
+
+
+def test_a_walk_ends_where_caches_of_another_form_are_held() -> None:
+    queues = queues_of_of_pool_walk(2)
+    walk = CacheWalk(queues)
+    walk.step(110.0), walk.step(110.0)
+    queues.configure(PLAIN.replace(frame_stack=2), discard_mismatched=True)
+    queues.add(name(0), 9, cache_of(4, parameters=queues.parameters), 110.0)
+    assert rest_of(walk) == []
+
+
+def put_back(restore: CacheRestore, client: KeptClient, kept: KeptCache, **options: object) -> tuple[bool, int]:
+    held = unpack.check(kept.payload, layout_of(SCHEMA, PLAIN))
+    return restore.put_back(client, held, **{"age": kept.age, "stays": True, "now": 50.0} | options)
+
+
+def test_what_was_walked_over_comes_back_once() -> None:
+    client, *kept = rest_of(CacheWalk(queues_of_of_pool_walk(3)))
+    again = CacheQueues(SCHEMA, PLAIN, byte_limit=1 << 30, cache_limit=2, seed=1)
+    restore = CacheRestore(again)
+    assert [put_back(restore, client, each) for each in kept] == [(True, 0), (True, 0), (True, 1)]
+    held = again.clients[name(0)]
+    assert [cache.arrived for cache in held.queued()] == [41.0, 42.0]
+    assert (held.sequence, held.total_weight, held.between, held.heard) == (4, 10.0, 0.0, math.inf)
+    assert put_back(restore, client, kept[1]) == (False, 0) and held.caches == 2
+    assert put_back(restore, client, kept[0]) == (True, 1), "it was overwritten meanwhile"
+
+
+def test_a_cache_that_only_looks_like_a_held_one_is_another() -> None:
+    queues = queues_of_of_pool_walk(1)
+    restore = CacheRestore(queues)
+    client = KeptClient(name(0), 1, 10.0, 50.0, 0.5, 7.0)
+    for seed, expected in ((0, False), (1, True), (1, False)):
+        cache = cache_of(4, seed=seed)
+        assert restore.put_back(client, cache, age=0.0, stays=True, now=100.0)[0] is expected
+    assert queues.clients[name(0)].between == 7.0
+    queues.add(name(0), 9, cache_of(4, total=11.0), 100.0)  # the queue changed without the restore
+    assert not restore.put_back(client, cache_of(4, total=11.0), age=0.0, stays=True, now=100.0)[0]
+
+
+def test_a_client_known_from_a_snapshot_alone_stays_or_counts_as_heard_now() -> None:
+    client, kept = rest_of(CacheWalk(queues_of_of_pool_walk(1)))
+    for stays, heard in ((True, math.inf), (False, 50.0)):
+        again = CacheQueues(SCHEMA, PLAIN, byte_limit=1 << 30, cache_limit=0, seed=1)
+        put_back(CacheRestore(again), client, kept, stays=stays)
+        assert again.clients[name(0)].heard == heard
+    again.heard(name(0), 60.0)
+    put_back(CacheRestore(again), client, kept)
+    assert again.clients[name(0)].heard == 60.0, "an actor of its own was heard"
+
+
+# --- Held samples that are too old are passed over, used-up ones are drawn no more, and what is left is weighed right
+
+
+def numbers(pool: Pool, count: int) -> list[int]:
+    return sorted(pool.get(count).gathered.ids["number"].tolist())
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_held_samples_are_drawn_though_their_client_has_used_up_its_entries(reuse: bool) -> None:
+    limited = PLAIN.replace(max_times_sampled=1, reuse_cache=reuse)
+    pool = Pool(SCHEMA, limited, seed=1)
+    pool.add(name(1), 1, held([0.0] * 5, [0] * 5, limited))
+    pool.sums(name(1), 2, 0.0, 0, 0.0)
+    assert numbers(pool, 5) == [0, 1, 2, 3, 4]
+    with pytest.raises(NotEnoughSamples):
+        pool.get(1)
+
+
+def test_samples_are_passed_over_as_they_become_too_old() -> None:
+    clock, parameters = Clock(), PLAIN.replace(max_age=10.0)
+    pool = Pool(SCHEMA, parameters, clock=clock, seed=1)
+    pool.add(name(1), 1, held([0.0, 4.0, 8.0, 9.9, 12.0], [0] * 5, parameters))
+    assert pool.stats().unused == 5
+    with pytest.raises(NotEnoughSamples, match="4 are held"):
+        pool.get(5)
+    assert (pool.stats().unused, pool.stats().passed_over) == (4, 1)
+    clock.now += 3.0
+    assert numbers(pool, 2) == [0, 1] and pool.stats().passed_over == 3
+    assert pool.stats().caches == 0, "what is used up and passed over is held no longer"
+    assert (pool.stats().unused, pool.stats().held, pool.stats().bytes) == (0, 0, 0)
+
+
+def test_samples_of_older_models_are_passed_over() -> None:
+    parameters = PLAIN.replace(max_model_lag=2)
+    pool = Pool(SCHEMA, parameters, seed=1)
+    pool.add(name(1), 1, held([0.0] * 4, [5, 3, 4, 6], parameters))
+    pool.saw_model(6)
+    assert numbers(pool, 3) == [0, 2, 3] and pool.stats().passed_over == 1
+    pool.add(name(1), 2, held([0.0] * 4, [5, 3, 4, 6], parameters, first=10))
+    pool.saw_model(8)
+    assert numbers(pool, 1) == [13]
+
+
+def test_a_changed_limit_holds_from_the_next_draw_on() -> None:
+    pool = Pool(SCHEMA, PLAIN, seed=1)
+    pool.add(name(1), 1, held([0.0, 50.0, 0.0, 50.0], [0] * 4, PLAIN))
+    pool.configure(PLAIN.replace(max_age=20.0))
+    assert numbers(pool, 2) == [0, 2] and pool.stats().passed_over == 2
+
+
+def test_what_is_kept_for_a_reader_is_passed_over_too() -> None:
+    clock, parameters = Clock(), PLAIN.replace(max_age=10.0)
+    pool = Pool(SCHEMA, parameters, clock=clock, seed=1)
+    pool.add(name(1), 1, held(np.linspace(0.0, 9.0, 10), [0] * 10, parameters))
+    rows = pool.reserve(b"r" * 16, 10)
+    assert rows["reserved"].sum() == 10
+    clock.now += 5.5
+    rows = pool.reserve(b"r" * 16, 10)
+    assert rows["reserved"].sum() == 5
+    made = plan([rows], 5, 0.3)
+    assert made is not None
+    layout = layout_of(SCHEMA, parameters, ContainerKind.DRAWN)
+    drawn = unpack.check(pool.draw_counts(b"r" * 16, made.counts[0]), layout)
+    assert sorted(finish(made, [drawn], layout, parameters, 1, 1.0).gathered.ids["number"].tolist()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["first", "second", "nothing is left"])))
+@pytest.mark.parametrize("reuse", [False, True])
+def test_what_used_up_a_clients_entries_is_drawn_whatever_comes_first(order: Any, reuse: bool) -> None:
+    """Caches and UPDATEs go different ways: that all is used up may be told before the caches come that did it."""
+    limited = PLAIN.replace(max_times_sampled=1, reuse_cache=reuse)
+    pool = Pool(SCHEMA, limited, seed=1)
+    for what in order:
+        if what == "first":
+            pool.add(name(1), 1, held([0.0] * 3, [0] * 3, limited))
+        elif what == "second":
+            pool.add(name(1), 2, held([0.0] * 3, [0] * 3, limited, first=3))
+        else:
+            pool.sums(name(1), 3, 0.0, 0, 0.0)
+    made = plan([pool.reserve(b"r" * 16, 3)], 3, 0.5)
+    assert made is not None and made.left_out == 0.0
+    pool.reserve(b"r" * 16, 0)
+    assert sorted(numbers(pool, 6)) == [0, 1, 2, 3, 4, 5]
+    pool.sums(name(1), 4, 0.0, 0, 0.0)
+    assert pool.entries() == 0, "nothing of it is held, and nothing comes"
+
+
+def test_with_reuse_no_held_sample_is_drawn_more_often_than_it_may_be() -> None:
+    parameters = PLAIN.replace(reuse_cache=True, max_times_sampled=3)
+    pool = Pool(SCHEMA, parameters, seed=1)
+    for first, count in ((0, 5), (5, 3), (8, 4)):
+        pool.add(name(first % 2), first, held([0.0] * count, [0] * count, parameters, first=first))
+    seen: list[int] = []
+    for _ in range(6):
+        seen += numbers(pool, 6)
+    assert np.bincount(seen).tolist() == [3] * 12
+    with pytest.raises(NotEnoughSamples):
+        pool.get(1)
+    assert (pool.stats().caches, pool.stats().held, pool.stats().bytes) == (0, 0, 0)
+
+
+def test_a_limit_of_draws_can_be_set_and_lifted_while_samples_are_held() -> None:
+    again = PLAIN.replace(reuse_cache=True)
+    pool = Pool(SCHEMA, again, seed=1)
+    pool.add(name(1), 1, held([0.0] * 4, [0] * 4, again))
+    pool.get(100)
+    pool.configure(again.replace(max_times_sampled=2))
+    with pytest.raises(NotEnoughSamples, match="8 are held"):
+        pool.get(9)
+    rows = pool.reserve(b"r" * 16, 100)
+    assert (rows["reserved"].sum(), rows["flags"].sum()) == (8, 0)
+    assert len(numbers(pool, 5)) == 5
+    pool.configure(again.replace(max_times_sampled=1))
+    seen = pool.stats().held
+    assert seen < 4, "five draws have used up one sample at least"
+    pool.configure(again)
+    assert pool.stats().held == seen
+
+
+walks = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "draw", "wait", "model", "reserve"]),
+        st.integers(0, 2),
+        st.integers(1, 6),
+        st.integers(0, 9),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(walks, st.sampled_from([None, 6.0]), st.sampled_from([None, 1]), st.sampled_from([0, 2]), st.booleans())
+def test_counts_agree_with_a_slow_model(walk: Any, age: Any, lag: Any, times: int, reuse: bool) -> None:
+    clock = Clock()
+    parameters = PLAIN.replace(max_age=age, max_model_lag=lag, max_times_sampled=times, reuse_cache=reuse)
+    pool = Pool(SCHEMA, parameters, clock=clock, seed=3)
+    samples: dict[int, list[Any]] = {}  # number -> client, born, model, times drawn
+    newest = first = 0
+    for sequence, (what, who, count, extra) in enumerate(walk, 1):
+        if what == "add":
+            ages, models = np.arange(count) * extra / 2, np.maximum(newest - np.arange(count) % 2, 0)
+            pool.add(name(who), sequence, held(ages, models, parameters, first=first))
+            samples |= {first + i: [who, clock.now - ages[i], models[i], 0] for i in range(count)}
+            first += count
+        elif what == "wait":
+            clock.now += extra
+        elif what == "model":
+            newest += extra % 2
+            pool.saw_model(newest)
+        fresh = {
+            number: facts
+            for number, facts in samples.items()
+            if (age is None or facts[1] >= clock.now - age - 1e-4) and (lag is None or facts[2] >= newest - lag)
+        }
+        limit = times if reuse else 1
+        free = sum(limit - facts[3] for facts in fresh.values()) if limit else (10**9 if fresh else 0)
+        if what == "draw":
+            if free < count:
+                with pytest.raises(NotEnoughSamples):
+                    pool.get(count)
+                continue
+            for number in pool.get(count).gathered.ids["number"].tolist():
+                assert number in fresh
+                samples[number][3] += 1
+                assert not limit or samples[number][3] <= limit
+        elif what == "reserve":
+            pool.reserve(b"r" * 16, 0)
+            if limit:
+                left = [facts for facts in fresh.values() if facts[3] < limit]
+                assert pool.stats().unused == len(left)
+
+
+def test_what_is_left_of_a_cache_stands_for_the_entries_within_the_limits() -> None:
+    """Old entries weigh ten times what new ones do; the mean over the new ones stays unbiased when the old are let go."""
+    rng, parameters = np.random.default_rng(2), PLAIN.replace(max_age=10.0)
+    weights = np.where(np.arange(100) < 40, 10.0, rng.uniform(0.5, 2.0, 100))  # the first 40 are old
+    values = rng.normal(size=100) + np.arange(100) / 50
+    other = rng.normal(size=30) + 4.0  # a client whose entries all stay
+    total, sums, squares = 0.0, 0.0, []
+    for _ in range(300):
+        clock = Clock()
+        pool = Pool(SCHEMA, parameters, clock=clock, seed=int(rng.integers(1 << 30)))
+        drawn = rng.choice(100, 64, p=weights / weights.sum())
+        facts = {"total": weights.sum(), "positives": 100, "minimum": weights.min()}
+        pool.add(name(1), 1, held(np.where(drawn < 40, 8.0, 0.0), [0] * 64, parameters, weight=weights[drawn], **facts))
+        pool.add(name(2), 1, held([0.0] * 64, [0] * 64, parameters, first=64, total=30.0, positives=30, minimum=1.0))
+        others = rng.choice(30, 64)
+        clock.now += 5.0
+        pool.sums(name(1), 2, float(weights[40:].sum()), 60, float(weights[40:].min()))  # its memory is limited as well
+        batch = pool.get(16)
+        ids = batch.gathered.ids["number"]
+        found = np.where(ids < 64, values[drawn[ids % 64]], other[others[ids % 64]])
+        importance = batch.importance * batch.divisor
+        sums += float(importance.sum())
+        total += float((importance * found).sum())
+        squares.append(((importance * found).sum(), importance.sum()))
+    expected = (values[40:].sum() + other.sum()) / 90
+    parts = np.array(squares)
+    error = np.std(parts[:, 0] - expected * parts[:, 1]) / np.sqrt(len(parts)) / parts[:, 1].mean()
+    assert abs(total / sums - expected) < 4 * error and error < 0.1
+
+
+# --- How far actors may run ahead of learners: no clock, no pool, but those of the last tests
+
+CLIENT, OTHER_DEMAND = b"c" * 16, b"o" * 16
+
+
+def room(demand, unused, *, stock=1000, most=10_000, cache_size=64, clients=4, now=10.0):
+    return demand.room(unused, stock, most, cache_size, clients, now)
+
+
+def drawing(samples=100, now=10.0):
+    demand = Demand()
+    demand.drew(samples, now)
+    return demand
+
+
+def drawing_fast(rate):
+    """So many samples a second until 2 s, in small draws."""
+    demand, draws = Demand(), 64
+    for draw in range(1, 2 * draws + 1):
+        demand.drew(rate // draws, draw / draws)
+    return demand
+
+
+def test_everything_is_wanted_while_nobody_draws():
+    assert room(Demand(), 10**6) is None
+    demand = drawing()
+    assert room(demand, 10**6, now=10.0 + DRAWING_TIMEOUT) == 0
+    assert room(demand, 10**6, now=10.1 + DRAWING_TIMEOUT) is None
+
+
+def test_a_client_is_wanted_up_to_its_stock_and_again_once_a_part_of_it_was_drawn():
+    demand = drawing()
+    assert room(demand, 0) == 1000 and room(demand, 936) == 64
+    assert room(demand, 937) == 0 and room(demand, 5000) == 0
+    assert room(demand, 750, cache_size=300) == 250 and room(demand, 751, cache_size=300) == 0, "at most a quarter"
+    fast = drawing_fast(8000)
+    assert room(fast, 800, now=2.0) == 200 and room(fast, 801, now=2.0) == 0, "a tenth of a second"
+
+
+def test_a_draw_that_found_too_little_lifts_the_rule_at_once():
+    demand = drawing()
+    demand.was_short(100, 10.0)
+    assert room(demand, 10**6) is None
+    assert room(demand, 10**6, now=10.0 + SHORTAGE_TIMEOUT) == 0
+
+
+def test_a_stock_has_two_caches_at_least_and_a_part_of_four_large_draws():
+    assert room(drawing(), 0, stock=1) == 128
+    assert room(drawing(1000), 0, stock=1) == 1000, "four draws, from four clients"
+    demand = drawing(1000)
+    for _ in range(1000):
+        demand.drew(10, 10.0)
+    assert room(demand, 0, stock=1) == 128, "a large one is forgotten"
+
+
+def test_where_learners_draw_fast_a_stock_lasts_for_a_while_as_far_as_there_is_room():
+    demand = drawing_fast(40_000)
+    assert room(demand, 0, now=2.0) == 40_000 * STOCK_TIME / 4
+    assert room(demand, 0, most=3000, now=2.0) == 3000
+    assert room(demand, 0, most=3000, clients=100, now=2.0) == 1000
+    demand.drew(10_000, 2.0)
+    assert room(demand, 0, most=3000, now=2.0) == 4 * 10_000 / 4, "never less than four draws"
+
+
+# ------------------------------------------------------------------------------------------------- pools
+
+
+class Now:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def pushed(pool, caches, number=0, client=CLIENT):
+    memory = Memory(SCHEMA_DEMAND, 50, pool.parameters, seed=1)
+    memory.open(0)
+    for step in range(50):
+        memory.add(0, (np.full(3, step, np.float32), 1, 1.0))
+    memory.close(0)
+    for place in range(caches):
+        pool.add(client, number + place + 1, unpack.check(pack.build(memory, 64, now=0.0), pool.layout))
+
+
+def pool_of(parameters=PARAMETERS):
+    clock = Now()
+    return Pool(SCHEMA_DEMAND, parameters, seed=1, clock=clock), clock
+
+
+def draw_here(pool):
+    pool.get(16)
+
+
+def draw_far(pool, reader=READER):
+    rows = pool.reserve(reader, 16)
+    counts = np.zeros(1, CLIENT_COUNTS)
+    counts["client"], counts["count"] = rows["client"], 16
+    assert pool.draw_counts(reader, counts) is not None
+
+
+@pytest.mark.parametrize("draw", [draw_here, draw_far])
+def test_a_pool_holds_a_client_back_whose_samples_are_not_drawn(draw):
+    pool, clock = pool_of()
+    assert pool.room(CLIENT, 1) is None, "nobody knows it"
+    pushed(pool, 20)
+    assert pool.room(CLIENT, 1) is None, "nobody draws"
+    draw(pool)
+    assert pool.room(CLIENT, 1) == 0
+    assert pool.room(CLIENT, 1 << 30) > 20 * 64
+    clock.now += DRAWING_TIMEOUT + 0.1
+    assert pool.room(CLIENT, 1) is None
+
+
+def test_a_pool_wants_everything_that_a_waiting_draw_is_short_of():
+    pool, _ = pool_of()
+    pushed(pool, 20)
+    draw_here(pool)
+    assert pool.room(CLIENT, 1) == 0
+    with pytest.raises(RuntimeError):
+        pool.get(10_000)
+    assert pool.room(CLIENT, 1) is None
+
+
+def test_a_pool_wants_everything_that_a_reader_waits_for_which_cannot_draw_as_much_as_it_wants_now():
+    pool, clock = pool_of()
+    pushed(pool, 20)
+    draw_far(pool)
+    pool.reserve(READER, 1 << 20, wanted=1 << 19)
+    assert pool.room(CLIENT, 1) == 0, "it may have drawn the rest elsewhere"
+    clock.now += SHORTAGE_TIMEOUT
+    pool.reserve(READER, 1 << 20, wanted=1 << 19)
+    assert pool.room(CLIENT, 1) is None
+
+
+def reading(draw=100, now=10.0, clients=4, readers=(READER,)):
+    """Readers that each have drawn so much from so many clients of theirs."""
+    demand = Demand()
+    for reader in readers:
+        demand.drew(draw, now, reader)
+        demand.kept(reader, 10**6, clients, 0, False, now)
+    return demand
+
+
+def test_a_pool_that_has_two_draws_for_a_reader_of_several_servers_is_not_short():
+    demand = reading(100)
+    demand.kept(READER, 200, 4, 1280, True, 10.0)
+    assert room(demand, 10**6) == 0
+    demand.kept(b"another", 640, 4, 1280, True, 10.0)
+    assert room(demand, 10**6) == 0, "half of what it asked for, though it has never drawn"
+    demand.kept(READER, 199, 4, 1280, False, 10.0)
+    assert room(demand, 10**6) is None
+
+
+def test_a_reader_that_draws_seldom_does_not_wait_unless_it_says_so():
+    demand, later = reading(100), 10.0 + SHORTAGE_TIMEOUT
+    demand.kept(READER, 639, 4, 1280, False, later)
+    assert room(demand, 10**6, now=later) == 0
+    demand.kept(READER, 639, 4, 1280, True, later)
+    assert room(demand, 10**6, now=later) is None
+
+
+def test_a_reader_to_whom_no_client_belongs_wants_nothing_of_the_others():
+    demand = drawing()
+    demand.kept(READER, 0, 0, 1280, True, 10.0)
+    assert room(demand, 10**6) == 0
+
+
+def test_a_stock_has_four_draws_of_each_reader_that_shares_the_clients_or_of_the_one_that_has_a_client_for_itself():
+    four = [bytes([number]) * 16 for number in range(4)]
+    assert room(reading(1000), 0, stock=1) == 1000
+    assert room(reading(1000, readers=four), 0, stock=1) == 4 * 1000, "all of them draw from each client"
+    assert room(reading(1000, clients=1, readers=four), 0, stock=1) == 4000, "one of them draws from each client"
+    assert room(reading(1000, clients=2), 0, stock=1) == 2000, "the other parts' readers are not there"
+    demand = reading(1000, readers=four)
+    demand.forget(four[0])
+    assert room(demand, 0, stock=1) == 3 * 1000
+
+
+def test_a_reader_leaves_samples_to_others_that_draw_from_the_same_clients_unless_it_waits():
+    pool, _ = pool_of()
+    pushed(pool, 20)
+
+    def kept(reader, wanted=0, **more):
+        return int(pool.reserve(reader, 1000, wanted=wanted, **more)["reserved"].sum())
+
+    draw_far(pool)
+    assert kept(READER) >= 1000, "it is alone"
+    pool.reserve(READER, 0)
+    draw_far(pool, OTHER_DEMAND)
+    assert 48 <= kept(READER) <= 49 and 48 <= kept(OTHER_DEMAND) <= 49, "three draws each"
+    assert kept(READER, part=(0, 2)) >= 1000, "they divide the clients"
+    assert kept(READER) <= 49
+    assert kept(OTHER_DEMAND, wanted=500) >= 1000
+    pool.reserve(OTHER_DEMAND, 0)
+    assert kept(bytes(16)) >= 1000, "nobody knows yet what it draws"
+
+
+def test_held_samples_that_are_drawn_again_and_again_are_replaced_by_newer_ones():
+    pool, _ = pool_of(PARAMETERS.replace(reuse_cache=True))
+    pushed(pool, 20)
+    draw_here(pool)
+    assert pool.room(CLIENT, 1) is None
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.25, 8.0])
+def test_a_free_actor_and_a_slow_learner_keep_each_others_pace(ratio):
+    """A simulation: the actor brings whatever it may, the learner draws 1,000 samples a second."""
+    pool, clock = pool_of(Parameters(cache_size=64, samples_per_insert=ratio))
+    pushed(pool, 4)
+    number = brought = 4
+    for _ in range(200):
+        clock.now += 0.064
+        draw_here(pool)
+        for _ in range(3):
+            draw_here(pool)
+        wanted = pool.room(CLIENT, 1)
+        coming = 64 if wanted is None else min(64, math.ceil(wanted / 64))
+        pushed(pool, coming, number)
+        number, brought = number + coming, brought + coming
+        assert pool.stats().unused >= 64
+    assert 190 <= brought <= 200 + 40 and pool.stats().unused < 20 * 64
+
+
+@pytest.mark.parametrize("is_parted", [False, True])
+def test_free_actors_keep_the_pace_of_slow_readers_of_several_servers_with_large_batches(is_parted):
+    """A simulation: four actors bring whatever they may, and two readers draw 1,024 samples each every 1.5 s. They ask
+    for many more, since they cannot know which server they will draw from.
+    """
+    pool, clock = pool_of()
+    readers, clients = (READER, OTHER_DEMAND), [bytes([number]) * 16 for number in range(4)]
+    numbers = dict.fromkeys(clients, 0)
+
+    def bring(caches):
+        for client in clients:
+            wanted = pool.room(client, 1)
+            coming = caches if wanted is None else min(caches, wanted // 64)
+            pushed(pool, coming, numbers[client], client)
+            numbers[client] += coming
+
+    def draw(place):
+        part = (place, 2) if is_parted else (0, 1)
+        rows = pool.reserve(readers[place], 8192, part=part, wanted=0)
+        counts = np.zeros(len(rows), CLIENT_COUNTS)
+        counts["client"], counts["count"] = rows["client"], np.minimum(rows["reserved"], 1024 // len(rows))
+        pool.draw_counts(readers[place], counts)
+        pool.reserve(readers[place], 8192, part=part, wanted=0)
+        return counts["count"].sum()
+
+    bring(20)
+    for turn in range(60):
+        clock.now += 0.75
+        assert draw(turn % 2) == 1024 or turn < 8, "none waits once it is known what each draws"
+        for _ in range(5):
+            bring(4)
+    assert pool.stats().unused <= 2 * 4 * 1024 + 4 * 64

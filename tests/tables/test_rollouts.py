@@ -1,29 +1,40 @@
-"""Rollouts at the server: each entry is handed out once, in order, whole or split; room is given back once."""
+"""Rollouts at the server: each entry is handed out once, in order, whole or split; room is given back."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from interrupts import everywhere
 from memoire._core import at_once
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
+from memoire.limits import Limits
 from memoire.replay.columns import Column
 from memoire.replay.episode_store import Changes
 from memoire.replay.limiter import SharedLimiter
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema
+from memoire.server.dispatch import Dispatcher
+from memoire.tables.rollouts import transport as rollout_transport
 from memoire.tables.rollouts.pool import RolloutPool
 from memoire.tables.rollouts.queue import TakeRequest
+from memoire.tables.rollouts.transport import check_entries, unpacked
 from memoire.tables.table import Table
 from memoire.wire import _bytes, messages
 from memoire.wire.containers import pack_episode
+from memoire.wire.frames import encode, parse
 from netkit import in_thread
+from rolloutkit import SCHEMA as SCHEMA_TAKES_HANDLER
+from rolloutkit import TABLE, TakesServer, fragment
+from serverkit import NOW, READER, YOU, tables_of
+
+# --- Rollouts at the server: each entry is handed out once, in order, whole or split; room is given back once
 
 SCHEMA = Schema({"obs": np.int64, "action": np.int32, "reward": np.float32})
 CLIENTS = [bytes([65 + i]) * 16 for i in range(3)]
@@ -391,3 +402,83 @@ def test_the_room_of_each_entry_is_given_back_once_wherever_a_call_is_interrupte
         place = interrupted(lambda pool=pool: CALLS[name](pool))
         pool.clear()
         assert limiter.stats().drawn == 30, place
+
+
+# --- Learners far away take rollouts: each entry once, in order, also if a reply is lost and the request comes again
+
+
+@given(st.lists(st.tuples(st.sampled_from("aab"), st.integers(1, 9), st.integers(0, 2), st.booleans()), max_size=40))
+def test_each_entry_is_handed_out_once_and_in_order_where_replies_are_lost(moves):
+    served, pushed, got = TakesServer(), 0, {READER: [], YOU: []}
+    for who, count, lost, exact in moves:
+        if who == "b":
+            served.push(bytes(16), range(pushed, pushed + count))
+            pushed += count
+            continue
+        reader = READER if count % 2 else YOU
+        reply = served.ask(reader, steps=count, exact=exact)
+        for _ in range(lost):
+            assert served.ask(reader, again=True, steps=count, exact=exact) is reply
+        parts = served.got(reply)
+        assert not exact or sum(map(len, parts)) <= count
+        for each in parts:
+            obs = each.episode.columns["obs"].tolist()
+            assert int(each.episode.final_state["obs"]) == obs[-1] + 1
+            got[reader] += obs
+        assert reply.body.held == served.pool.entries() == pushed - sum(map(len, got.values()))
+    for numbers in got.values():
+        assert numbers == sorted(numbers)
+    rest = served.got(served.ask(steps=1000))
+    everything = sorted([*got[READER], *got[YOU], *(int(n) for each in rest for n in each.episode.columns["obs"])])
+    assert everything == list(range(pushed))
+
+
+def test_nothing_is_taken_below_the_least_and_what_is_held_is_said():
+    served = TakesServer(capacity=50)
+    served.push(bytes(16), range(10), terminated=True)
+    for reply in (served.ask(steps=20, least=11), served.ask(steps=0)):
+        assert (reply.payload, reply.body.fragments, reply.body.held, reply.body.capacity) == (None, [], 10, 50)
+    served.now = 4.0
+    (only,) = served.got(served.ask(steps=20, least=10))
+    assert (only.client, only.number, only.episode.terminated, only.episode.is_cut) == (bytes(16), 0, True, False)
+    assert only.age.tolist() == [3.5] * 10 and only.episode.model_version.tolist() == [3] * 10
+
+
+def test_another_table_and_another_schema_are_refused():
+    served = TakesServer()
+    served.push(bytes(16), range(4))
+    table = served.tables.numbered(TABLE)
+    frames = encode(
+        rollout_transport.Take(steps=4), client=READER, sequence=1, table=TABLE, fingerprint=table.fingerprint + 1
+    )
+    assert served.dispatcher.answer(parse(frames)).body.code == "schema" and served.pool.entries() == 4
+    tables = tables_of()
+    dispatcher = Dispatcher(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: NOW, epoch=7)
+    frames = encode(rollout_transport.Take(steps=4), client=READER, sequence=1, table=tables.first.number)
+    refused = dispatcher.answer(parse(frames)).body
+    assert refused.code == "table" and "stores caches; TAKE is for rollouts" in refused.text
+
+
+def test_a_wrong_request_and_a_wrong_reply_are_refused():
+    served = TakesServer()
+    served.push(bytes(16), range(4))
+    assert served.ask(steps=1, release="later").body.code == "value"
+    reply = served.ask(steps=4)
+    for rows in ([], reply.body.fragments * 2):
+        with pytest.raises(ProtocolError, match="in a payload of"):
+            unpacked(rows, reply.payload, SCHEMA_TAKES_HANDLER, now=0.0, limits=served.limits)
+    served.ask(steps=0)
+    served.numbers[READER] -= 2
+    assert served.ask(steps=4).body.code == "missing", "its reply was acknowledged, and is not kept"
+
+
+def test_a_fragment_is_refused_by_its_largest_entry_however_many_it_has():
+    def least(entries):
+        """Bytes of a reply from which on it is taken."""
+        for most in range(1, 2000):
+            with contextlib.suppress(ProtocolError):
+                check_entries(fragment(READER, range(entries)), SCHEMA_TAKES_HANDLER, most)
+                return most
+        raise AssertionError(entries)
+
+    assert [least(entries) for entries in (2, 3, 7)] == [least(1)] * 3

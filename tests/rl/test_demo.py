@@ -1,0 +1,456 @@
+"""The demos: what they say of their progress and at their end, and what their learner computes."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memoire
+from memoire.rl.demo import demo, learner
+from memoire.rl.demo.actor import Player
+from memoire.rl.demo.ppo import PpoDemo
+from memoire.rl.demo.qlearning import Adam, DoubleQ, LearningSettings, Network, act
+
+# --- What the demo says of its progress and at its end
+
+
+def report(recent: list[list[float]], clients: dict[str, dict[str, int]], **totals: int) -> dict[str, Any]:
+    return {
+        "totals": {"steps": 0, "episodes": 0, "accepted_caches": 0} | totals,
+        "held_caches": 2,
+        "feedback": {
+            "clients": {"given": 8, "applied": 5, "superseded": 0, "gone": 1, "stale": 1, "lost": 0, "waiting": 1},
+            "unknown": {"given": 1, "lost": 1},
+        },
+        "recent": recent,
+        "clients": clients,
+    }
+
+
+@dataclasses.dataclass
+class Said:
+    reports: dict[str, Any]
+
+
+def progress_of(
+    *reports: dict[str, Any], learner: dict[str, Any] | None = None, seconds: float = 4.0
+) -> demo.ClusterProgress:
+    made = demo.ClusterProgress(goal=195.0)
+    made.take(tuple(Said(one) for one in reports), learner or {}, seconds)  # type: ignore[arg-type]
+    return made
+
+
+def counts(steps: int, episodes: int, caches: int) -> dict[str, int]:
+    return {"steps": steps, "episodes": episodes, "caches": caches}
+
+
+def test_the_newest_episodes_of_all_servers_are_taken_together() -> None:
+    one = report([[float(number), 100.0, 9] for number in range(0, 40, 2)], {})
+    other = report([[float(number), 300.0, 9] for number in range(1, 40, 2)], {})
+    made = progress_of(one, other)
+    assert made.mean_return == 200.0
+    assert made.is_reached
+    assert not progress_of(one).is_reached
+    assert not progress_of(report([[1.0, 500.0, 500]] * 19, {})).is_reached, "19 episodes are not 20"
+
+
+def test_progress_before_anything_was_reported() -> None:
+    made = progress_of({})
+    assert (made.mean_return, made.is_reached) == (None, False)
+    assert dict(made.figures())["learner waits"] == "-"
+    assert demo.summary(made)[-1].split() == ["cluster", "0", "0", "0"]
+
+
+def test_td_errors_are_added_up_over_servers_and_one_that_is_nowhere_is_found() -> None:
+    fine, wrong = report([], {}), report([], {})
+    wrong["feedback"] = {"clients": {"given": 8, "applied": 9}, "unknown": {"given": 2, "lost": 1}}
+    made = progress_of(fine, fine)
+    assert (made.feedback["given"], made.feedback["applied"], made.unbalanced) == (18, 10, "")
+    assert dict(made.figures())["TD errors"] == "18 given, 10 applied, 2 lost"
+    assert demo.summary(made)[1] == (
+        "  TD errors: 18 given = 10 applied + 0 superseded + 2 gone + 2 stale + 2 lost + 2 waiting; looked at 1 times"
+    )
+    made = progress_of(fine, wrong)  # owners are looked at one by one: together these add up
+    made.take((Said(fine),), {}, 5.0)  # type: ignore[arg-type]
+    assert made.unbalanced.startswith("clients: ") and "'given': 8, 'applied': 9" in made.unbalanced
+
+
+def test_counts_that_do_not_add_up_are_found() -> None:
+    fine = progress_of(
+        report([], {"a": counts(5, 1, 2), "b": counts(7, 2, 3)}, steps=12, episodes=3, accepted_caches=5)
+    )
+    assert demo.differences(fine, {"a": counts(5, 1, 9), "b": counts(7, 2, 9)}) == []
+    assert demo.differences(fine, {"a": counts(6, 1, 2)}) == ["actor a made 6 steps, but the servers have 5"]
+    assert demo.differences(fine, {"c": counts(0, 1, 2)}) == ["actor c made 1 episodes, but the servers have 0"]
+    wrong = progress_of(report([], {"a": counts(5, 1, 2)}, steps=6, episodes=1, accepted_caches=2))
+    assert demo.differences(wrong, {}) == ["6 steps in all, but the clients have 5"]
+
+
+def test_a_client_that_moved_is_merged() -> None:
+    tables = [{"a": counts(5, 1, 2)}, {"a": counts(9, 2, 3)}]
+    assert demo.merged(tables) == {"a": counts(9, 2, 5)}
+
+
+LEARNER = {"batches": 9, "batch_rate": 3.0, "age": 0.25, "waiting": 0.5, "version": 7}
+
+
+def test_short_lines_come_every_two_seconds() -> None:
+    written: list[str] = []
+    lines = demo.Lines(written.append)
+    for seconds in (0.5, 1.0, 2.4, 2.6, 4.0, 4.7):
+        lines.show(progress_of(report([], {}, steps=4000), learner=LEARNER, seconds=seconds))
+    assert [line.split()[0] for line in written] == ["0.5", "2.6", "4.7"]
+    assert all(len(line) <= 100 for line in written)
+    for words in ("return     -", "episodes 0", "steps 4,000 (2,000/s)", "caches 0", "batches 3/s"):
+        assert words in written[0]
+
+
+def test_lines_say_again_where_the_dashboard_is() -> None:
+    written: list[str] = []
+    lines = demo.Lines(written.append)
+    for seconds in (1.0, 29.0, 31.0, 45.0, 62.0):
+        progress = progress_of(report([], {}), seconds=seconds)
+        progress.dashboard = "http://127.0.0.1:1234"
+        lines.show(progress)
+    hints = [
+        place for place, line in enumerate(written) if line == "dashboard: http://127.0.0.1:1234 | Ctrl-C ends the demo"
+    ]
+    assert hints == [3, 6], "below the lines of 31 and 62 seconds"
+    quiet: list[str] = []
+    demo.Lines(quiet.append).show(progress_of(report([], {}), seconds=99.0))
+    assert len(quiet) == 1, "without a dashboard there is nothing to say"
+
+
+def test_a_terminal_gets_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    panel = demo.ProgressPanel("the title")
+    progress = progress_of(report([], {}, steps=4000), learner=LEARNER)
+    progress.dashboard, progress.solved_after = "http://127.0.0.1:1234", 7.04
+    panel.show(progress)
+    panel.close()
+    said = capsys.readouterr().out
+    assert said.rstrip().endswith("solved after 7.0 s | dashboard: http://127.0.0.1:1234 | Ctrl-C ends the demo")
+    assert "the title" in said
+    assert "learner waits" in said
+    assert "50 %" in said
+
+
+def test_a_line_has_every_figure_that_a_learner_reports():
+    now = [10.0]
+    meter = learner.LearnerMeter(lambda: now[0])
+    for age, error, waited in [(1.0, 0.5, 0.25), (3.0, 1.5, 0.75)]:
+        meter.took(age, error, waited, 64)
+    now[0] = 14.0
+    reading = meter.reading()
+    assert reading == {
+        "batches": 2, "samples": 128, "batch_rate": 0.5, "waiting": 0.25, "age": 2.0, "error": 1.0
+    }  # fmt: skip
+    figures = dict(progress_of(report([], {}), learner=reading | {"version": 3}).figures())
+    assert [figures[name] for name in ("batches", "sample age", "learner waits", "model")] == [
+        "2 (0/s)", "2.00 s", "25 %", "version 3"
+    ]  # fmt: skip
+    now[0] = 16.0
+    assert meter.reading() == reading | {"batch_rate": 0.0, "waiting": 0.0, "age": 0.0, "error": 0.0}
+    assert dict(progress_of({}).figures())["sample age"] == "-"
+
+
+@pytest.mark.parametrize(
+    ("options", "goal"),
+    [({}, 195.0), ({"goal": 30.0}, 30.0), ({"env": "Acrobot-v1"}, -100.0)],
+)
+def test_a_goal_is_the_one_that_was_given_or_the_demos_or_the_environments_own(options, goal):
+    assert demo.Demo(demo.Options(**options)).progress.goal == goal
+
+
+@pytest.mark.parametrize(("own", "status", "words"), [(5, 0, "sums to"), (6, 1, "do not add up: actor a made 6 steps")])
+def test_the_end_says_whether_the_counts_add_up(capsys, monkeypatch, own, status, words):
+    monkeypatch.delenv("MAKELEVEL", raising=False)  # make's own demo names make
+    run = demo.Demo(demo.Options(goal=195.0))
+    run.progress = progress_of(report([], {"a": counts(5, 1, 2)}, steps=5, episodes=1, accepted_caches=2))
+    run.own_counts = {"a": counts(own, 1, 2)}
+    run.progress.solved_after, run.solved_return = 3.0, 200.0
+    assert run._sum_up(True) == status
+    said = capsys.readouterr().out
+    assert words in said and said.endswith("memoire demo --keep\n")
+
+
+def test_what_there_is_one_of_is_counted_as_one() -> None:
+    assert [demo.counted(number, "proxy", "proxies") for number in (0, 1, 2)] == ["0 proxies", "1 proxy", "2 proxies"]
+
+
+# --- `make demo-ppo` says by its exit status whether the goal was reached in time, with equal ranks and a killed collector
+
+
+class Run:
+    """What the demo knows of a launched run."""
+
+    class Actor:
+        name = "actor-1"
+        kills = 0
+
+        def kill(self):
+            self.kills += 1
+
+    def __init__(self):
+        self.actors = [self.Actor(), self.Actor()]
+
+
+def demo_of(learners=1, *lines):
+    demo, run = PpoDemo("CartPole-v1", learners, 0), Run()
+    for line in lines:
+        demo.hear(line)
+        demo.look(run)
+    return demo, run
+
+
+HALF, GOAL = "  20 s    10,240 steps, return 240.1, kl 0.010", "  40 s    40,960 steps, return 475.3, kl 0.010"
+
+
+def test_one_collector_is_killed_half_way_and_once(capsys):
+    _, run = demo_of(
+        1, "   1 s     2,048 steps, return -inf, kl 0.010", "   9 s     6,144 steps, return 237.0, kl 0.010"
+    )
+    assert [actor.kills for actor in run.actors] == [0, 0]
+    _, run = demo_of(1, HALF, GOAL)
+    assert [actor.kills for actor in run.actors] == [0, 1]
+    assert "half way, at a return of 240.1: actor-1 is killed on purpose" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("learners", "lines", "status", "said"),
+    [
+        (1, [HALF, GOAL, "rank 0 has parameters ab12"], 0, "reached after"),
+        (1, [HALF, "rank 0 has parameters ab12"], 1, "not reached within 120 s"),
+        (1, [HALF, GOAL], 1, "reached after"),
+        (
+            2,
+            [HALF, GOAL, "rank 0 has parameters ab12", "rank 1 has parameters ab12"],
+            0,
+            "2 ranks are equal bit by bit",
+        ),
+        (2, [HALF, GOAL, "rank 0 has parameters ab12", "rank 1 has parameters ab13"], 1, "2 ranks are not equal"),
+        (2, [HALF, GOAL, "rank 0 has parameters ab12"], 1, "parameters of 1 ranks"),
+    ],
+)
+def test_the_exit_status_says_how_it_went(capsys, learners, lines, status, said):
+    demo, _ = demo_of(learners, *lines)
+    assert demo.sum_up() == status
+    assert said in capsys.readouterr().out
+
+
+def test_a_goal_that_is_reached_too_late_is_not_reached():
+    demo, _ = demo_of(1, HALF, GOAL, "rank 0 has parameters ab12")
+    demo.reached_after = demo.task.seconds + 1.0
+    assert demo.sum_up() == 1
+
+
+# --- The demo's learner computes what its papers say, and learns what an end and a cut are worth
+
+# ------------------------------------------------------------------------------------------------- the arithmetic
+
+
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.integers(1, 4), st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None)
+def test_the_gradient_is_what_small_changes_of_the_weights_do(widths: list[int], rows: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    network = Network(widths, seed)
+    network.vector[...] = random.normal(size=network.vector.shape)
+    observations = random.normal(size=(rows, widths[0])).astype(np.float32)
+    slope = random.normal(size=(rows, widths[-1])).astype(np.float32)
+    gradient = network.gradient(network.activations(observations), slope)
+
+    def loss(vector: np.ndarray) -> tuple[float, list[np.ndarray]]:
+        """The same network in float64, layer by layer, and which ReLUs are open."""
+        output, start, signs = observations.astype(np.float64), 0, []
+        for depth, (size, width) in enumerate(zip(widths[:-1], widths[1:], strict=True), start=1):
+            weights = vector[start : start + size * width].reshape(size, width)
+            output = output @ weights + vector[start + size * width : start + (size + 1) * width]
+            if depth < len(widths) - 1:
+                signs.append(output > 0)
+                output = np.maximum(output, 0.0)
+            start += (size + 1) * width
+        return float((output * slope).sum()), signs
+
+    np.testing.assert_allclose(network(observations), network.activations(observations)[-1])
+    for place in range(len(network.vector)):
+        step = np.zeros(len(network.vector))
+        step[place] = 1e-6
+        (above, one), (below, other) = loss(network.vector + step), loss(network.vector - step)
+        if all((a == b).all() for a, b in zip(one, other, strict=True)):  # no kink between them
+            assert gradient[place] == pytest.approx((above - below) / 2e-6, rel=1e-3, abs=1e-3)
+
+
+def test_adam_takes_the_steps_of_its_paper() -> None:
+    vector = np.array([1.0, -2.0, 3.0], np.float32)
+    adam = Adam(vector, 0.1)
+    expected, mean, square = vector.astype(np.float64), np.zeros(3), np.zeros(3)
+    for number in range(1, 20):
+        gradient = np.array([np.sin(number), 1.0, -0.1 * number], np.float32)
+        adam.step(gradient)
+        mean = 0.9 * mean + 0.1 * gradient
+        square = 0.999 * square + 0.001 * gradient**2
+        expected -= 0.1 * (mean / (1 - 0.9**number)) / (np.sqrt(square / (1 - 0.999**number)) + 1e-8)
+    np.testing.assert_allclose(vector, expected, rtol=1e-4)
+
+
+def test_weights_travel_as_bytes_and_fit_only_the_same_sizes() -> None:
+    one, other = Network((4, 8, 2), 1), Network((4, 8, 2), 2)
+    other.load(one.to_bytes())
+    np.testing.assert_array_equal(one.vector, other.vector)
+    np.testing.assert_array_equal(one.layers[1][0], other.layers[1][0])
+    before = other.vector.copy()
+    with pytest.raises(ValueError, match="another environment"):
+        other.load(Network((4, 9, 2)).to_bytes())
+    np.testing.assert_array_equal(other.vector, before)
+
+
+def batch_of(rows: int, seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {
+        "obs": random.normal(size=(rows, 3)),
+        "next_obs": random.normal(size=(rows, 3)),
+        "action": random.integers(2, size=rows),
+        "reward": random.normal(size=rows).astype(np.float32),
+        "discount": random.choice([0.0, 0.9], rows).astype(np.float32),
+        "importance": random.random(rows).astype(np.float32),
+    }
+
+
+def test_the_network_chooses_and_the_target_judges() -> None:
+    learner = DoubleQ(3, 2, settings=LearningSettings(reward_scale=0.5), seed=0)
+    learner.target.vector[...] = Network(learner.network.sizes, 9).vector
+    batch = batch_of(6)
+    value, judged = learner.network(batch["obs"]), learner.target(batch["next_obs"])
+    chosen = learner.network(batch["next_obs"]).argmax(axis=1)
+    expected = [
+        value[row, batch["action"][row]]
+        - (0.5 * batch["reward"][row] + batch["discount"][row] * judged[row, chosen[row]])
+        for row in range(6)
+    ]
+    np.testing.assert_allclose(learner.learn(batch), np.array(expected) / 0.5, rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_is_learned_in_minibatches_and_every_error_comes_back_in_its_place() -> None:
+    learner = DoubleQ(3, 2, settings=LearningSettings(minibatch_size=4, rate=0.0), seed=0)
+    batch = batch_of(10)
+    errors = learner.learn(batch)
+    assert learner.steps == 3
+    np.testing.assert_allclose(
+        errors[4:8], learner.learn({name: column[4:8] for name, column in batch.items()}), rtol=1e-5
+    )
+
+
+def test_samples_without_importance_change_nothing() -> None:
+    one, other = DoubleQ(3, 2, seed=0), DoubleQ(3, 2, seed=0)
+    first, second = batch_of(8, 0), batch_of(8, 1)
+    for batch in (first, second):
+        batch["importance"][4:] = 0.0
+    for name in ("obs", "reward", "action"):
+        second[name][:4] = first[name][:4]
+    second["next_obs"][:4], second["discount"][:4] = first["next_obs"][:4], first["discount"][:4]
+    second["importance"][:4] = first["importance"][:4]
+    one.learn(first)
+    other.learn(second)
+    np.testing.assert_allclose(one.network.vector, other.network.vector, rtol=1e-4, atol=1e-7)
+
+
+def test_actions_are_the_best_known_ones_but_for_a_share_of_random_ones() -> None:
+    network, random = Network((3, 4), 0), np.random.default_rng(0)
+    observations = random.normal(size=(4000, 3)).astype(np.float32)
+    best = network(observations).argmax(axis=1)
+    np.testing.assert_array_equal(act(network, observations, 0.0, random), best)
+    assert (act(network, observations, 0.4, random) != best).mean() == pytest.approx(0.4 * 3 / 4, abs=0.04)
+
+
+# --------------------------------------------------------------------------------------------- targets at the end
+
+
+class Corridor(gymnasium.Env[np.ndarray, int]):
+    """Four rooms in a row, whatever one does; a reward of 1 in each. Behind the last one is the end, or the first again.
+
+    With gamma 0.5: an end is worth nothing, so that the rooms are worth 1.875, 1.75, 1.5 and 1; without one every room is
+    worth 2, however often the walk is cut off in between.
+    """
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, has_end: bool) -> None:
+        self.has_end, self.steps = has_end, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.room(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        is_end = self.has_end and self.steps == 4
+        return self.room(), 1.0, is_end, not self.has_end and self.steps == 7, {}
+
+    def room(self) -> np.ndarray:
+        return np.eye(4, dtype=np.float32)[self.steps % 4]
+
+
+def corridors(has_end: bool) -> SyncVectorEnv:
+    return SyncVectorEnv([lambda: Corridor(has_end)] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+PARAMETERS: dict[str, Any] = {"multi_step": 3, "discount": 0.5}
+SMALL = LearningSettings(hidden=(32,), rate=3e-3, minibatch_size=64, batch_size=64, reward_scale=1.0, decay=1500)
+
+
+@contextlib.contextmanager
+def in_process(envs: SyncVectorEnv, steps: int) -> Iterator[Iterator[memoire.Batch]]:
+    """Batches from a Buffer in this process."""
+    buffer = memoire.Buffer(memoire.Schema.from_env(envs), capacity=2000, seed=0, **PARAMETERS)
+    player = Player(envs, buffer.writer(envs), Network((4, 2), 0), epsilon=1.0, seed=0)
+
+    def batches() -> Iterator[memoire.Batch]:
+        for _ in range(40):
+            player.step()
+        for _ in range(steps):
+            player.step()
+            yield buffer.sample(64)
+
+    yield batches()
+
+
+@contextlib.contextmanager
+def over_the_network(envs: SyncVectorEnv, steps: int) -> Iterator[Iterator[memoire.Batch]]:
+    """Batches from a server, of caches that a client pushed."""
+    with (
+        memoire.Server("tcp://127.0.0.1:0", memoire.Schema.from_env(envs), seed=0, **PARAMETERS) as server,
+        memoire.connect(server.endpoint, seed=0, capacity=2000) as client,
+    ):
+        server.configure(samples_per_insert=64 / 3, cache_size=64)
+        client.update(100.0)
+        player = Player(envs, client.writer(envs), Network((4, 2), 0), epsilon=1.0, seed=0)
+
+        def batches() -> Iterator[memoire.Batch]:
+            for _ in range(40):
+                player.step()
+            for _ in range(steps):
+                player.step()
+                yield server.get_batch(64, timeout=100.0)
+
+        yield batches()
+
+
+@pytest.mark.parametrize("source", [in_process, pytest.param(over_the_network, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("has_end", "values"), [(True, [1.875, 1.75, 1.5, 1.0]), (False, [2.0, 2.0, 2.0, 2.0])])
+def test_an_end_is_worth_nothing_and_a_cut_changes_nothing(source: Any, has_end: bool, values: list[float]) -> None:
+    envs = corridors(has_end)
+    learner = DoubleQ(4, 2, settings=SMALL, seed=0)
+    with source(envs, 1200) as batches:
+        for batch in batches:
+            batch.update_priorities(learner.learn(batch))
+    envs.close()
+    found = learner.network(np.eye(4, dtype=np.float32))
+    np.testing.assert_allclose(found, np.repeat(np.array(values)[:, None], 2, axis=1), atol=0.06)
