@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memoire.accounting.account import Totals
-from memoire.accounting.figures import BOUNDS
+from memoire.figures import BOUNDS
 
 from .answers import Latency, LearnerRow, Rates
 

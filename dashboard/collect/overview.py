@@ -22,8 +22,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from memoire.accounting.figures import BOUNDS
 from memoire.dashboard.settings import Settings
+from memoire.figures import BOUNDS
 from memoire.tables import registry as kinds
 from memoire.tables.base import HandsOutOnce, HearsSums
 

@@ -10,7 +10,8 @@ from prometheus_client.registry import Collector
 from memoire.dashboard.collect.answers import Overview
 from memoire.dashboard.collect.opened import Source
 from memoire.dashboard.collect.verdict import CODES
-from memoire.nodes.metrics import NODE, build_info, open_endpoints, refused_peers
+from memoire.figures import catalogue
+from memoire.nodes.metrics import BUILD_INFO, PageGuard, build_info, families
 from memoire.tables import registry as kinds
 from memoire.tables.base import HandsOutOnce
 
@@ -39,7 +40,7 @@ COUNTED = {
 }
 """Name without "memoire_cluster_": what all servers count, and its meaning."""
 GAUGES = {
-    "lost_caches": "Caches that later ones overtook, or whose client left. Falls if they arrive after all.",
+    "missing_caches": "Caches that later ones overtook, or whose client left. Falls if they arrive after all.",
     "run_finished": "1 when the run is finished, 0 before.",
     "expected_actors": "Actors that there should be (--expected-actors); 0 if that is not known.",
     "missing_actors": "Expected actors that are not active.",
@@ -104,7 +105,8 @@ def names() -> set[str]:
     """What a scrape shows, without what every Python process has."""
     counters = {f"memoire_cluster_{name}_total" for name in (*COUNTERS, *COUNTED)}
     gauges = {f"memoire_cluster_{name}" for name in GAUGES} | {f"memoire_{name}" for name in (*LABELLED, *OWN)}
-    return {"memoire_build_info", "memoire_open_endpoints", "memoire_refused_peers_total", *counters, *gauges}
+    shared = {sources[0].figure.full_name for sources in catalogue(PageGuard).values()}
+    return {BUILD_INFO.full_name, *shared, *counters, *gauges}
 
 
 def table() -> str:
@@ -114,8 +116,9 @@ def table() -> str:
     rows += [(f"cluster_{name}_total", "", text) for name, (_, text) in COUNTED.items()]
     rows += [(name, f" by `{label}`", text) for name, (label, text) in LABELLED.items()]
     rows += [(name, "", text) for name, text in OWN.items()]
-    shared = [("open_endpoints", ""), ("refused_peers_total", " by `reason`")]
-    rows += [(name, label, NODE[f"memoire_{name}"]) for name, label in shared]
+    for (source,) in catalogue(PageGuard).values():
+        label = f" by `{source.figure.label}`" if source.figure.label else ""
+        rows.append((source.figure.full_name.removeprefix("memoire_"), label, source.figure.help))
     return "\n".join(f"| `memoire_{name}`{label} | {text} |" for name, label, text in rows)
 
 
@@ -133,8 +136,8 @@ class DashboardCollector(Collector):
         """All families, with the values of this moment."""
         overview = self._aggregator.newest
         yield build_info("dashboard")
-        yield open_endpoints(int(self._aggregator.settings.is_open))
-        yield refused_peers(self._gate.refused)
+        settings = self._aggregator.settings
+        yield from families(PageGuard([settings.listen] * settings.is_open, self._gate.refused))
         for name, (field, text) in COUNTERS.items():
             value = None if overview is None else getattr(overview.totals, field)
             yield _filled(CounterMetricFamily(f"memoire_cluster_{name}", text), value)
@@ -168,7 +171,7 @@ def _gauges(overview: Overview) -> dict[str, float | None]:
     rollouts = [each for each in overview.tables if kinds.offers(each.storage, HandsOutOnce)]
     lags = [each.lag_mean for each in rollouts if each.lag_mean is not None]
     return {
-        "lost_caches": overview.totals.lost_caches,
+        "missing_caches": overview.totals.lost_caches,
         "run_finished": float(overview.finished),
         "expected_actors": actors.expected,
         "missing_actors": actors.missing,

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, field
 from operator import add, attrgetter
-from typing import Protocol
+from typing import Annotated, Final, Protocol
 
+from memoire.figures import counter, gauge, shown
 from memoire.wire.messages import Update
 
 REPORT_SUMS = ("episodes", "steps", "skipped", "generated_bytes", "dropped_lines", "applied", "stale", "gone")
@@ -21,6 +22,17 @@ TABLE_SUMS = ("episodes", "steps", "applied", "stale", "lost_feedback")
 """What is added up for each table, too."""
 
 
+FEEDBACK: Final = counter(
+    "feedback_samples", "TD errors",
+    "TD errors from learners: given = applied + superseded + gone + stale + lost + waiting.", label="outcome",
+)  # fmt: skip
+DROPPED_CACHES: Final = counter(
+    "dropped_caches", "Caches not used",
+    "Caches that were not used, by reason: skipped for want of credit, rejected on arrival, overwritten unused.",
+    label="reason",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class FeedbackCounts:
     """What became of the TD errors that learners gave for the entries of one owner, or of several owners.
@@ -28,19 +40,22 @@ class FeedbackCounts:
     At every moment given = applied + superseded + gone + stale + lost + waiting.
     """
 
-    given: int = 0
-    applied: int = 0
+    # fmt: off
+    given: Annotated[int, FEEDBACK("given")] = 0
+    applied: Annotated[int, FEEDBACK("applied")] = 0
     """The owner has set the priority, and said so."""
-    superseded: int = 0
+    superseded: Annotated[int, FEEDBACK("superseded")] = 0
     """A newer TD error of the same entry came before this one was sent."""
-    gone: int = 0
+    gone: Annotated[int, FEEDBACK("gone")] = 0
     """The entry was gone before the TD error was given."""
-    stale: int = 0
+    stale: Annotated[int, FEEDBACK("stale")] = 0
     """The entry went while the TD error waited, or could not be used."""
-    lost: int = 0
+    lost: Annotated[int, FEEDBACK("lost")] = 0
     """The owner will never fetch it: it ended, is not known, or the server ended; or too many waited."""
-    waiting: int = 0
+    waiting: Annotated[int, gauge("feedback_waiting_samples", "Waiting", "TD errors that clients have not "
+        "acknowledged.")] = 0
     """Sent ones that the owner has not acknowledged are among them."""
+    # fmt: on
 
     def __add__(self, other: FeedbackCounts) -> FeedbackCounts:
         return FeedbackCounts(*map(add, astuple(self), astuple(other)))
@@ -202,32 +217,45 @@ _sums = attrgetter(*REPORT_SUMS, *HOME_SUMS)
 class Totals:
     """Sums over all clients of a ledger."""
 
+    # fmt: off
     clients: int = 0
     gone: int = 0
     """Of these clients, those that said goodbye."""
-    episodes: int = 0
-    steps: int = 0
-    pushed_caches: int = 0
+    episodes: Annotated[int, counter("episodes", "Episodes", "Episodes of this run that clients closed.",
+        docs="homes.md")] = 0
+    steps: Annotated[int, counter("steps", "Steps", "Entries of this run that clients recorded.", docs="homes.md")] = 0
+    pushed_caches: Annotated[int, counter("pushed_caches", "Caches pushed", "Caches that clients say they pushed.",
+        formula="accepted + rejected + lost + on the way")] = 0
     pushed_bytes: int = 0
-    skipped_caches: int = 0
-    generated_bytes: int = 0
+    skipped_caches: Annotated[int, DROPPED_CACHES("skipped", "Skipped", formula="skipped ÷ (skipped + pushed)",
+        docs="rate.md"), counter("skipped_caches", "Skipped", "Caches that clients did not push, because their credit "
+        "was used up: too many of their bytes were on the way. They went on to act instead of waiting.",
+        of="cluster")] = 0
+    generated_bytes: Annotated[int, counter("generated_bytes", "Recorded", "Bytes of all entries that the clients "
+        "recorded, each entry once.", docs="benchmarks/storage.md")] = 0
     received_caches: int = 0
-    received_bytes: int = 0
-    accepted_caches: int = 0
+    received_bytes: Annotated[int, counter("received_bytes", "Received", "Bytes of caches or episodes that arrived.",
+        docs="benchmarks/storage.md")] = 0
+    accepted_caches: Annotated[int, counter("caches", "Caches", "Caches of this run that were accepted: packets of "
+        "samples that clients drew from their own memories.", docs="choose.md")] = 0
     accepted_bytes: int = 0
     accepted_samples: int = 0
-    rejected_caches: int = 0
-    lost_caches: int = 0
+    rejected_caches: Annotated[int, DROPPED_CACHES("rejected", "Rejected", docs="errors.md"), counter("rejected_caches",
+        "Rejected", "Caches that were rejected on arrival, such as those of another schema.", of="cluster")] = 0
+    lost_caches: Annotated[int, gauge("missing_caches", "Lost", "Caches that later ones overtook, or whose client left "
+        "first; fewer when they arrive after all.", docs="guarantees.md")] = 0
     lost_bytes: int = 0
-    dropped_lines: int = 0
+    dropped_lines: Annotated[int, counter("dropped_log_lines", "Log lines dropped", "Log lines that clients did not "
+        "take: too many waited to be sent.", docs="settings.md")] = 0
     returns_count: int = 0
     returns_sum: float = 0.0
-    applied: int = 0
-    """Priorities that learners set and that clients have applied."""
-    stale: int = 0
-    """Those whose entry was gone when the client heard of them."""
-    lost_feedback: int = 0
-    """Those that no client fetched, because it had ended, or too many waited for it."""
+    applied: Annotated[int, shown("Priorities set", "TD errors that learners reported and that became priorities.",
+        docs="sampling.md")] = 0
+    stale: Annotated[int, shown("Too late", "TD errors that learners reported after their entry had made room for "
+        "another one. They change nothing.", docs="sampling.md")] = 0
+    lost_feedback: Annotated[int, shown("Not fetched", "TD errors that no client fetched: it had ended, or too many "
+        "waited for it.")] = 0
+    # fmt: on
 
 
 def counts_of(account: Account) -> dict[str, int]:

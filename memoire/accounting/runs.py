@@ -22,8 +22,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+from memoire.figures import adding, gauge
 from memoire.models.model import Model
 from memoire.wire.byte_budget import ByteHolder
 from memoire.wire.frames import name_hash
@@ -238,13 +239,14 @@ class SavedState(Protocol):
 class FolderStats:
     """What a state folder takes, in bytes."""
 
-    bytes: int
-    """Of its files."""
-    free_bytes: int
-    """That its disk has left for this process."""
-    disk_bytes: int
-    trouble: str
+    # fmt: off
+    bytes: Annotated[int, gauge("state_bytes", "State folder", "Bytes of the files in the state folder.")]
+    free_bytes: Annotated[int, gauge("state_disk_free_bytes", "Free", "Bytes that the disk of the state folder has "
+        "left for this process.", adds="min")]
+    disk_bytes: Annotated[int, gauge("state_disk_bytes", "Disk", "Size of the disk of the state folder.", adds="min")]
+    trouble: Annotated[str, adding("any")]
     """What is wrong with the disk now; empty when nothing is."""
+    # fmt: on
 
 
 class StateStore(SavedState, Protocol):

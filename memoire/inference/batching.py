@@ -15,10 +15,23 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from memoire.accounting.figures import Timing, Timings
 from memoire.errors import ProtocolError
+from memoire.figures import (
+    BUDGET_BYTES,
+    FAULTS,
+    HOLDER_BYTES,
+    REFUSED,
+    UPTIME,
+    Timing,
+    Timings,
+    by,
+    counter,
+    gauge,
+    histogram,
+    shown,
+)
 from memoire.security.access import Security
 from memoire.wire.byte_budget import ByteHolder
 
@@ -395,91 +408,90 @@ class InferenceCounts:
 class JobStats:
     """The jobs of an agent at one moment. A node that gives none has zeros."""
 
-    open: int = 0
-    """Jobs that no observer has."""
-    leased: int = 0
-    """Jobs that an observer has."""
-    observers: int = 0
-    """Observers that were heard of within the time of a lease."""
-    done: int = 0
-    failed: int = 0
-    """Jobs of which the observer's function raised an error."""
-    cancelled: int = 0
-    lost: int = 0
-    """Jobs whose last lease ended without a result."""
-    expired: int = 0
-    """Leases that ended without a result."""
-    late: int = 0
-    """Results that came after their job was over."""
+    # fmt: off
+    open: Annotated[int, gauge("jobs_open", "Open", "Jobs of an agent that no observer has.")] = 0
+    leased: Annotated[int, gauge("jobs_leased", "Leased", "Jobs of an agent that an observer has.")] = 0
+    observers: Annotated[int, gauge("jobs_observers", "Observers", "Observers that were heard of within the time of a "
+        "lease.")] = 0
+    done: Annotated[int, counter("jobs_done", "Done", "Jobs whose result came.")] = 0
+    failed: Annotated[int, counter("jobs_failed", "Failed", "Jobs of which the observer's function raised an "
+        "error.")] = 0
+    cancelled: Annotated[int, counter("jobs_cancelled", "Cancelled", "Jobs that were cancelled.")] = 0
+    lost: Annotated[int, counter("jobs_lost", "Lost", "Jobs whose last lease ended without a result.")] = 0
+    expired: Annotated[int, counter("jobs_expired", "Expired", "Leases that ended without a result.")] = 0
+    late: Annotated[int, counter("jobs_late", "Late", "Results that came too late, or of too old weights, to be "
+        "used.")] = 0
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class StartsStats:
     """The start states of one origin at one moment; `rl.StartStates` keeps them."""
 
+    # fmt: off
     name: str
     """Of the origin."""
-    kept: int
-    """States that episodes can begin with."""
-    draws: int
-    """Episodes that were begun from one of them."""
-    best: float
-    """Cost of the best state that was ever there."""
+    kept: Annotated[int, gauge("starts_kept", "States kept", "States from which episodes may start now: the best "
+        "ones.")]
+    draws: Annotated[int, counter("starts_draws", "Episodes started from them", "How often a state was handed out to "
+        "start an episode.")]
+    best: Annotated[float, gauge("starts_best_cost", "Best cost", "The least cost of all states that were ever kept to "
+        "start from.", adds="min")]
     first: float
     """Cost of the first state."""
-    lineage: tuple[tuple[float, int], ...]
-    """How the best state came about, from the first one on: the cost of each ancestor that is still kept, and how many
-    steps it is from the first one. The newest `MAX_LINEAGE` of them.
-    """
+    lineage: Annotated[tuple[tuple[float, int], ...], shown("Lineage", "The way from the first state to the best one, "
+        "with the cost of the states on it that are still known.")]
+    """The cost of each ancestor, and how many steps it is from the first one. The newest `MAX_LINEAGE` of them."""
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceStats:
     """An inference node at one moment; for whoever watches."""
 
+    # fmt: off
     name: str
     endpoint: str
     topic: str
     """Of the models that it follows; "" if it follows none."""
-    uptime: float
-    requests: int
-    """That were answered or refused, resends too."""
-    rows: int
-    """That were asked for."""
-    batches: dict[str, int]
-    """Calls of the function, by what made them due: full, everyone, wait."""
-    batched_rows: int
-    """Rows that the function was given, without those that fill a batch up."""
-    expired: int
-    """Requests that were dropped before the function saw them: nobody needed the answer any more."""
-    resends: int
-    failures: int
-    """Batches for which the function raised, or whose outputs did not fit."""
-    weights_failures: int
-    """Models of which no weights could be made; the former ones are still used."""
-    refused: dict[str, int]
-    """Requests that were refused, by code."""
-    queue_rows: int
-    """Rows that wait now."""
-    holders: dict[str, int]
-    """Bytes that are held for clients, by holder."""
-    budget: int
-    """Bytes that all holders may have together, with those that some have of their own."""
-    clients: int
-    """That asked within `alive` seconds."""
-    version: int
-    """Of the weights."""
+    uptime: Annotated[float, UPTIME]
+    requests: Annotated[int, counter("inference_requests", "Requests", "Requests that were answered or refused, those "
+        "that came again too.")]
+    rows: Annotated[int, counter("inference_rows", "Rows", "Rows (observations) that clients asked for; an actor with "
+        "eight environments asks for eight rows at a time.", docs="inference.md")]
+    batches: Annotated[dict[str, int], counter("inference_batches", "What makes a batch due",
+        "Calls of the function, by what made them due: the batch is full, every client that is alive has asked, or the "
+        "oldest request has waited long enough (max_wait).", label="reason", docs="inference.md")]
+    batched_rows: Annotated[int, counter("inference_batch_rows", "Rows of batches", "Rows that the function was given, "
+        "without those that fill a batch up.")]
+    expired: Annotated[int, counter("inference_expired", "Expired", "Requests that were dropped before the function "
+        "saw them: the answer was not needed any more.")]
+    resends: Annotated[int, counter("inference_resends", "Resends", "Requests that came again.")]
+    failures: Annotated[int, counter("inference_failures", "Failures", "Batches for which the function failed.")]
+    weights_failures: Annotated[int, counter("inference_weights_failures", "Models not read",
+        "Models of which no weights could be made; the former ones are still used.")]
+    refused: Annotated[dict[str, int], REFUSED]
+    queue_rows: Annotated[int, gauge("inference_queue_rows", "Rows that wait", "Rows that wait for their batch now. "
+        "Above queue_rows further ones are refused (busy).", docs="inference.md", curve=True)]
+    holders: Annotated[dict[str, int], HOLDER_BYTES]
+    budget: Annotated[int, BUDGET_BYTES]
+    clients: Annotated[int, gauge("inference_clients", "Clients", "Actors that asked within the last second, or the "
+        "node's `alive` seconds.", docs="inference.md")]
+    version: Annotated[int, gauge("inference_model_version", "Version", "Version of the weights with which the next "
+        "batch is computed. The node changes it between two batches.", docs="inference.md", curve=True)]
     waited_seconds: float
     """That requests waited for others, in all."""
-    computed_seconds: float
-    """That the function took, in all."""
-    waits: dict[str, Timing]
-    """From the arrival of requests to their batch, by what made the batch due."""
-    durations: dict[str, Timing]
-    """From their arrival to their answer, which waits for its turn to be sent; the same."""
+    computed_seconds: Annotated[float, counter("inference_forward_seconds", "Computed",
+        "Seconds that the function took, in all.")]
+    waits: Annotated[dict[str, Timing], counter("inference_wait_seconds", "Waited", "Seconds that requests waited from "
+        "their arrival for their batch, by what made it due.", label="reason")]
+    durations: Annotated[dict[str, Timing], histogram("inference_request_duration_seconds", "Time of an answer",
+        "Seconds from the arrival of a request to its answer, by what made its batch due. The network comes on top.",
+        label="reason", docs="inference.md")]
     security: Security
-    faults: int
+    faults: Annotated[int, FAULTS]
     jobs: JobStats = field(default_factory=JobStats)
     """Of the agent that it belongs to, if there is one."""
-    starts: tuple[StartsStats, ...] = ()
+    starts: Annotated[tuple[StartsStats, ...], by("origin", "name")] = ()
     """Of each origin of that agent."""
+    # fmt: on

@@ -229,8 +229,9 @@ def metrics(node: Node | None, request: PageRequest) -> Page:
     def look() -> ScrapedNode:
         stats = None if node is None else node.stats()
         known = security(stats, request.open, request.refused)
-        told, program = (role_of(node), stats, _stuck(node), reasons_of(node)), getattr(node, "program", None)
-        return ScrapedNode(*told, known.open, known.refused, known.hung_up, None if program is None else program())
+        guard, program = (known.open, known.refused, known.hung_up), getattr(node, "program", None)
+        standing = None if program is None else program()
+        return ScrapedNode(*guard, role_of(node), stats, _stuck(node), reasons_of(node), standing)
 
     exposition = Exposition(NodeCollector(look))
     body, kind = exposition.text(request.headers.get("accept", ""))

@@ -11,12 +11,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from memoire.errors import Refused
 from memoire.models.topics import Topics
 from memoire.wire import messages
 from memoire.wire.frames import TOO_LARGE, Answer, HelloSchedule, MessageHeader, name_hash
+
+if TYPE_CHECKING:
+    from memoire.figures import counter, gauge
 
 MAX_SERVERS = 4096
 """Servers behind one address whose epochs are kept: as many as a WELCOME can name."""
@@ -150,13 +153,24 @@ class ProxyCounts:
 class BackStats:
     """One address behind a proxy."""
 
+    # fmt: off
     endpoint: str
     servers: tuple[str, ...]
     """Names of the servers reached there; empty until it has answered."""
     leaving: tuple[str, ...]
     """Those of them that are being drained."""
     is_away: bool
-    queued_bytes: int
-    lost_requests: int
-    lost_caches: int
-    lost_bytes: int
+    queued_bytes: Annotated[int, gauge("proxy_queue_bytes", "Queued", "Bytes that wait for the address behind the "
+        "proxy.")]
+    lost_requests: Annotated[int, counter("proxy_lost_requests", "Requests lost", "Requests lost because the queue was "
+        "full; clients ask again.")]
+    lost_caches: Annotated[int, counter("proxy_lost_caches", "Caches lost", "Caches lost because the queue was full.")]
+    lost_bytes: Annotated[int, counter("proxy_lost_bytes", "Bytes lost", "Bytes of these caches.")]
+    # fmt: on
+
+    @property
+    def is_up(
+        self,
+    ) -> Annotated[bool, gauge("proxy_back_up", "Up", "1 where the address behind the proxy answers, 0 where not.")]:
+        """Whether it answers."""
+        return not self.is_away

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from memoire.arguments import checked_names, process_name, seconds, whole
 from memoire.arguments import name as checked_name
@@ -38,6 +38,9 @@ from .backend import BackStats
 from .io import ProxyThread
 from .io_sockets import WAITING_REQUESTS, QueueSizes
 
+if TYPE_CHECKING:
+    from memoire.figures import DROPPED_REPLIES, FAULTS, MODEL_BYTES, MODEL_VERSION, REFUSED, UPTIME, by, counter
+
 _log = logging.getLogger(__name__)
 
 
@@ -45,30 +48,30 @@ _log = logging.getLogger(__name__)
 class ProxyStats:
     """A proxy at one moment; for whoever watches."""
 
+    # fmt: off
     name: str
     endpoint: str
-    uptime: float
-    backs: tuple[BackStats, ...]
-    requests: int
-    """Forwarded to servers, or answered here."""
-    replies: int
-    caches: int
-    cache_bytes: int
-    homeless: int
-    """Messages for a server that is not known here."""
-    dropped_replies: int
-    """Replies that were dropped: their connection had no room for them for too long. Clients ask again."""
-    refused: dict[str, int]
-    """Messages that were refused, by code."""
-    models: dict[str, int]
-    model_bytes: int
+    uptime: Annotated[float, UPTIME]
+    backs: Annotated[tuple[BackStats, ...], by("back", "endpoint")]
+    requests: Annotated[int, counter("proxy_requests", "Requests", "Requests forwarded to servers, or answered by the "
+        "proxy.")]
+    replies: Annotated[int, counter("proxy_replies", "Replies", "Replies forwarded to clients.")]
+    caches: Annotated[int, counter("proxy_caches", "Caches", "Caches forwarded to servers, or put into a queue for "
+        "them.")]
+    cache_bytes: Annotated[int, counter("proxy_cache_bytes", "Bytes of caches", "Bytes of these caches.")]
+    homeless: Annotated[int, counter("proxy_homeless", "Homeless", "Messages for a server that is not known here.")]
+    dropped_replies: Annotated[int, DROPPED_REPLIES]
+    refused: Annotated[dict[str, int], REFUSED]
+    models: Annotated[dict[str, int], MODEL_VERSION]
+    model_bytes: Annotated[int, MODEL_BYTES]
     descriptors: int
     """File descriptors that the process has open."""
     most_descriptors: int
     """How many it may have."""
     security: Security
     """Who may come, and who was sent away."""
-    faults: int
+    faults: Annotated[int, FAULTS]
+    # fmt: on
 
 
 class Proxy(Node):

@@ -30,7 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Annotated, Any, Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from memoire import arguments
 from memoire.arguments import checked_names, process_name, seconds, table_name, whole
 from memoire.errors import EndpointError, ParameterError
+from memoire.figures import FAULTS, REFUSED, counter, gauge, within
 from memoire.limits import Limits
 from memoire.models.model import check_topic, make
 from memoire.net import process
@@ -64,44 +65,52 @@ if TYPE_CHECKING:
     from .io import ReaderThread
 
 
+SERVERS: Final = gauge("reader_servers", "Servers", "Servers by state: answering, or away and left out.", label="state")
+READER_FEEDBACK: Final = counter(
+    "reader_feedback_samples", "Priorities", "Priorities by outcome: given to servers, or lost there.", label="outcome"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ReaderStats:
     """A reader at one moment; for whoever watches."""
 
+    # fmt: off
     reader: str
     """Its id in hex."""
     name: str
     """That a person or Kubernetes gave it; "" for none."""
-    servers: tuple[str, ...]
+    servers: Annotated[tuple[str, ...], SERVERS("answering")]
     """Names of the servers that answer."""
-    away: tuple[str, ...]
+    away: Annotated[tuple[str, ...], SERVERS("away")]
     """Names of those that do not, and are left out."""
-    batches: int
-    samples: int
+    batches: Annotated[int, counter("reader_batches", "Batches", "Batches that were handed out.")]
+    samples: Annotated[int, counter("reader_samples", "Samples drawn", "Samples that were handed out.")]
     rollouts_taken: int
     """Entries of rollouts that calls took."""
     rollouts_kept: int
     """Entries that came and are kept for the next call."""
     rollouts_stale: int
     """Entries that came and were passed over here, since their model was too old by then."""
-    short: int
-    """Samples that a server was asked for and no longer had."""
-    waited: float
-    """Seconds that calls waited for a batch."""
+    short: Annotated[int, counter("reader_short_samples", "Short", "Samples that a server was asked for and no longer "
+        "had.")]
+    waited: Annotated[float, counter("reader_wait_seconds", "Waited", "Seconds that calls waited for a batch; its rate "
+        "is the learner's waiting share.")]
     waits_for: str
     """Why the next batch has to wait for entries to be recorded; "" when it has not."""
-    prefetched: int
-    freshness: Freshness | None
+    prefetched: Annotated[int, gauge("reader_prefetched_batches", "Prefetched", "Batches that wait to be taken.")]
+    freshness: Annotated[Freshness | None, within("reader_")]
     """Of a recent batch; None before the first one."""
     scalars: dict[str, float]
     """What `scalars` set."""
-    resends: int
-    refused: dict[str, int]
-    feedback_given: int
-    feedback_lost: int
+    resends: Annotated[int, counter("reader_resends", "Resends", "Requests that were sent again.")]
+    refused: Annotated[dict[str, int], REFUSED]
+    feedback_given: Annotated[int, READER_FEEDBACK("given")]
+    feedback_lost: Annotated[int, READER_FEEDBACK("lost")]
     parameters_version: int
     finished: bool
-    faults: int
+    faults: Annotated[int, FAULTS]
+    # fmt: on
 
 
 class DeliveredBatches:

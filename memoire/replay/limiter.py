@@ -24,11 +24,12 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from memoire import _core
 from memoire._core import at_once, setting
 from memoire.errors import ParameterError
+from memoire.figures import adding, counter, gauge
 from memoire.limits import NO_LIMIT
 
 from .episode_store import Changes
@@ -53,23 +54,25 @@ _ROUNDING = 1e-6
 class RateStats:
     """Drawing beside recording, of one table at one moment."""
 
-    surplus: float
-    """samples_per_insert * inserts - draws, since the band began: above 0 learners are behind, below 0 ahead."""
+    # fmt: off
+    surplus: Annotated[float, gauge("samples_surplus", "Surplus", "samples_per_insert * inserts - draws since the band "
+        "began: above 0 learners are behind, below 0 ahead.")]
     tolerance: float | None
-    inserted: int
+    inserted: Annotated[int, adding("sum")]
     """Entries that clients have reported."""
-    drawn: int
+    drawn: Annotated[int, adding("sum")]
     """Samples handed out."""
-    entries: int
-    """Entries that can be drawn."""
-    draws_wait: str
+    entries: Annotated[int, gauge("table_entries", "Entries", "Entries that can be drawn.")]
+    draws_wait: Annotated[str, gauge("draws_limited", "Draws wait", "1 while a batch has to wait for entries, 0 "
+        "otherwise.", adds="any")]
     """Why a batch of the size that was asked for last has to wait; "" when it has not."""
-    inserts_wait: str
+    inserts_wait: Annotated[str, gauge("inserts_limited", "Inserts wait", "1 while clients have to wait for draws, 0 "
+        "otherwise.", adds="any")]
     """Why clients have to wait; "" when they have not."""
-    waited: float
-    """Seconds that batches waited for entries, in all."""
-    forgiven: float
+    waited: Annotated[float, counter("limited_seconds", "Draws waited", "Seconds that batches waited for entries.")]
+    forgiven: Annotated[float, adding("sum")]
     """Samples that were taken off the surplus, because a learner had waited for what never came."""
+    # fmt: on
 
 
 @dataclass(slots=True)

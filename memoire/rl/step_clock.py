@@ -15,10 +15,12 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from memoire.figures import counter, gauge, histogram
 
 CAUSES: Final = ("policy", "environment", "pause")
 """Who made a step late: who computes the action; the device, or the machine that waited for it; a break."""
@@ -188,36 +190,44 @@ class StepTimings:
 class WorkerStanding:
     """What a worker has done, and how its clock went."""
 
-    episodes: int
-    steps: int
-    tests: int
-    """Test episodes."""
-    version: int
-    """Of the model that acts; 0 is none."""
-    step_times: StepTimings | None
+    # fmt: off
+    episodes: Annotated[int, counter("worker_episodes", "Episodes", "Training episodes that ended.")]
+    steps: Annotated[int, counter("worker_steps", "Steps", "Steps of training episodes.")]
+    tests: Annotated[int, counter("worker_test_episodes", "Test episodes", "Test episodes.")]
+    version: Annotated[int, gauge("worker_model_version", "Version", "Version of the model that acts; 0 is none.")]
+    step_times: Annotated[StepTimings | None, histogram("client_step_seconds", "Time of a step",
+        "Seconds of a time step of a real-time environment, from control to control.")]
     """None without a real-time environment."""
-    late: dict[str, int]
-    """Late steps by cause; {} without a real-time environment."""
+    late: Annotated[dict[str, int], counter("client_late_steps", "Late steps", "Time steps that were late, by what "
+        "made them so.", label="cause")]
+    """{} without a real-time environment."""
     role: str = "worker"
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerStanding:
     """How training goes, and what it waits for."""
 
-    updates: int
-    samples: int
-    epoch: int
-    ratio: float
-    """Training steps for each sample that came to this process."""
-    idle: dict[str, float]
-    """Seconds of pauses, by reason."""
-    waits: dict[str, float]
-    """By reason 1 while it pauses for it, else 0."""
-    crc_passed: int
-    crc_failed: int
-    """Transitions that were compared with what their worker recorded."""
+    # fmt: off
+    updates: Annotated[int, counter("trainer_updates", "Training steps", "Training steps, those of former processes "
+        "included.")]
+    samples: Annotated[int, counter("trainer_samples", "Samples", "Samples that came, those of former processes "
+        "included.")]
+    epoch: Annotated[int, gauge("trainer_epoch", "Epoch", "Epochs that are over.")]
+    ratio: Annotated[float, gauge("trainer_ratio", "Steps per sample", "Training steps for each sample that came to "
+        "this process.", formula="training steps ÷ samples", docs="trainers.md", unit="")]
+    idle: Annotated[dict[str, float], counter("trainer_idle_seconds", "Idle", "Seconds of pauses, by what they waited "
+        "for.", label="reason")]
+    waits: Annotated[dict[str, float], gauge("trainer_waits", "Trainer", "1 while training pauses for this reason, "
+        "else 0. It pauses until start_training samples have come, and while it has made "
+        "max_training_steps_per_env_step steps for each sample.", label="reason", docs="trainers.md")]
+    crc_passed: Annotated[int, counter("crc_passed", "Rebuilt alike", "Transitions that were rebuilt as their worker "
+        "had recorded them.")]
+    crc_failed: Annotated[int, counter("crc_failed", "Rebuilt otherwise", "Transitions that were rebuilt as something "
+        "else.")]
     role: str = "trainer"
+    # fmt: on
 
 
 def timings_of(times: StepTimes | None) -> StepTimings | None:

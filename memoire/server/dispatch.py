@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 
 from memoire import arguments
 from memoire._core import Held
-from memoire.accounting.figures import Timing
 from memoire.accounting.ledger import Ledger
 from memoire.accounting.logbook import Logbook, LogEntry
 from memoire.accounting.merge import Rows
 from memoire.accounting.runs import Run, SavedGroup, StateStore, Ticket
 from memoire.errors import ProtocolError
+from memoire.figures import Timing
 from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import Model
 from memoire.replay.batch import PriorityUpdate

@@ -28,11 +28,11 @@ from typing import Any
 
 import zmq
 
-from memoire.accounting.figures import Timings
 from memoire.accounting.logbook import LogEntry, format_line
 from memoire.accounting.runs import StateStore, Ticket
 from memoire.disk.logs import LogFile
 from memoire.errors import Closed, ProtocolError
+from memoire.figures import Timings
 from memoire.limits import Limits
 from memoire.models.model import Model, Notices, notice_of
 from memoire.net import sockets

@@ -14,17 +14,35 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Final
 
 import numpy as np
 
-from memoire.accounting.account import Account, FeedbackCounts, Totals
-from memoire.accounting.figures import Timing
+from memoire.accounting.account import DROPPED_CACHES, Account, FeedbackCounts, Totals
 from memoire.accounting.logbook import MAX_FOUND_LINES, LineFilter, LogEntry
 from memoire.accounting.merge import Rows, ServerAccounts, merge, totals_of_pages
 from memoire.accounting.runs import FolderStats, Run, RunFacts, StateStore
 from memoire.arguments import MAX_SCALARS, whole
 from memoire.errors import ParameterError
+from memoire.figures import (
+    BUDGET_BYTES,
+    DROPPED_REPLIES,
+    FAULTS,
+    HOLDER_BYTES,
+    MODEL_BYTES,
+    MODEL_VERSION,
+    REFUSED,
+    UPTIME,
+    Timing,
+    adding,
+    by,
+    counter,
+    gauge,
+    histogram,
+    shown,
+    total,
+    within,
+)
 from memoire.replay.limiter import RateStats
 from memoire.security.access import Security
 from memoire.tables.inspection import Freshness
@@ -45,11 +63,18 @@ NEWEST = 100
 class RecentEpisodes:
     """The newest closed episodes: at most `NEWEST`."""
 
-    count: int = 0
-    return_mean: float | None = None
-    return_min: float | None = None
-    return_max: float | None = None
-    length_mean: float | None = None
+    # fmt: off
+    count: Annotated[int, adding("sum")] = 0
+    return_mean: Annotated[float | None, gauge("episode_return_mean", "Mean return", "Mean return of the newest "
+        "episodes (at most 100 of each server).", formula="Σ return ÷ episodes", docs="dashboard.md",
+        adds="weighed by count")] = None
+    return_min: Annotated[float | None, gauge("episode_return_min", "Least return",
+        "Least return of the newest episodes.", adds="min")] = None
+    return_max: Annotated[float | None, gauge("episode_return_max", "Greatest return",
+        "Greatest return of the newest episodes.", adds="max")] = None
+    length_mean: Annotated[float | None, gauge("episode_length_mean_steps", "Mean length",
+        "Mean length of the newest episodes, in entries.", adds="weighed by count")] = None
+    # fmt: on
 
 
 def recent(ended: Iterable[Ended], kind: int = TRAIN) -> RecentEpisodes:
@@ -66,10 +91,13 @@ def recent(ended: Iterable[Ended], kind: int = TRAIN) -> RecentEpisodes:
 class FigureSpread:
     """One figure as many clients report it."""
 
-    count: int
-    mean: float
-    least: float
-    greatest: float
+    # fmt: off
+    count: Annotated[int, adding("sum")]
+    mean: Annotated[float, gauge("client_scalar", "Mean", "Mean over this server's active clients of what they report "
+        "by client.scalars, by name.", adds="weighed by count")]
+    least: Annotated[float, adding("min")]
+    greatest: Annotated[float, adding("max")]
+    # fmt: on
 
 
 def spread(reports: Iterable[Mapping[str, float]], most: int) -> dict[str, FigureSpread]:
@@ -130,101 +158,110 @@ class ClientStats:
 class TableStats:
     """A table at one moment; for whoever watches."""
 
+    # fmt: off
     name: str
     storage: Storage
-    clients: int
-    """Clients that belong to it and have not said goodbye."""
-    episodes: int
-    steps: int
-    """What clients of this run recorded for it, those that said goodbye included."""
-    batches: int
-    """Handed out in this process."""
-    samples: int
-    """Handed out in batches, here and to readers."""
-    waited: float
-    """Seconds that get_batch waited for samples, in all."""
-    held_caches: int
-    """Where episodes or rollouts are stored, these, or their fragments."""
-    held_samples: int
-    """Of all held caches; where episodes are stored, entries."""
-    held_bytes: int
-    byte_limit: int
-    capacity: int
-    """Caches, or entries of episodes, that there is room for; 0: only bytes are limited."""
-    unused_samples: int
-    """Never drawn; where episodes are stored, entries that can be drawn."""
-    overwritten_caches: int
-    """Caches, episodes or fragments of rollouts that made room."""
-    overwritten_samples: int
-    """The samples in them that were not drawn; of rollouts, entries."""
-    split_fragments: int
-    """Of rollouts: those that a take has split."""
-    applied: int
-    """Priorities that learners have set: applied here, where episodes are stored, or by the clients that own them."""
-    stale: int
-    """Those whose entry had made room."""
-    lost_feedback: int
-    """Those that no client fetched: it had ended, or too many waited for it."""
-    passed_over_samples: int
-    """Held ones that were let go because their entries had become too old (`max_age`, `max_model_lag`)."""
-    parameters_version: int
-    samples_per_insert: float
-    """The parameter."""
+    clients: Annotated[int, gauge("table_clients", "Actors", "Clients of the table that have not left.")]
+    episodes: Annotated[int, counter("table_episodes", "Episodes", "Episodes of this run that clients closed for the "
+        "table.")]
+    steps: Annotated[int, counter("table_steps", "Steps", "Entries of this run that clients recorded for the table.")]
+    """Those of clients that said goodbye are included."""
+    batches: Annotated[int, counter("batches", "Batches", "Batches that get_batch handed out in the server's process.")]
+    samples: Annotated[int, counter("samples", "Samples drawn", "Samples handed out to learners in this life of the "
+        "server; of a table of rollouts, entries that learners took, each of them once.", docs="rate.md")]
+    waited: Annotated[float, counter("batch_wait_seconds", "Learners waited", "Seconds that get_batch waited for "
+        "samples in all; its rate is the learner's waiting share.")]
+    held_caches: Annotated[int, gauge("held_caches", "Held", "Caches that are held now; of other tables, episodes, "
+        "fragments of rollouts or groups of prompts.", docs="choose.md", curve=True)]
+    held_samples: Annotated[int, shown("Samples held", "Samples of all held caches; of other tables, entries.")]
+    held_bytes: Annotated[int, gauge("held_bytes", "Size", "Bytes of what is held.", curve=True)]
+    byte_limit: Annotated[int, gauge("held_limit_bytes", "Limit", "Bytes that are held at most.")]
+    capacity: Annotated[int, gauge("held_capacity", "Capacity", "Caches or entries that are held at most; 0: bytes "
+        "alone say.")]
+    unused_samples: Annotated[int, gauge("unused_samples", "Samples left", "Held samples that no learner has drawn "
+        "yet; of a table of episodes, entries that can be drawn.", docs="rate.md", curve=True)]
+    overwritten_caches: Annotated[int, counter("overwritten_caches", "Overwritten", "Caches, episodes or fragments of "
+        "rollouts that made room for newer ones.", docs="choose.md", curve=True)]
+    overwritten_samples: Annotated[int, counter("overwritten_samples", "Samples overwritten",
+        "Samples in them that were not drawn; of rollouts, entries.")]
+    split_fragments: Annotated[int, counter("split_fragments", "Fragments split", "Fragments of which a take got the "
+        "first entries, so that it had the number it asked for. The next take gets the others.", docs="on-policy.md")]
+    applied: Annotated[int, shown("Priorities set", "TD errors that learners reported and that became priorities.",
+        docs="sampling.md")]
+    stale: Annotated[int, shown("Too late", "TD errors that learners reported after their entry had made room for "
+        "another one. They change nothing.", docs="sampling.md")]
+    lost_feedback: Annotated[int, shown("Not fetched", "TD errors that no client fetched: it had ended, or too many "
+        "waited for it.")]
+    passed_over_samples: Annotated[int, counter("passed_over_samples", "Entries too old",
+        "Held samples let go because they were too old: the model that made them was more than max_model_lag versions "
+        "behind the newest one, or they were above max_age.", docs="on-policy.md")]
+    parameters_version: Annotated[int, gauge("parameters_version", "Parameters", "One more with each change of the "
+        "parameters.", adds="max")]
+    samples_per_insert: Annotated[float, gauge("samples_per_insert_target", "Samples per insert, wanted",
+        "How many samples should be drawn for each entry: the parameter samples_per_insert of the table.",
+        docs="rate.md", adds="last")]
     rate: RateStats
     """How drawing stands beside recording, and who waits for what."""
     freshness: Freshness | None
     """Of the samples of a recent batch that was drawn in this process; None before the first one."""
     prompts: PromptStats | None
     """If the table stores prompts."""
+    # fmt: on
+
+
+ACCOUNTS: Final = gauge(
+    "accounts", "Accounts",
+    "Clients that were ever counted in this run, by where their accounts are: in memory, or folded away.",
+    label="state",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStats:
     """A server at one moment; for whoever watches."""
 
+    # fmt: off
     name: str
-    run: str
+    run: Annotated[str, gauge("run_info", "Run", "1, with the name of the run that is counted now.", label="run",
+        adds="last")]
     epoch: int
-    uptime: float
-    """Seconds."""
-    finished: bool
-    durable: bool
-    """Whether a reply means "on disk"; otherwise it means "in memory"."""
-    restored: int
-    """How often an older backup was put back into the state folder; what ended clients did since it is missing."""
+    uptime: Annotated[float, UPTIME]
+    finished: Annotated[bool, gauge("run_finished", "Finished", "1 once the run was declared over, 0 before.",
+        adds="all")]
+    durable: Annotated[bool, gauge("durable", "Counts survive a crash", "1 where a reply means on disk (--state-dir), "
+        "0 where it means in memory.", docs="state.md", adds="all")]
+    restored: Annotated[int, counter("backup_restores", "Backups put back", "How often an older backup was put back "
+        "into the state folder; what ended clients did since it is missing.")]
     missing: tuple[str, ...]
     """What the start went on without, such as a model whose file is gone, a sentence each: the log has them, too."""
     totals: Totals
-    refused: dict[str, int]
-    """Messages that were refused, by code."""
-    dropped_replies: int
-    """Replies that were dropped: their connection had no room for them for too long. Clients ask again."""
-    tables: dict[str, TableStats]
+    refused: Annotated[dict[str, int], REFUSED]
+    dropped_replies: Annotated[int, DROPPED_REPLIES]
+    tables: Annotated[dict[str, TableStats], by("table")]
     """Each table's own figures, by name; those below are sums over them."""
     guests: int
     """Clients that have said hello and reported nothing that counts; `totals.clients` is without them."""
     probes: int
     """Round trips of `memoire doctor --roundtrip` since the server was started, which no other figure has."""
-    accounts_in_memory: int
-    accounts_folded: int
+    accounts_in_memory: Annotated[int, ACCOUNTS("memory")]
+    accounts_folded: Annotated[int, ACCOUNTS("folded")]
     """Accounts that left memory, since their clients are gone or silent; they come back when these speak again."""
-    newcomers_left: int
-    """Clients that the key with the fewest left may bring at once (`limits.new_clients`)."""
-    presence: dict[str, int]
-    """Clients, guests among them: "active", "silent" for `limits.client_timeout`, "gone" (they said goodbye)."""
+    newcomers_left: Annotated[int, gauge("new_clients_left", "New clients left", "New clients that the key with the "
+        "fewest left may bring at once (limits.new_clients) before further ones have to wait.", adds="min")]
+    presence: Annotated[dict[str, int], gauge("clients", "Clients", "Clients of this run: active, silent for "
+        "client_timeout, or gone.", label="state")]
+    """Guests are among them."""
     recent: RecentEpisodes
     """The newest episodes of training."""
-    tested: RecentEpisodes
-    """The newest test episodes."""
-    """The newest closed episodes."""
-    scalars: dict[str, FigureSpread]
+    tested: Annotated[RecentEpisodes, within("test_", "newest episodes", "newest test episodes")]
+    scalars: Annotated[dict[str, FigureSpread], by("name")]
     """What active clients report by `Client.scalars`, by name."""
-    learner_scalars: dict[str, float]
-    """What learners report by `Server.scalars` and `Reader.scalars`, by name."""
-    learners: tuple[LearnerStats, ...]
-    """Readers that were heard from lately."""
-    requests: dict[str, Timing]
-    """Seconds that requests took, by type."""
+    learner_scalars: Annotated[dict[str, float], gauge("learner_scalar", "Learner's figures",
+        "What learners report by Server.scalars or Reader.scalars.", label="name", adds="last")]
+    learners: Annotated[tuple[LearnerStats, ...], gauge("learners", "Learners", "Readers that were heard from within a "
+        "minute.", adds="join")]
+    requests: Annotated[dict[str, Timing], histogram("request_duration_seconds", "Request time",
+        "Seconds that a request took from its arrival to its answer, by type.", label="type", docs="metrics.md")]
     snapshots: int
     """Of what is held, that were written."""
     snapshot_trouble: str
@@ -240,29 +277,28 @@ class ServerStats:
     held_bytes: int
     byte_limit: int
     """Bytes of caches that are held at most."""
-    holders: dict[str, int]
-    """Bytes that are held for peers, by holder: tables, keyed rows, requests that are answered."""
-    budget: int
-    """Bytes that all holders may have together, with those that some have of their own."""
-    credit: int
-    """Bytes that each client may have on the way now."""
+    holders: Annotated[dict[str, int], HOLDER_BYTES]
+    """Holders are tables, keyed rows, requests that are answered."""
+    budget: Annotated[int, BUDGET_BYTES]
+    credit: Annotated[int, gauge("credit_bytes", "Credit", "Bytes that each client of the first table may have on the "
+        "way.", adds="min")]
     unused_samples: int
-    overwritten_caches: int
-    models: dict[str, int]
-    model_bytes: int
-    log_lines: int
+    overwritten_caches: Annotated[int, DROPPED_CACHES("overwritten")]
+    models: Annotated[dict[str, int], MODEL_VERSION]
+    model_bytes: Annotated[int, MODEL_BYTES]
+    log_lines: Annotated[int, counter("log_lines", "Log lines", "Log lines of this run.")]
     feedback: FeedbackCounts
     """What became of the TD errors that learners gave in this run; `ClientStats.feedback` has each client's."""
     feedback_owners: dict[str, FeedbackCounts]
     """The same from the same moment, by whose entries they were for: "clients", "server" (it stores episodes itself)
     and "unknown" owners; of the latter two since the server was started.
     """
-    feedback_overflowed: int
-    """Of the lost ones since the server was started, those that too many waited with for one client."""
-    feedback_delay: Timing
-    """Seconds from the arrival of each TD error until its client acknowledged it."""
-    actor_entries: int
-    """Entries that the memories of active clients hold, as they say."""
+    feedback_overflowed: Annotated[int, counter("feedback_overflowed", "Overflowed", "Of the lost ones since the "
+        "server was started, those that were too many for one client.")]
+    feedback_delay: Annotated[Timing, histogram("feedback_delay_seconds", "Feedback delay",
+        "Seconds from the arrival of a TD error until its client acknowledged it.")]
+    actor_entries: Annotated[int, gauge("actor_entries", "Entries of actors", "Entries that the memories of active "
+        "clients hold.")]
     feedback_given: int
     """Since the server was started."""
     feedback_lost: int
@@ -274,8 +310,8 @@ class ServerStats:
     """How many it may have."""
     security: Security
     """Who may come, and who was sent away."""
-    faults: int
-    """Turns of its threads that failed: faults of ours."""
+    faults: Annotated[int, FAULTS]
+    # fmt: on
 
 
 def client_stats(dispatcher: Dispatcher, account: Account) -> ClientStats:
@@ -372,7 +408,8 @@ def figures_of(
     Args:
         scalars: Of the learner in the server's process.
     """
-    sums = {name: sum(getattr(table, name) for table in tables.values()) for name in SUMMED}
+    over_tables = total(TableStats, tables.values())
+    sums = {name: getattr(over_tables, name) for name in SUMMED}
     return {
         "run": dispatcher.run_name,
         "epoch": dispatcher.epoch,

@@ -19,12 +19,13 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
+from memoire.figures import gauge
 from memoire.replay.batch import Batch, GatheredSamples, PriorityUpdate
 from memoire.replay.schema import Schema
 
@@ -187,21 +188,31 @@ PARTS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 class Freshness:
     """How fresh the samples of one recent batch were."""
 
-    age_median: float
-    """Seconds since the entries were added."""
-    age_p90: float
-    age_max: float
-    lag_mean: float | None
-    """Model versions between acting and learning; None where no model was published."""
-    lag_max: float | None
-    left_out: float
-    """Share of all clients' weight that could not be drawn from."""
-    effective: float
-    """Effective sample size of the batch as a share of it: (sum w)**2 / (B sum w**2), w its importance. Kish, 1965."""
+    # fmt: off
+    age_median: Annotated[float, gauge("sample_age_median_seconds", "Age of samples", "Median age of the samples of a "
+        "recent batch, in seconds since their entries were added.", adds="max", curve=True)]
+    age_p90: Annotated[float, gauge("sample_age_p90_seconds", "Age of old samples", "Age that 90 % of a recent batch "
+        "stay below.", adds="max", curve=True)]
+    age_max: Annotated[float, gauge("sample_age_max_seconds", "Greatest age", "Age of the oldest sample of a recent "
+        "batch.", adds="max", curve=True)]
+    lag_mean: Annotated[float | None, gauge("sample_model_lag_mean", "Models behind", "Mean of model versions between "
+        "acting and learning, in a recent batch.", formula="newest version - version that acted", docs="on-policy.md",
+        adds="max", curve=True)]
+    """None where no model was published."""
+    lag_max: Annotated[float | None, gauge("sample_model_lag_max", "Most models behind",
+        "Most model versions between acting and learning, in a recent batch.", adds="max", curve=True)]
+    left_out: Annotated[float, gauge("left_out_ratio", "Weight left out", "Share of all weight that a recent batch "
+        "could not draw from, because the actors that have it sent no cache that is still unused.",
+        formula="1 - reachable weight ÷ all weight", docs="sampling.md", adds="max", curve=True)]
+    effective: Annotated[float, gauge("sample_effective_ratio", "Distinct weight of a batch",
+        "Effective size of a recent batch as a share of its samples: 100 % means that all samples count alike by their "
+        "importance.", formula="(Σ importance)² ÷ (B Σ importance²)", docs="sampling.md", adds="min", curve=True)]
+    """Kish, 1965."""
     ages: tuple[float, ...]
     """Ages that `PARTS` of the samples stay below, in seconds."""
     weights: tuple[float, ...]
     """Weights that `PARTS` of the samples stay below: what they were drawn in proportion to."""
+    # fmt: on
 
 
 class FreshnessMonitor:

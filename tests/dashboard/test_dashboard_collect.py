@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from memoire.accounting.account import Totals
-from memoire.accounting.figures import BOUNDS
 from memoire.dashboard.collect.actors import MAX_RUNS, ActorList, KeptRun, RunLedgers
 from memoire.dashboard.collect.answers import LearnerRow, NodeRow, SampleFreshness, TableRow
 from memoire.dashboard.collect.cluster import FORECAST_INTERVAL, FULL, Cluster, Forecasts, until
@@ -22,6 +21,7 @@ from memoire.dashboard.collect.counters import (
 )
 from memoire.dashboard.collect.overview import freshness_of, learning_of, node_row, open_addresses, tables_of
 from memoire.dashboard.settings import Settings
+from memoire.figures import BOUNDS
 from memoire.wire.frames import name_hash
 from memoire.wire.rows import ACCOUNT
 

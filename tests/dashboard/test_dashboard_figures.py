@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from memoire.accounting.figures import BOUNDS
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.counters import NodeAnswer
 from memoire.dashboard.settings import Settings
+from memoire.figures import BOUNDS
 from memoire.wire.frames import name_hash
 from memoire.wire.rows import ACCOUNT
 

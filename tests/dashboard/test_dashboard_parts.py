@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from boardkit import account, one
 from memoire import loggers
-from memoire.accounting.figures import BOUNDS
 from memoire.dashboard.collect import nodes as distributions
 from memoire.dashboard.collect import nodes as logs
 from memoire.dashboard.collect.actors import KeptRun
@@ -28,6 +27,7 @@ from memoire.dashboard.collect.verdict import TableRatio, VerdictInputs, verdict
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.web import stream as event_stream
 from memoire.errors import HistoryError, ParameterError
+from memoire.figures import BOUNDS
 from memoire.net.addresses import NameResolver
 from memoire.wire.rows import ACCOUNT
 from namekit import Book

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.accounting.figures import BOUNDS
 from memoire.dashboard.collect.actors import acting_versions, behind
 from memoire.dashboard.collect.answers import StartsRow
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.counters import NodeAnswer, NodeState
 from memoire.dashboard.collect.overview import MAX_LINEAGE, starts_of
 from memoire.dashboard.settings import Settings
+from memoire.figures import BOUNDS
 
 NODE, SERVER = "http://i:1", "http://s:1"
 

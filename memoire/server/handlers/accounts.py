@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 from memoire import arguments
 from memoire._core import at_once, setting
 from memoire.accounting.account import Account, FeedbackCounts
-from memoire.accounting.figures import Timing, Timings
 from memoire.accounting.ledger import SILENCE_TIMEOUT
 from memoire.accounting.merge import PAGE_ROWS, Rows, merge
 from memoire.accounting.runs import Run
 from memoire.errors import ParameterError, ProtocolError
+from memoire.figures import Timing, Timings
 from memoire.replay.batch import PriorityUpdate, grouped_by_client, newest_of_each, td_errors_for
 from memoire.replay.episode_store import Changes, adding
 from memoire.server.state import ServerState

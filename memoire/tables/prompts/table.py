@@ -12,11 +12,12 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 
 from memoire.errors import ProtocolError
+from memoire.figures import adding, counter, gauge, shown
 from memoire.replay.schema import Schema
 
 from .book import PromptBook, nothing_waits
@@ -386,52 +387,59 @@ class LeaseHolder:
     """Seconds until the first of them ends."""
 
 
+PROMPTS: Final = gauge("prompts", "Prompts", "Prompts of the table, by state.", label="state", curve=True)
+
+
 @dataclass(frozen=True, slots=True)
 class PromptStats:
     """A table of prompts at one moment, for those who watch. The first eight add up to `given`."""
 
-    waiting: int
-    leased: int
-    answered: int
-    ready: int
-    drawn: int
-    committed: int
-    dropped: int
-    forgotten: int
-    given: int
-    evaluation: int
+    # fmt: off
+    waiting: Annotated[int, PROMPTS("waiting", "Prompts by state", "Prompts by state: waiting (no worker has it), "
+        "leased (a worker has it), answered (its answers lack a required column), ready (its group can be drawn), "
+        "drawn (a trainer got it and has not committed), committed (it was trained on), dropped (it is not trained on) "
+        "or forgotten (its epoch was).", formula="Σ states = prompts given", docs="language-models.md")]
+    leased: Annotated[int, PROMPTS("leased")]
+    answered: Annotated[int, PROMPTS("answered")]
+    ready: Annotated[int, PROMPTS("ready")]
+    drawn: Annotated[int, PROMPTS("drawn")]
+    committed: Annotated[int, PROMPTS("committed")]
+    dropped: Annotated[int, PROMPTS("dropped")]
+    forgotten: Annotated[int, PROMPTS("forgotten")]
+    given: Annotated[int, gauge("prompts_known", "Prompts given", "All prompts: the sum of their states.")]
+    evaluation: Annotated[int, adding("sum")]
     """Prompts that are never drawn."""
-    workers: int
-    """That have a lease."""
-    oldest_lease: float
-    """Seconds since the oldest lease that lasts began."""
-    expired: int
-    """Leases that ended unfinished, since the server began."""
-    late: int
-    """Answers that came after another one, or after their group was ready."""
-    failed: int
-    """Answers that failed for good."""
-    dead: int
-    """Prompts that were dropped because their score was 0."""
-    stale: int
-    """Groups that were too old when they were to be drawn."""
-    full: int
-    """Groups that were dropped for want of room."""
-    incomplete: int
-    """Prompts of which a start did not find all bytes: those that lack answers wait again, unless they are over; those
-    that lack their payload were dropped.
-    """
-    replayable: int
-    """Committed groups that may be replayed."""
-    tokens_drawn: int
-    lag: int
-    """Versions by which the oldest token of the newest step was behind the newest model."""
-    reasons: dict[str, int]
-    """Prompts that were dropped, by reason."""
-    holders: tuple[LeaseHolder, ...]
-    """Workers that have leases, those with the most first, 32 at most."""
-    rank_tokens: tuple[int, ...]
-    """Tokens of the groups that each rank of the trainer has fetched here."""
+    workers: Annotated[int, gauge("prompts_workers", "Workers", "Workers that have a lease.")]
+    oldest_lease: Annotated[float, gauge("prompts_oldest_lease_seconds", "Oldest lease",
+        "Seconds since the lease that lasts longest began. A worker that died gives its prompt back when its lease "
+        "ends.", docs="language-models.md", adds="max", curve=True)]
+    expired: Annotated[int, counter("prompts_expired_leases", "Leases that ended", "Leases that ended unfinished, "
+        "since the server began.")]
+    late: Annotated[int, counter("prompts_late_answers", "Late answers", "Answers that came after another one, or "
+        "after their group was ready.")]
+    failed: Annotated[int, counter("prompts_failed_answers", "Failed answers", "Answers that failed for good.")]
+    dead: Annotated[int, counter("prompts_dead", "Groups without signal", "Groups whose score was 0, so that nothing "
+        "could be learned from them. They were dropped, and others came in their place (drop_dead).",
+        docs="language-models.md")]
+    stale: Annotated[int, counter("prompts_stale", "Too old", "Groups that were too old when they were to be drawn.")]
+    full: Annotated[int, counter("prompts_full", "No room", "Groups dropped for want of room.")]
+    incomplete: Annotated[int, counter("prompts_incomplete", "Incomplete", "Prompts of which a start did not find all "
+        "bytes: those that lack answers wait again, unless they are over; those that lack their payload were dropped.")]
+    replayable: Annotated[int, gauge("prompts_replayable", "Can be replayed", "Committed groups whose answers are "
+        "kept, so that steps with replay draw from them.", docs="language-models.md")]
+    tokens_drawn: Annotated[int, counter("prompts_tokens_drawn", "Tokens drawn",
+        "Tokens of the groups that were drawn.")]
+    lag: Annotated[int, gauge("prompts_model_lag", "Models behind", "Versions by which the oldest token of the newest "
+        "step was behind the newest model.", formula="newest version - version of the oldest token",
+        docs="language-models.md", adds="max", curve=True)]
+    reasons: Annotated[dict[str, int], shown("Dropped, by reason", "Prompts that are not trained on, and why.",
+        docs="language-models.md")]
+    holders: Annotated[tuple[LeaseHolder, ...], shown("Who holds prompts", "Workers that have leases now, those with "
+        "the most first, 32 at most.", docs="language-models.md", adds="join")]
+    rank_tokens: Annotated[tuple[int, ...], shown("Tokens of each rank", "Tokens of the groups that each rank of the "
+        "trainer has fetched. Ranks with more tokens take longer, and the others wait for them.",
+        formula="tokens of a rank ÷ mean of all ranks", docs="language-models.md")]
+    # fmt: on
 
 
 def stats_of(table: PromptTable, now: float) -> PromptStats:

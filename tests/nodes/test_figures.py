@@ -1,0 +1,128 @@
+"""A figure is declared once, on its field: its metrics, and how the parts of several tables and servers add up."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import pytest
+
+from memoire.figures import (
+    BOUNDS,
+    MAX_LABELS,
+    Timing,
+    adding,
+    by,
+    catalogue,
+    counter,
+    gauge,
+    histogram,
+    shown,
+    summed,
+    total,
+    within,
+)
+from memoire.server.stats import ServerStats, TableStats
+
+ANSWERS = counter("answers", "Answers", "Answers, by outcome.", label="outcome")
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    name: str
+    seen: Annotated[int, counter("part_seen", "Seen", "What a part saw.")]
+    oldest: Annotated[float | None, gauge("part_age_seconds", "Age", "Age of the newest.", adds="max")] = None
+    good: Annotated[int, ANSWERS("good"), counter("good_answers", "Good", "Good answers.", of="cluster")] = 0
+    bad: Annotated[int, ANSWERS("bad")] = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    name: Annotated[str, gauge("whole_info", "Name", "1, with its name.", label="name", adds="last")]
+    own: Part
+    far: Annotated[Part | None, within("far_", "a part", "a far part")]
+    parts: Annotated[Mapping[str, Part], by("part")]
+    listed: Annotated[tuple[Part, ...], by("place", "name")]
+    times: Annotated[dict[str, Timing], histogram("time_seconds", "Time", "Seconds.", label="type")]
+    trouble: Annotated[str, gauge("troubled", "Trouble", "1 while there is trouble.", adds="any")]
+    people: Annotated[tuple[str, ...], gauge("people", "People", "Who is there.", adds="join")]
+    topics: Annotated[dict[str, int], gauge("newest", "Newest", "Newest version.", label="topic", adds="max")]
+    mean: Annotated[float, shown("Mean", "Mean of what was seen.", adds="weighed by count")] = math.nan
+    count: Annotated[int, adding("sum")] = 0
+
+    @property
+    def is_calm(self) -> Annotated[bool, gauge("calm", "Calm", "1 while there is no trouble.")]:
+        return not self.trouble
+
+
+def timing(seconds: float, first: int) -> Timing:
+    return Timing(seconds, (first, *[0] * len(BOUNDS)))
+
+
+def whole(**changes: Any) -> Whole:
+    given = {
+        "name": "one", "own": Part("own", 1, None, 5, 6), "far": None, "parts": {"x": Part("x", 2), "y": Part("y", 3, 4.0)},
+        "listed": (Part("l", 7),), "times": {"A": timing(2.0, 3)}, "trouble": "", "people": ("ann", "bob"),
+        "topics": {f"topic-{number:03}": number for number in range(100)},
+    }  # fmt: skip
+    return Whole(**given | changes)
+
+
+def values(stats: Any, of: str = "") -> dict[str, dict[tuple[str, ...], Any]]:
+    """By metric: each value with its labels."""
+    return {
+        name: {labels: value for source in sources for labels, value in source.values(stats)}
+        for name, sources in catalogue(type(stats), of).items()
+    }
+
+
+def test_each_metric_shows_the_field_that_declares_it() -> None:
+    found = values(whole())
+    assert found["part_seen"] == {(): 1, ("x",): 2, ("y",): 3, ("l",): 7}
+    assert found["answers"][("good",)] == 5 and found["answers"][("bad",)] == 6
+    assert found["part_age_seconds"] == {("y",): 4.0} and found["far_part_seen"] == {}
+    assert found["whole_info"] == {("one",): 1} and found["people"] == {(): 2}
+    assert (found["troubled"], found["calm"]) == ({(): 0.0}, {(): 1.0})
+    assert found["time_seconds"] == {("A",): timing(2.0, 3)}
+    assert len(found["newest"]) == MAX_LABELS and "mean" not in found
+
+
+def test_metrics_of_a_cluster_take_the_place_of_those_of_a_node() -> None:
+    assert "good_answers" not in values(Part("p", 1))
+    found = values(Part("p", 1, None, 5, 6), "cluster")
+    assert found["good_answers"] == {(): 5} and found["answers"] == {("bad",): 6}
+
+
+def test_what_lies_within_has_its_own_words() -> None:
+    assert catalogue(Whole)["far_part_seen"][0].figure.help == "What a far part saw."
+    assert catalogue(Whole)["part_seen"][1].labels == ("part",)
+
+
+def test_parts_add_up_as_their_figures_say() -> None:
+    other = whole(
+        name="two", parts={"y": Part("y", 10, 1.0), "z": Part("z", 1)}, times={"A": timing(1.0, 1), "B": timing(4.0, 2)},
+        trouble="no disk", people=("cid",), topics={"topic-000": 9}, far=Part("f", 1), mean=4.0, count=3,
+    )  # fmt: skip
+    one = dataclasses.replace(whole(), mean=1.0, count=1, topics={"topic-000": 2})
+    both = total(Whole, [one, dataclasses.asdict(other)])
+    assert (both.name, both.own.seen, both.mean, both.count) == ("one", 2, 3.25, 4)
+    assert both.parts == {"x": Part("x", 2), "y": Part("y", 13, 4.0), "z": Part("z", 1)}
+    assert both.times == {"A": timing(3.0, 4), "B": timing(4.0, 2)}
+    assert (both.trouble, both.people, both.topics) == ("no disk", ["ann", "bob", "cid"], {"topic-000": 9})
+    assert both.far == Part("f", 1)
+
+
+def test_a_part_of_an_older_version_adds_nothing_to_what_it_does_not_know() -> None:
+    assert summed(Part, [{"name": "old", "seen": 3}, {"name": "new", "seen": 4, "oldest": 2.0, "bad": 1}]) == {
+        "name": "old", "seen": 7, "oldest": 2.0, "bad": 1,
+    }  # fmt: skip
+    assert total(Part, [{"name": "empty"}]) == Part("empty", 0)
+
+
+@pytest.mark.parametrize("stats", [ServerStats, TableStats])
+def test_all_that_several_fields_make_up_is_of_one_kind_with_the_same_labels(stats: type) -> None:
+    for name, sources in catalogue(stats).items():
+        assert len({(each.figure.kind, each.labels) for each in sources}) == 1, name
+        assert sources[0].figure.help.endswith(".") and sources[0].figure.title, name
