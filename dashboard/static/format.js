@@ -88,4 +88,4 @@ export function typeName(type) {
 export const words = (name) => name.replaceAll("_", " ");
 
 /** What a table holds, by its storage. */
-export const HELD = {caches: "caches", episodes: "episodes", rollouts: "fragments"};
+export const HELD = {caches: "caches", episodes: "episodes", rollouts: "fragments", prompts: "prompts", keyed: "rows"};

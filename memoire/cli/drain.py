@@ -209,17 +209,18 @@ def _await_clients(reader: Reader, name: str, others: Sequence[str], deadline: f
 
 
 def _await_prompts(reader: Reader, name: str, deadline: float, say: Callable[[str], object]) -> None:
-    """Wait until no prompt there is left to be answered, drawn or committed."""
+    """Wait until no prompt there is left to be answered, drawn or committed, and no row by key to be cleared."""
     began, left = time.monotonic(), _accounts(reader, [name], deadline)[name].prompts
     if left:
-        say(f"{name} has {left} prompts that workers and trainers have yet to finish")
+        say(f"{name} has {left} prompts or rows that workers and trainers have yet to finish or clear")
     while left:
         if time.monotonic() + POLL_INTERVAL >= deadline:
             advice = (
                 f"{left} are left: let workers and trainers go on, and drain again. Or take a snapshot of {name} and "
-                "restore it into the servers that stay; then it may be stopped. Clients and counts have moved already."
+                "restore it into the servers that stay (of memoire.tq, save a checkpoint and load it there); then it "
+                "may be stopped. Clients and counts have moved already."
             )
-            raise MemoireTimeout(f"prompts of {name} to be committed", name, time.monotonic() - began, advice)
+            raise MemoireTimeout(f"prompts and rows of {name} to be finished", name, time.monotonic() - began, advice)
         time.sleep(POLL_INTERVAL)
         left = _accounts(reader, [name], deadline)[name].prompts
 

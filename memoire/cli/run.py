@@ -164,7 +164,7 @@ def add_server(commands: Commands) -> None:
     server.add_argument("--endpoint", default=HERE, help=f"address for requests (default: %(default)s){ELSEWHERE}")
     add_beside(server)
     add_insecure(server)
-    add_schema(server)
+    add_schema(server, is_required=False)  # with --storage keyed there is nothing to say
     server.add_argument("--run", help=RUN)
     server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
     server.add_argument("--cache-limit", type=int, default=0, metavar="N", help="caches held; 0: limited by bytes only")

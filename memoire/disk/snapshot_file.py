@@ -27,7 +27,7 @@ from . import private_files
 from . import record_file as checked_file
 from .record_file import WHOLE, DamagedRecord, FileKind, RecordReader
 
-KIND: Final = FileKind(b"memosnap", 5, "a snapshot of a server")
+KIND: Final = FileKind(b"memosnap", 6, "a snapshot of a server")
 _PAYLOAD: Final = 255
 _KINDS: Final = 256  # tags are kind + _KINDS * table
 
@@ -137,8 +137,10 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
     episodes: int = 0
     entries: int = 0
     prompts: int = 0
+    rows: int = 0
+    """By key."""
     bytes: int = 0
-    """Of caches, episodes or prompts."""
+    """Of caches, episodes, prompts or rows."""
     is_still: bool = False
     """Whether no entry of an episode moved while the table was saved, so that the layout in the file holds."""
 
@@ -286,7 +288,7 @@ class SnapshotFile:
     def is_empty(self, table: int) -> bool:
         """Whether the file says that it has nothing of what this table held."""
         counts = None if self.end is None else self.end.tables[table]
-        return counts is not None and not (counts.caches or counts.episodes or counts.prompts)
+        return counts is not None and not (counts.caches or counts.episodes or counts.prompts or counts.rows)
 
     def records(self, damage: FileDamage | None = None) -> Iterator[Record]:
         """All records but the first and the last; those with a damaged payload have None there. What is missing is in

@@ -216,6 +216,8 @@ class RestoreCounts:
     clients: int = 0
     """Clients with a cache among them."""
     prompts: int = 0
+    rows: int = 0
+    """By key."""
     known: int = 0
     """Caches and episodes that were here already."""
     elsewhere: int = 0
@@ -234,7 +236,7 @@ class RestoreCounts:
     def __str__(self) -> str:
         words = [f"{self.caches} caches with {self.unused} of {self.samples} samples left"] if self.caches else []
         words += [f"{self.episodes} episodes with {self.entries} entries"] if self.episodes else []
-        words += [f"{self.prompts} prompts"] if self.prompts else []
+        words += [f"{getattr(self, name)} {name}" for name in ("prompts", "rows") if getattr(self, name)]
         words = words or ["nothing"]
         for name in ("known", "elsewhere", "damaged", "overwritten"):
             words += [f"{getattr(self, name)} {name}"] if getattr(self, name) else []
@@ -287,6 +289,9 @@ def restore(
     with ExitStack() as opened:
         files = [opened.enter_context(SnapshotFile(path)) for path in paths]
         known = {table.name: table for table in tables}
+        for told in (table for file in files for table in file.about.tables if of > 1):
+            if told.storage in kinds.KINDS and (why := kinds.named(told.storage).why_whole):
+                raise ParameterError("part", part, f"(0, 1): table {told.name!r} is not shared out, since {why}")
         wanted = _newest_parameters(files) if configure else {}
         left_out: set[tuple[Path, str]] = set()
         for file in files:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from memoire.arguments import refuse_unknown
 from memoire.disk import snapshots as snapshot
 from memoire.errors import EndpointError, MemoireError, ParameterError, SchemaError
@@ -64,14 +66,17 @@ def order(
             failed += 1
             say(f"{server}: not written: {answer}")
             continue
-        held = _held(answer.caches, answer.samples, answer.episodes, answer.entries)
+        held = _held(msgspec.structs.asdict(answer))
         say(f"{server}: {answer.path}: {held}, {answer.bytes} bytes, {answer.seconds:.1f} s")
     return INCOMPLETE if failed else 0
 
 
-def _held(caches: int, samples: int, episodes: int, entries: int) -> str:
-    words = [f"{caches} caches of {samples} samples"] if caches or not episodes else []
-    return " and ".join(words + ([f"{episodes} episodes of {entries} entries"] if episodes else []))
+def _held(counts: Mapping[str, int]) -> str:
+    words = [f"{counts['episodes']} episodes of {counts['entries']} entries"] if counts["episodes"] else []
+    words += [f"{counts[name]} {name}" for name in ("prompts", "rows") if counts.get(name)]
+    if counts["caches"] or not words:
+        words.insert(0, f"{counts['caches']} caches of {counts['samples']} samples")
+    return " and ".join(words)
 
 
 def show(path: str, *, check: bool = False, as_json: bool = False, say: Callable[[str], object] = print) -> int:
@@ -98,7 +103,7 @@ def show(path: str, *, check: bool = False, as_json: bool = False, say: Callable
 def _line(table: dict[str, Any]) -> str:
     if "caches" not in table:
         return f"  {table['name']}: {table['storage']}; how many is not known"
-    held = _held(table["caches"], table["samples"], table["episodes"], table["entries"])
+    held = _held(table)
     is_left = kinds.offers(table["storage"], HearsSums)
     left = f", {table['unused']} not drawn yet, of {table['clients']} clients" if is_left else ""
     return f"  {table['name']}: {held}{left}, {table['bytes']} bytes"
@@ -147,18 +152,25 @@ def schema_of(given: str | None, env: str | None, storage: str | None = None) ->
 
     Args:
         storage: Of its table: with "prompts" the columns are those of an answer, none of which has a role.
+
+    Raises:
+        ParameterError: neither is given.
     """
+    kind = kinds.named(storage or kinds.CACHES.name)
+    if given is None and env is None:
+        if not kind.has_columns:
+            return kind.schema_from(None)
+        raise ParameterError("--schema", None, "a file with what is stored; or give --env or --tables")
     if given is None:
         return _of_environment(str(env))
-    kind = kinds.named(storage or kinds.CACHES.name).schema_class()
     if given.lstrip().startswith("{"):
-        return kind.from_json(given)
+        return kind.schema_class().from_json(given)
     try:
         text = Path(given).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SchemaError(f"cannot read the schema from {given!r}: {reason}. Give a JSON file (--schema).") from error
-    return kind.from_json(text)
+    return kind.schema_class().from_json(text)
 
 
 def _of_environment(env: str) -> Schema:

@@ -102,11 +102,12 @@ def _table(where: str, settings: Any, folder: Path) -> Table:
     if not isinstance(settings, dict):
         raise ParameterError(where, settings, "an object with the settings of a table")
     refuse_unknown(where, settings, {"schema", "env", "parameters", *SETTINGS})
-    if ("schema" in settings) == ("env" in settings):
+    has_columns = kinds.named(settings.get("storage", kinds.CACHES.name)).has_columns
+    if has_columns and ("schema" in settings) == ("env" in settings):
         raise ParameterError(where, sorted(settings), '"schema" or "env", one of both')
     try:
         return Table(
-            _schema(settings, folder),
+            _schema(settings, folder) if has_columns or {"schema", "env"} & settings.keys() else None,
             parameters=parameters_from(settings.get("parameters", {})),
             **{name: _value(name, value) for name, value in settings.items() if name in SETTINGS},
         )

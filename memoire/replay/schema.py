@@ -457,6 +457,15 @@ class RowSchema(Schema):
         """No batch of samples has these columns beside its own."""
 
 
+class NoColumns(RowSchema):
+    """No column at all: what is kept has no form that a schema could name."""
+
+    def _settle(self, leaves: dict[str, Column], tuples: set[str]) -> None:
+        if leaves:
+            raise SchemaError(f"columns are named ({', '.join(leaves)}) where there are none. Leave them out.")
+        Schema._settle(self, leaves, tuples)
+
+
 def _without_role(column: Column) -> Column:
     return column if column.role in ("state", "plain") else Column(column.dtype, column.shape)
 

@@ -24,6 +24,7 @@ from memoire.replay.parameters import Parameters, Start
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given
+from memoire.tables import registry as kinds
 from memoire.tables.base import DrawsAtRandom, TablePool
 from memoire.tables.episodes.memory import seed_of
 from memoire.tables.registry import PoolPlace, Storage
@@ -144,7 +145,7 @@ class ServerOptions:
         }
         given = {name: value for name, value in made.items() if value is not None}
         if self.tables is None:
-            if self.schema is None:
+            if self.schema is None and kinds.named(self.storage or kinds.CACHES.name).has_columns:
                 raise WrongType("schema", "a memoire.Schema, or tables={name: memoire.Table(schema)}", "None")
             return {DEFAULT_TABLE: Table(self.schema, **given)}
         for name, value in (given if self.schema is None else {"schema": self.schema, **given}).items():

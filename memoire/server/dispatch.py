@@ -39,7 +39,7 @@ from memoire.replay.batch import PriorityUpdate
 from memoire.replay.parameters import Parameters
 from memoire.tables.desk import Handler, Reply
 from memoire.tables.keyed import messages as keyed
-from memoire.tables.keyed.store import KeyedHandler, KeyedStore
+from memoire.tables.keyed.pool import KeyedHandler
 from memoire.tables.prompts import messages as prompt_messages
 from memoire.tables.prompts.handlers import PromptsHandler
 from memoire.tables.rollouts import transport as rollout_transport
@@ -212,10 +212,7 @@ class Dispatcher:
         self._clients = ClientsHandler(
             state, self._credits, self._owners, self._feedback, endpoints=endpoints, on_lines=on_lines
         )
-        self.keyed_rows = KeyedStore(self.budget.holder("keyed rows", code="full"))
-        """What `memoire.tq` keeps here."""
-        rows = KeyedHandler(state, self.keyed_rows)
-        prompts = PromptsHandler(state)
+        rows, prompts = KeyedHandler(state), PromptsHandler(state)
         self.unlocked: dict[type[messages.Body], Handler] = {
             messages.Feedback: self._take_feedback,
             messages.Sums: self._draws.sums,

@@ -7,7 +7,7 @@
     BelongsToRun     is emptied where another run begins          HandsOutOnce     hands each entry out once, in order
     DrawsAtRandom    draws by a generator that has a seed         AnswersPrompts   prompts are leased, answered, drawn
     ShowsSamples     shows copies of samples                      SavesRows        saves each change, as it happens
-    KeepsLayout      entries come back to where they lay
+    KeepsLayout      entries come back to where they lay          HoldsRows        keeps rows by key until they go
 
 A pool derives from what it does, and from nothing else. Who opens a table looks up what its pool can do, once:
 `tables.OpenTable` has it, so that no message and no draw asks again.
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from .draws import PooledBatch
     from .episodes.saving import HasLayout, TakenTable
     from .inspection import Distribution, PeekedSample
+    from .keyed.pool import KeyedPool
     from .prompts.columns import Saved
     from .prompts.table import PromptStats, PromptTable
     from .rollouts.queue import TakeRequest
@@ -502,6 +503,16 @@ class AnswersPrompts(HasRoom, ABC):
     @abstractmethod
     def figures(self) -> PromptStats:
         """Prompts in each state, and other figures."""
+
+
+class HoldsRows(ABC):
+    """Keeps rows by partition and key, which `memoire.tq` writes, reads and clears."""
+
+    WANTED: ClassVar = "where rows are kept by key"
+
+    @abstractmethod
+    def rows(self, client: bytes) -> KeyedPool:
+        """Its rows; a sign of life of who asks for them. Raises Closed."""
 
 
 class ShowsSamples(ABC):

@@ -31,6 +31,7 @@ from .base import (
     HandsOutOnce,
     HasRoom,
     HearsSums,
+    HoldsRows,
     KeepsLayout,
     SavesRows,
     ShowsSamples,
@@ -142,6 +143,10 @@ class Kind:
     """How a learner gets what is held."""
     no_pushes: ClassVar[str] = ""
     """Why nothing is pushed to it, where nothing is."""
+    has_columns: ClassVar[bool] = True
+    """Whether its entries have columns that a schema names."""
+    why_whole: ClassVar[str] = ""
+    """Why a snapshot of it cannot be shared out among servers, where it cannot."""
 
     def pool_class(self) -> type[Any]:
         """The class of its pools."""
@@ -158,7 +163,7 @@ class Kind:
         """What describes its columns."""
         return Schema
 
-    def schema_from(self, given: Schema | Mapping[str, Any]) -> Schema:
+    def schema_from(self, given: Schema | Mapping[str, Any] | None) -> Schema:
         """The columns that somebody asks for. Raises SchemaError, WrongType."""
         return schema_from(given)
 
@@ -329,7 +334,7 @@ class PromptsKind(Kind):
 
         return RowSchema
 
-    def schema_from(self, given: Schema | Mapping[str, Any]) -> Schema:
+    def schema_from(self, given: Schema | Mapping[str, Any] | None) -> Schema:
         """The columns of an answer."""
         from memoire.replay.schema import row_schema_from
 
@@ -373,6 +378,52 @@ class PromptsKind(Kind):
         return {"capacity": settings.capacity, "is_bounded": is_bounded, "settings": settings.prompts}
 
 
+class KeyedKind(Kind):
+    """Rows by partition and key, with the fields that their writers name: what `memoire.tq` keeps."""
+
+    name, holds = "keyed", "rows"
+    pool = "memoire.tables.keyed.pool:KeyedPool"
+    saved = "memoire.tables.keyed.pool:PartitionRecord KeyedRecord"
+    offers = (HoldsRows,)
+    instead = "memoire.tq"
+    no_pushes = "this table stores rows by key, which are written by CHANGE_ROWS: use memoire.tq"
+    has_columns = False
+    why_whole = "clients of memoire.tq look for a key at one address alone. Save with tq.save_checkpoint, and load that"
+
+    def schema_class(self) -> type[Schema]:
+        """Rows have no columns."""
+        from memoire.replay.schema import NoColumns
+
+        return NoColumns
+
+    def schema_from(self, given: Schema | Mapping[str, Any] | None) -> Schema:
+        """None is to be given, or a mapping without columns."""
+        if given is not None and len(given):
+            raise ParameterError(
+                "schema", given, "left out with storage='keyed': rows have the fields that writers name"
+            )
+        return self.schema_class()({})
+
+    def check(self, settings: TableSettings, *, is_full_said: bool) -> None:
+        """Refuse room for entries, which bytes alone limit, and parameters of samples."""
+        super().check(settings, is_full_said=is_full_said)
+        for name in ("capacity", "client_capacity"):
+            if value := getattr(settings, name):
+                raise ParameterError(name, value, "0 with storage='keyed': byte_limit says how much is held")
+        check_once(settings.parameters, self.name)
+
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Refuse parameters of samples that are drawn again, or paced."""
+        check_once(parameters, self.name)
+        super().check_parameters(parameters)
+
+    def check_messages(self, settings: TableSettings, parameters: Parameters, limits: PushLimits) -> None:
+        """Nothing is pushed."""
+
+    def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
+        return {}
+
+
 def check_once(parameters: Parameters, storage: str) -> None:
     """Refuse parameters of samples that are drawn again, or paced, for entries that are taken once.
 
@@ -390,9 +441,11 @@ def check_once(parameters: Parameters, storage: str) -> None:
             raise ParameterError(name, value, expected)
 
 
-Storage = Literal["caches", "episodes", "rollouts", "prompts"]
+Storage = Literal["caches", "episodes", "rollouts", "prompts", "keyed"]
 CACHES: Final = CachesKind()
-KINDS: Final[dict[str, Kind]] = {kind.name: kind for kind in (CACHES, EpisodesKind(), RolloutsKind(), PromptsKind())}
+KINDS: Final[dict[str, Kind]] = {
+    kind.name: kind for kind in (CACHES, EpisodesKind(), RolloutsKind(), PromptsKind(), KeyedKind())
+}
 """All kinds, by name."""
 
 

@@ -38,6 +38,8 @@ class RecordKind(enum.IntEnum):
     PROMPT = 7
     TABLE = 8
     TABLE_END = 9
+    PARTITION = 10
+    KEYED_ROW = 11
 
 
 class RecordBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -63,7 +63,8 @@ class Table:
         sampler, parameters, multi_step, discount, frame_stack, start: As of a `Buffer`.
         storage: "caches": samples that actors have drawn from their own memories; "episodes": whole episodes, from
             which the server draws; "rollouts": parts of episodes, each entry handed out once, in order (`take`);
-            "prompts": prompts for language models, the columns being those of an answer (`memoire.Prompts`).
+            "prompts": prompts for language models, the columns being those of an answer (`memoire.Prompts`); "keyed":
+            rows by key, with the fields that writers name (`memoire.tq`): no schema is given.
         capacity: Entries of episodes that there is room for; with 0, only bytes limit them, and a million. Of rollouts,
             entries that may be recorded and not taken; with 0, 65,536. Prompts that are not over; with 0, bytes alone
             limit them.
@@ -92,7 +93,7 @@ class Table:
     @checked_names(TABLE_NAMES)
     def __init__(
         self,
-        schema: Schema | Mapping[str, Any],
+        schema: Schema | Mapping[str, Any] | None = None,
         *,
         sampler: Sampler | None = None,
         parameters: Parameters | None = None,

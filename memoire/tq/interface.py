@@ -155,9 +155,6 @@ class _Process:
 _here = _Process()
 
 
-_UNUSED = {"obs": "u1"}
-"""Of the table that a server of `init` has: nothing is recorded there."""
-
 # ------------------------------------------------------------------------------------------------ begin and end
 
 
@@ -181,7 +178,9 @@ def init(conf: Any = None) -> Any:
             _here.connect(known)
             return conf
         if not given:
-            _here.server = _here.server or Server("tcp://127.0.0.1:*", _UNUSED)  # there if `init` was interrupted
+            _here.server = _here.server or Server(
+                "tcp://127.0.0.1:*", storage="keyed"
+            )  # there if `init` was interrupted
             given = [_here.server.endpoint]
         _tell(given)
         _here.connect(given)

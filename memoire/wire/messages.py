@@ -513,7 +513,7 @@ class Accounts(Body, frozen=True, kw_only=True, omit_defaults=True):
     stale: Count = 0  # and of entries that had made room
     time: Seconds = 0.0  # unix, of the server's clock
     guests: Count = 0  # clients that have counted nothing and were heard lately, and do not know that it is drained
-    prompts: Count = 0  # of all its tables, that somebody has yet to answer, to draw or to commit
+    prompts: Count = 0  # and rows by key, of all its tables, that somebody has yet to answer, draw, commit or clear
 
     def __post_init__(self) -> None:
         unpack_accounts(self.accounts)

@@ -22,6 +22,7 @@ from memoire.tq.client import KeyedClient, Row  # noqa: E402
 
 pytestmark = pytest.mark.torch
 TensorDict = tensordict.TensorDict
+HERE = "tcp://127.0.0.1:*"
 
 BETTER = {
     'tq.kv_batch_get("h", "p")': "z",
@@ -40,7 +41,7 @@ def queue(monkeypatch):
 
 @pytest.fixture
 def servers():
-    with Server("tcp://127.0.0.1:*", {"obs": "u1"}) as one, Server("tcp://127.0.0.1:*", {"obs": "u1"}) as two:
+    with Server(HERE, storage="keyed") as one, Server(HERE, storage="keyed") as two:
         yield one, two
 
 
@@ -56,7 +57,7 @@ def test_each_call_returns_or_raises_what_transfer_queue_did(queue, tmp_path):
 
 def test_more_long_values_than_a_server_takes_at_once_all_arrive():
     limits = Limits(request_bytes=16 << 10)
-    with Server("tcp://127.0.0.1:*", {"obs": "u1"}, limits=limits) as server:
+    with Server(HERE, storage="keyed", limits=limits) as server:
         client = KeyedClient([server.endpoint], limits=limits)
 
         async def put_all():
@@ -348,7 +349,7 @@ def test_a_process_that_is_started_later_finds_the_servers(queue):
 
 def test_a_server_without_room_says_so_and_keeps_what_it_has(monkeypatch):
     monkeypatch.delenv("MEMOIRE_TQ", raising=False)
-    with Server("tcp://127.0.0.1:*", {"obs": "u1"}, limits=Limits(held_bytes=200_000)) as server:
+    with Server(HERE, storage="keyed", limits=Limits(held_bytes=200_000)) as server:
         tq.init({"memoire": {"servers": server.endpoint}})
         try:
             tq.kv_put("a", "p", {"x": torch.zeros(20_000)})

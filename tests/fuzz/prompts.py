@@ -14,6 +14,7 @@ from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.server.dispatch import Dispatcher
 from memoire.tables.keyed import messages as keyed
+from memoire.tables.keyed.pool import KeyedPool
 from memoire.tables.prompts import messages as prompt_messages
 from memoire.tables.prompts.pool import PromptPool
 from memoire.tables.prompts.rows import PromptState
@@ -145,7 +146,9 @@ def _tell(dispatcher: Dispatcher, pool: PromptPool, choices: Choices) -> str:
     body, payload = _work(choices, pool) if make is _work else make(choices)  # type: ignore[operator]
     facts = {"client": choices.pick(CLIENTS), "sequence": choices.integer(0, 2**64 - 1), "run": 0}
     try:
-        message = parse(encode(body, payload=payload, table=table_number("t"), **facts), LIMITS)
+        message = parse(
+            encode(body, payload=payload, table=table_number("r" if make is _rows else "t"), **facts), LIMITS
+        )
     except (ProtocolError, ValueError):
         return "refused"
     reply = dispatcher.answer(message)
@@ -166,7 +169,9 @@ def one(data: bytes) -> str:
     choices, clock = Choices(data), [0.0]
     pool = pool_of(clock)
     pool.keep_changes()
-    tables = Tables({"t": TABLE}, lambda name, table: pool)
+    tables = Tables(
+        {"t": TABLE, "r": Table(storage="keyed")}, lambda name, _: pool if name == "t" else KeyedPool(first=0)
+    )
     dispatcher = Dispatcher(tables=tables, run="run", name="home", limits=LIMITS, clock=lambda: 1e9, epoch=1)
     told, disk = set(), {}
     for _ in range(20):

@@ -469,7 +469,7 @@ def test_limits_apply_at_the_proxy(cluster):
 
 def test_a_server_that_begins_again_behind_a_proxy_hears_what_a_client_takes_before_its_requests(cluster):
     """At once: its first answer is no larger, though the client has not yet heard that the server began again."""
-    server = cluster.server(name="a")
+    server = cluster.server(name="a", schema=None, storage="keyed")
     proxy = cluster.proxy([server])
     settled(proxy, servers=1)
     client, numbers = b"c" * 16, itertools.count(1)

@@ -31,6 +31,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Greedy, Linear, Prioritized, RankBased, Uniform
 from memoire.server.io_snapshots import MEMORY, Archive
 from memoire.server.server import Server
+from memoire.tables.keyed.pool import RowChange
 from memoire.tables.prompts.columns import packed, raw_columns
 from memoire.tables.table import Table
 from memoire.wire import containers as pack
@@ -539,6 +540,7 @@ SETTINGS = {
     "prompts": {
         "": PROMPTS, "replay": PROMPTS | {"replay_limit": 6}, "pace": PROMPTS | {"max_model_lag": 1, "on_stale": "pace"},
     },
+    "keyed": {"": {"schema": None}},
 }  # fmt: skip
 KINDS = {
     f"{storage}, {name}" if name else storage: each | {"storage": storage}
@@ -563,6 +565,13 @@ def entries_of(number, length=20):
 def fill(server, numbers):
     """Have two clients push what is numbered so, without a network: the same in each call."""
     table, pool = table_in(server), pool_in(server)
+    if table.storage == "keyed":
+        for number in numbers:
+            change = RowChange(f"k{number}", {"t": bytes([number])}, {"x": bytes(number)}, 1000 - number)
+            pool.put("ab"[number % 2], [change])
+        pool.remove("a", ["k2"])
+        pool.put("c", [])
+        return
     if table.storage == "prompts":
         with pool.held() as prompts:
             prompts.book.share_out({"a": 0.7, "b": 0.3})
@@ -598,6 +607,11 @@ def drawn(server, batches):
         if table_in(server).storage == "prompts":
             with pool_in(server).held() as prompts:
                 found.append(led(prompts))
+            continue
+        if table_in(server).storage == "keyed":
+            rows = [(name, key, row.made, row.tags, row.fields) for name, key, row in pool_in(server).walk(None, 0)]
+            pool_in(server).put("b", [RowChange("k3", {}, {"y": b"1"}), RowChange(f"later {len(rows)}", {}, {})])
+            found.append([str(rows), str(sorted(pool_in(server).partitions(None)))])
             continue
         if table_in(server).storage == "rollouts":
             taken = server.table(server.tables[0]).take(30)

@@ -8,14 +8,16 @@ import pytest
 from dispatchkit import ME, YOU, Asker, made_dispatcher
 from memoire.limits import Limits
 from memoire.tables.keyed import messages as keyed
-from memoire.tables.keyed.store import KeyedHandler, KeyedStore
+from memoire.tables.keyed.pool import KeyedHandler, KeyedPool
+from memoire.tables.table import Table
+from memoire.wire import types
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.receivers import Page, Receiver
 
 
 @pytest.fixture
 def asker():
-    return Asker(made_dispatcher({"lines": [], "models": []}))
+    return Asker(made_dispatcher({"lines": [], "models": []}, table=Table(storage="keyed")))
 
 
 def put(asker, *rows, **options):
@@ -38,16 +40,17 @@ class Rows:
     def __init__(self):
         budget = ByteBudget(1 << 20)
         page = functools.partial(Page, Receiver(), payload_bytes=170)
+        pool = KeyedPool()
+        pool.join(budget, "keyed rows")
         desk = SimpleNamespace(
+            table=lambda header: SimpleNamespace(asked=lambda capability, what: pool),
             limits=Limits(message_bytes=680),
             epoch=1,
             requests=budget.holder("requests"),
             page=lambda client, kind: page(kind, client),
         )
-        self.handler, self.header = (
-            KeyedHandler(desk, KeyedStore(budget.holder("keyed rows")), facts_per_reply=2),
-            SimpleNamespace(client=ME),
-        )
+        self.handler = KeyedHandler(desk, facts_per_reply=2)
+        self.header = SimpleNamespace(client=ME, type=types.FIND_ROWS)
 
     def put(self, *rows):
         body = keyed.ChangeRows(call="put", partition="p")
@@ -113,10 +116,33 @@ def test_malformed_keys_are_refused(asker, call):
     assert asker.ask(keyed.FindRows(call=call), payload=b"\xc1").body.code == "payload"
 
 
+def test_rows_take_of_what_their_table_may_hold_and_of_what_all_tables_hold_once(asker):
+    told = {"lines": [], "models": []}
+    small = Asker(made_dispatcher(told, table=Table(storage="keyed", byte_limit=3000)))
+    small.dispatcher.tables.first.pool.limit(3000)
+    put(small, row("k", x=bytes(1000)))
+    size = small.dispatcher.tables.first.pool.stats().bytes
+    assert small.dispatcher.budget.holders()["table default"] == size and size < 3000
+    refused = put(small, row("l", x=bytes(2000))).body
+    assert refused.code == "full" and "2,000" not in refused.text and "3,000 may be held there" in refused.text
+    assert put(small, row("l", x=bytes(4000))).body.code == "too_large"
+    assert small.dispatcher.tables.first.pool.stats().caches == 1
+    small.dispatcher.budget.set_limit(size + 100)
+    assert "held_bytes" in put(small, row("l", x=bytes(1000))).body.text
+    assert put(asker, row("l", x=bytes(4000))).body.rows == 1
+
+
+def test_rows_are_refused_where_the_table_keeps_something_else():
+    asker = Asker(made_dispatcher({"lines": [], "models": []}))
+    for body in (keyed.FindRows(call="tags"), keyed.ChangeRows(call="reset")):
+        refused = asker.ask(body).body
+        assert refused.code == "table" and f"{body.type.name} is for keyed" in refused.text
+
+
 def test_reset_takes_everything_away_and_clear_only_its_keys(asker):
     put(asker, row("a", x=b"1"), row("b", x=b"2"))
     asker.ask(keyed.ChangeRows(call="clear", partition="p"), payload=keyed.pack(["a", "none"]))
     said = asker.ask(keyed.FindRows(call="tags", is_everywhere=True))
     assert [each.key for each in keyed.unpack_facts(said.payload)] == ["b"]
     assert asker.ask(keyed.ChangeRows(call="reset")).body.rows == 0
-    assert asker.dispatcher.keyed_rows.held == (0, 0) and ME != YOU
+    assert asker.dispatcher.tables.first.pool.held == (0, 0) and ME != YOU

@@ -444,7 +444,7 @@ def test_an_entry_that_fits_into_no_reply_is_refused_where_it_is_pushed_and_else
 
 
 def keyed_end():
-    return SmallEnd(made_dispatcher({"lines": [], "models": []}))
+    return SmallEnd(made_dispatcher({"lines": [], "models": []}, table=memoire.Table(storage="keyed")))
 
 
 def put(end, partition, *rows):

@@ -35,6 +35,7 @@ TABLES = {
     "episodes": Table(FRAMES, storage="episodes"),
     "rollouts": Table(FRAMES, storage="rollouts", on_full="oldest"),
     "small rollouts": Table(SMALL, storage="rollouts", on_full="oldest"),
+    "rows": Table(storage="keyed"),
 }
 ROWS = RowSchema({"points": (np.float32, (None,)), "x": np.float32})
 ASTRAL = chr(0x1F600)
@@ -45,18 +46,18 @@ TAIL = 512 << 10
 def stage_and_name_it_often(client, size):
     """A piece, and rows that each name all of it once more: 3.5 kB that stand for gigabytes."""
     for upload in itertools.count(1):
-        yield "", keyed.ChangeRows(call="stage", upload=upload, offset=0), bytes(size)
+        yield "rows", keyed.ChangeRows(call="stage", upload=upload, offset=0), bytes(size)
         rows = [
             keyed.PutRow(f"{client}-{upload}-{row}", {}, {}, [keyed.StagedValue("x", 0, size)]) for row in range(200)
         ]
-        yield "", keyed.ChangeRows(call="put", partition="p", upload=upload), keyed.pack(rows)
+        yield "rows", keyed.ChangeRows(call="put", partition="p", upload=upload), keyed.pack(rows)
 
 
 def upload_and_leave(client, size):
     """Uploads that no row names."""
     for upload in itertools.count(1):
         for piece in range(16):
-            yield "", keyed.ChangeRows(call="stage", upload=upload, offset=piece * size), bytes(size)
+            yield "rows", keyed.ChangeRows(call="stage", upload=upload, offset=piece * size), bytes(size)
 
 
 def names_of_fields(client, size):
@@ -65,14 +66,14 @@ def names_of_fields(client, size):
         fields = {f"{ASTRAL}{number}-{field}".ljust(256, "f"): b"" for field in range(min(1000, size // 1000))}
         count = max(1, size // 1600 // len(fields))
         rows = [keyed.PutRow(f"{client}-{number}-{row}", {}, fields, []) for row in range(count)]
-        yield "", keyed.ChangeRows(call="put", partition="p"), keyed.pack(rows)
+        yield "rows", keyed.ChangeRows(call="put", partition="p"), keyed.pack(rows)
 
 
 def rows_without_anything(client, size):
     """Rows that have a key and nothing else."""
     for number in itertools.count():
         rows = [keyed.PutRow(f"{client}{number}{row}", {}, {}, []) for row in range(size // 96)]
-        yield "", keyed.ChangeRows(call="put", partition="p"), keyed.pack(rows)
+        yield "rows", keyed.ChangeRows(call="put", partition="p"), keyed.pack(rows)
 
 
 def keys_of_rows(client, size):
@@ -80,7 +81,7 @@ def keys_of_rows(client, size):
     for number in itertools.count():
         keys = [f"{ASTRAL}{client}-{number}-{row}".ljust(1024, "k") for row in range(max(1, size // 5000))]
         yield (
-            "",
+            "rows",
             keyed.ChangeRows(call="put", partition="p"),
             keyed.pack([keyed.PutRow(key, {}, {}, []) for key in keys]),
         )
@@ -89,28 +90,28 @@ def keys_of_rows(client, size):
 def partitions(client, size):
     """A new partition with each message."""
     for number in itertools.count():
-        yield "", keyed.ChangeRows(call="put", partition=f"{ASTRAL}{client}-{number}".ljust(256, "p")), None
+        yield "rows", keyed.ChangeRows(call="put", partition=f"{ASTRAL}{client}-{number}".ljust(256, "p")), None
 
 
 def tags_of_one_row(client, size):
     """One row with large tags, which is written and asked for again and again in one message."""
     tags = {"t": bytes(size // 4)}
-    yield "", keyed.ChangeRows(call="put", partition="p"), keyed.pack([keyed.PutRow("k", tags, {}, [])])
+    yield "rows", keyed.ChangeRows(call="put", partition="p"), keyed.pack([keyed.PutRow("k", tags, {}, [])])
     again = keyed.pack([keyed.PutRow("k", {}, {}, [])] * (size // 24))
     keys = keyed.pack(["k"] * (size // 24))
     while True:
-        yield "", keyed.ChangeRows(call="put", partition="p"), again
+        yield "rows", keyed.ChangeRows(call="put", partition="p"), again
         for call in ("facts", "values"):
-            yield "", keyed.FindRows(call=call, partition="p"), keys
+            yield "rows", keyed.FindRows(call=call, partition="p"), keys
 
 
 def unread_rows(client, size):
     """A large row, asked for again and again by a peer that reads nothing."""
     yield "", messages.Hello(role="reader", takes={"message_bytes": 2 * size}), None
     rows = [keyed.PutRow("k", {}, {"x": bytes(size - 4000)}, [])]
-    yield "", keyed.ChangeRows(call="put", partition="p"), keyed.pack(rows)
+    yield "rows", keyed.ChangeRows(call="put", partition="p"), keyed.pack(rows)
     while True:
-        yield "", keyed.FindRows(call="values", partition="p"), keyed.pack(["k"])
+        yield "rows", keyed.FindRows(call="values", partition="p"), keyed.pack(["k"])
 
 
 def given_prompts(client, size, payload=0):

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from memoire.limits import Limits
+from memoire.limits import HELD_BYTES, Limits
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Dispatcher
-from memoire.tables.caches.pool import Pool
+from memoire.tables.registry import PoolPlace
 from memoire.tables.table import Table, Tables
 from memoire.wire import containers as pack
 from memoire.wire import messages
@@ -28,11 +28,10 @@ class Asker:
         return self.dispatcher.answer(parse(frames))
 
 
-def made_dispatcher(told, clock=lambda: 1000.0):
-    """A dispatcher that tells its lines and models."""
-    parameters = Parameters(cache_size=64)
-    settings = {"default": Table(SCHEMA, parameters=parameters)}
-    tables = Tables(settings, lambda name, table: Pool(table.schema, table.parameters, seed=0))
+def made_dispatcher(told, clock=lambda: 1000.0, table=None):
+    """A dispatcher that tells its lines and models, of one table."""
+    settings = {"default": table or Table(SCHEMA, parameters=Parameters(cache_size=64))}
+    tables = Tables(settings, lambda name, each: each.kind.make_pool(each, PoolPlace(name, HELD_BYTES, Limits(), 0)))
     return Dispatcher(
         tables=tables,
         run="run",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.errors import ProtocolError
-from memoire.tables.keyed.store import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedStore, RowChange
+from memoire.tables.keyed.pool import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedPool, RowChange
 from memoire.wire.byte_budget import ByteBudget
 
 LIMIT = 1 << 20
@@ -15,7 +15,9 @@ ME, YOU = b"a" * 16, b"b" * 16
 
 
 def store_of(limit=LIMIT):
-    return KeyedStore(ByteBudget(limit).holder("keyed rows", code="full"))
+    store = KeyedPool(first=0)
+    store.join(ByteBudget(limit), "keyed rows")
+    return store
 
 
 def staged(store, start, size, client=ME, upload=1):
@@ -54,7 +56,7 @@ def test_what_does_not_fit_is_refused_and_nothing_of_it_is_written():
     ) as why:
         store.put("p", [RowChange("b", {}, {"x": bytes(500)}), RowChange("c", {}, {"x": bytes(500)})])
     assert store.find("p", ["b", "c"]) == [None, None] and why.value.code == "full"
-    store.clear("p", ["a"])
+    store.remove("p", ["a"])
     store.put("p", [RowChange("b", {}, {"x": bytes(500)})])
     with pytest.raises(ProtocolError, match=r"4,\d+ more bytes of keyed rows") as why:
         store.put("p", [RowChange("c", {}, {"x": bytes(4000)})])
@@ -130,7 +132,7 @@ def test_it_holds_what_plain_dictionaries_hold_and_knows_its_bytes(changes):
             put(store, key, partition, **fields)
             model[partition, key] = {**model.get((partition, key), {}), **fields}
         elif call == "clear":
-            assert store.clear(partition, [key]) == (model.pop((partition, key), None) is not None)
+            assert store.remove(partition, [key]) == (model.pop((partition, key), None) is not None)
         else:
             store.reset()
             model.clear()

@@ -14,12 +14,12 @@ from memoire.tables.table import OpenTable, Table
 CAPABILITIES = {
     base for kind in kinds.KINDS.values() for each in kind.offers for base in each.__mro__ if inspect.isabstract(base)
 }
-COLUMNS = {"obs": np.float32, "action": np.int64, "reward": np.float32}
+USUAL = {"obs": np.float32, "action": np.int64, "reward": np.float32}
+COLUMNS = {"prompts": {"answer": np.float32}, "keyed": None}
 
 
 def opened(storage: str) -> OpenTable:
-    columns = {"answer": np.float32} if storage == "prompts" else COLUMNS
-    settings = Table(columns, storage=storage)
+    settings = Table(COLUMNS.get(storage, USUAL), storage=storage)
     place = kinds.PoolPlace("own", 1 << 24, Limits(), seed=1)
     return OpenTable("own", settings, settings.kind.make_pool(settings, place))
 

@@ -12,6 +12,8 @@ const WEIGHED = {
   caches: "Of held samples, which actors drew in proportion to them.",
   episodes: "Of stored entries; draws are in proportion to them.",
   rollouts: "Of held entries, as actors weighed them; each is taken once, in order.",
+  prompts: "Scores of the groups that are ready.",
+  keyed: "Bytes of rows.",
 };
 
 /** {element, set(answer), fail(error)}: three cards. */

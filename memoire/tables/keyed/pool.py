@@ -1,4 +1,4 @@
-"""Rows by partition and key, for whoever keeps columns that no schema names: `memoire.tq`. Thread-safe, no I/O.
+"""Rows by partition and key, for columns that no schema names: what `memoire.tq` keeps in a table.
 
     put "train", "p7_0_0", fields {"responses": ...}, tags {"status": ...}    new fields and tags replace those of the
     put "train", "p7_0_0", fields {"rm_scores": ...}                          same name, the others stay
@@ -6,25 +6,33 @@
 A value is bytes, which are neither read nor changed here. One of more than a message's length comes in pieces before
 the row that has it.
 
-Rows by key, for clients of `memoire.tq`. Pure; the rows have a lock of their own.
+The pool is the rows and their lock; `KeyedHandler` answers the messages about them.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
+import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import getsizeof
-from typing import Any
+from typing import Annotated, Any, ClassVar, Final
 
-from memoire import _core
+import msgspec
+import numpy as np
+from msgspec import Meta
+
 from memoire.errors import ProtocolError
-from memoire.limits import Limits
+from memoire.limits import HELD_BYTES
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.tables.base import DEFAULTS, MAX_INSPECTED, HoldsRows, LastingPool, PoolStats
 from memoire.tables.desk import Desk, Reply
+from memoire.tables.inspection import Distribution, Histogram
+from memoire.tables.saved import Number, PutBack, RecordBody, RecordKind, SavedRecord
 from memoire.wire import types
-from memoire.wire.byte_budget import ByteHolder
+from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import Buffer, MessageHeader, encoded_bytes
 from memoire.wire.receivers import Page
 
@@ -91,25 +99,99 @@ def _row_size(key: str, row: KeyedRow) -> int:
     return ROW_BYTES + getsizeof(key) + _values_size(row.tags) + _values_size(row.fields)
 
 
-class KeyedStore:
-    """The rows of a server.
+class PartitionRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
+    """A partition, before its rows."""
+
+    kind: ClassVar = RecordKind.PARTITION
+    is_heading: ClassVar = True
+    name: keyed.Name
+
+
+class KeyedRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
+    """A row of the partition before it; the record's payload is its fields in msgpack."""
+
+    kind: ClassVar = RecordKind.KEYED_ROW
+    has_payload: ClassVar = True
+    key: keyed.Key
+    number: Number
+    made: Number = 0
+    tags: Annotated[dict[str, bytes], Meta(max_length=keyed.MAX_FIELDS)] = {}
+
+    def counted(self, payload_bytes: int) -> dict[str, int]:
+        """One more row."""
+        return {"rows": 1, "bytes": payload_bytes}
+
+    def called(self, heading: RecordBody | None) -> str:
+        """A row of a partition."""
+        where = heading.name if isinstance(heading, PartitionRecord) else ""
+        return f"row {self.key!r} of partition {where!r}"
+
+
+_FIELDS: Final = msgspec.msgpack.Decoder(keyed.Fields)
+
+
+class KeyedPool(LastingPool, HoldsRows):
+    """The rows of one table. Thread-safe.
 
     Args:
-        room: What rows, their keys and names, and uploads take.
+        schema: Has no column: rows have the fields that their writers name.
+        parameters: Nothing of them is followed.
+        byte_limit: What rows, their keys and names, and uploads take at most.
+        client_timeout: Seconds of silence after which a client is not counted any more.
+        clock: Seconds that only grow.
+        first: Numbers of rows and of changes are above this one, and so above those of each former life.
     """
 
-    def __init__(self, room: ByteHolder) -> None:
-        self._lock = threading.Lock()
-        self._room = room
+    parameters: Parameters
+    byte_limit: int
+    least_bytes: int
+
+    def __init__(
+        self,
+        schema: Schema | None = None,
+        parameters: Parameters | None = None,
+        *,
+        byte_limit: int = HELD_BYTES,
+        client_timeout: float = DEFAULTS.client_timeout,
+        clock: Callable[[], float] = time.monotonic,
+        first: int | None = None,
+    ) -> None:
+        super().__init__(client_timeout, clock)
+        self.parameters, self.byte_limit, self.least_bytes = parameters or Parameters(), byte_limit, 1
+        self._room = ByteBudget(byte_limit).holder("rows", code="full")
+        # Belongs to the waiter's lock.
         self._partitions: dict[str, dict[str, KeyedRow]] = {}
         self._uploads: OrderedDict[tuple[bytes, int], _Upload] = OrderedDict()  # by their newest piece
-        self._newest = self._changes = 0
-        self._rows = 0
+        self._newest = self._changes = time.time_ns() // 1000 if first is None else first
+        self._rows = self._added = 0
+        self._is_heir = False  # whether what is put back keeps its numbers
+
+    def rows(self, client: bytes) -> KeyedPool:
+        """Its rows; a sign of life of who asks for them. Raises Closed."""
+        with self._waiter.lock:
+            self._waiter.check_open()
+            self._hear(client)
+        return self
+
+    def join(self, budget: ByteBudget, name: str) -> None:
+        """Be a holder of that name from now on: rows that have no room beside what others hold are refused."""
+        self._room = budget.holder(name, code="full")
+
+    def _take(self, size: int) -> None:
+        """Have so many bytes more. Raises ProtocolError (code "full" or "too_large"), and takes nothing then."""
+        held = self._room.bytes
+        if size > 0 and held + size > self.byte_limit:
+            text = (
+                f"{size:,} more bytes of {self._room.name} have no room: {self.byte_limit:,} may be held there "
+                f"(byte_limit of the table), and {held:,} are. Clear what is not needed any more, or set a larger one"
+            )
+            raise ProtocolError("too_large" if size > self.byte_limit else "full", text)
+        self._room.take(size)
 
     @property
     def held(self) -> tuple[int, int]:
         """Rows, and the bytes of all that is kept."""
-        with _core.Held(self._lock):
+        with self._waiter.lock:
             return self._rows, self._room.bytes
 
     def stage(self, client: bytes, upload: int, offset: int, piece: Buffer, now: float) -> None:
@@ -119,7 +201,7 @@ class KeyedStore:
             ProtocolError: pieces before it are not here, or there is no room: for its bytes (code "full"), or for a
                 further upload beside those that are under way (code "busy").
         """
-        with _core.Held(self._lock):
+        with self._waiter.lock:
             key = client, upload
             staged = self._uploads.get(key) or _Upload(bytearray(), now)
             content = staged.content
@@ -134,7 +216,7 @@ class KeyedStore:
                 raise ProtocolError("busy", text)
             longer = len(content) + len(piece)
             size = UPLOAD_BYTES + longer + (longer >> 3)  # a bytearray grows by an eighth more than is asked for
-            self._room.take(max(0, size - staged.size))
+            self._take(max(0, size - staged.size))
             content += piece
             staged.size = max(size, staged.size)
             staged.came, self._uploads[key] = now, staged
@@ -142,7 +224,7 @@ class KeyedStore:
 
     def give_up(self, now: float) -> None:
         """Forget uploads that do not go on."""
-        with _core.Held(self._lock):
+        with self._waiter.lock:
             while self._uploads:
                 key, staged = next(iter(self._uploads.items()))
                 if now < staged.came + UPLOAD_TIMEOUT:
@@ -151,7 +233,7 @@ class KeyedStore:
 
     def _forget(self, client: bytes, upload: int) -> None:
         staged = self._uploads.pop((client, upload), None)
-        self._room.take(0 if staged is None else -staged.size)
+        self._take(0 if staged is None else -staged.size)
 
     def _staged(self, upload: tuple[bytes, int], changes: Sequence[RowChange]) -> bytes | bytearray:
         """The bytes of an upload, of which these changes name some. Raises ProtocolError if they are not all here."""
@@ -164,7 +246,7 @@ class KeyedStore:
 
     def unstage(self, client: bytes, upload: int) -> None:
         """Forget an upload: the rows that it was for are written."""
-        with _core.Held(self._lock):
+        with self._waiter.lock:
             self._forget(client, upload)
 
     def put(self, partition: str, changes: Sequence[RowChange], upload: tuple[bytes, int] = (b"", 0)) -> list[KeyedRow]:
@@ -176,12 +258,12 @@ class KeyedStore:
         Raises:
             ProtocolError: there is no room (code "full"), or bytes of the upload are not here.
         """
-        with _core.Held(self._lock):
+        with self._waiter.lock:
             staged = self._staged(upload, changes)
             size = sum(change.size for change in changes)
             if partition not in self._partitions:
                 size += ROW_BYTES + getsizeof(partition)
-            self._room.take(size)
+            self._take(size)
             rows = self._partitions.setdefault(partition, {})
             with memoryview(staged) as view:
                 return [self._write(rows, change, view) for change in changes]
@@ -193,56 +275,56 @@ class KeyedStore:
         if former is None:
             self._newest += 1
             row = KeyedRow(self._newest, change.made, self._changes)
-            self._rows += 1
+            self._rows, self._added = self._rows + 1, self._added + 1
         else:
             row = KeyedRow(former.number, former.made, self._changes, dict(former.tags), dict(former.fields))
-            self._room.take(-ROW_BYTES - getsizeof(change.key))
+            self._take(-ROW_BYTES - getsizeof(change.key))
         rows[change.key] = row
         fields = {name: bytes(staged[start : start + size]) for name, (start, size) in change.staged.items()}
         for held, brought in ((row.tags, change.tags), (row.fields, change.fields), (row.fields, fields)):
             for name, value in brought.items():
                 if name in held:
-                    self._room.take(-VALUE_BYTES - getsizeof(name) - getsizeof(held[name]))
+                    self._take(-VALUE_BYTES - getsizeof(name) - getsizeof(held[name]))
                 held[name] = value
         return row
 
-    def clear(self, partition: str, keys: Sequence[str]) -> int:
+    def remove(self, partition: str, keys: Sequence[str]) -> int:
         """Take rows away; returns how many were here."""
-        with _core.Held(self._lock):
+        with self._waiter.lock:
             rows = self._partitions.get(partition, {})
             gone = [row for key in keys if (row := rows.pop(key, None)) is not None and self._left(key, row)]
             return len(gone)
 
     def _left(self, key: str, row: KeyedRow) -> bool:
         self._rows -= 1
-        self._room.take(-_row_size(key, row))
+        self._take(-_row_size(key, row))
         return True
 
     def reset(self) -> None:
         """Take all rows away, of all partitions."""
-        with _core.Held(self._lock):
+        with self._waiter.lock:
             for name, rows in self._partitions.items():
-                self._room.take(-ROW_BYTES - getsizeof(name))
+                self._take(-ROW_BYTES - getsizeof(name))
                 for key, row in rows.items():
                     self._left(key, row)
             self._partitions.clear()
 
     def find(self, partition: str, keys: Sequence[str]) -> list[KeyedRow | None]:
         """Rows by key, as they are now; None for a key that is not here."""
-        with _core.Held(self._lock):
+        with self._waiter.lock:
             rows = self._partitions.get(partition, {})
             return [rows.get(key) for key in keys]
 
     def partitions(self, name: str | None) -> list[str]:
         """Partitions that had a row since the last reset; of this name, or all of them."""
-        with _core.Held(self._lock):
+        with self._waiter.lock:
             return list(self._partitions) if name is None else [name] if name in self._partitions else []
 
     def walk(self, partition: str | None, after: int) -> Iterator[tuple[str, str, KeyedRow]]:
         """Partition, key and row of each row above a number, in the order in which they were made; None: of all
         partitions. Those that are here now, as they are now.
         """
-        with _core.Held(self._lock):
+        with self._waiter.lock:
             names = self._partitions if partition is None else [partition]
             found = [
                 (name, key, row)
@@ -252,14 +334,110 @@ class KeyedStore:
             ]
         yield from sorted(found, key=lambda each: each[2].number)
 
+    # What every pool does
+
+    def limit(self, byte_limit: int) -> int:
+        """Hold at most this many bytes from now on. What is held stays; returns 0."""
+        self.byte_limit = byte_limit
+        return 0
+
+    def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
+        """Nothing follows parameters; returns 0."""
+        self.parameters = parameters
+        return 0
+
+    def saw_model(self, version: int) -> None:
+        """Rows know of no model."""
+
+    def entries(self) -> int:
+        """Rows."""
+        return self._rows
+
+    @property
+    def unfinished(self) -> int:
+        """Rows that somebody has yet to read and clear."""
+        return self._rows
+
+    def stats(self) -> PoolStats:
+        """A frozen picture; what is called caches elsewhere are rows here."""
+        with self._waiter.lock:
+            return PoolStats(
+                clients=len(self._clients), caches=self._rows, bytes=self._room.bytes, unused=self._rows,
+                held=self._rows, added=self._added, drawn=0, overwritten=0, overwritten_samples=0, left=0, misses=0,
+            )  # fmt: skip
+
+    def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
+        """How many bytes rows have."""
+        with self._waiter.lock:
+            rows = ((key, row) for rows in self._partitions.values() for key, row in rows.items())
+            sizes = [_row_size(key, row) for key, row in itertools.islice(rows, most)]
+            count = self._rows
+        spread, ages = Histogram.of(np.array(sizes, np.float64)), Histogram.of(np.empty(0))
+        return Distribution(len(sizes), count, float(count), float(count), None, spread, ages)
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: no row follows from another one."""
+        return {}
+
+    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+        """Rows that are put back keep their numbers in the next life of their table."""
+        self._is_heir = is_same
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no row was ever written."""
+        return not (self._partitions or self._added)
+
+    def records(self) -> Iterator[tuple[RecordBody, Any]]:
+        """Each partition, and behind it its rows in the order in which they were made, as they are by then."""
+        for partition in self.partitions(None):
+            yield PartitionRecord(name=partition), b""
+            for _, key, row in self.walk(partition, 0):
+                fields = msgspec.msgpack.encode(row.fields)
+                yield KeyedRecord(key=key, number=row.number, made=row.made, tags=row.tags), fields
+
+    def put_record(self, record: SavedRecord) -> PutBack:
+        """Hold a partition or a row of a snapshot; a row that is here stays as it is."""
+        body = record.body
+        if isinstance(body, PartitionRecord):
+            with self._waiter.lock:
+                self._waiter.check_open()
+                if body.name not in self._partitions:
+                    self._take(ROW_BYTES + getsizeof(body.name))
+                    self._partitions[body.name] = {}
+            return PutBack(True)
+        if not isinstance(body, KeyedRecord) or not isinstance(record.heading, PartitionRecord):
+            raise ProtocolError("container", "a record of a kind that is not known here")
+        try:
+            fields = _FIELDS.decode(record.payload)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise ProtocolError("payload", f"its fields cannot be read: {error}") from None
+        with self._waiter.lock:
+            self._waiter.check_open()
+            return self._put_back(record.heading.name, body, fields)
+
+    def _put_back(self, partition: str, body: KeyedRecord, fields: dict[str, bytes]) -> PutBack:
+        rows = self._partitions.get(partition, {})
+        if body.key in rows:
+            return PutBack(False)
+        self._take(RowChange(body.key, body.tags, fields).size)
+        self._partitions[partition] = rows
+        row = self._write(rows, RowChange(body.key, body.tags, fields, body.made), memoryview(b""))
+        if self._is_heir:
+            row.number, self._newest = body.number, max(body.number, self._newest)
+        return PutBack(True, 0, {"rows": 1})
+
+    def close(self) -> None:
+        """Have what is asked for raise Closed from now on, and let everything go."""
+        with self._waiter.lock:
+            self._waiter.close()
+
 
 FACTS_PER_REPLY = 8192
 MAX_PARTITIONS = 65536
 """Names of one reply."""
 HEAD_BYTES = 5
 """What stands in front of a long value."""
-DEFAULTS = Limits()
-"""Those of clients that say nothing else: what is stored here comes to them."""
 UNKNOWN = 1 << 40
 """Stands for the number of a row that is yet to be written."""
 
@@ -271,55 +449,59 @@ class KeyedHandler:
         facts_per_reply: Rows without values in one reply.
     """
 
-    def __init__(self, desk: Desk, rows: KeyedStore, facts_per_reply: int = FACTS_PER_REPLY) -> None:
-        self._desk, self._rows, self._facts_per_reply = desk, rows, facts_per_reply
+    def __init__(self, desk: Desk, facts_per_reply: int = FACTS_PER_REPLY) -> None:
+        self._desk, self._facts_per_reply = desk, facts_per_reply
+
+    def _pool_of(self, header: MessageHeader) -> KeyedPool:
+        """The rows of the table that a request is about. Raises ProtocolError (code "table")."""
+        return self._desk.table(header).asked(HoldsRows, header.type.name).rows(header.client)
 
     def find(self, _: float, header: MessageHeader, body: keyed.FindRows, payload: Any) -> Reply:
         """Say what rows there are, or what some of them hold."""
-        page = self._page(header.client)
+        pool, page = self._pool_of(header), self._page(header.client)
         if body.call == "tags":
-            return self._list(body, page)
+            return self._list(pool, body, page)
         with self._desk.requests.taken(keyed.unpacked_size(payload)):
             keys = keyed.unpack_keys(payload)
-            found, answer = self._rows.find(body.partition, keys), self._find if body.call == "facts" else self._values
-            return answer(body, keys, found, page)
+            return (self._find if body.call == "facts" else self._values)(pool, body, keys, page)
 
     def _page(self, client: bytes) -> Page:
         return self._desk.page(client, types.KEYED_ROWS)
 
-    def _list(self, body: keyed.FindRows, page: Page) -> Reply:
+    def _list(self, pool: KeyedPool, body: keyed.FindRows, page: Page) -> Reply:
         of = None if body.is_everywhere else body.partition
-        partitions, names = self._rows.partitions(of), list[str]()
+        partitions, names = pool.partitions(of), list[str]()
         known = partitions if body.known is None else partitions[body.known :]
         for name in known[:MAX_PARTITIONS]:
             if body.known is not None and not page.takes(f"partition {name!r}", name):
                 break
             names.append(name)
         is_whole, after, rows = len(names) == len(known), body.after, list[keyed.RowFacts]()
-        for partition, key, row in self._rows.walk(of, body.after):
+        for partition, key, row in pool.walk(of, body.after):
             facts = _facts(partition, key, row)
             if len(rows) == self._facts_per_reply or not page.takes(f"row {key!r}", payload=encoded_bytes(facts)):
                 is_whole = False
                 break
             rows.append(facts)
             after = facts.number
-        return self._reply(rows, after=after, is_whole=is_whole, partitions=names)
+        return self._reply(pool, rows, after=after, is_whole=is_whole, partitions=names)
 
-    def _find(self, body: keyed.FindRows, keys: Sequence[str], found: list[KeyedRow | None], page: Page) -> Reply:
-        rows = list[keyed.RowFacts]()
+    def _find(self, pool: KeyedPool, body: keyed.FindRows, keys: Sequence[str], page: Page) -> Reply:
+        rows, found = list[keyed.RowFacts](), pool.find(body.partition, keys)
         for place in range(body.after, len(keys)):
             key, row = keys[place], found[place]
             facts = None if row is None else _facts(body.partition, key, row)
             if facts is not None and not page.takes(f"row {key!r}", payload=encoded_bytes(facts)):
                 if body.known is None:
                     raise page.refused(f"{len(keys)} rows without values", encoded_bytes(facts))
-                return self._reply(rows, after=place, is_whole=False)
+                return self._reply(pool, rows, after=place, is_whole=False)
             if facts is not None:
                 rows.append(facts)
-        return self._reply(rows)
+        return self._reply(pool, rows)
 
-    def _values(self, body: keyed.FindRows, keys: Sequence[str], found: list[KeyedRow | None], page: Page) -> Reply:
-        rows, first = list[keyed.RowValues](), found[body.after] if body.after < len(found) else None
+    def _values(self, pool: KeyedPool, body: keyed.FindRows, keys: Sequence[str], page: Page) -> Reply:
+        rows, found = list[keyed.RowValues](), pool.find(body.partition, keys)
+        first = found[body.after] if body.after < len(found) else None
         version = 0 if first is None else first.version
         known = body.known or 0 if version == body.version else 0
         for key, row in itertools.islice(zip(keys, found, strict=True), body.after, None):
@@ -329,51 +511,56 @@ class KeyedHandler:
             if body.known is not None and page.is_empty and size > page.most_payload:
                 part = _part_of(key, values, page)
                 known += len(part.fields)
-                return self._reply([part], after=body.after, known=known, version=version, is_whole=False)
+                return self._reply(pool, [part], after=body.after, known=known, version=version, is_whole=False)
             if not page.takes(f"row {key!r}", payload=size):
-                return self._reply(rows, after=body.after + len(rows), version=version, is_whole=False)
+                return self._reply(pool, rows, after=body.after + len(rows), version=version, is_whole=False)
             rows.append(values)
             known = 0
-        return self._reply(rows, version=version)
+        return self._reply(pool, rows, version=version)
 
     def change(self, now: float, header: MessageHeader, body: keyed.ChangeRows, payload: Any) -> Reply:
         """Write rows, or take them away."""
-        self._rows.give_up(now)
+        pool = self._pool_of(header)
+        pool.give_up(now)
+        written = list[keyed.RowFacts]()
         if body.call == "stage":
             piece = memoryview(b"" if payload is None else payload).cast("B")
-            self._rows.stage(header.client, body.upload, body.offset, piece, now)
-            return self._reply([])
-        if body.call == "reset":
-            self._rows.reset()
-            return self._reply([])
-        with self._desk.requests.taken(keyed.unpacked_size(payload)):
-            if body.call == "clear":
-                self._rows.clear(body.partition, keyed.unpack_keys(payload))
-                return self._reply([])
-            return self._put(header.client, body, keyed.unpack_puts(payload))
+            pool.stage(header.client, body.upload, body.offset, piece, now)
+        elif body.call == "reset":
+            pool.reset()
+        else:
+            with self._desk.requests.taken(keyed.unpacked_size(payload)):
+                if body.call == "clear":
+                    pool.remove(body.partition, keyed.unpack_keys(payload))
+                else:
+                    written = self._put(pool, header.client, body, keyed.unpack_puts(payload))
+        return self._reply(pool, written)
 
-    def _put(self, client: bytes, body: keyed.ChangeRows, rows: list[keyed.PutRow]) -> Reply:
+    def _put(
+        self, pool: KeyedPool, client: bytes, body: keyed.ChangeRows, rows: list[keyed.PutRow]
+    ) -> list[keyed.RowFacts]:
         changes = [
             RowChange(
                 row.key, row.tags, row.fields, row.made, {each.field: (each.start, each.bytes) for each in row.staged}
             )
             for row in rows
         ]
-        self._check(client, body.partition, changes)
-        written = self._rows.put(body.partition, changes, (client, body.upload))
+        self._check(pool, client, body.partition, changes)
+        written = pool.put(body.partition, changes, (client, body.upload))
         if body.upload:
-            self._rows.unstage(client, body.upload)
-        return self._reply([_facts(body.partition, row.key, made) for row, made in zip(rows, written, strict=True)])
+            pool.unstage(client, body.upload)
+        return [_facts(body.partition, row.key, made) for row, made in zip(rows, written, strict=True)]
 
-    def _check(self, client: bytes, partition: str, changes: Sequence[RowChange]) -> None:
+    def _check(self, pool: KeyedPool, client: bytes, partition: str, changes: Sequence[RowChange]) -> None:
         """Refuse rows that no reply could tell of, before one of them is written.
 
         Raises:
             ProtocolError: (code "too_large") a row would have more fields or tags than a message has room for, or a
                 value is larger than a message, or the reply to this request would be.
         """
+        # What is stored here comes to all clients, also to those that say nothing of what they take.
         page, most = self._page(client), min(self._desk.limits.message_bytes, DEFAULTS.message_bytes)
-        for change, row in zip(changes, self._rows.find(partition, [each.key for each in changes]), strict=True):
+        for change, row in zip(changes, pool.find(partition, [each.key for each in changes]), strict=True):
             tags = {**(row.tags if row else {}), **change.tags}
             fields = dict.fromkeys([*(row.fields if row else ()), *change.fields, *change.staged])
             if max(len(tags), len(fields)) > keyed.MAX_FIELDS:
@@ -393,8 +580,10 @@ class KeyedHandler:
             if not page.takes(f"row {change.key!r}", payload=encoded_bytes(facts)):
                 raise page.refused(f"the {len(changes)} rows that are written", encoded_bytes(facts))
 
-    def _reply(self, rows: list[Any], *, is_whole: bool = True, partitions: Sequence[str] = (), **cursor: int) -> Reply:
-        held, size = self._rows.held
+    def _reply(
+        self, pool: KeyedPool, rows: list[Any], *, is_whole: bool = True, partitions: Sequence[str] = (), **cursor: int
+    ) -> Reply:
+        held, size = pool.held
         facts: dict[str, Any] = {"partitions": list(partitions), "rows": held, "bytes": size, **cursor}
         said = keyed.KeyedRows(epoch=self._desk.epoch, is_whole=is_whole, **facts)
         return Reply(said, keyed.pack(rows) if rows else None)
