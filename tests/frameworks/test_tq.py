@@ -353,7 +353,7 @@ def test_a_server_without_room_says_so_and_keeps_what_it_has(monkeypatch):
         tq.init({"memoire": {"servers": server.endpoint}})
         try:
             tq.kv_put("a", "p", {"x": torch.zeros(20_000)})
-            with pytest.raises(Refused, match=r"\(full\): .* 200,000 may be held \(held_bytes\)"):
+            with pytest.raises(Refused, match=r"\(full\): .* 200,000 may be held there \(.* held_bytes\)"):
                 tq.kv_put("b", "p", {"x": torch.zeros(40_000)})
             assert set(tq.kv_list("p")["p"]) == {"a"}
             tq.kv_clear("a", "p")

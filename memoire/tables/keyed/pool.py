@@ -183,7 +183,8 @@ class KeyedPool(LastingPool, HoldsRows):
         if size > 0 and held + size > self.byte_limit:
             text = (
                 f"{size:,} more bytes of {self._room.name} have no room: {self.byte_limit:,} may be held there "
-                f"(byte_limit of the table), and {held:,} are. Clear what is not needed any more, or set a larger one"
+                f"(its byte_limit, or its share of held_bytes), and {held:,} are. Clear what is no longer needed, or "
+                "set a larger one"
             )
             raise ProtocolError("too_large" if size > self.byte_limit else "full", text)
         self._room.take(size)
