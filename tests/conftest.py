@@ -207,7 +207,7 @@ TIMES = {
     "wrong_token": ("memoire.dashboard.web.api.WRONG_TOKEN_DELAY",),
     "handshake": ("memoire.net.sockets.HANDSHAKE_TIMEOUT",),
     "page_asked": ("memoire.cli.addresses.ASK_TIMEOUT",),
-    "listen_note": ("memoire.nodes.launch.LISTEN_NOTE_DELAY",),
+    "listen_note": ("memoire.nodes.local.LISTEN_NOTE_DELAY",),
     "restart_pause": ("memoire.nodes.launcher.MIN_PAUSE",),
     "browser_request": ("memoire.dashboard.web.serve.REQUEST_TIMEOUT",),
     "browser_body": ("memoire.dashboard.web.access.BODY_TIMEOUT",),

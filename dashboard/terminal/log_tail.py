@@ -30,7 +30,7 @@ from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError, ParameterError, escape
 from memoire.limits import wall_clock
 from memoire.loggers import Logger
-from memoire.nodes.launcher import discard
+from memoire.nodes.supervision import discard
 from memoire.security.access import Tokens
 
 from .top import FIRST_RATES, INCOMPLETE, PAGES, asked_once, node_address

@@ -25,10 +25,9 @@ from memoire.dashboard.collect.opened import OpenedRun, Source
 from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError
 from memoire.nodes.http import NodePages, listen
-from memoire.nodes.launcher import say
 from memoire.nodes.metrics import Exposition
 from memoire.nodes.pages import Handler, Node, Page, PageRequest, as_json
-from memoire.nodes.supervision import LauncherLine
+from memoire.nodes.supervision import LauncherLine, say
 from memoire.security.access import Tokens
 
 from .access import Logins

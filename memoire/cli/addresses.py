@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memoire.errors import AuthError, EndpointError, MemoireError, ParameterError
-from memoire.nodes.launcher import note
+from memoire.nodes.supervision import note
 
 ASK_TIMEOUT = 5.0
 """Seconds that a node has to answer."""

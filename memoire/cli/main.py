@@ -119,8 +119,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. `arguments` are the words after "memoire"; None takes the process' own."""
-    from memoire.nodes import launcher as output
     from memoire.nodes import settings, supervision
+    from memoire.nodes import supervision as output
 
     output.accept_all_text()
     words = list(sys.argv[1:] if arguments is None else arguments)

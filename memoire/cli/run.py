@@ -86,8 +86,7 @@ def add_launch(commands: Commands) -> None:
 
 
 def _launch(given: argparse.Namespace) -> int:
-    from memoire.nodes.launch import Options as LaunchOptions
-    from memoire.nodes.launch import launch, program
+    from memoire.nodes.local import LaunchOptions, launch, program
 
     return launch(
         LaunchOptions(

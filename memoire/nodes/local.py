@@ -1,25 +1,41 @@
-"""Servers, proxies and a dashboard on this machine, as processes of a launcher.
+"""Servers, proxies and a dashboard on this machine, and programs that learn and act: a run, as processes of a launcher.
 
-A run on this machine: servers and proxies, a dashboard that shows them, and programs that learn and act.
+`memoire up`, `demo` and `launch` and `python -m memoire.rl up` are uses of it. All processes are children of one
+`Launcher`.
 
-`memoire up`, `memoire demo` and `memoire launch` are three uses of it. All processes are children of one `Launcher`.
+`memoire launch` runs a learner and actors of yours on this machine, with all that a run needs around them:
+
+    memoire launch learner.py actor.py --actors 8
+
+                     server and proxy of this run (--env, --schema, --tables)
+    MEMOIRE_ENDPOINT  ──▶  or the learner itself, which then makes a Server at MEMOIRE_LISTEN
+                     or a cluster elsewhere (--endpoint)
+
+Programs hear by their environment where everything is, by the names that the Helm chart uses, too. They are started
+again when they die. The run is over when the learner ends with status 0; without a learner, when all actors do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import shlex
+import signal
+import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memoire.errors import ParameterError, StateUnusable
+from memoire.errors import EndpointError, MemoireTimeout, ParameterError, StateUnusable
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
 
-from .launcher import Child, Launcher, note, say
+from . import bootstrap
+from .launcher import ONE_THREAD, READY_TIMEOUT, Child, Launcher
+from .supervision import ProcessOutput, note, say
 
 DASHBOARD_NEEDS = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -79,9 +95,10 @@ class Nodes:
             if isinstance(path := getattr(self, name), str | os.PathLike):
                 object.__setattr__(self, name, _found_anywhere(os.fspath(path)))
 
-    def server_flags(self, number: int) -> tuple[str, ...]:
-        """What the command of a server has beside its address."""
+    def server(self, number: int) -> tuple[str, ...]:
+        """Module and arguments of a server, without its address."""
         return (
+            *("memoire", "server"),
             *(("--schema", self.schema.to_json()) if self.schema else ("--tables", str(self.tables))),
             *("--name", f"server-{number}"),
             *with_keys(self.keys, "server"),
@@ -92,8 +109,11 @@ class Nodes:
         )
 
 
-def start(launcher: Launcher, nodes: Nodes) -> LocalCluster | None:
+def start(launcher: Launcher, nodes: Nodes, meanwhile: Callable[[], object] = lambda: None) -> LocalCluster | None:
     """Start servers, then proxies in front of them, and wait until all are ready; None when asked to end meanwhile.
+
+    Args:
+        meanwhile: Called while servers start.
 
     Raises:
         StateUnusable: the state folder is no folder, and cannot be made.
@@ -104,17 +124,13 @@ def start(launcher: Launcher, nodes: Nodes) -> LocalCluster | None:
         f"tcp://{nodes.host}:{nodes.port + 3 * number if nodes.port else 0}" for number in range(max(nodes.proxies, 1))
     ]
     inner = ["tcp://127.0.0.1:0"] * nodes.servers if nodes.proxies else fronts
-    servers = _ready(
-        launcher,
-        [
-            _node(launcher, "server", number, each, nodes, nodes.server_flags(number))
-            for number, each in enumerate(inner)
-        ],
-    )
+    made = [_node(launcher, f"server-{at}", each, nodes, nodes.server(at)) for at, each in enumerate(inner)]
+    meanwhile()
+    servers = _ready(launcher, made)
     if servers is None or not nodes.proxies:
         return None if servers is None else LocalCluster(servers, ())
-    behind = (*with_keys(nodes.keys, "proxy"), *(str((child.facts or {})["endpoint"]) for child in servers))
-    made = [_node(launcher, "proxy", number, each, nodes, behind) for number, each in enumerate(fronts)]
+    behind = ("memoire", "proxy", *with_keys(nodes.keys, "proxy"), *LocalCluster(servers, ()).endpoints)
+    made = [_node(launcher, f"proxy-{at}", each, nodes, behind) for at, each in enumerate(fronts)]
     proxies = _ready(launcher, made)
     return None if proxies is None else LocalCluster(servers, proxies)
 
@@ -128,9 +144,9 @@ def _make_folder(state_dir: str | None) -> None:
         raise StateUnusable(str(state_dir), error.strerror or str(error), advice) from error
 
 
-def _node(launcher: Launcher, role: str, number: int, endpoint: str, nodes: Nodes, flags: tuple[str, ...]) -> Child:
+def _node(launcher: Launcher, name: str, endpoint: str, nodes: Nodes, command: tuple[str, ...]) -> Child:
     open_to_all = ("--insecure",) if nodes.insecure else ()
-    return launcher.start(f"{role}-{number}", "memoire", role, "--endpoint", endpoint, *open_to_all, *flags)
+    return launcher.start(name, *command, "--endpoint", endpoint, *open_to_all)
 
 
 def _ready(launcher: Launcher, made: list[Child]) -> tuple[Child, ...] | None:
@@ -210,14 +226,17 @@ class LocalRun:
         self._launcher, self._nodes, self._wants_dashboard = launcher, nodes, dashboard
         self._board: Child | None = None  # until its address was printed
 
-    def begin(self) -> bool:
+    def begin(self, meanwhile: Callable[[], object] = lambda: None) -> bool:
         """Start the nodes, and wait until they are ready; False when this process is asked to end meanwhile.
+
+        Args:
+            meanwhile: Called while servers start.
 
         Raises:
             ChildDied: one of them could not start.
         """
         if self._nodes is not None:
-            self.cluster = start(self._launcher, self._nodes)
+            self.cluster = start(self._launcher, self._nodes, meanwhile)
         return self.cluster is not None or self._nodes is None
 
     def show(self, pages: Sequence[str] = (), history: str | None = None) -> None:
@@ -243,6 +262,16 @@ class LocalRun:
                 due = time.monotonic() + every
                 if not turn():
                     return
+
+    def finish(self, children: Sequence[Child], timeout: float) -> list[str]:
+        """End a run in order: the first of these children is told to finish, and the others hear of that from the
+        cluster. Returns the names of those that are still at work after `timeout` seconds.
+        """
+        self._launcher.forget_signal()  # a second one ends this, too
+        self._launcher.abandon(self._launcher.children)
+        children[0].order("finish")
+        self._launcher.wait_for(children, timeout)
+        return [child.name for child in children if child.status is None]
 
     def _announce(self) -> None:
         """Print where the dashboard is, once."""
@@ -272,3 +301,299 @@ def _announce_nodes(cluster: LocalCluster) -> None:
     for child, page in zip((*cluster.servers, *cluster.proxies), cluster.pages, strict=True):
         say(f"memoire: how {child.name} stands: {page}/status")
     say("Ctrl-C ends the cluster.", sys.stderr)
+
+
+TURN = 0.2
+"""Seconds between two looks at the programs."""
+FINISH_TIMEOUT = 30.0
+"""Seconds that actors have to end by themselves once the learner has ended, unless told otherwise."""
+LISTEN_NOTE_DELAY = 10.0
+"""Seconds after which one is told that actors wait for the learner's server."""
+NONE = "-"
+"""In place of a learner: there is none here."""
+MAX_PORT = 65535
+PORTS = 3
+"""Ports in a row that a server takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """What to launch.
+
+    Raises:
+        ParameterError: a number or a program is none.
+    """
+
+    learner: tuple[str, ...] = ()
+    """File or module, and arguments; empty: none."""
+    actor: tuple[str, ...] = ()
+    actors: int = 1
+    nodes: Nodes | None = None
+    """Servers and proxies of this run; None: the learner is the server, unless `endpoint` says where one is."""
+    endpoint: str | None = None
+    """Of a cluster that runs elsewhere."""
+    port: int = 5560
+    """First port at which the learner listens, if it is the server; 0 takes free ones."""
+    ports: int = PORTS
+    """That it takes in a row: more if it has an inference node, or ranks."""
+    seed: int = 0
+    env: str | None = None
+    keys: str | None = None
+    state_dir: str | None = None
+    logs: str | None = None
+    """Folder for what each process prints."""
+    restarts: int = 10
+    """Deaths in a row, each within a minute, after which a program is given up."""
+    finish_timeout: float = FINISH_TIMEOUT
+    dashboard: bool = True
+    quiet: bool = False
+    ready_timeout: float = READY_TIMEOUT
+    """Seconds that a learner has to open its server."""
+
+    def __post_init__(self) -> None:
+        for name in ("state_dir", "logs", "keys"):
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, os.path.abspath(path))
+        for name, value, least in (("--actors", self.actors, 1), ("--restarts", self.restarts, 0)):
+            if value < least:
+                raise ParameterError(name, value, f"at least {least}")
+        if not self.learner and not self.actor:
+            raise ParameterError("LEARNER", NONE, "a program, or an ACTOR beside it")
+        if self.embeds and not self.learner:
+            expected = "a program that makes a memoire.Server, or --env, --schema, --tables or --endpoint beside it"
+            raise ParameterError("LEARNER", NONE, expected)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the learner is the server."""
+        return self.nodes is None and self.endpoint is None
+
+    @property
+    def names(self) -> list[str]:
+        """Of all programs."""
+        learner = ["learner"] if self.learner else []
+        return learner + [f"actor-{rank}" for rank in range(self.actors if self.actor else 0)]
+
+
+def program(what: str, text: str) -> tuple[str, ...]:
+    """A program and its arguments, as one text of the command line says them; empty for "-".
+
+    Raises:
+        ParameterError: it is no Python file, and no module that is found from here.
+    """
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ParameterError(what, text, f"a program and its arguments: {error}") from error
+    if words == (NONE,):
+        return ()
+    if not words or not (os.path.isfile(words[0]) if bootstrap.is_file(words[0]) else _is_module(words[0])):
+        raise ParameterError(
+            what, text, 'a Python file or a module, with its arguments in the same quotes: "a.py --b 1"'
+        )
+    return words
+
+
+def _is_module(name: str) -> bool:
+    """Whether `python -m NAME` would find a module, in the working directory too."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        return False
+    if os.path.exists(os.path.join(*name.split("."))) or os.path.isfile(os.path.join(*name.split(".")) + ".py"):
+        return True
+    with contextlib.suppress(ImportError):
+        return importlib.util.find_spec(name) is not None
+    return False
+
+
+def launch(options: LaunchOptions) -> int:
+    """Run it until it is over; its exit status, 128 + n when signal n ended it before.
+
+    Raises:
+        ChildDied: a process died, and it is of no use to start it again.
+        EndpointError: the ports are in use.
+        MemoireTimeout: the learner did not open its address.
+    """
+    shown = ProcessOutput(options.names, options.logs, None if options.quiet else sys.stdout)
+    with shown, Launcher(shown, say=note) as launcher:
+        launched = LaunchedRun(launcher, options)
+        launched.run()
+        return 0 if launched.is_over else 128 + (launcher.stop_signal or signal.SIGTERM)
+
+
+class LaunchedRun(LocalRun):
+    """A learner and its actors, from the first start to the end of the run.
+
+    Args:
+        every_turn: Called again and again while they run.
+
+    Attributes:
+        is_over: The learner has ended with status 0, or all actors have where there is no learner.
+        actors: Their processes.
+    """
+
+    def __init__(
+        self, launcher: Launcher, options: LaunchOptions, every_turn: Callable[[], None] = lambda: None
+    ) -> None:
+        self.is_over = False
+        self.actors: list[Child] = []
+        self._every_turn = every_turn
+        super().__init__(launcher, options.nodes, dashboard=options.dashboard)
+        self._options = options
+        self._learner: Child | None = None
+        self._endpoint = ""
+        self._page = ""  # of the learner
+
+    def run(self) -> None:
+        """Start everything, keep it running, and end it."""
+        if not self.begin():
+            return
+        self._endpoint = self._find_endpoint()
+        note(f"MEMOIRE_ENDPOINT={self._endpoint}")
+        self._start_learner()
+        if self._options.embeds and not self._await_learner():
+            return
+        self._start_actors()
+        self.show(self._learner_pages())
+        self.watch(self._goes_on, TURN)
+        if self.is_over:
+            self._finish()
+
+    def _find_endpoint(self) -> str:
+        if self._options.endpoint is not None:
+            return self._options.endpoint
+        if self.cluster is not None:
+            return self.cluster.endpoints[0]
+        return f"tcp://127.0.0.1:{free_ports(self._options.port, self._options.ports)}"
+
+    def _start_learner(self) -> None:
+        if self._options.learner:
+            self._learner = self._start("learner", "learner", 0, 1, self._options.learner)
+
+    def _start_actors(self) -> None:
+        count = self._options.actors if self._options.actor else 0
+        for rank in range(count):
+            self.actors.append(self._start(f"actor-{rank}", "actor", rank, count, self._options.actor))
+
+    def _start(self, name: str, role: str, rank: int, count: int, words: Sequence[str]) -> Child:
+        environment = self._environment(role, rank, count)
+        child = self._launcher.start_program(name, words, environment)
+        self._launcher.supervise([child], most=self._options.restarts)
+        return child
+
+    def _environment(self, role: str, rank: int, count: int) -> Mapping[str, str]:
+        options = self._options
+        said = {
+            "MEMOIRE_ENDPOINT": self._endpoint,
+            "MEMOIRE_ROLE": role,
+            "MEMOIRE_RANK": str(rank),
+            "MEMOIRE_COUNT": str(count),
+            "MEMOIRE_SEED": str(seed_of(options.seed, role, rank)),
+            "MEMOIRE_HTTP": "127.0.0.1:0",
+        }
+        if role == "actor":  # one of many on the machine
+            said |= {name: os.environ.get(name, "1") for name in ONE_THREAD}
+        elif options.embeds:
+            said |= self._as_server()
+        optional = {"MEMOIRE_KEYS": options.keys, "MEMOIRE_ENV": options.env}
+        return said | {name: value for name, value in optional.items() if value is not None}
+
+    def _as_server(self) -> dict[str, str]:
+        """What a learner is told that is the server of its cluster."""
+        page = f"127.0.0.1:{free_ports(0, 1)}"
+        self._page = f"http://{page}"
+        said = {"MEMOIRE_LISTEN": self._endpoint, "MEMOIRE_NAME": "learner-0", "MEMOIRE_HTTP": page}
+        return said | ({} if self._options.state_dir is None else {"MEMOIRE_STATE_DIR": self._options.state_dir})
+
+    def _await_learner(self) -> bool:
+        """Wait until the learner listens; whether to go on."""
+        place = self._endpoint.partition("://")[2]
+        began, is_noted = time.monotonic(), False
+        while (waited := time.monotonic() - began) < self._options.ready_timeout:
+            if not self._launcher.pump(TURN) or self._learner_is_done():
+                return False
+            if _is_open(place):
+                return True
+            if waited > LISTEN_NOTE_DELAY and not is_noted:
+                is_noted = True
+                note(f"actors wait until the learner listens at {self._endpoint} ($MEMOIRE_LISTEN)")
+        advice = (
+            'Make the server there, memoire.Server(os.environ["MEMOIRE_LISTEN"], ...), or have `memoire launch` run '
+            "one: --env, --schema or --tables."
+        )
+        raise MemoireTimeout(f"server at {self._endpoint}", "the learner", self._options.ready_timeout, advice)
+
+    def _learner_pages(self) -> list[str]:
+        """Those of a learner that is the server, if it has opened any."""
+        if not self._options.embeds or not self._options.dashboard:
+            return []
+        if _is_open(self._page.partition("://")[2]):
+            return [self._page]
+        note("there is no dashboard: the learner has no pages. NodePages.from_environment(server) opens them.")
+        return []
+
+    def _learner_is_done(self) -> bool:
+        self.is_over = self._learner is not None and self._learner.status == 0
+        return self.is_over
+
+    def _goes_on(self) -> bool:
+        self._every_turn()
+        if self._learner is not None:
+            return not self._learner_is_done()
+        self.is_over = all(actor.status == 0 for actor in self.actors)
+        return not self.is_over
+
+    def _finish(self) -> None:
+        """Let actors end by themselves: they hear that the run is over."""
+        if self._learner is not None and self.actors:
+            note("the learner has ended; actors end now")
+        self._launcher.abandon(self.actors)
+        for actor in self.actors:
+            actor.may_die = True
+        has_ended = self._launcher.wait_for(self.actors, self._options.finish_timeout)
+        if not has_ended and self._launcher.stop_signal is None:
+            late = [actor.name for actor in self.actors if actor.status is None]
+            note(f"{', '.join(late)} did not end within {self._options.finish_timeout:g} s, and is ended now")
+
+
+def seed_of(seed: int, role: str, rank: int) -> int:
+    """A seed of its own for each process of a run."""
+    return 1000 * seed + (rank + 1 if role == "actor" else 0)
+
+
+def free_ports(first: int, count: int = PORTS) -> int:
+    """The first of `count` ports in a row of this machine that nobody listens at; 0 finds some.
+
+    Raises:
+        EndpointError: the ones that are asked for are in use.
+    """
+    reason = "none is free"
+    for candidate in [first] if first else _candidates():
+        if candidate + count > MAX_PORT + 1:
+            reason = f"ports end at {MAX_PORT}"
+            continue
+        try:
+            with contextlib.ExitStack() as stack:
+                for port in range(candidate, candidate + count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return candidate
+        except OSError as error:
+            reason = error.strerror or str(error)
+    where = f"tcp://127.0.0.1:{first}"
+    raise EndpointError(where, "listen at", reason, f"another --port (0 finds {count} free ones in a row)")
+
+
+def _candidates() -> Iterator[int]:
+    for _ in range(100):
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            port = int(found.getsockname()[1])
+        yield port
+
+
+def _is_open(place: str) -> bool:
+    """Whether somebody listens at HOST:PORT."""
+    host, _, port = place.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), 1.0):
+            return True
+    except OSError:
+        return False

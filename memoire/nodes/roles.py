@@ -40,10 +40,9 @@ from memoire.tables.table import TABLE_NAMES, Full, Table
 from memoire.wire.messages import TRAIN
 
 from .http import NodePages
-from .launcher import say
 from .pages import security
 from .settings import NotASize, size
-from .supervision import LauncherLine
+from .supervision import LauncherLine, say
 from .tables_file import env_schema, parameters_from
 
 INCOMPLETE = 3

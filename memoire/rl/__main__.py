@@ -24,8 +24,7 @@ import numpy as np
 
 from memoire.errors import MemoireError
 from memoire.nodes.http import NodePages
-from memoire.nodes.launcher import accept_all_text, say
-from memoire.nodes.supervision import LauncherLine
+from memoire.nodes.supervision import LauncherLine, accept_all_text, say
 from memoire.rl.observers.observer import Observer
 from memoire.server.server import Server
 

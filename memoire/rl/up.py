@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +17,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from memoire.nodes import local as local_cluster
-from memoire.nodes.launcher import Child, Launcher, say
-from memoire.nodes.local import where_it_was, with_keys
+from memoire.nodes.launcher import Child, Launcher
+from memoire.nodes.local import LocalRun, Nodes, with_keys
+from memoire.nodes.supervision import say
 from memoire.security.keys import Keys
 
 from .pipeline import Goal, Pipeline, read_pipeline
@@ -80,6 +81,18 @@ class Progress:
         return f"{np.mean(newest):.1f} over {len(newest)}" if newest else "none yet"
 
 
+@dataclass(frozen=True, kw_only=True)
+class PipelineNodes(Nodes):
+    """The server of a pipeline."""
+
+    file: str
+    """That makes the pipeline."""
+
+    def server(self, number: int) -> tuple[str, ...]:
+        """Module and arguments of the server."""
+        return (PROGRAM, "serve", self.file)
+
+
 class Run:
     """A pipeline that runs on this machine.
 
@@ -115,42 +128,36 @@ class Run:
 
     def run(self) -> int:
         """Run it; 0 if the goal was reached (or all epochs are over, without one), 1 if not, 128 + n after signal n."""
-        with Launcher(self._said, say=self._say) as launcher:
+        with Launcher(lambda name, line: self._say(f"{name}: {line}"), say=self._say) as launcher:
             began = time.monotonic()
-            server = self._start_server(launcher)
-            _ = self.pipeline  # read while the server reads it, too: each of them imports torch for it, perhaps
-            if not launcher.await_ready([server]):
-                return 128 + (launcher.stop_signal or 15)
-            launcher.supervise([server], where_it_was)
-            url = str((server.facts or {})["endpoint"])
+            run = LocalRun(launcher, PipelineNodes(proxies=0, file=self.path), dashboard=self._wants_dashboard)
+            # The pipeline is read while the server reads it, too: each of them imports torch for it, perhaps.
+            if not run.begin(lambda: self.pipeline) or run.cluster is None:
+                return 128 + (launcher.stop_signal or signal.SIGTERM)
+            (url,) = run.cluster.endpoints
             self._say(f"server at {url}")
-            if self._wants_dashboard:
-                local_cluster.show(launcher, [str((server.facts or {})["http"])])
+            run.show()
             trainer = self._start(launcher, "trainer", "train", url)
             self._workers = [
                 self._start(launcher, f"worker-{number}", "work", url, "--rank", str(number))
                 for number in range(self.pipeline.work.workers)
             ]
             launcher.supervise([trainer, *self._workers])
-            is_over = self._watch(launcher, trainer, began)
+            is_over = self._watch(run, launcher, trainer, began)
             status = self._sum_up(time.monotonic() - began, is_over, launcher.stop_signal)
-            self._finish(launcher, trainer)
+            run.finish([trainer, *self._workers], FINISH_TIMEOUT)  # the trainer saves, and workers end by that
         return status
-
-    def _said(self, name: str, line: str) -> None:
-        self._say(f"{name}: {line}")
-
-    def _start_server(self, launcher: Launcher) -> Child:
-        return launcher.start("server", PROGRAM, "serve", self.path, "--endpoint", "tcp://127.0.0.1:0")
 
     def _start(self, launcher: Launcher, name: str, verb: str, url: str, *more: str) -> Child:
         role = {"train": "learner", "work": "actor"}[verb]
         return launcher.start(name, PROGRAM, verb, url, self.path, *more, *with_keys(self.pipeline.keys, role))
 
-    def _watch(self, launcher: Launcher, trainer: Child, began: float) -> bool:
+    def _watch(self, run: LocalRun, launcher: Launcher, trainer: Child, began: float) -> bool:
         """Look on until it is over; whether it ended by itself."""
-        printed = began
-        while launcher.pump(TURN):
+        printed, is_over = began, False
+
+        def goes_on() -> bool:
+            nonlocal printed, is_over
             now = time.monotonic()
             self._progress.take(self._workers, now - began)
             self._have_accidents(launcher, trainer)
@@ -159,12 +166,15 @@ class Run:
                 self._say(self._line(trainer, now - began))
             is_whole = all(child.process.poll() is None for child in launcher.children)  # whoever died is started first
             if self._progress.is_won and not self._accidents and is_whole:
-                return True
-            if trainer.status == 0:
-                return self.pipeline.goal is None
-            if now - began >= self._limit:
-                return False
-        return False
+                is_over = True
+            elif trainer.status == 0:
+                is_over = self.pipeline.goal is None
+            else:
+                return now - began < self._limit
+            return False
+
+        run.watch(goes_on, TURN)
+        return is_over
 
     def _have_accidents(self, launcher: Launcher, trainer: Child) -> None:
         while self._accidents and int(trainer.reports.get("updates", 0)) >= self._accidents[0].updates:
@@ -181,13 +191,6 @@ class Run:
             f"test return {self._progress.mean()} episodes, {len(self._progress.tests)} test episodes in all"
             + (f"; the trainer is {said['waits']}" if said.get("waits") else "")
         )
-
-    def _finish(self, launcher: Launcher, trainer: Child) -> None:
-        """The trainer saves and declares the run finished; workers end by that."""
-        launcher.forget_signal()
-        launcher.abandon(launcher.children)
-        trainer.order("finish")
-        launcher.wait_for([trainer, *self._workers], FINISH_TIMEOUT)
 
     def _sum_up(self, seconds: float, is_over: bool, signalled: int | None) -> int:
         goal, mean = self.pipeline.goal, self._progress.mean()

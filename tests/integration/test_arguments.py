@@ -28,10 +28,9 @@ from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError,
 from memoire.inference.node import Inference
 from memoire.limits import Limits
 from memoire.loggers import JsonLines, TensorBoard
-from memoire.nodes.launch import Options
-from memoire.nodes.launcher import ProcessOutput
-from memoire.nodes.local import Nodes
+from memoire.nodes.local import LaunchOptions, Nodes
 from memoire.nodes.roles import ServersFile
+from memoire.nodes.supervision import ProcessOutput
 from memoire.proxy.proxy import Proxy
 from memoire.reader.calls import Prompts
 from memoire.reader.reader import Reader
@@ -422,9 +421,9 @@ def of_output(path, leave, _):
 def of_programs(path, leave, absolute):
     key_writer.write_one(absolute, keypairs.make("server", "s"))
     nodes = Nodes(schema=SCHEMA, state_dir=path, keys=path)
-    options = Options(learner=("x",), actor=(), state_dir=path, logs=path, keys=path)
+    options = LaunchOptions(learner=("x",), actor=(), state_dir=path, logs=path, keys=path)
     leave()
-    flags = nodes.server_flags(0)
+    flags = nodes.server(0)
     told = flags[flags.index("--state-dir") + 1], flags[flags.index("--keys") + 1]
     return lambda _: (
         told == (str(absolute / "server-0"), str(absolute))
@@ -464,7 +463,7 @@ LEAVES = {
     "Server.state_dir": of_a_server, "Client.state_dir": of_a_client, "Keys.folder": of_keys, "Tokens.path": of_tokens,
     "ServersFile.path": of_a_list_of_servers, "JsonLines.path": of_figures(JsonLines), "TensorBoard.folder": of_figures(TensorBoard),
     "History.path": of_curves, "ProcessOutput.folder": of_output, "Nodes.state_dir": of_programs, "Nodes.keys": of_programs,
-    "Options.state_dir": of_programs, "Options.logs": of_programs, "SampleJournal.folder": of_samples, "GenericMemory.folder": of_columns,
+    "LaunchOptions.state_dir": of_programs, "LaunchOptions.logs": of_programs, "SampleJournal.folder": of_samples, "GenericMemory.folder": of_columns,
     "ModelFiles.path": of_model_files, "ModelFiles.history": of_model_files,
 }  # fmt: skip
 """Whatever uses a path after it was made."""
@@ -472,6 +471,7 @@ THROUGH = {
     "ModelFiles": ["Trainer.model_path", "RolloutWorker.model_path", "RolloutWorker.model_path_history"],
     "Server": ["ServerOptions.state_dir"],
     "JsonLines": ["Wandb.fallback"],
+    "Nodes": ["PipelineNodes.state_dir"],
     "absolute beside what LEAVES has": ["Trainer.checkpoint_path", "Trainer.profile_folder", "Pipeline.folder"],
 }
 

@@ -5,8 +5,7 @@ import socket
 import pytest
 
 from memoire.errors import EndpointError, ParameterError
-from memoire.nodes.launch import Options, free_ports, program, seed_of
-from memoire.nodes.local import Nodes
+from memoire.nodes.local import LaunchOptions, Nodes, free_ports, program, seed_of
 
 
 @pytest.fixture
@@ -51,14 +50,14 @@ def test_what_is_no_program_is_refused_by_its_place(folder, text):
 )
 def test_what_cannot_be_launched_is_refused(given, words):
     with pytest.raises(ParameterError) as caught:
-        Options(**given)
+        LaunchOptions(**given)
     assert words in str(caught.value)
 
 
 def test_actors_alone_need_a_cluster_of_somebody():
-    assert Options(actor=("a",), endpoint="tcp://a:1", actors=2).names == ["actor-0", "actor-1"]
-    assert Options(actor=("a",), nodes=Nodes(tables="{}")).names == ["actor-0"]
-    assert Options(learner=("a",)).names == ["learner"] and Options(learner=("a",)).embeds
+    assert LaunchOptions(actor=("a",), endpoint="tcp://a:1", actors=2).names == ["actor-0", "actor-1"]
+    assert LaunchOptions(actor=("a",), nodes=Nodes(tables="{}")).names == ["actor-0"]
+    assert LaunchOptions(learner=("a",)).names == ["learner"] and LaunchOptions(learner=("a",)).embeds
 
 
 def test_every_process_of_nearby_runs_has_a_seed_of_its_own():

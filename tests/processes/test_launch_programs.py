@@ -15,9 +15,9 @@ import pytest
 
 import memoire
 from memoire.errors import ChildDied, MemoireTimeout
-from memoire.nodes import launch
-from memoire.nodes.launch import Options
+from memoire.nodes import local as launch
 from memoire.nodes.launcher import Launcher
+from memoire.nodes.local import LaunchOptions
 from netkit import until
 
 LEARNER = """
@@ -203,7 +203,7 @@ def test_a_learner_that_opens_no_server_is_told_how(
     folder: Path, times: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     times(listen_note=0.0)
-    options = Options(learner=(str(folder / "waits.py"),), actor=("x",), port=0, quiet=True, ready_timeout=0.4)
+    options = LaunchOptions(learner=(str(folder / "waits.py"),), actor=("x",), port=0, quiet=True, ready_timeout=0.4)
     with pytest.raises(MemoireTimeout) as caught:
         launch.launch(options)
     words = r"no server at tcp://127\.0\.0\.1:\d+ from the learner within 0\.4 s\. Make the server"

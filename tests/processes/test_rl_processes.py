@@ -32,7 +32,7 @@ def test_a_run_reaches_its_goal_although_each_role_is_killed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RL_TEST_RUNS", str(tmp_path))
-    accidents = (Accident("worker-0", 60), Accident("trainer", 130), Accident("server", 200))
+    accidents = (Accident("worker-0", 60), Accident("trainer", 130), Accident("server-0", 200))
     said: list[str] = []
     run = Run(str(FILE), seconds=90.0, accidents=accidents, dashboard=False, say=said.append)
     assert run.run() == 0, "\n".join(said)

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import runpy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,8 +17,10 @@ from hypothesis import strategies as st
 import memoire
 from memoire.rl.demo import demo, learner
 from memoire.rl.demo.actor import Player
-from memoire.rl.demo.ppo import PpoDemo
 from memoire.rl.demo.qlearning import Adam, DoubleQ, LearningSettings, Network, act
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "demo_ppo.py"
+PpoDemo = runpy.run_path(str(EXAMPLE))["PpoDemo"]
 
 # --- What the demo says of its progress and at its end
 

@@ -289,7 +289,7 @@ class Demo:
                 workers = self._start_workers(launcher, run.cluster.endpoints, os.path.join(folder, "network"))
                 run.show(history=os.path.join(folder, "history"))
                 self._watch(run, run.cluster, workers)
-                is_complete = self._finish(launcher, run.cluster, workers)
+                is_complete = self._finish(launcher, run, run.cluster, workers)
             signalled = launcher.stop_signal or self.stopped_by
         status = self._sum_up(is_complete)
         return 128 + signalled if signalled and status else status
@@ -366,7 +366,7 @@ class Demo:
     def _is_solved(self) -> bool:
         return self.progress.solved_after is not None
 
-    def _finish(self, launcher: Launcher, cluster: LocalCluster, workers: list[Child]) -> bool:
+    def _finish(self, launcher: Launcher, run: LocalRun, cluster: LocalCluster, workers: list[Child]) -> bool:
         """End the run: the learner declares it finished, actors say their last counts, then servers theirs.
 
         False when that did not work out, or when a signal asked for a quick end.
@@ -374,13 +374,12 @@ class Demo:
         if launcher.stop_signal not in (None, signal.SIGINT):
             return False
         self.stopped_by = launcher.stop_signal
-        launcher.forget_signal()  # a second Ctrl-C ends this, too
         learner, *actors = workers
-        launcher.abandon(launcher.children)
-        learner.order("finish")
-        if not launcher.wait_for(workers, FINISH_TIMEOUT):
-            late = ", ".join(child.name for child in workers if child.status is None)
-            print(f"the run did not end within {FINISH_TIMEOUT:g} s: {late} still at work; counts are not final")
+        if late := run.finish(workers, FINISH_TIMEOUT):
+            print(
+                f"the run did not end within {FINISH_TIMEOUT:g} s: {', '.join(late)} still at work; "
+                "counts are not final"
+            )
             return False
         launcher.stop(cluster.proxies)
         launcher.stop(cluster.servers)  # which report once more at their end
