@@ -27,7 +27,7 @@ from memoire.replay.schema import Schema
 from . import _container
 from .compression import codec_of, may_pack, pack_block, unpack_block
 from .frames import check_payload
-from .layout import MAKING, ContainerLayout, layout_of, making_of
+from .layout import ContainerLayout, layout_of, making_of
 from .parts import ALIGNMENT, BOOKKEEPING, FACTS, HEAD, LENGTH, LENGTHS, ROW, BlockRow, ContainerKind, Part, Payload
 from .receivers import Page
 
@@ -455,12 +455,12 @@ def _check_size(payload: Any, limits: Limits) -> None:
 
 def check_making(held: _container.HeldCache, making: int) -> None:
     """Refuse samples that were made with other parameters than those that hold here, `layout.making_of`, although they
-    look alike. A former peer says a version of its server's instead, and is believed.
+    look alike.
 
     Raises:
         ProtocolError: (code "parameters")
     """
-    if held.making >= MAKING and held.making != making:
+    if held.making != making:
         raise ProtocolError(
             "parameters", "samples made with other parameters, such as another discount, than hold here"
         )

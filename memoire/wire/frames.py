@@ -26,7 +26,7 @@ from memoire import limits as _limits
 from memoire.errors import MemoireError, ProtocolError
 from memoire.limits import Limits
 
-from . import _bytes, former, messages, types
+from . import _bytes, messages, types
 from .messages import DECODERS, VERSION, WITH_PAYLOAD, Body, News, Notice, Refused, Update
 from .types import ALWAYS, NEVER, TYPES, Type
 
@@ -237,13 +237,9 @@ def peek(frames: Sequence[Buffer]) -> MessageHeader | None:
 
 
 def refusal(refused: Sequence[Buffer], body: Refused) -> list[Buffer] | None:
-    """Frames that tell why a message was refused, in that message's version; None if it does not say who it is from."""
+    """Frames that tell why a message was refused; None if it does not say who it is from."""
     header = peek(refused)
-    if header is None:
-        return None
-    frames = reply(header, body)
-    version = int.from_bytes(memoryview(refused[0])[4:6], "little")
-    return [former.in_former_version(frames[0])] if version == former.VERSION else frames
+    return None if header is None else reply(header, body)
 
 
 def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[MessageHeader, memoryview]:

@@ -442,15 +442,9 @@ def layout_of(
 
 @lru_cache(maxsize=256)
 def making_of(schema: Schema, parameters: Parameters) -> int:
-    """A number for what samples of `schema` are made with (`Parameters.making`), as the head of a container says it:
-    at least `MAKING`, so that the version that a former peer says in its place is told from it.
-    """
+    """A number for what samples of `schema` are made with (`Parameters.making`), as the head of a container says it."""
     made = json.dumps(parameters.making(schema), sort_keys=True).encode()
-    return MAKING | int.from_bytes(hashlib.blake2b(made, digest_size=8).digest(), "little")
-
-
-MAKING = 1 << 63
-"""Least number that names parameters; below it is a version, of which only its server knows what it means."""
+    return int.from_bytes(hashlib.blake2b(made, digest_size=8).digest(), "little")
 
 
 def frames_of(layout: ContainerLayout, multi_step: int) -> int:

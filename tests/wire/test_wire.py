@@ -25,6 +25,7 @@ from memoire.wire.frames import (
     parse,
     parse_header,
     parse_notice,
+    refusal,
     reply,
     topic_frame,
     welcome_of,
@@ -392,6 +393,11 @@ def test_a_header_is_written_with_numbers_that_have_room_and_ids_of_their_size()
     for place, value in ((0, b"MEM"), (4, b"c" * 15)):
         with pytest.raises(ValueError, match="belong there"):
             _bytes.write_header(*facts[:place], value, *facts[place + 1 :], b"")
+
+
+@pytest.mark.parametrize("frames", [[], [b"MEMR"], [b"x" * 200]])
+def test_a_message_that_does_not_say_who_sent_it_gets_no_refusal(frames):
+    assert refusal(frames, messages.Refused(code="frames", text="")) is None
 
 
 def test_a_message_with_a_payload_is_read_in_one_step_or_not_at_all():
