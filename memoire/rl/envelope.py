@@ -19,8 +19,7 @@ from memoire.replay.columns import Column, Ragged
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema
 from memoire.tables.table import Table
-
-from .sample_forms import packed_rows, unpacked_rows
+from memoire.wire.values import pack, unpack
 
 TABLE: Final = "samples"
 """Name of the table."""
@@ -78,8 +77,9 @@ def columns_of(samples: Sequence[Sample]) -> dict[str, Any]:
         ParameterError: a sample holds a value that does not travel; says where.
     """
     _, _, _, _, _, _, is_reset, episode, step, reward, test_length, test_return, _ = zip(*samples, strict=True)
+    bodies = [pack(each[:6]) for each in samples]
     return {
-        "obs": Ragged(*packed_rows([each[:6] for each in samples])),
+        "obs": Ragged(np.frombuffer(b"".join(bodies), np.uint8), list(map(len, bodies))),
         "reward": np.nan_to_num(np.array(reward, np.float32)),
         "is_reset": np.array(is_reset),
         "episode": np.array(episode, np.int64),
@@ -102,8 +102,9 @@ def samples_of(rollouts: Rollouts) -> list[Sample]:
     facts.append(
         [client for client, count in zip(clients, rollouts.lengths.tolist(), strict=True) for _ in range(count)]
     )
-    found = []
-    for parts, more in zip(unpacked_rows(packed.values, packed.lengths), zip(*facts, strict=True), strict=True):
+    body, ends, found = memoryview(packed.values.tobytes()), np.cumsum(packed.lengths).tolist(), []
+    for begin, end, more in zip([0, *ends], ends, zip(*facts, strict=True), strict=False):
+        parts = unpack(body[begin:end])
         if not isinstance(parts, tuple) or len(parts) != 6:
             raise DataError("a sample", "holds something else than act, obs, rew, terminated, truncated and info")
         found.append(Sample._make(parts + more))

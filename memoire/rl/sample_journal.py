@@ -6,21 +6,29 @@ journal gives it buffers as they came: no object of the user's is ever stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
+
+import numpy as np
 
 from memoire import _core
 from memoire.arguments import whole
-from memoire.disk.record_file import DamagedRecord, FileKind, Record
+from memoire.disk.record_file import DamagedRecord, FileKind
 from memoire.disk.record_log import RecordLog, salvage_log
 from memoire.errors import DataError
 from memoire.replay.files import Fault, no_fault
+from memoire.wire.values import pack, unpack
 
-from .sample_records import UNREADABLE, packed, unpacked
+from .trees import Structure, assembled, leaves_of, paths_of, structure_of
 
-KIND: Final = FileKind(b"memojrnl", 2, "a trainer's journal of samples")
+KIND: Final = FileKind(b"memojrnl", 3, "a trainer's journal of samples")
+VALUES, ARRAYS, SCALARS, NUMBERS = range(4)
+"""How a column is stored: a list; rows of one array, which were arrays, numbers of NumPy, or numbers of Python."""
+_DTYPES: Final[dict[type, str]] = {bool: "?", int: "<i8", float: "<f8"}
 PARTS: Final = 32
 """A file has this share of the memory's samples."""
 MAX_PENDING: Final = 4096
@@ -135,7 +143,7 @@ class SampleJournal:
             DataError: a file was changed since the journal was opened.
         """
         for record in self._log.records():
-            yield from _unpacked(record)
+            yield from unpacked_buffers(record.payload)
 
     @staticmethod
     def salvage(folder: str | Path, missing: list[DataError]) -> Iterator[KeptBuffer]:
@@ -147,7 +155,7 @@ class SampleJournal:
         """
         for record in salvage_log(folder, KIND, SUFFIX, missing):
             if not isinstance(record, DamagedRecord):
-                yield from _unpacked(record)
+                yield from unpacked_buffers(record.payload)
 
     def close(self) -> None:
         """Let another process have the folder; once is enough. Samples that wait for a write are not written."""
@@ -162,34 +170,86 @@ class SampleJournal:
             self._log.append([(self._pending_samples, packed_buffers(self._pending))], written)
 
 
-def _unpacked(record: Record) -> Iterator[KeptBuffer]:
-    return unpacked_buffers(bytearray(record.payload))
-
-
 def packed_buffers(buffers: list[KeptBuffer]) -> bytes:
-    """Buffers as the body of a record. Raises ParameterError: a sample holds something else than plain values."""
-    counts = [len(each) for each in buffers]
-    facts = [(each.continues, each.starts is not None) for each in buffers]
-    starts = [start for each in buffers for start in each.starts or [False] * len(each)]
-    samples = packed([sample for each in buffers for sample in each.memory])
-    about = packed([(counts, [int(a) + 2 * int(b) for a, b in facts], bytes(starts))])
-    return len(about).to_bytes(4, "little") + about + samples
+    """Buffers as the body of a record: a plain value (`wire.values`). Samples that follow each other and are nested
+    alike are a run: each of their leaves is one column, and a column whose values are all the same is stored once.
+
+    Raises:
+        ParameterError: a sample holds something else than plain values; says where.
+    """
+    about = [(len(each), each.continues, None if each.starts is None else bytes(each.starts)) for each in buffers]
+    runs = []
+    for structure, rows in _runs(sample for each in buffers for sample in each.memory):
+        columns = [
+            _column([row[place] for row in rows], f"sample{path}") for place, path in enumerate(paths_of(structure))
+        ]
+        runs.append((len(rows), assembled(structure, [None] * len(columns)), columns))
+    return pack((about, runs))
 
 
-def unpacked_buffers(body: bytearray) -> Iterator[KeptBuffer]:
-    """The buffers of a record's body. Raises DataError: these are other bytes."""
-    size = int.from_bytes(body[:4], "little")
-    told, samples = unpacked(body[4 : 4 + size]), unpacked(body[4 + size :])
+def _runs(samples: Iterable[Any]) -> Iterator[tuple[Structure, list[list[Any]]]]:
+    """(structure, leaves of each) of samples that follow each other and are alike in all but values."""
+    forms = ((structure_of(sample), leaves_of(sample)) for sample in samples)
+    for (structure, _), rows in groupby(forms, lambda each: (each[0], [_form(leaf) for leaf in each[1]])):
+        yield structure, [leaves for _, leaves in rows]
+
+
+def _form(leaf: Any) -> Any:
+    """What leaves of one column have in common."""
+    return (type(leaf), leaf.dtype, leaf.shape) if isinstance(leaf, np.ndarray | np.generic) else type(leaf)
+
+
+def _column(values: list[Any], path: str) -> tuple[int, bytes]:
+    """How values are stored, and that as bytes."""
+    kind, rows = VALUES, cast(Any, values)
+    with suppress(OverflowError):  # a whole number beyond 64 bits
+        if isinstance(values[0], np.ndarray):
+            # Many small arrays are put together three times as fast by `concatenate` as by `stack`.
+            rows = np.concatenate(values) if values[0].ndim else np.stack(values)
+            kind, rows = ARRAYS, rows.reshape(len(values), *values[0].shape)
+        elif isinstance(values[0], np.generic):
+            kind, rows = SCALARS, np.array(values)
+        elif type(values[0]) in _DTYPES:
+            kind, rows = NUMBERS, np.array(values, _DTYPES[type(values[0])])
+    is_same = rows == rows[:1] * len(rows) if kind == VALUES else rows.tobytes() == rows[:1].tobytes() * len(rows)
+    return kind, pack(rows[:1] if is_same else rows, path)
+
+
+def unpacked_buffers(body: bytes) -> Iterator[KeptBuffer]:
+    """The buffers of a record's body; arrays are views of larger ones. Raises DataError: these are other bytes."""
     try:
-        ((counts, facts, starts),) = told
-        rows = [(int(count), int(fact)) for count, fact in zip(counts, facts, strict=True)]
-        starts = bytes(memoryview(starts))
-    except UNREADABLE as error:
-        raise DataError("a record of samples", f"does not say whose they are: {error}") from error
-    if any(count < 0 for count, _ in rows) or not sum(count for count, _ in rows) == len(samples) == len(starts):
-        raise DataError("a record of samples", "has another number of samples than it says")
-    begin = 0
-    for count, fact in rows:
-        end = begin + count
-        yield KeptBuffer(samples[begin:end], [*map(bool, starts[begin:end])] if fact & 2 else None, bool(fact & 1))
-        begin = end
+        about, runs = unpack(body, "a record of samples")
+        samples = [sample for count, template, columns in runs for sample in _samples(count, template, columns)]
+        found, begin = [], 0
+        for count, continues, starts in about:
+            is_start = None if starts is None else [*map(bool, starts)]
+            kept = KeptBuffer(samples[begin : begin + count], is_start, continues)
+            if count < 0 or len(kept) != count or len(kept.starts or kept.memory) != count:
+                raise ValueError("a buffer has another number of samples than it says")
+            found.append(kept)
+            begin += count
+        if begin != len(samples):
+            raise ValueError(f"{len(samples) - begin} samples belong to no buffer")
+    except (ValueError, TypeError, AttributeError, IndexError, OverflowError, StopIteration) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError("a record of samples", f"cannot be read: {error}") from error
+    yield from found
+
+
+def _samples(count: int, template: Any, columns: list[tuple[int, bytes]]) -> list[Any]:
+    structure, leaves = structure_of(template), []
+    for kind, data in columns:
+        rows = unpack(data, "a record of samples")
+        if len(rows) not in (1, count):
+            raise ValueError("a column has another length than its run")
+        if kind == ARRAYS:
+            # With "...", one of no dimension stays an array.
+            found = list(rows) if rows.ndim > 1 else [rows[place, ...] for place in range(len(rows))]
+            leaves.append([found[0].copy() for _ in range(count)] if len(rows) < count else found)
+        else:
+            found = rows.tolist() if kind == NUMBERS else list(rows)
+            leaves.append(found * count if len(rows) < count else found)
+    if len(leaves) != len(leaves_of(template)):
+        raise ValueError("samples have other leaves than columns")
+    return [assembled(structure, row) for row in (zip(*leaves, strict=True) if leaves else [()] * count)]

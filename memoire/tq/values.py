@@ -1,14 +1,10 @@
-"""Values of rows as bytes and back: tensors, arrays, and what JSON has, in msgpack. Nothing is ever pickled.
-
-torch.tensor([1, 2])     Ext 1: ["int64", [2]] and the raw bytes
-{"turns": (1, 2)}        a map, with Ext 4 for the tuple
+"""Values of rows as bytes and back: plain values (`wire.values`), and what torch and Python have beside.
 
 TensorDicts become rows, and rows a TensorDict: one value of each field for each key.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -17,14 +13,16 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from memoire.arguments import text
-from memoire.errors import NotPlain, ProtocolError
+from memoire.errors import DataError, NotPlain, ProtocolError
+from memoire.wire import values as plain
 
-TENSOR, ARRAY, SCALAR, SET, WHOLE, OBJECTS = range(1, 7)
-_LENGTH: Final = struct.Struct("<I")
-_ENCODER: Final = msgspec.msgpack.Encoder()
-_PLAIN = (type(None), bool, float, bytes)
-
+TENSOR, NAMED, SET, WHOLE, OBJECTS = range(4, 9)
+"""Extensions beside those of `wire.values`: a tensor as its array; one of a dtype that NumPy lacks; a set, a whole
+number beyond 64 bits, an array of objects.
+"""
+_KNOWN: Final = (bool, float, str, bytes, list, tuple, dict, np.generic)
+"""Types whose subclasses are packed as they are."""
+Ext = msgspec.msgpack.Ext
 
 Parser = Callable[[dict[str, Any]], Any]
 """Changes columns of a batch before they are stored, such as addresses into what lies there."""
@@ -141,103 +139,66 @@ def encode(value: Any) -> bytes:
         NotPlain: it is of a type that no reader could make again without running code of the writer.
         ParameterError: a text in it has a lone surrogate.
     """
-    return _ENCODER.encode(_packed(value))
+    return plain.pack(value, "value", _unusual)
 
 
-def decode(data: bytes) -> Any:
+def decode(data: bytes | memoryview) -> Any:
     """The value of these bytes; tensors and arrays have memory of their own. Raises ProtocolError."""
     try:
-        return msgspec.msgpack.decode(data, ext_hook=_unpacked)
-    except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, struct.error, RecursionError) as error:
-        raise ProtocolError("payload", f"a value cannot be read: {error}") from None
+        return plain.unpack(data, "a value", _read)
+    except DataError as error:
+        raise ProtocolError("payload", f"a value {error.problem}") from None
 
 
-def _packed(value: Any) -> Any:
-    """What msgpack can say of a value."""
-    if type(value) is str:
-        return text("value", value)
-    if type(value) in _PLAIN:
+def _unusual(value: Any) -> Any:
+    """What a value is packed as that is no plain one."""
+    if isinstance(value, torch.Tensor):
+        return _tensor(value.detach().cpu().contiguous())
+    if isinstance(value, NonTensorStack):
+        return value.tolist()
+    if isinstance(value, NonTensorData):
+        return value.data
+    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+        return Ext(OBJECTS, encode([list(value.shape), value.ravel().tolist()]))
+    if isinstance(value, np.ndarray) and value.dtype.kind not in plain.KINDS:
+        raise NotPlain(f"array of {value.dtype}")
+    if isinstance(value, set | frozenset):
+        return Ext(SET, encode(list(value)))
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return Ext(WHOLE, str(int(value)).encode())
+    if isinstance(value, int | np.ndarray | _KNOWN):
         return value
-    if isinstance(value, bool | int):
-        return int(value) if -(2**63) <= value < 2**64 else msgspec.msgpack.Ext(WHOLE, str(int(value)).encode())
-    pack = next((pack for kind, pack in _PACKERS.items() if isinstance(value, kind)), None)
-    if pack is None:
-        raise NotPlain(type(value).__qualname__)
-    return pack(value)
+    raise NotPlain(type(value).__qualname__)
 
 
-def _tensor(value: torch.Tensor) -> msgspec.msgpack.Ext:
-    flat = value.detach().cpu().contiguous().reshape(-1)
-    raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-    return _with_head(TENSOR, [str(value.dtype).removeprefix("torch."), list(value.shape)], raw)
+def _tensor(value: torch.Tensor) -> Any:
+    try:
+        return Ext(TENSOR, plain.array_bytes(value.numpy(), "value"))
+    except TypeError:  # NumPy has no such dtype
+        raw = value.reshape(-1).view(torch.uint8).numpy() if value.numel() else np.empty(0, np.uint8)
+        return Ext(NAMED, plain.pack([str(value.dtype).removeprefix("torch."), list(value.shape), raw]))
 
 
-def _array(value: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:
-    if value.dtype.hasobject:
-        content = [list(value.shape), [_packed(each) for each in value.ravel().tolist()]]
-        return msgspec.msgpack.Ext(OBJECTS, _ENCODER.encode(content))
-    flat = np.ascontiguousarray(value)
-    return _with_head(ARRAY, [_dtype_name(value.dtype), list(value.shape)], flat.reshape(-1).view(np.uint8))
-
-
-def _dtype_name(dtype: np.dtype[Any]) -> str:
-    if dtype.names is not None:
-        raise NotPlain(f"array of {dtype}")
-    return dtype.str
-
-
-def _with_head(code: int, head: list[Any], raw: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:
-    said = _ENCODER.encode(head)
-    return msgspec.msgpack.Ext(code, b"".join((_LENGTH.pack(len(said)), said, raw.tobytes())))
-
-
-_PACKERS: Final[dict[Any, Callable[[Any], Any]]] = {
-    torch.Tensor: _tensor,
-    np.ndarray: _array,
-    np.generic: lambda value: msgspec.msgpack.Ext(SCALAR, bytes(_array(np.asarray(value)).data)),
-    str: lambda value: text("value", str(value)),
-    bytes | bytearray | memoryview: bytes,
-    float: float,
-    NonTensorStack: lambda value: [_packed(each) for each in value.tolist()],
-    NonTensorData: lambda value: _packed(value.data),
-    list | tuple: lambda value: [_packed(each) for each in value],
-    set | frozenset: lambda value: msgspec.msgpack.Ext(SET, _ENCODER.encode([_packed(each) for each in value])),
-    dict: lambda value: {_packed(key): _packed(each) for key, each in value.items()},
-}
-
-
-def _unpacked(code: int, data: memoryview) -> Any:
+def _read(code: int, data: memoryview) -> Any:
+    """What an extension holds. Raises ValueError and others that `plain.unpack` expects."""
+    if code == TENSOR:
+        return torch.from_numpy(plain.array_of(data))
     if code == WHOLE:
         return int(bytes(data))
-    if code in (TENSOR, ARRAY, SCALAR):
-        made = _tensor_of(data) if code == TENSOR else _array_of(data)
-        return made[()] if code == SCALAR else made
-    values = msgspec.msgpack.decode(data, ext_hook=_unpacked)
-    if code == OBJECTS:
-        made = np.empty(len(values[1]), object)
-        made[:] = values[1]
-        return made.reshape(values[0])
-    if code != SET:
+    if code not in (NAMED, SET, OBJECTS):
         raise ValueError(f"extension {code} is not known")
-    return set(values)
-
-
-def _head_of(data: memoryview) -> tuple[str, list[int], memoryview]:
-    (length,) = _LENGTH.unpack_from(data)
-    name, shape = msgspec.msgpack.decode(data[_LENGTH.size : _LENGTH.size + length], type=tuple[str, list[int]])
-    return name, shape, data[_LENGTH.size + length :]
-
-
-def _tensor_of(data: memoryview) -> torch.Tensor:
-    name, shape, raw = _head_of(data)
+    found = decode(data)
+    if code == SET:
+        return set(found)
+    if code == OBJECTS:
+        shape, values = found
+        made = np.empty(len(values), object)
+        made[:] = values
+        return made.reshape(shape)
+    name, shape, raw = found
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name!r} is no dtype")
-    if not len(raw):
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(dtype).reshape(shape)
-
-
-def _array_of(data: memoryview) -> np.ndarray[Any, Any]:
-    name, shape, raw = _head_of(data)
-    return np.frombuffer(bytearray(raw), np.dtype(name)).reshape(shape)
+    return torch.from_numpy(raw).view(dtype).reshape(shape) if len(raw) else torch.empty(shape, dtype=dtype)

@@ -14,8 +14,7 @@ from memoire.errors import DataError, ParameterError
 from memoire.rl import envelope
 from memoire.rl.envelope import Sample, columns_of, samples_of, samples_table
 from memoire.rl.memory_experience import following
-from memoire.rl.plain_values import MAX_DEPTH, pack, unpack
-from memoire.rl.sample_forms import packed_rows, unpacked_rows
+from memoire.wire.values import MAX_DEPTH, pack, unpack
 
 leaves = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), st.text(max_size=8),
@@ -102,56 +101,11 @@ def comparable(sample: Sample) -> tuple[Any, ...]:
     return (pack(tuple(sample[:6])), *sample[6:-1])
 
 
-forms = st.recursive(
-    st.one_of(
-        st.just(st.floats(allow_nan=False)), st.just(st.booleans()), st.just(st.integers(0, 3)), st.just(st.none()),
-        st.just(st.text(max_size=1)), st.just(st.floats(width=32, allow_nan=False).map(np.float32)),
-        st.builds(
-            arrays.arrays, st.sampled_from([np.float32, np.int64, np.bool_, np.dtype("<U2")]),
-            arrays.array_shapes(min_dims=0, max_side=3),
-        ),
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3).map(lambda parts: st.tuples(*parts)),
-        st.lists(inner, max_size=3).map(lambda parts: st.tuples(*parts).map(list)),
-        st.dictionaries(st.text(max_size=2), inner, max_size=3).map(st.fixed_dictionaries),
-    ),
-    max_leaves=6,
-)  # fmt: skip
-
-
-@given(st.data(), forms, forms, st.integers(0, 12))
-def test_rows_of_one_form_or_several_are_packed_as_each_alone_and_come_back(
-    data: st.DataObject, one: Any, other: Any, count: int
-) -> None:
-    which = st.one_of(one, one, one, other)
-    rows = [(data.draw(which), 1.5, data.draw(st.sampled_from([{}, {"a": 1}]))) for _ in range(count)]
-    body, lengths = packed_rows(rows)
-    assert body.tobytes() == b"".join(map(pack, rows)) and lengths == [len(pack(each)) for each in rows]
-    found = unpacked_rows(body, np.array(lengths, np.int64))
-    assert all(map(same, found, rows)) and len(found) == len(rows)
-
-
-@given(st.lists(st.binary(min_size=3, max_size=3), min_size=4, max_size=8))
-def test_rows_of_other_bytes_are_read_as_each_alone(bodies: list[bytes]) -> None:
-    values, lengths = np.frombuffer(b"".join(bodies), np.uint8), np.array([3] * len(bodies))
-    try:
-        expected = [unpack(each) for each in bodies]
-    except DataError:
-        with pytest.raises(DataError):
-            unpacked_rows(values, lengths)
-        return
-    assert all(map(same, unpacked_rows(values, lengths), expected))
-
-
-def test_arrays_of_samples_that_were_read_together_are_the_callers_own() -> None:
-    rows = [(np.full(2, place, np.float32), {}) for place in range(5)]
-    values, lengths = packed_rows(rows)
-    found = unpacked_rows(values, np.array(lengths))
-    found[1][0][:] = 7.0
-    assert [float(each[0][0]) for each in found] == [0.0, 7.0, 2.0, 3.0, 4.0]
-    found[1][1]["a"] = 1
-    assert found[2][1] == {}
+def test_arrays_of_samples_that_were_read_are_the_callers_own() -> None:
+    body = pack((np.zeros(2, np.float32), {}))
+    first, second = unpack(body), unpack(body)
+    second[0][:], second[1]["a"] = 7.0, 1
+    assert first[0].tolist() == [0.0, 0.0] and first[1] == {} and unpack(pack(second))[0].tolist() == [7.0, 7.0]
 
 
 def test_buffers_are_of_one_worker_and_end_where_a_sample_is_missing() -> None:

@@ -1,5 +1,6 @@
 """Samples come back from a journal as they came, in whatever write it was killed; old files leave with the memory."""
 
+import contextlib
 import functools
 import signal
 import tracemalloc
@@ -14,9 +15,9 @@ from hypothesis.extra import numpy as hnp
 from faultkit import FailAt, KillAt, in_child
 from memoire.errors import DataError, ParameterError
 from memoire.rl.memory import GenericMemory
-from memoire.rl.sample_journal import KeptBuffer, SampleJournal, unpacked_buffers
-from memoire.rl.sample_records import packed, unpacked
+from memoire.rl.sample_journal import KeptBuffer, SampleJournal, packed_buffers, unpacked_buffers
 from memoire.rl.trees import leaves_of, structure_of
+from memoire.wire.values import pack
 
 
 def sample(number, done=False, **info):
@@ -60,52 +61,67 @@ values = st.recursive(
 @given(st.lists(values, max_size=3), st.integers(1, 3))
 def test_plain_values_and_arrays_come_back_with_their_types(samples, repeats):
     given_ = samples * repeats
-    found = unpacked(bytearray(packed(given_)))
-    assert len(found) == len(given_)
-    for one, other in zip(given_, found, strict=True):
+    (found,) = unpacked_buffers(packed_buffers([KeptBuffer(given_)]))
+    for one, other in zip(given_, found.memory, strict=True):
         same(one, other)
 
 
 @given(st.binary(max_size=200))
 def test_other_bytes_are_refused(body):
-    for given_ in (body, len(body).to_bytes(4, "little") + body):
-        try:
-            unpacked(given_)
-        except DataError:
-            pass
+    with contextlib.suppress(DataError):
+        list(unpacked_buffers(body))
+
+
+@given(values)
+def test_values_that_are_no_buffers_are_refused(value):
+    with contextlib.suppress(DataError):
+        list(unpacked_buffers(pack(value)))
+
+
+COLUMN = 0, pack([1.0, 2.0])
+ONE = (2, False, None)
 
 
 @pytest.mark.parametrize(
-    "about",
+    ("about", "runs"),
     [
-        [],
-        [1],
-        [((1,), (0,))],
-        [("a", "b", b"c")],
-        [([1], ["x"], b"\0")],
-        [([-1, 2], [0, 0], b"\0")],
-        [([1], [0], 1 << 40)],
+        ([], [(2, None, [COLUMN])]),
+        ([1], [(2, None, [COLUMN])]),
+        ([(1, False, None)], [(2, None, [COLUMN])]),
+        ([(3, False, None)], [(2, None, [COLUMN])]),
+        ([(-1, False, None), (3, False, None)], [(2, None, [COLUMN])]),
+        ([(2, False, b"1")], [(2, None, [COLUMN])]),
+        ([ONE], [(2, None, [])]),
+        ([ONE], [(3, None, [COLUMN])]),
+        ([ONE], [(2, (None, None), [COLUMN])]),
+        ([ONE], [(2, None, [(1, pack([1.0, 2.0]))])]),
+        ([ONE], [(2, None, [(0, b"x")])]),
     ],
 )
-def test_a_record_that_does_not_say_whose_its_samples_are_is_refused(about):
-    told = packed(about)
+def test_a_record_that_contradicts_itself_is_refused(about, runs):
+    assert [each.memory for each in unpacked_buffers(pack(([ONE], [(2, None, [COLUMN])])))] == [[1.0, 2.0]]
     with pytest.raises(DataError, match="a record of samples"):
-        list(unpacked_buffers(bytearray(len(told).to_bytes(4, "little") + told + packed([1.0]))))
+        list(unpacked_buffers(pack((about, runs))))
 
 
 def test_a_record_that_is_cut_short_is_refused():
-    body = packed([sample(1), sample(2)])
-    for size in range(len(body)):
-        with pytest.raises(DataError):
-            unpacked(body[:size])
-    with pytest.raises(DataError, match="belong to no column"):
-        unpacked(body + b"x")
+    body = packed_buffers([KeptBuffer([sample(1), sample(2)])])
+    for given_ in (*(body[:size] for size in range(len(body))), body + b"x"):
+        with pytest.raises(DataError, match="a record of samples"):
+            list(unpacked_buffers(given_))
 
 
-@pytest.mark.parametrize("wrong", [object(), 2**70, np.array([object()])])
-def test_what_cannot_be_stored_is_named_with_its_place(wrong, tmp_path):
-    with pytest.raises(ParameterError, match=r"sample\[1\]\['x'\] must be plain values"):
-        packed([(1, {"x": wrong})])
+def test_a_column_of_one_value_is_stored_once():
+    few, many = (packed_buffers([KeptBuffer([(np.ones(100), "x", 2.0)] * count)]) for count in (2, 1000))
+    assert len(many) < len(few) + 16
+
+
+@pytest.mark.parametrize("wrong", [object(), np.array([object()]), np.zeros(1, [("a", int)])])
+def test_what_cannot_be_stored_is_named_with_its_place(wrong):
+    with pytest.raises(ParameterError, match=r"sample\[1\]\['x'\] must be (plain values|arrays of numbers)"):
+        packed_buffers([KeptBuffer([(1, {"x": wrong})])])
+    with pytest.raises(ParameterError, match="whole numbers of at most 64 bits"):
+        packed_buffers([KeptBuffer([(1, {"x": 2**70})])])
 
 
 def test_a_memory_is_rebuilt_by_its_own_append_buffer(tmp_path):

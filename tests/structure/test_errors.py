@@ -51,8 +51,8 @@ FOREIGN = {
     "net/http.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
     "replay/writer_state.py": {"ValueError"},  # inside of a parser: becomes DataError
     "replay/writers.py": {"ValueError"},  # the same
-    "rl/sample_records.py": {"ValueError"},  # inside of a parser: becomes DataError
-    "rl/plain_values.py": {"ValueError"},  # inside of a parser: becomes DataError
+    "rl/sample_journal.py": {"ValueError"},  # inside of a parser: becomes DataError
+    "wire/values.py": {"ValueError"},  # inside of a parser: becomes DataError
     "tmrl/__main__.py": {"ModuleNotFoundError"},  # as Python's own protocol for imports asks for
     "rl/trainer/worker.py": {"KeyboardInterrupt"},  # the usual effect of the signal
     "rl/demo/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's

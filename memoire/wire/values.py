@@ -1,0 +1,186 @@
+"""Plain values and arrays as bytes, and back.
+
+    (1, np.float32([2.0]))    Ext 3 with [1, Ext 1: "<f4", shape [1], bytes of the values]
+
+The bytes are MessagePack; arrays, numbers of NumPy and tuples are extensions of it, and an `other` of the caller's may
+add some. Nothing in them can run anything. Samples of trainers and fields of keyed rows are written so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.errors import DataError, ParameterError
+
+MAX_DEPTH: Final = 32
+"""Containers within each other."""
+KINDS: Final = "biufcSUmM"
+"""Kinds of dtypes that travel: no objects."""
+MAX_HEADS: Final = 4096
+"""Forms of arrays that are remembered: further ones take longer."""
+ARRAY, SCALAR, TUPLE = 1, 2, 3
+"""Numbers of the extensions."""
+_HEADS: Final[dict[tuple[np.dtype[Any], tuple[int, ...]], bytes]] = {}  # what arrays of a form begin with
+_READ: Final[dict[bytes, tuple[np.dtype[Any], tuple[int, ...], int]]] = {}  # the same, from bytes to form
+
+
+Other: TypeAlias = Callable[[Any], Any]
+"""Gives what a value of another type is packed as: a plain value or an `Ext`; or the value itself, if it knows none."""
+OtherExt: TypeAlias = Callable[[int, memoryview], Any]
+"""Reads an extension of such an `Ext`: its number and bytes. Raises ValueError: there is no such number."""
+
+
+def pack(value: Any, what: str = "sample", other: Other | None = None) -> bytes:
+    """None, booleans, numbers, text, bytes, arrays, and tuples, lists and dicts of these, as bytes; types stay.
+
+    Tensors travel as arrays, unless `other` knows them.
+
+    Args:
+        what: What errors call it.
+
+    Raises:
+        ParameterError: something else is in it; says where.
+    """
+    try:
+        return ENCODER.encode(_Packing(other).plain(value, what, 0))
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise ParameterError(what, str(error), "whole numbers of at most 64 bits, and text in UTF-8") from error
+
+
+def unpack(body: bytes | memoryview, what: str = "a sample", other: OtherExt | None = None) -> Any:
+    """What `pack` packed; arrays are the caller's own.
+
+    Raises:
+        DataError: these are other bytes; calls them `what`.
+    """
+    try:
+        return (_DECODER if other is None else _decoder(other)).decode(body)
+    except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError, IndexError) as error:
+        raise DataError(what, f"cannot be read: {error}") from error
+
+
+ENCODER: Final = msgspec.msgpack.Encoder()
+_SAME: Final = frozenset((type(None), bool, float, str, bytes))
+_KEYS: Final = (type(None), bool, int, float, str, bytes, np.generic)
+
+
+class _Packing:
+    """Values on their way into MessagePack."""
+
+    def __init__(self, other: Other | None) -> None:
+        self._other = other
+
+    def plain(self, value: Any, where: str, depth: int) -> Any:
+        """The value as MessagePack has it."""
+        kind = type(value)
+        if kind in _SAME or (kind is int and -(2**63) <= value < 2**64):
+            return value
+        if kind is np.ndarray and value.dtype.kind in KINDS:
+            return msgspec.msgpack.Ext(ARRAY, array_bytes(value, where))
+        if depth >= MAX_DEPTH:
+            raise ParameterError(where, f"{depth} containers within each other", f"at most {MAX_DEPTH}")
+        if kind is tuple or kind is list or kind is dict:
+            return self._container(value, kind, where, depth + 1)
+        made = value if self._other is None else self._other(value)
+        return self._unusual(value, where, depth) if made is value else self._made(made, where, depth)
+
+    def _made(self, made: Any, where: str, depth: int) -> Any:
+        return made if isinstance(made, msgspec.msgpack.Ext) else self.plain(made, where, depth + 1)
+
+    def _container(self, value: Any, kind: type, where: str, depth: int) -> Any:
+        if kind is dict:
+            if any(not isinstance(key, _KEYS) for key in value):
+                key = next(key for key in value if not isinstance(key, _KEYS))
+                raise ParameterError(where, f"the key {key!r}", "keys that are text, bytes or numbers")
+            pairs = ((key, self.plain(each, f"{where}[{key!r}]", depth)) for key, each in value.items())
+            return {key if type(key) is str else self.plain(key, where, depth): each for key, each in pairs}
+        parts = [self.plain(each, where, depth) for each in value]
+        return msgspec.msgpack.Ext(TUPLE, ENCODER.encode(parts)) if kind is tuple else parts
+
+    def _unusual(self, value: Any, where: str, depth: int) -> Any:
+        """Numbers of NumPy, tensors, and subclasses of containers and numbers."""
+        if isinstance(value, np.generic):
+            return msgspec.msgpack.Ext(SCALAR, array_bytes(np.asarray(value), where))
+        if hasattr(value, "detach"):
+            return self.plain(np.asarray(value.detach().cpu()), where, depth)
+        if isinstance(value, np.ndarray):
+            return msgspec.msgpack.Ext(ARRAY, array_bytes(np.asarray(value), where))
+        for base in (tuple, list, dict):
+            if isinstance(value, base):
+                return self._container(value, base, where, depth + 1)
+        for plain in (int, float, str, bytes):
+            if isinstance(value, plain):
+                return plain(value)  # type: ignore[arg-type]
+        expected = "numbers, text, arrays, and tuples, lists and dicts of these. Have a compressor drop it"
+        raise ParameterError(where, type(value).__name__, f"plain values: {expected}")
+
+
+def array_bytes(array: NDArray[Any], where: str) -> bytes:
+    """The content of an `Ext`: dtype's length, dtype, dimensions, shape, values. Raises ParameterError: of objects."""
+    head = _HEADS.get((array.dtype, array.shape))
+    if head is None:
+        head = _new_head(array, where)
+        if len(_HEADS) < MAX_HEADS:
+            _HEADS[array.dtype, array.shape] = head
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return head + array.tobytes()
+
+
+def _new_head(array: NDArray[Any], where: str) -> bytes:
+    dtype = array.dtype.newbyteorder("<")
+    if dtype.kind not in KINDS or dtype.names is not None:
+        raise ParameterError(where, f"an array of {array.dtype}", "arrays of numbers, booleans or text")
+    name = dtype.str.encode()
+    return b"".join((bytes((len(name),)), name, bytes((array.ndim,)), np.array(array.shape, "<u4").tobytes()))
+
+
+def array_of(data: memoryview) -> NDArray[Any]:
+    """The array [*F] in the bytes of an `Ext`, in memory of its own. Raises ValueError, IndexError: these are none."""
+    dimensions = data[1 + data[0]]
+    begin = 2 + data[0] + 4 * dimensions
+    head = bytes(data[:begin])
+    known = _READ.get(head)
+    if known is None:
+        known = _read_head(head, dimensions)
+        if len(_READ) < MAX_HEADS:
+            _READ[head] = known
+    dtype, shape, size = known
+    if len(data) - begin != size:
+        raise ValueError(f"an array of {dtype} and shape {shape} has other bytes")
+    return np.ndarray(shape, dtype, bytearray(data[begin:]))
+
+
+def _read_head(head: bytes, dimensions: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Dtype, shape and bytes of the values."""
+    name_end = 1 + head[0]
+    dtype = np.dtype(head[1:name_end].decode())
+    shape = tuple(np.frombuffer(head[name_end + 1 : name_end + 1 + 4 * dimensions], "<u4").tolist())
+    if dtype.kind not in KINDS or not dtype.itemsize:
+        raise ValueError(f"an array of {dtype}")
+    return dtype, shape, math.prod(shape) * dtype.itemsize
+
+
+def _decoder(other: OtherExt | None) -> msgspec.msgpack.Decoder[Any]:
+    def read(code: int, data: memoryview) -> Any:
+        if code == ARRAY:
+            return array_of(data)
+        if code == TUPLE:
+            return tuple(decoder.decode(data))
+        if code == SCALAR:
+            return array_of(data)[()]
+        if other is None:
+            raise ValueError(f"extension {code} of {len(data)} bytes")
+        return other(code, data)
+
+    decoder = msgspec.msgpack.Decoder(ext_hook=read)
+    return decoder
+
+
+_DECODER: Final = _decoder(None)
