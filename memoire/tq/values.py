@@ -20,7 +20,7 @@ TENSOR, NAMED, SET, WHOLE, OBJECTS = range(4, 9)
 """Extensions beside those of `wire.values`: a tensor as its array; one of a dtype that NumPy lacks; a set, a whole
 number beyond 64 bits, an array of objects.
 """
-_KNOWN: Final = (bool, float, str, bytes, list, tuple, dict, np.generic)
+_KNOWN: Final = (bool, float, str, bytes, list, dict, np.generic)
 """Types whose subclasses are packed as they are."""
 Ext = msgspec.msgpack.Ext
 
@@ -166,6 +166,8 @@ def _unusual(value: Any) -> Any:
         return Ext(SET, encode(list(value)))
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
+    if isinstance(value, tuple):
+        return list(value)  # as TransferQueue has it
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return Ext(WHOLE, str(int(value)).encode())
     if isinstance(value, int | np.ndarray | _KNOWN):

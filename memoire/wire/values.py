@@ -31,7 +31,7 @@ _READ: Final[dict[bytes, tuple[np.dtype[Any], tuple[int, ...], int]]] = {}  # th
 
 
 Other: TypeAlias = Callable[[Any], Any]
-"""Gives what a value of another type is packed as: a plain value or an `Ext`; or the value itself, if it knows none."""
+"""Gives what a tuple, or a value of another type, is packed as: a plain value or an `Ext`; or the value itself."""
 OtherExt: TypeAlias = Callable[[int, memoryview], Any]
 """Reads an extension of such an `Ext`: its number and bytes. Raises ValueError: there is no such number."""
 
@@ -85,7 +85,7 @@ class _Packing:
             return msgspec.msgpack.Ext(ARRAY, array_bytes(value, where))
         if depth >= MAX_DEPTH:
             raise ParameterError(where, f"{depth} containers within each other", f"at most {MAX_DEPTH}")
-        if kind is tuple or kind is list or kind is dict:
+        if kind is list or kind is dict or (kind is tuple and self._other is None):
             return self._container(value, kind, where, depth + 1)
         made = value if self._other is None else self._other(value)
         return self._unusual(value, where, depth) if made is value else self._made(made, where, depth)

@@ -93,6 +93,10 @@ def test_a_tensor_comes_back_with_dtype_and_shape_and_can_be_written(dtype, shap
     found += 1 if dtype != "bool" else True
 
 
+def test_a_tuple_comes_back_as_a_list():
+    assert values.decode(values.encode({"turns": ((1, 2), [3])})) == {"turns": [[1, 2], [3]]}
+
+
 def test_an_array_of_objects_comes_back_as_one():
     found = values.decode(values.encode(np.array([["a", None], [{"k": 1}, 2]], object)))
     assert found.dtype == object and found.tolist() == [["a", None], [{"k": 1}, 2]]
