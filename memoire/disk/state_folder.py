@@ -29,17 +29,16 @@ from pathlib import Path
 from typing import Final
 
 from memoire.accounting.logbook import LineFilter, LogEntry
-from memoire.accounting.packing import AccountPacker, Packed, StoredAccounts
+from memoire.accounting.packing import Packed, StoredAccounts
 from memoire.accounting.runs import FolderStats, RunFacts, SavedGroup
 from memoire.errors import Closed, StateLost
 from memoire.limits import Limits, wall_clock
 from memoire.models.model import Model
 
 from . import records
-from .database import DatabaseReader
 from .files import as_saved, bytes_in
 from .opening import OpenFolder
-from .records import LAST, META, SETTING, StateContents, condition
+from .records import LAST, META, SETTING, condition
 from .saver import DatabaseBackups, Saver
 
 _log = logging.getLogger(__name__)
@@ -54,73 +53,11 @@ _left_alone: list[object] = []  # in a forked child: never closed there
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
-class StoredRuns:
-    """The runs of an open state folder. Thread-safe.
-
-    Args:
-        path: Of the database.
-        contents: As its writer keeps them.
-        reader: Of the database.
-        packing: How accounts are packed.
-        check_open: Raises Closed once the folder is closed.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        contents: StateContents,
-        reader: DatabaseReader,
-        packing: AccountPacker,
-        check_open: Callable[[], None],
-    ) -> None:
-        self.path = path
-        self._contents, self._reader, self._packing, self._check_open = contents, reader, packing, check_open
-
-    def runs(self) -> list[RunFacts]:
-        """All runs, in the order in which they began; the one that is counted has not ended."""
-        numbers = self._contents.runs
-        return sorted(dict(self._contents.facts_of).values(), key=lambda facts: numbers[facts.name])
-
-    def settings(self) -> dict[str, str]:
-        """Texts that were saved, by name."""
-        with as_saved(self.path):
-            self._check_open()
-            return {key.decode(): body.decode() for key, body in self._reader.facts(SETTING)}
-
-    def accounts(self, run: str) -> StoredAccounts:
-        """The accounts of a run, of other servers too; each is read when it is asked for."""
-        return StoredAccounts(self._packing, _RunReader(self, run))
-
-    def packed_accounts(self, run: str, begin: bytes = b"", most: int = 1 << 62, before: bytes = LAST) -> list[Packed]:
-        """At most so many accounts of a run as they are on disk, from the key `begin` on and below `before`."""
-        self._check_open()
-        number = self._contents.runs.get(run)
-        return [] if number is None else self._reader.accounts(number, begin, most, before)
-
-    def line_count(self, run: str) -> int:
-        """Lines of a run that were ever taken: the index of the newest one."""
-        number = self._contents.runs.get(run)
-        return 0 if number is None else self._contents.counts.get(number, 0)
-
-    def search(self, run: str, wanted: LineFilter, most: int, newest_first: bool) -> list[LogEntry]:
-        """Log lines of a run, at most so many of those wanted; an unknown run has none.
-
-        Raises:
-            StateCorrupt: one of them is damaged; or any line is, if more than their index is wanted.
-        """
-        self._check_open()
-        number = self._contents.runs.get(run)
-        found = None if number is None else condition(number, wanted)
-        if found is not None and wanted != LineFilter(after=wanted.after, before=wanted.before):
-            self._reader.check_lines()
-        return [] if found is None else self._reader.lines(*found, "DESC" if newest_first else "ASC", most)
-
-
 class _RunReader:
     """Reads the accounts of one run, which may be one that is not saved yet."""
 
-    def __init__(self, stored: StoredRuns, run: str) -> None:
-        self._stored, self._run = stored, run
+    def __init__(self, store: Store, path: Path, run: str) -> None:
+        self._store, self._path, self._run = store, path, run
 
     def body(self, key: bytes) -> bytes | None:
         """Body of the account with this key."""
@@ -128,11 +65,11 @@ class _RunReader:
 
     def after(self, key: bytes, most: int, before: bytes = LAST) -> list[Packed]:
         """At most so many accounts from this key on, ascending, whose keys are below `before`."""
-        return self._stored.packed_accounts(self._run, key, most, before)
+        return self._store.packed_accounts(self._run, key, most, before)
 
     def reading(self) -> AbstractContextManager[None]:
         """Within it, what cannot have been saved is StateCorrupt."""
-        return as_saved(self._stored.path)
+        return as_saved(self._path)
 
 
 def _nothing(point: str) -> None:
@@ -181,7 +118,7 @@ class Store:
         self._prompts = opened.prompts
         self.prompts = opened.prompts.rows
         """Kind, key and body of each row that is saved of a table of prompts, by its name. Before `start`."""
-        self._stored = StoredRuns(opened.path, self._file.contents, opened.reader, opened.packing, self._check_open)
+        self._contents, self._reader = opened.file.contents, opened.reader
         self._saver = Saver(self.folder, self.save, self._trim, self._look_after)
         self._backups = DatabaseBackups(
             self.folder, opened.reader, lambda: self._file.seal.generation, every=limits.backup_every, at=at
@@ -195,23 +132,29 @@ class Store:
 
     def runs(self) -> list[RunFacts]:
         """All runs, in the order in which they began; the one that is counted has not ended."""
-        return self._stored.runs()
+        numbers = self._contents.runs
+        return sorted(dict(self._contents.facts_of).values(), key=lambda facts: numbers[facts.name])
 
     def settings(self) -> dict[str, str]:
         """Texts that were saved, by name."""
-        return self._stored.settings()
+        with as_saved(self._opened.path):
+            self._check_open()
+            return {key.decode(): body.decode() for key, body in self._reader.facts(SETTING)}
 
     def accounts(self, run: str) -> StoredAccounts:
         """The accounts of a run, of other servers too; each is read when it is asked for."""
-        return self._stored.accounts(run)
+        return StoredAccounts(self._opened.packing, _RunReader(self, self._opened.path, run))
 
     def packed_accounts(self, run: str, begin: bytes = b"", most: int = 1 << 62, before: bytes = LAST) -> list[Packed]:
         """At most so many accounts of a run as they are on disk, from the key `begin` on and below `before`."""
-        return self._stored.packed_accounts(run, begin, most, before)
+        self._check_open()
+        number = self._contents.runs.get(run)
+        return [] if number is None else self._reader.accounts(number, begin, most, before)
 
     def line_count(self, run: str) -> int:
         """Lines of a run that were ever taken: the index of the newest one."""
-        return self._stored.line_count(run)
+        number = self._contents.runs.get(run)
+        return 0 if number is None else self._contents.counts.get(number, 0)
 
     def search(
         self,
@@ -223,8 +166,16 @@ class Store:
     ) -> list[LogEntry]:
         """Log lines of a run, at most so many of those wanted, as the log file has them; beside the writer, from any
         thread. An unknown run has none; the oldest come first unless asked otherwise.
+
+        Raises:
+            StateCorrupt: one of them is damaged; or any line is, if more than their index is wanted.
         """
-        return self._stored.search(run, wanted, most, newest_first)
+        self._check_open()
+        number = self._contents.runs.get(run)
+        found = None if number is None else condition(number, wanted)
+        if found is not None and wanted != LineFilter(after=wanted.after, before=wanted.before):
+            self._reader.check_lines()
+        return [] if found is None else self._reader.lines(*found, "DESC" if newest_first else "ASC", most)
 
     def models(self, run: str) -> list[Model]:
         """The newest model of each topic of a run, in the order of topics.
@@ -232,7 +183,7 @@ class Store:
         Raises:
             StateCorrupt: a body is not what was published.
         """
-        return self._models.of(self._file.contents.runs.get(run))
+        return self._models.of(self._contents.runs.get(run))
 
     def versions(self) -> dict[str, int]:
         """The highest version of each topic over all runs: versions never go back."""
