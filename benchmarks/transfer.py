@@ -15,8 +15,7 @@ from peers.tasks import columns, model, packets
 
 import memoire
 from memoire.errors import MemoireTimeout
-from memoire.rl.envelope import TABLE, Sample, columns_of, samples_table
-from memoire.rl.memory_experience import SampleTaker
+from memoire.rl.samples import TABLE, Sample, SampleTaker, columns_of, samples_table
 from memoire.security import provision as key_writer
 from memoire.wire import _bytes
 

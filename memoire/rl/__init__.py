@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from memoire.rl.memory import GenericMemory as GenericMemory
     from memoire.rl.observers.observer import Ask as Ask
     from memoire.rl.observers.observer import Observer as Observer
-    from memoire.rl.partials import partial as partial
     from memoire.rl.pipeline import Collection as Collection
     from memoire.rl.pipeline import Goal as Goal
     from memoire.rl.pipeline import Pipeline as Pipeline
     from memoire.rl.pipeline import Work as Work
+    from memoire.rl.pipeline import partial as partial
     from memoire.rl.pipeline import replay as replay
     from memoire.rl.policies import MlpPolicy as MlpPolicy
     from memoire.rl.policies import Policy as Policy
@@ -111,7 +111,7 @@ _HOMES = {
     "RecurrentActorCritic": "memoire.rl.onpolicy.ppo",
     "RecurrentPPO": "memoire.rl.onpolicy.ppo",
     "RemoteActor": "memoire.rl.onpolicy.collector",
-    "partial": "memoire.rl.partials",
+    "partial": "memoire.rl.pipeline",
     "EpisodeResult": "memoire.rl.trainer.worker",
     "GaussianPolicy": "memoire.rl.sac",
     "Goal": "memoire.rl.pipeline",

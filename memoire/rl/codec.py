@@ -4,7 +4,8 @@
     codec = Codec({"obs[0]": zlib_pack}, {"obs[0]": zlib_unpack})        # or of single leaves
     codec = Codec(history=ActionHistory(4))                              # no last actions in observations
 
-Both ends have the same object: its name and digest travel, and a trainer refuses samples of another one.
+Both ends have the same object: its name and digest travel, and a trainer refuses samples of another one. So does the
+digest of an `obs_preprocessor`, which both ends call, too.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import functools
 import hashlib
 import inspect
 import io
+import logging
 import sys
 import textwrap
 import tokenize
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -24,6 +26,8 @@ from memoire.arguments import one_of, whole
 from memoire.errors import CodecMismatch, ParameterError, WrongType
 
 from .trees import assembled, leaves_of, paths_of, structure_of
+
+_log = logging.getLogger(__name__)
 
 When = Literal["append", "sample"]
 MARK: Final = "codec"
@@ -244,3 +248,49 @@ def _mapped(functions: Mapping[str, Callable[[Any], Any]], value: Any, root: str
 
 NONE: Final = Codec()
 """Changes nothing: a worker without a codec sends the same."""
+
+
+PREPROCESSOR: Final = "__memoire_obs_preprocessor"
+"""Key in `info` of a reset's sample: digest of the function that its worker calls; without one there is none."""
+
+
+def digest(function: Callable[..., Any] | None) -> str:
+    """Of a function; "" of none."""
+    return "" if function is None else digest_of(function)
+
+
+class PreprocessorCheck:
+    """Compares a memory's function with those of workers.
+
+    Args:
+        function: The memory's; None is none.
+    """
+
+    def __init__(self, function: Callable[..., Any] | None) -> None:
+        self._digest = digest(function)
+        self.has_warned = False
+
+    def look(self, infos: Sequence[Mapping[str, Any]], starts: Sequence[bool]) -> None:
+        """Look at samples that come. Warns once of functions that cannot be compared.
+
+        Args:
+            starts: For each, whether a reset gave it.
+
+        Raises:
+            ParameterError: a worker has another function, or only one of both has one.
+        """
+        for info, is_reset in zip(infos, starts, strict=True):
+            told = info.get(PREPROCESSOR, "")
+            if not is_reset or told == self._digest:
+                continue
+            if _are_comparable(told, self._digest):
+                expected = f"{told or 'None'}, as a worker has it: give both the same function"
+                raise ParameterError("obs_preprocessor", self._digest or None, expected)
+            if not self.has_warned:
+                self.has_warned = True
+                _log.warning("cannot compare a worker's obs_preprocessor %s with %s here", told, self._digest)
+
+
+def _are_comparable(one: str, other: str) -> bool:
+    """Whether digests are of the same kind: of source, of one Python's byte code, or there is none."""
+    return not one or not other or one.partition(":")[0] == other.partition(":")[0]

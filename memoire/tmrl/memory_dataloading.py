@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from memoire.errors import DataError, NotEnoughSamples
+from memoire.rl.codec import PreprocessorCheck
 from memoire.rl.crc import Checks
 from memoire.rl.memory import stacked
-from memoire.rl.preprocessors import PreprocessorCheck
 from memoire.rl.trees import on_device
 
 PICKLES: Final = (".pkl", ".pickle")

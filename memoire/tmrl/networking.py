@@ -21,14 +21,13 @@ import numpy as np
 import memoire.tmrl.config.config_constants as cfg
 import memoire.tmrl.config.config_objects as cfg_obj
 from memoire import loggers
+from memoire.arguments import whole
 from memoire.client.client import Client
 from memoire.errors import DataError, ParameterError
+from memoire.limits import Limits
 from memoire.rl.crc import Marks
-from memoire.rl.envelope import TABLE, Sample
-from memoire.rl.memory_experience import MemoryExperience, SampleTaker
 from memoire.rl.sample_journal import SampleJournal
-from memoire.rl.sample_server import sample_server
-from memoire.rl.synchronous import run_synchronous, step_seconds
+from memoire.rl.samples import TABLE, MemoryExperience, Sample, SampleTaker, samples_table
 from memoire.rl.trainer.recording import Packets
 from memoire.rl.trainer.saving import (
     SETTINGS,
@@ -43,7 +42,9 @@ from memoire.rl.trainer.saving import (
 from memoire.rl.trainer.trainer import Trainer as NativeTrainer
 from memoire.rl.trainer.training import Experience, RoundStats, Training, TrainingState
 from memoire.rl.trainer.worker import RolloutWorker as NativeWorker
+from memoire.rl.trainer.worker import run_synchronous, step_seconds
 from memoire.security.keys import Keys
+from memoire.server.server import Server as NativeServer
 
 from .addresses import check_paths, port_of, urls_of
 
@@ -77,7 +78,7 @@ class Buffer:
         memory: Tuples (act, new_obs, rew, done, info), as the compressor left them. A sample that a reset gave is one
             of them, with the action that the device did meanwhile. `done` is False if the episode was truncated; then
             `info` has "__no_done".
-        samples: The same with all that travelled: see `memoire.rl.envelope.Sample`.
+        samples: The same with all that travelled: see `memoire.rl.samples.Sample`.
         continues: Whether the first one follows the last sample that the memory got.
         stat_train_return, stat_test_return, stat_train_steps, stat_test_steps: Of the newest episodes.
     """
@@ -158,9 +159,10 @@ class Server:
         places: dict[str, Any] = {}
         if port is None and request and request + 1 != cfg.PORT_ROLLOUT:
             places["push_endpoint"] = f"tcp://{host}:{cfg.PORT_ROLLOUT}"
-        self.server = sample_server(
-            f"tcp://{host}:{request}", capacity=cfg.BUFFERS_MAXLEN if capacity is None else capacity,
-            least=min_samples_per_server_packet, max_workers=max_workers, run=cfg.RUN_NAME, name="server", keys=keys,
+        table = samples_table(cfg.BUFFERS_MAXLEN if capacity is None else capacity, min_samples_per_server_packet)
+        limits = Limits(max_actors=0 if max_workers is None else whole("max_workers", max_workers, 1))
+        self.server = NativeServer(
+            f"tcp://{host}:{request}", tables={TABLE: table}, limits=limits, run=cfg.RUN_NAME, name="server", keys=keys,
             state_dir=state_dir, **places,
         )  # fmt: skip
         """The server itself: pages, totals, and what else it can do."""
@@ -309,7 +311,7 @@ class RolloutWorker(NativeWorker):
         end_episodes: bool = True,
         verbose: bool = False,
     ) -> None:
-        """Training steps that wait for the trainer's models: see `memoire.rl.synchronous`."""
+        """Training steps that wait for the trainer's models: see `memoire.rl.trainer.worker.run_synchronous`."""
         self.is_verbose = verbose
         run_synchronous(self, test_episode_interval, nb_steps, initial_steps, max_steps_per_update, end_episodes)
 

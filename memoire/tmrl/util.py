@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from memoire import _core
 from memoire.errors import NotSettable
-from memoire.rl.partials import partial
+from memoire.rl.pipeline import partial
 
 __all__ = ["cached_property", "partial", "prod"]
 

@@ -40,7 +40,7 @@ from memoire.replay.schema import RowSchema
 from memoire.rl import weights
 from memoire.rl.memory import GenericMemory
 from memoire.rl.sample_journal import SampleJournal
-from memoire.rl.trainer.saving import ModelFiles
+from memoire.rl.weights import ModelFiles
 from memoire.security import keys as keypairs
 from memoire.security import provision as key_writer
 from memoire.security.access import Tokens

@@ -21,17 +21,16 @@ from memoire.rl import weights
 from memoire.rl.trainer.saving import (
     KEPT,
     RESUMES,
-    ModelFiles,
     begin_fresh,
     checked_resume,
     form_of,
     load_agent,
     lock_checkpoint,
     put_aside,
-    read_model,
     save_agent,
     unsaved,
 )
+from memoire.rl.weights import ModelFiles, read_model
 
 # --- An agent's state by its attributes, without torch: what is saved is what comes back, and what was told stays
 
@@ -235,7 +234,7 @@ def test_models_of_the_same_moment_have_names_of_their_own(tmp_path):
 def test_a_second_holder_is_refused_and_told_the_first(tmp_path):
     path = tmp_path / "a.pth"
     code = (
-        f"from memoire.rl.trainer.saving import ModelFiles; files = ModelFiles({str(path)!r}, role='trainer'); "
+        f"from memoire.rl.weights import ModelFiles; files = ModelFiles({str(path)!r}, role='trainer'); "
         "print('held', flush=True); input()"
     )
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -1,13 +1,15 @@
 """Compressor and inverse are one object; samples of another codec are refused; last actions are left out and rebuilt."""
 
+import contextlib
 import functools
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
 
 from memoire.errors import CodecMismatch, ParameterError, WrongType
-from memoire.rl.codec import ActionHistory, Codec, digest_of
+from memoire.rl.codec import PREPROCESSOR, ActionHistory, Codec, PreprocessorCheck, digest, digest_of
 from memoire.rl.memory import GenericMemory
 
 
@@ -185,3 +187,35 @@ def test_action_buffers_are_rebuilt_as_the_environment_made_them(is_reset, start
         assert [part.tolist() for part in found[0]] == [part.tolist() for part in last_obs]
         assert [part.tolist() for part in found[3]] == [part.tolist() for part in new_obs]
         assert found[1] == act == found[3][-1]  # the newest action is in the buffer
+
+
+def halved(obs: Any) -> Any:
+    return obs / 2.0
+
+
+def doubled(obs: Any) -> Any:
+    return obs * 2.0
+
+
+@pytest.mark.parametrize(
+    ("worker", "memory", "differ"),
+    [(halved, halved, False), (None, None, False), (halved, doubled, True), (halved, None, True), (None, halved, True)],
+)
+def test_functions_that_differ_are_refused_by_both_names(worker: Any, memory: Any, differ: bool) -> None:
+    check = PreprocessorCheck(memory)
+    infos: list[dict[str, Any]] = [{PREPROCESSOR: digest(worker)} if worker else {}, {}]
+    both = [digest(each) or None for each in (worker, memory)]
+    says = "^obs_preprocessor must be {}, as a worker has it: give both the same function, got {!r}".format(*both)
+    with pytest.raises(ParameterError, match=says) if differ else contextlib.nullcontext():
+        check.look(infos, [True, False])
+
+
+def test_samples_in_the_middle_of_an_episode_say_nothing() -> None:
+    PreprocessorCheck(halved).look([{}, {}], [False, False])
+
+
+def test_byte_code_of_another_python_is_told_of_once(caplog: Any) -> None:
+    check = PreprocessorCheck(halved)
+    for _ in range(3):
+        check.look([{PREPROCESSOR: "code-3.99:0123"}], [True])
+    assert len(caplog.records) == 1 and "cannot compare a worker's obs_preprocessor code-3.99:0123" in caplog.text

@@ -11,9 +11,8 @@ from hypothesis.extra import numpy as arrays
 
 from memoire import Reader, Server, connect
 from memoire.errors import DataError, ParameterError
-from memoire.rl import envelope
-from memoire.rl.envelope import Sample, columns_of, samples_of, samples_table
-from memoire.rl.memory_experience import following
+from memoire.rl import samples as envelope
+from memoire.rl.samples import Sample, columns_of, following, samples_of, samples_table
 from memoire.wire.values import MAX_DEPTH, pack, unpack
 
 leaves = st.one_of(

@@ -19,9 +19,8 @@ from memoire.nodes.http import NodePages
 from memoire.replay.parameters import Parameters
 from memoire.rl import RealTimeEnv, RealTimeInterface, RolloutWorker, partial
 from memoire.rl.codec import Codec
-from memoire.rl.envelope import Sample, columns_of
-from memoire.rl.memory_experience import MemoryExperience, SampleTaker
 from memoire.rl.sample_journal import PARTS, SampleJournal
+from memoire.rl.samples import MemoryExperience, Sample, SampleTaker, columns_of
 from memoire.rl.trainer.actors import ModelFollower
 from memoire.rl.trainer.trainer import DrawnBatches
 from memoire.rl.trainer.training import RatioGate, Training, TrainingLoop

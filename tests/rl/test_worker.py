@@ -17,13 +17,11 @@ from history.ports import held
 from memoire import Reader, Schema, Server, Table
 from memoire.errors import CodecMismatch, MemoireTimeout, NotEnoughSamples, ParameterError, WrongType
 from memoire.rl import RolloutWorker, Work, weights
-from memoire.rl.codec import MARK, Codec
-from memoire.rl.envelope import TABLE, samples_of, samples_table
+from memoire.rl.codec import MARK, PREPROCESSOR, Codec, digest
 from memoire.rl.memory import NO_DONE, six_parts
-from memoire.rl.preprocessors import MARK as PREPROCESSOR
-from memoire.rl.preprocessors import digest
-from memoire.rl.synchronous import run_synchronous, step_seconds
+from memoire.rl.samples import TABLE, samples_of, samples_table
 from memoire.rl.trainer.recording import Packets
+from memoire.rl.trainer.worker import run_synchronous, step_seconds
 from memoire.wire.messages import TEST, TRAIN
 from netkit import until
 

@@ -12,7 +12,7 @@ from minari.data_collector import EpisodeBuffer
 from memoire.errors import CodecMismatch, CrcFailed, CrcOneSided, DataError, NotEnoughSamples, ParameterError
 from memoire.rl.codec import ActionHistory, Codec
 from memoire.rl.crc import Marks
-from memoire.rl.envelope import Sample
+from memoire.rl.samples import Sample
 from memoire.tmrl.memory import GenericMemory, TorchMemory, buffers_of
 from memoire.tmrl.memory_dataloading import MemoryDataloading
 from memoire.tmrl.networking import Buffer

@@ -18,11 +18,9 @@ import numpy as np
 
 from memoire.client.client import Client
 from memoire.errors import MemoireTimeout, ParameterError, Refused, WrongType
-from memoire.rl.codec import Codec
-from memoire.rl.envelope import Sample, columns_of, episodes_of
+from memoire.rl.codec import PREPROCESSOR, Codec, digest
 from memoire.rl.memory import NO_DONE
-from memoire.rl.preprocessors import MARK as PREPROCESSOR
-from memoire.rl.preprocessors import digest
+from memoire.rl.samples import Sample, columns_of, episodes_of
 from memoire.wire.frames import PASSING
 
 _log = logging.getLogger(__name__)
@@ -135,7 +133,7 @@ class Packets:
     """Sends samples of any form, when an episode ends and there are enough of them.
 
     Args:
-        client: Of a table that `envelope.samples_table` made.
+        client: Of a table that `samples.samples_table` made.
         compressor: Called as f(act, obs, rew, done, info) with each sample, or as f(act, obs, rew, terminated,
             truncated, info) if it takes six values; what it returns travels. None sends them as they are.
         least: Samples that are collected before they are sent.

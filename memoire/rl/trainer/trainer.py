@@ -28,10 +28,11 @@ from memoire.rl import weights
 from memoire.rl.policies import TOPIC
 from memoire.rl.spaces import with_actions
 from memoire.rl.step_clock import TrainerStanding
+from memoire.rl.weights import ModelFiles
 from memoire.security.keys import Given
 
 from .recording import connected
-from .saving import ModelFiles, form_of, load_agent, lock_checkpoint, save_agent, unsaved, warn_of_told
+from .saving import form_of, load_agent, lock_checkpoint, save_agent, unsaved, warn_of_told
 from .training import (
     LEAD,
     REASONS,

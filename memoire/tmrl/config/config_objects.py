@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import memoire.tmrl.config.config_constants as cfg
-from memoire.rl.partials import partial
+from memoire.rl.pipeline import partial
 
 DEFAULT_ENV: Final = "Pendulum-v1"
 GAMMA: Final = 0.99
