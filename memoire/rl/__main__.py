@@ -31,8 +31,7 @@ from memoire.server.server import Server
 from .onpolicy.collector import Collector, RemoteActor
 from .pipeline import TABLE, Pipeline, read_collection, read_pipeline, read_run_episode, seed_process
 from .policies import Policy
-from .trainer.saving import begin_fresh
-from .trainer.trainer import Trainer
+from .trainer.trainer import Trainer, begin_fresh
 from .trainer.worker import EpisodeResult, RolloutWorker, try_policy
 from .up import ACCIDENTS, Run, folder_of, keys_of
 

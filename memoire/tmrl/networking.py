@@ -31,15 +31,14 @@ from memoire.rl.samples import TABLE, MemoryExperience, Sample, SampleTaker, sam
 from memoire.rl.trainer.recording import Packets
 from memoire.rl.trainer.saving import (
     SETTINGS,
-    checked_resume,
     form_of,
-    put_aside,
     readable,
     restore,
     state_of,
     warn_of_told,
 )
 from memoire.rl.trainer.trainer import Trainer as NativeTrainer
+from memoire.rl.trainer.trainer import checked_resume, put_aside
 from memoire.rl.trainer.training import Experience, RoundStats, Training, TrainingState
 from memoire.rl.trainer.worker import RolloutWorker as NativeWorker
 from memoire.rl.trainer.worker import run_synchronous, step_seconds

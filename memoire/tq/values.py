@@ -16,9 +16,9 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from memoire.errors import DataError, NotPlain, ProtocolError
 from memoire.wire import values as plain
 
-TENSOR, NAMED, SET, WHOLE, OBJECTS = range(4, 9)
-"""Extensions beside those of `wire.values`: a tensor as its array; one of a dtype that NumPy lacks; a set, a whole
-number beyond 64 bits, an array of objects.
+TENSOR, NAMED, SET, OBJECTS = range(5, 9)
+"""Extensions beside those of `wire.values`: a tensor as its array; one of a dtype that NumPy lacks; a set; an
+array of objects.
 """
 _KNOWN: Final = (bool, float, str, bytes, list, dict, np.generic)
 """Types whose subclasses are packed as they are."""
@@ -168,8 +168,6 @@ def _unusual(value: Any) -> Any:
         return bytes(value)
     if isinstance(value, tuple):
         return list(value)  # as TransferQueue has it
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return Ext(WHOLE, str(int(value)).encode())
     if isinstance(value, int | np.ndarray | _KNOWN):
         return value
     raise NotPlain(type(value).__qualname__)
@@ -187,8 +185,6 @@ def _read(code: int, data: memoryview) -> Any:
     """What an extension holds. Raises ValueError and others that `plain.unpack` expects."""
     if code == TENSOR:
         return torch.from_numpy(plain.array_of(data))
-    if code == WHOLE:
-        return int(bytes(data))
     if code not in (NAMED, SET, OBJECTS):
         raise ValueError(f"extension {code} is not known")
     found = decode(data)

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from memoire.errors import DataError, ParameterError
 
-MAX_DEPTH: Final = 32
+MAX_DEPTH: Final = 64
 """Containers within each other."""
 KINDS: Final = "biufcSUmM"
 """Kinds of dtypes that travel: no objects."""
 MAX_HEADS: Final = 4096
 """Forms of arrays that are remembered: further ones take longer."""
-ARRAY, SCALAR, TUPLE = 1, 2, 3
+ARRAY, SCALAR, TUPLE, WHOLE = 1, 2, 3, 4
 """Numbers of the extensions."""
 _HEADS: Final[dict[tuple[np.dtype[Any], tuple[int, ...]], bytes]] = {}  # what arrays of a form begin with
 _READ: Final[dict[bytes, tuple[np.dtype[Any], tuple[int, ...], int]]] = {}  # the same, from bytes to form
@@ -49,8 +49,8 @@ def pack(value: Any, what: str = "sample", other: Other | None = None) -> bytes:
     """
     try:
         return ENCODER.encode(_Packing(other).plain(value, what, 0))
-    except (OverflowError, UnicodeEncodeError) as error:
-        raise ParameterError(what, str(error), "whole numbers of at most 64 bits, and text in UTF-8") from error
+    except UnicodeEncodeError as error:
+        raise ParameterError(what, str(error), "text in UTF-8") from error
 
 
 def unpack(body: bytes | memoryview, what: str = "a sample", other: OtherExt | None = None) -> Any:
@@ -114,6 +114,8 @@ class _Packing:
         for base in (tuple, list, dict):
             if isinstance(value, base):
                 return self._container(value, base, where, depth + 1)
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            return msgspec.msgpack.Ext(WHOLE, str(int(value)).encode())
         for plain in (int, float, str, bytes):
             if isinstance(value, plain):
                 return plain(value)  # type: ignore[arg-type]
@@ -175,6 +177,8 @@ def _decoder(other: OtherExt | None) -> msgspec.msgpack.Decoder[Any]:
             return tuple(decoder.decode(data))
         if code == SCALAR:
             return array_of(data)[()]
+        if code == WHOLE:
+            return int(bytes(data))
         if other is None:
             raise ValueError(f"extension {code} of {len(data)} bytes")
         return other(code, data)

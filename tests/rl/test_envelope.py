@@ -16,7 +16,7 @@ from memoire.rl.samples import Sample, columns_of, following, samples_of, sample
 from memoire.wire.values import MAX_DEPTH, pack, unpack
 
 leaves = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), st.text(max_size=8),
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(allow_nan=False), st.text(max_size=8),
     st.binary(max_size=8),
     arrays.arrays(st.sampled_from([np.float32, np.int64, np.uint8, np.bool_]), arrays.array_shapes(min_dims=0)),
     st.floats(width=32, allow_nan=False).map(np.float32),

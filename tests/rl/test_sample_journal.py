@@ -42,7 +42,7 @@ def same(first, second):
 
 
 plain = (
-    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
 )
 arrays = hnp.arrays(
     st.sampled_from([np.float32, np.uint8, np.bool_, np.int64, "<U3"]),
@@ -120,8 +120,6 @@ def test_a_column_of_one_value_is_stored_once():
 def test_what_cannot_be_stored_is_named_with_its_place(wrong):
     with pytest.raises(ParameterError, match=r"sample\[1\]\['x'\] must be (plain values|arrays of numbers)"):
         packed_buffers([KeptBuffer([(1, {"x": wrong})])])
-    with pytest.raises(ParameterError, match="whole numbers of at most 64 bits"):
-        packed_buffers([KeptBuffer([(1, {"x": 2**70})])])
 
 
 def test_a_memory_is_rebuilt_by_its_own_append_buffer(tmp_path):

@@ -9,7 +9,6 @@ net.*     parameters and statistics            NAME...    arrays of the algorith
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,8 @@ from memoire.disk.files import lock_folder
 from memoire.errors import ParameterError, RanksDiffer
 from memoire.replay.files import remove_abandoned_in
 from memoire.rl import weights
-from memoire.rl.trainer.saving import FACTS, form_of, readable, restore, state_of, text_of, unsaved
+from memoire.rl.trainer.saving import FACTS, form_of, packed_tree, readable, restore, state_of, unsaved
+from memoire.wire.values import unpack
 
 KEPT: Final = 2
 """Checkpoints of each rank: ranks that are killed have saved the newest or the one before."""
@@ -180,7 +180,7 @@ class SavedLearner:
     def __init__(self, path: Path) -> None:
         self._arrays, self._path = weights.load(path), str(path)
         with readable(self._path, "is no checkpoint of a learner"):
-            self._tree = json.loads(self._arrays.pop(FACTS).tobytes())
+            self._tree = unpack(self._arrays.pop(FACTS).tobytes(), self._path)
             self.facts: dict[str, Any] = dict(self._tree["facts"])
             """What the learner counts, and its settings."""
             self.has_algorithm = self._tree["algorithm"] is not None
@@ -228,4 +228,4 @@ def arrays_of(net: torch.nn.Module, algorithm: Any, made: Any, facts: Mapping[st
     arrays, tree = state_of(SimpleNamespace(net=net))
     own, state = ({}, {"agent": None}) if algorithm is None else state_of(algorithm, OF_THE_LEARNER)
     tree |= {"algorithm": state["agent"], "made": made, "facts": dict(facts)}
-    return arrays | own | {FACTS: text_of(tree)}
+    return arrays | own | {FACTS: packed_tree(tree)}

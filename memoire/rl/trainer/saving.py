@@ -1,6 +1,6 @@
 """An agent's state as one file of named arrays: found by looking at its attributes, put back into the same ones.
 
-    model.actor.net.0.weight      parameters and buffers of a module     :facts      everything else, as JSON:
+    model.actor.net.0.weight      parameters and buffers of a module     :facts      everything else, a plain value:
     log_alpha                     a tensor, or an array                              numbers, texts, generators, lists,
     pi_optimizer['state'][3][...  of an optimizer or scheduler                       dicts, what the trainer counts
 
@@ -12,41 +12,36 @@ is made with is compared with it:
     0                500                 0                 500     training has changed it
     0.99             0.99                0.9               0.9     it was told so; named in the log
     1.0              0.1                 0.5               nothing: refused, both values are named
-
-What a trainer goes on with of the files of a former one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.arguments import one_of
-from memoire.disk.files import lock_folder
 from memoire.errors import DataError, ParameterError
-from memoire.replay.files import FileLock
 from memoire.rl import weights
+from memoire.wire.values import KINDS, pack, unpack
 
 _log = logging.getLogger(__name__)
 
 KEPT: Final = 2
 """Checkpoints that stay: the newest, and the one before."""
 FACTS: Final = ":facts"
-"""Name of the JSON text: no attribute has it."""
+"""Name of what is no array, a plain value of `wire.values`: no attribute has it."""
 LEFT_OUT: Final = ("observation_space", "action_space", "device")
 """Attributes that an agent gets from its caller."""
-SETTINGS: Final = (bool, int, float, str, type(None))
-"""Types of values that JSON holds as they are."""
+SETTINGS: Final = (bool, int, float, str, bytes, type(None))
+"""Types of values that are nodes as they are; numbers of NumPy are, too."""
 CONTAINERS: Final[dict[str, type]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
 ARRAYS: Final = ("array", "tensor", "module")
 """Kinds of nodes whose values are arrays of the file."""
@@ -56,7 +51,7 @@ KEEP: Final = {"kind": "keep"}
 
 Arrays = dict[str, NDArray[Any]]
 Node = Any
-"""A value as JSON has it: a setting as it is, everything else as a dict with its "kind"."""
+"""A value as the tree has it: a setting as it is, everything else as a dict with its "kind"."""
 
 
 class _NotHeld(Exception):
@@ -76,7 +71,7 @@ def save_agent(folder: Path, agent: Any, made: Node, facts: Mapping[str, Any]) -
     arrays, tree = state_of(agent)
     tree |= {"made": made, "trainer": dict(facts)}
     number = max(_numbers(folder), default=0) + 1
-    weights.save(_path(folder, number), arrays | {FACTS: text_of(tree)})
+    weights.save(_path(folder, number), arrays | {FACTS: packed_tree(tree)})
     for old in sorted(_numbers(folder))[:-KEPT]:
         _path(folder, old).unlink(missing_ok=True)
     nodes = tree["agent"].items()
@@ -96,7 +91,7 @@ def load_agent(folder: Path, agent: Any) -> dict[str, Any] | None:
     path = _path(folder, number)
     arrays = weights.load(path)
     with readable(str(path), "does not fit this agent"):
-        tree = json.loads(arrays.pop(FACTS).tobytes())
+        tree = unpack(arrays.pop(FACTS).tobytes(), str(path))
         trainer = dict(tree["trainer"])
         restore(agent, arrays, tree, tree["made"], str(path))
     return trainer
@@ -122,14 +117,10 @@ def warn_of_told(told: Mapping[str, Any], saved: Mapping[str, Any], who: str) ->
 
 
 def state_of(owner: Any, skipped: Collection[str] = LEFT_OUT) -> tuple[Arrays, dict[str, Any]]:
-    """Arrays [*F] by name, and a JSON tree, of what an object's attributes and the global generators hold."""
+    """Arrays [*F] by name, and a tree, of what an object's attributes and the global generators hold."""
     writer = _Writer(owner)
     agent = {name: node for name, value in _attributes(owner, skipped) if (node := writer.attribute(name, value))}
-    found = {
-        "agent": {name: node[0] for name, node in agent.items()},
-        "random": writer.node(_global_random(), "random"),
-    }
-    return writer.arrays, found
+    return writer.arrays, {"agent": {name: node[0] for name, node in agent.items()}, "random": _global_random()}
 
 
 def form_of(owner: Any, skipped: Collection[str] = LEFT_OUT) -> Node:
@@ -164,7 +155,7 @@ def restore(
     for name in sorted(merged, key=lambda name: _kind(merged[name]) != "module"):
         if merged[name] is not KEEP:
             setattr(owner, name, reader.value(getattr(owner, name, None), merged[name], name))
-    _restore_random(reader.value(None, tree["random"], "random"))
+    _restore_random(tree["random"])
     for sentence in merge.kept:
         _log.warning("%s", sentence)
     return merge.kept
@@ -182,9 +173,9 @@ def unsaved(owner: Any, skipped: Collection[str] = LEFT_OUT) -> list[str]:
     return found
 
 
-def text_of(tree: Any) -> NDArray[np.uint8]:
-    """A JSON text as an array [B] of a file."""
-    return np.frombuffer(json.dumps(tree).encode(), np.uint8)
+def packed_tree(tree: Any) -> NDArray[np.uint8]:
+    """A tree as an array [B] of a file."""
+    return np.frombuffer(pack(tree, "checkpoint"), np.uint8)
 
 
 def _attributes(owner: Any, skipped: Collection[str]) -> Iterator[tuple[str, Any]]:
@@ -208,15 +199,15 @@ def _is_stateful(value: Any) -> bool:
 
 
 def state_of_generator(value: Any) -> tuple[str, Any] | None:
-    """The kind and state of a random generator, as JSON has them; None of anything else."""
+    """The kind and state of a random generator, a plain value; None of anything else."""
     if isinstance(value, np.random.Generator):
-        return "numpy", _listed(value.bit_generator.state)
+        return "numpy", value.bit_generator.state
     if isinstance(value, np.random.RandomState):
-        return "numpy.legacy", _listed(value.get_state(legacy=False))
+        return "numpy.legacy", value.get_state(legacy=False)
     if type(value) is random.Random:
-        return "python", _listed(value.getstate())
+        return "python", value.getstate()
     if type(value).__name__ == "Generator" and hasattr(value, "initial_seed"):
-        return "torch", value.get_state().tolist()
+        return "torch", value.get_state().numpy()
     return None
 
 
@@ -248,7 +239,7 @@ class _Writer:
 
     def node(self, value: Any, path: str) -> Node:
         """A value, and what it holds. Raises _NotHeld."""
-        if type(value) in SETTINGS:
+        if type(value) in SETTINGS or (isinstance(value, np.generic) and value.dtype.kind in KINDS):
             return value
         if isinstance(value, type):
             raise _NotHeld("a class")
@@ -273,8 +264,6 @@ class _Writer:
             grad = bool(value.requires_grad and value.is_leaf)
             return {"kind": "tensor", "name": path, "form": self._add(path, value), "grad": grad,
                     "is_on_cpu": value.device.type == "cpu"}  # fmt: skip
-        if isinstance(value, np.generic):
-            return {"kind": "number", "dtype": value.dtype.str, "bytes": value.tobytes().hex()}
         if type(value) is np.ndarray:
             return {"kind": "array", "name": path, "form": self._add(path, value)}
         return self._container(value, path)
@@ -288,8 +277,6 @@ class _Writer:
         if type(value) is dict or name in ("OrderedDict", "defaultdict"):
             pairs = [[self.node(key, path), self.node(each, f"{path}[{key!r}]")] for key, each in value.items()]
             return {"kind": "dict", "items": pairs}
-        if isinstance(value, bytes):
-            return {"kind": "bytes", "bytes": value.hex()}
         raise _NotHeld(type(value).__name__)
 
     def _add(self, name: str, value: Any) -> list[Any]:
@@ -364,12 +351,14 @@ class _Merge:
         raise ParameterError(name, _value(now), self._expected(made, saved))
 
     def _pairs(self, made: Node, saved: Node, now: Node, name: str) -> list[Any]:
-        before, former, here = ({json.dumps(key): each for key, each in node["items"]} for node in (made, saved, now))
+        before, former, here = ({pack(key): [key, each] for key, each in node["items"]} for node in (made, saved, now))
         found = []
-        for key in [*here, *(key for key in former if key not in here and key not in before)]:
-            each, place = here.get(key, MISSING), f"{name}[{json.loads(key)!r}]"
-            node = self(before.get(key, MISSING), former[key], each, place) if key in former else KEEP
-            found.append([json.loads(key), node])
+        for packed in [*here, *(packed for packed in former if packed not in here and packed not in before)]:
+            key, node = (here if packed in here else former)[packed][0], KEEP
+            if packed in former:
+                one, two, three = (each.get(packed, [key, MISSING])[1] for each in (before, former, here))
+                node = self(one, two, three, f"{name}[{key!r}]")
+            found.append([key, node])
         return found
 
     def _expected(self, made: Node, saved: Node) -> str:
@@ -397,7 +386,7 @@ class _Reader:
 
     def value(self, now: Any, node: Node, path: str) -> Any:
         """The value of a node; `now` itself, with new content, if it can hold it."""
-        if type(node) in SETTINGS:
+        if not isinstance(node, dict):
             return node
         kind = node["kind"]
         if kind == "keep":
@@ -438,12 +427,6 @@ class _Reader:
             now[...] = found
             return now
         return np.array(found)
-
-    def _number(self, now: Any, node: Node, path: str) -> Any:
-        return np.frombuffer(bytes.fromhex(node["bytes"]), node["dtype"])[0]
-
-    def _bytes(self, now: Any, node: Node, path: str) -> Any:
-        return bytes.fromhex(node["bytes"])
 
     def _generator(self, now: Any, node: Node, path: str) -> Any:
         state = node["state"]
@@ -512,12 +495,12 @@ def _form(node: Node) -> Node:
 
 
 def _same(one: Node, other: Node) -> bool:
-    return json.dumps(one) == json.dumps(other)
+    return pack(one) == pack(other)
 
 
 def _value(node: Node) -> Any:
     """A node as errors show it."""
-    return node if not isinstance(node, dict) else _Shown(_shown(node))
+    return _Shown(_shown(node)) if isinstance(node, dict) else node.item() if isinstance(node, np.generic) else node
 
 
 class _Shown(str):
@@ -529,14 +512,12 @@ class _Shown(str):
 
 def _shown(node: Node) -> str:
     if not isinstance(node, dict):
-        return repr(node)
+        return repr(_value(node))
     kind = node["kind"]
     if kind == "missing":
         return "nothing"
     if kind in ("array", "tensor"):
         return f"{node['form'][0]}{node['form'][1]}"
-    if kind == "number":
-        return repr(np.frombuffer(bytes.fromhex(node["bytes"]), node["dtype"])[0].item())
     if kind == "module":
         forms = ", ".join(f"{key} {dtype}{shape}" for key, (dtype, shape) in node["arrays"].items())
         return f"a module of {forms or 'no arrays'}"
@@ -553,15 +534,6 @@ def _first_difference(name: str, one: Node, other: Node) -> tuple[str, Node, Nod
     key = next(key for key in (*arrays, *others) if arrays.get(key) != others.get(key))
     first, second = (MISSING if key not in each else {"kind": "array", "form": each[key]} for each in (arrays, others))
     return f"{name}.{key}", first, second
-
-
-def _listed(state: Any) -> Any:
-    """The state of a generator as JSON has it."""
-    if isinstance(state, np.ndarray | np.generic):
-        return state.tolist()
-    if isinstance(state, Mapping):
-        return {key: _listed(each) for key, each in state.items()}
-    return [_listed(each) for each in state] if isinstance(state, list | tuple) else state
 
 
 def _bits(state: Any) -> Any:
@@ -589,11 +561,11 @@ def _new_generator(kind: str, state: Any, device: Any) -> Any:
 def put_generator(generator: Any, kind: str, state: Any) -> None:
     """Have a generator go on from a state of `state_of_generator`."""
     if kind == "python":
-        generator.setstate((state[0], tuple(state[1]), state[2]))
+        generator.setstate(state)
     elif kind == "torch":
         import torch
 
-        generator.set_state(torch.tensor(state, dtype=torch.uint8))
+        generator.set_state(torch.from_numpy(state))
     elif kind == "numpy":
         generator.bit_generator.state = state
     else:
@@ -602,7 +574,7 @@ def put_generator(generator: Any, kind: str, state: Any) -> None:
 
 def _global_random() -> dict[str, Any]:
     """States of the generators that belong to the process: Python's, NumPy's, and torch's of each device in use."""
-    found = {"python": _listed(random.getstate()), "numpy": _listed(np.random.get_state(legacy=False))}  # noqa: NPY002
+    found: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}  # noqa: NPY002
     torch = sys.modules.get("torch")
     if torch is not None:
         found["torch"] = torch.get_rng_state().numpy()
@@ -633,72 +605,3 @@ def _numbers(folder: Path) -> list[int]:
         path.name.removeprefix("agent-").removesuffix(".safetensors") for path in folder.glob("agent-*.safetensors")
     )
     return [int(name) for name in names if name.isdigit()]
-
-
-RESUMES: Final = ("all", "memory", "weights", "none")
-"""Everything; its samples alone; its agent alone; nothing, and its files are put aside."""
-
-
-def checked_resume(value: Any) -> str:
-    """One of RESUMES. Raises ParameterError: it is none of them."""
-    if value not in RESUMES:
-        raise ParameterError("resume", value, one_of(value, RESUMES))
-    return str(value)
-
-
-def put_aside(path: str | Path) -> Path | None:
-    """Give a file or folder another name beside it, so that a run begins anew; the name, or None if there is nothing.
-
-    Nothing is deleted: the name is the former one with ".former-1", or the next number that is free.
-
-    Raises:
-        StateLocked: a trainer that runs has the folder.
-    """
-    place, number = Path(path), 1
-    if not place.exists():
-        return None
-    while (other := place.with_name(f"{place.name}.former-{number}")).exists():
-        number += 1
-    lock = lock_checkpoint(place) if place.is_dir() else None
-    try:
-        return place.rename(other)
-    finally:
-        if lock is not None:
-            lock.release()
-
-
-def lock_checkpoint(folder: Path) -> FileLock:
-    """Lock the folder of a checkpoint, which is made if it is not there: one trainer at a time has it.
-
-    Raises:
-        StateError: another one has it, or it cannot be locked.
-        OSError: it cannot be made.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    return lock_folder(folder, "the checkpoint folder", "trainer")
-
-
-def begin_fresh(paths: Iterable[str | Path], *, is_sure: bool = False, ask: Callable[[str], str] = input) -> None:
-    """Put a run's files aside, so that it begins anew, after a question.
-
-    Args:
-        paths: Files and folders; those that are not there are passed over.
-        is_sure: Do so without a question.
-        ask: Gets the question, gives the answer.
-
-    Raises:
-        ParameterError: the answer was not yes; nothing was changed.
-    """
-    there = [Path(path) for path in paths if Path(path).exists()]
-    if not there:
-        return
-    names = "\n".join(f"  {path}" for path in there)
-    question = f"These files of a former run are given other names:\n{names}\nGo on? [yes/no] "
-    try:
-        answer = "yes" if is_sure else ask(question)
-    except EOFError:
-        answer = ""
-    if answer.strip().lower() not in ("y", "yes"):
-        raise ParameterError("--fresh", answer.strip(), "the answer yes at a terminal, or --yes beside it")
-    for path in there:
-        put_aside(path)
