@@ -45,6 +45,8 @@ _MARK: Final = _FACTS + b'"memoire.xxh3":"'
 _MARK_ENDS: Final = {b'"},': b"{", b'",': _FACTS}
 """What is behind the digits, and what the header began with before: alone, or other facts follow."""
 _ALIGNMENT: Final = 64
+KEPT: Final = 2
+"""Numbered files that stay: the newest, and the one before."""
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -122,6 +124,36 @@ def _read(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         return unpack(body, "the file"), facts_of(body)
     except WrongModel as error:
         raise DataError(str(path), error.problem) from error
+
+
+class NumberedFiles:
+    """Files of arrays in a folder, such as agent-7.safetensors: of those with this prefix the newest two stay.
+
+    A process that is killed has saved the newest one or the one before.
+    """
+
+    def __init__(self, folder: Path, prefix: str) -> None:
+        self.folder, self._prefix = folder, prefix
+
+    def newest(self) -> int | None:
+        """The highest number; None if there is no file."""
+        return max(self._numbers(), default=None)
+
+    def path(self, number: int) -> Path:
+        """Of the file with this number."""
+        return self.folder / f"{self._prefix}{number}.safetensors"
+
+    def save(self, number: int, arrays: Mapping[str, NDArray[Any]]) -> Path:
+        """Write a file of arrays [*F]; on disk when this returns; those before the last two go. Raises as `save`."""
+        path = self.path(number)
+        save(path, arrays)
+        for old in sorted(self._numbers())[:-KEPT]:
+            self.path(old).unlink(missing_ok=True)
+        return path
+
+    def _numbers(self) -> list[int]:
+        names = (path.stem.removeprefix(self._prefix) for path in self.folder.glob(f"{self._prefix}*.safetensors"))
+        return [int(name) for name in names if name.isdigit()]
 
 
 def with_checksum(body: bytes) -> bytes:

@@ -18,9 +18,9 @@ import pytest
 
 from memoire.errors import DataError, ParameterError, PathHeld, StateLocked
 from memoire.rl import weights
-from memoire.rl.trainer.saving import KEPT, form_of, load_agent, save_agent, unsaved
+from memoire.rl.trainer.saving import form_of, load_agent, save_agent, unsaved
 from memoire.rl.trainer.trainer import RESUMES, begin_fresh, checked_resume, lock_checkpoint, put_aside
-from memoire.rl.weights import ModelFiles, read_model
+from memoire.rl.weights import KEPT, ModelFiles, read_model
 
 # --- An agent's state by its attributes, without torch: what is saved is what comes back, and what was told stays
 

@@ -28,8 +28,6 @@ from memoire.rl import weights
 from memoire.rl.trainer.saving import FACTS, form_of, packed_tree, readable, restore, state_of, unsaved
 from memoire.wire.values import unpack
 
-KEPT: Final = 2
-"""Checkpoints of each rank: ranks that are killed have saved the newest or the one before."""
 OF_THE_LEARNER: Final = ("net", "_plain")
 """Attributes of an algorithm that the learner saves by itself."""
 
@@ -136,7 +134,8 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | Path, rank: int = 0) -> None:
-        self.folder, self._prefix = Path(folder).absolute(), f"rank-{rank}-"
+        self.folder = Path(folder).absolute()
+        self._files = weights.NumberedFiles(self.folder, f"rank-{rank}-")
         self.folder.mkdir(parents=True, exist_ok=True)
         what = f"rank {rank} of the checkpoint folder"
         self._lock = lock_folder(self.folder, what, "learner", name=f"rank-{rank}.lock")
@@ -148,26 +147,16 @@ class Checkpoints:
 
     def newest(self) -> int:
         """The newest iteration that was saved; -1 if there is none."""
-        return max(self._iterations(), default=-1)
+        newest = self._files.newest()
+        return -1 if newest is None else newest
 
     def save(self, iteration: int, arrays: Mapping[str, NDArray[Any]]) -> Path:
         """Write a checkpoint of arrays [*F]; on disk when this returns; those before the last two are gone."""
-        path = self._path(iteration)
-        weights.save(path, arrays)
-        for old in sorted(self._iterations())[:-KEPT]:
-            self._path(old).unlink(missing_ok=True)
-        return path
+        return self._files.save(iteration, arrays)
 
     def load(self, iteration: int) -> SavedLearner:
         """A checkpoint. Raises OSError, DataError: it is not there, or damaged."""
-        return SavedLearner(self._path(iteration))
-
-    def _path(self, iteration: int) -> Path:
-        return self.folder / f"{self._prefix}{iteration}.safetensors"
-
-    def _iterations(self) -> list[int]:
-        names = (path.name.removeprefix(self._prefix) for path in self.folder.glob(f"{self._prefix}*.safetensors"))
-        return [int(name.removesuffix(".safetensors")) for name in names if name.split(".")[0].isdigit()]
+        return SavedLearner(self._files.path(iteration))
 
 
 class SavedLearner:

@@ -34,8 +34,8 @@ from memoire.wire.values import KINDS, pack, unpack
 
 _log = logging.getLogger(__name__)
 
-KEPT: Final = 2
-"""Checkpoints that stay: the newest, and the one before."""
+PREFIX: Final = "agent-"
+"""What names of checkpoints begin with."""
 FACTS: Final = ":facts"
 """Name of what is no array, a plain value of `wire.values`: no attribute has it."""
 LEFT_OUT: Final = ("observation_space", "action_space", "device")
@@ -70,10 +70,8 @@ def save_agent(folder: Path, agent: Any, made: Node, facts: Mapping[str, Any]) -
     """
     arrays, tree = state_of(agent)
     tree |= {"made": made, "trainer": dict(facts)}
-    number = max(_numbers(folder), default=0) + 1
-    weights.save(_path(folder, number), arrays | {FACTS: packed_tree(tree)})
-    for old in sorted(_numbers(folder))[:-KEPT]:
-        _path(folder, old).unlink(missing_ok=True)
+    files = weights.NumberedFiles(folder, PREFIX)
+    files.save((files.newest() or 0) + 1, arrays | {FACTS: packed_tree(tree)})
     nodes = tree["agent"].items()
     return [name for name, node in nodes if _kind(node) in ("module", "state") and _kind(made.get(name)) != _kind(node)]
 
@@ -85,10 +83,10 @@ def load_agent(folder: Path, agent: Any) -> dict[str, Any] | None:
         DataError: it is damaged, or of another agent.
         ParameterError: the agent was made with another value of something that training has changed, too.
     """
-    number = max(_numbers(folder), default=0)
-    if not number:
+    files = weights.NumberedFiles(folder, PREFIX)
+    if (number := files.newest()) is None:
         return None
-    path = _path(folder, number)
+    path = files.path(number)
     arrays = weights.load(path)
     with readable(str(path), "does not fit this agent"):
         tree = unpack(arrays.pop(FACTS).tobytes(), str(path))
@@ -594,14 +592,3 @@ def _restore_random(states: Mapping[str, Any]) -> None:
     if torch.cuda.is_available():
         for number, state in enumerate(states.get("cuda", ())[: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(torch.from_numpy(state), number)
-
-
-def _path(folder: Path, number: int) -> Path:
-    return folder / f"agent-{number}.safetensors"
-
-
-def _numbers(folder: Path) -> list[int]:
-    names = (
-        path.name.removeprefix("agent-").removesuffix(".safetensors") for path in folder.glob("agent-*.safetensors")
-    )
-    return [int(name) for name in names if name.isdigit()]
