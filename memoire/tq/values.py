@@ -20,7 +20,7 @@ TENSOR, NAMED, SET, OBJECTS = range(5, 9)
 """Extensions beside those of `wire.values`: a tensor as its array; one of a dtype that NumPy lacks; a set; an
 array of objects.
 """
-_KNOWN: Final = (bool, float, str, bytes, list, dict, np.generic)
+_KNOWN: Final = (int, float, str, bytes, list, dict, np.generic, np.ndarray)
 """Types whose subclasses are packed as they are."""
 Ext = msgspec.msgpack.Ext
 
@@ -168,7 +168,7 @@ def _unusual(value: Any) -> Any:
         return bytes(value)
     if isinstance(value, tuple):
         return list(value)  # as TransferQueue has it
-    if isinstance(value, int | np.ndarray | _KNOWN):
+    if isinstance(value, _KNOWN):
         return value
     raise NotPlain(type(value).__qualname__)
 

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire.arguments import text
 from memoire.errors import DataError, ParameterError
 
 MAX_DEPTH: Final = 64
@@ -50,7 +51,8 @@ def pack(value: Any, what: str = "sample", other: Other | None = None) -> bytes:
     try:
         return ENCODER.encode(_Packing(other).plain(value, what, 0))
     except UnicodeEncodeError as error:
-        raise ParameterError(what, str(error), "text in UTF-8") from error
+        text(what, error.object)  # raises: it says which character
+        raise
 
 
 def unpack(body: bytes | memoryview, what: str = "a sample", other: OtherExt | None = None) -> Any:
