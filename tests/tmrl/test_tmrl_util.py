@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from memoire.errors import NotSettable, WrongType
-from memoire.rl import partials
+from memoire.rl import pipeline
 from memoire.tmrl.util import cached_property, partial, prod
 
 
@@ -69,7 +69,7 @@ def test_a_mistake_within_the_class_is_not_called_one_of_its_arguments():
 
 def test_callables_without_a_signature_are_left_to_the_call():
     assert partial(dict, a=1)(b=2) == {"a": 1, "b": 2}
-    assert issubclass(partials.Partial, functools.partial)
+    assert issubclass(pipeline.Partial, functools.partial)
 
 
 def test_prod_is_the_product():
