@@ -11,12 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from boardkit import one
 from memoire.dashboard.collect.answers import EventRow
 from memoire.dashboard.collect.history import History
 from memoire.nodes.http import NodePages
 from netkit import record, until
-from pageskit import PHONE, ask, browser, open_page, watch, window
+from pageskit import PHONE, ask, browser, one, open_page, watch, window
 
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 

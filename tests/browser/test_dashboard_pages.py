@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 import memoire
-from boardkit import three_actors
 from memoire.dashboard.terminal import top
 from memoire.nodes.http import NodePages
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from netkit import until
-from pageskit import DESKTOP, NAMES, PHONE, ask, browser, open_page, sync_api, tiles, watch, window
+from pageskit import DESKTOP, NAMES, PHONE, ask, browser, open_page, sync_api, three_actors, tiles, watch, window
 
 pages = pytest.importorskip("memoire.dashboard.web.pages")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")

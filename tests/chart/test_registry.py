@@ -7,8 +7,7 @@ import re
 import pytest
 import yaml
 
-from chartkit import CHART, ROOT, helms, of, run, text
-from registrykit import registry
+from chartkit import CHART, ROOT, helms, of, registry, run, text
 
 
 def about():

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clientkit import CLIENT, reply
 from interrupts import Call, check_whole
 from memoire.client.local_memory import SIDES, LocalMemory, side_of
 from memoire.client.pushes import Pusher
@@ -27,7 +26,7 @@ from memoire.replay.schema import Schema
 from memoire.replay.writer import Writer
 from memoire.wire import messages
 from memoire.wire.frames import parse
-from netkit import DEADLINE, QUICK, in_thread, until
+from netkit import CLIENT, DEADLINE, QUICK, in_thread, reply, until
 
 # --- What is inside of a writer when its client ends: it is stored and counted, and steps that come later are refused
 

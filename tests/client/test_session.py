@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clientkit import CLIENT, reply
 from memoire._core import at_once
 from memoire.client.counts import MIN_PAUSE, InsertGrant, LineOutbox, PushWindow, RunCounts, cut
 from memoire.client.reports import ENDED_PER_UPDATE, LINES_PER_UPDATE, MemorySums, remainder_of, report_of
@@ -26,7 +25,7 @@ from memoire.limits import NO_LIMIT, Limits
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.frames import PASSING, name_hash, update_of
-from netkit import SCHEMA, WIDE
+from netkit import CLIENT, SCHEMA, WIDE, reply
 
 pytestmark = pytest.mark.usefixtures("without_io")
 

@@ -7,7 +7,6 @@ import re
 import msgspec
 import pytest
 
-from clientkit import CLIENT, reply
 from fake_store import Disk, MemoryStore
 from memoire.client import reports as former_clients
 from memoire.client.reports import RETRY_INTERVAL, FinalCounts, LateRequest, ReportPart, UnreportedClient
@@ -15,7 +14,7 @@ from memoire.errors import Closed, MemoireTimeout, Refused, StateUnusable
 from memoire.limits import Limits
 from memoire.wire import messages
 from memoire.wire.frames import name_hash, tail_of
-from netkit import QUICK, record, until
+from netkit import CLIENT, QUICK, record, reply, until
 
 # --- A home that does not answer: the actor says so once, says when it is back, and at its end says or keeps what is lost
 

@@ -20,13 +20,13 @@ from pathlib import Path
 import pytest
 
 import memoire
-from boardkit import three_actors
 from memoire.cli.doctor import WELL, examine
 from memoire.errors import EndpointError, InsecureWarning
 from memoire.nodes.http import NodePages
 from memoire.replay.parameters import Parameters
 from memoire.security.access import MAX_WRONG_OF_PROXY, MAX_WRONG_TOKENS, Tokens, WrongTokens
 from netkit import DEADLINE, SCHEMA, record, until
+from pageskit import three_actors
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,6 @@ import urllib.request
 import pytest
 from starlette.datastructures import Headers
 
-from boardkit import account, one
 from memoire.dashboard.collect import nodes, verdict
 from memoire.dashboard.collect.actors import ACTORS_INTERVAL, ActorList, KeptRun
 from memoire.dashboard.collect.cluster import FULL, Cluster, until
@@ -24,6 +23,7 @@ from memoire.dashboard.web.serve import Dashboard
 from memoire.errors import ParameterError
 from memoire.loggers import _bytes, _varint
 from memoire.net.addresses import NameResolver
+from pageskit import account, one
 
 
 @pytest.mark.parametrize(

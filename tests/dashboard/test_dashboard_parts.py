@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from boardkit import account, one
 from memoire import loggers
 from memoire.dashboard.collect import nodes as distributions
 from memoire.dashboard.collect import nodes as logs
@@ -30,7 +29,8 @@ from memoire.errors import HistoryError, ParameterError
 from memoire.figures import BOUNDS
 from memoire.net.addresses import NameResolver
 from memoire.wire.rows import ACCOUNT
-from namekit import Book
+from netkit import Book
+from pageskit import account, one
 
 # ---------------------------------------------------------------------------------------------------------- ledgers
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boardkit import one
 from memoire.dashboard.collect import opened as run_file
 from memoire.dashboard.collect.answers import EventRow
 from memoire.dashboard.collect.history import LEVELS, MAX_EVENTS, History
 from memoire.dashboard.collect.opened import OpenedRun
 from memoire.dashboard.settings import Settings
 from memoire.errors import ParameterError, RunFileError
+from pageskit import one
 
 NOW = 1_700_000_000.0
 SETTINGS = {"a": {"tables": {"default": {"parameters": {"multi_step": 3}}}}}

@@ -37,7 +37,7 @@ from memoire.wire.parts import Part
 from memoire.wire.rows import ACCOUNT
 from netkit import pool_in
 from poolkit import PLAIN, SCHEMA, made, name, pool_of
-from snapshotkit import STATES, episodes_of, memory_of
+from statekit import STATES, episodes_of, memory_of
 
 LIMITS = Limits()
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import powerkit
-from killkit import check_state
 from memoire.disk.files import check_file_system
 from memoire.disk.state_folder import Store
 from memoire.errors import MemoireTimeout, Refused, StateLost, StateUnusable
@@ -22,6 +21,7 @@ from memoire.models.model import make
 from memoire.reader.calls import Prompts
 from memoire.tables.table import Table
 from netkit import QUICK, SCHEMA, until
+from powerkit import check_state
 from statekit import (
     CLIENTS,
     Faulty,

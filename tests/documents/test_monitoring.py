@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from monitoringkit import BOARDS, FOLDER, ROOT, board, rules
+from pageskit import BOARDS, FOLDER, ROOT, board, rules
 
 NAME = re.compile(r"\bmemoire[_:][a-zA-Z0-9_:]+")
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}

@@ -22,7 +22,7 @@ from memoire.tables.episodes import saving as episode_records
 from memoire.wire import messages
 from netkit import FakeSystem
 from poolkit import PLAIN, SCHEMA, Clock, held_of, made, name
-from snapshotkit import STATES, episodes_of, memory_of
+from statekit import STATES, episodes_of, memory_of
 from topickit import LIMITS, following
 
 # ------------------------------------------------------------------------------------------------------- on the way

@@ -18,7 +18,7 @@ from memoire.net.sockets import connect
 from memoire.wire import messages as wire
 from memoire.wire.frames import CODES, encode, name_hash, parse
 from netkit import SCHEMA, record, until
-from rawpeer import GREETING, ready
+from tcpkit import GREETING, ready
 from wirekit import MESSAGES
 
 

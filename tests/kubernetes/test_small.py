@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from kubekit import CHART, HELM, NAMESPACE, Release, run, until
 
-from registrykit import registry
+from chartkit import registry
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(420)]
 OTHER = os.environ.get("MEMOIRE_HELM", "helm").split(":")[1:]

@@ -19,7 +19,7 @@ import memoire
 from history.ports import block
 from memoire.net import process as descriptors
 from netkit import DEADLINE, SCHEMA, FakeSystem, until
-from rawpeer import GREETING, ready
+from tcpkit import GREETING, ready
 
 pytestmark = pytest.mark.slow
 

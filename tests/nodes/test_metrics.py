@@ -18,8 +18,8 @@ from memoire.replay.batch import GatheredSamples
 from memoire.server.stats import recent, spread
 from memoire.tables.inspection import FreshnessMonitor
 from memoire.wire.messages import TEST, Ended
-from monitoringkit import ROOT, metric_kinds
 from netkit import SCHEMA, record, until
+from pageskit import ROOT, metric_kinds
 
 parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is not installed")
 pytest.importorskip("memoire.nodes.metrics")

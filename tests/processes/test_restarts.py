@@ -17,8 +17,7 @@ from history.ports import block
 from memoire.client.stats import ClientStats
 from memoire.errors import MemoireTimeout
 from netkit import QUICK, SCHEMA, record, until
-from rawpeer import flood
-from tcpkit import place
+from tcpkit import flood, place
 
 
 class Process:

@@ -1,6 +1,9 @@
 """No Python for each sample: what runs in the interpreter is the same for 32 samples and for 1024."""
 
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,64 @@ from memoire.wire import containers as unpack
 from memoire.wire.layout import layout_of
 from memories import with_episode
 from netkit import until
-from opcodes import Opcodes
+
+
+class Opcodes:
+    """Counts in the calling thread, or in every thread that starts while this is entered.
+
+    A thread traces the frames that it enters after it was started; `only` leaves out all frames but those named and what
+    they call, so that the waiting loop around them, which turns as often as the clock wants, does not count. `without`
+    leaves out one function and what it calls.
+    """
+
+    def __init__(self, only: str | None = None, without: str | None = None) -> None:
+        self.only, self.without = only, without
+        self.executed = 0
+        self.each: list[int] = []
+        """What each call of the function named `only` executed."""
+
+    def __enter__(self) -> "Opcodes":
+        threading.settrace(self._enter)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        threading.settrace(None)  # type: ignore[arg-type]
+
+    def of(self, call: Callable[[], Any]) -> int:
+        """Opcodes that `call` executes in this thread."""
+        before = self.executed
+        previous = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            call()
+        finally:
+            sys.settrace(previous)
+        return self.executed - before
+
+    def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
+        if not self._counts(frame):
+            return None
+        if frame.f_code.co_qualname == self.only:
+            self.each.append(0)
+        frame.f_trace_lines = False
+        frame.f_trace_opcodes = True
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "opcode":
+            self.executed += 1
+            if self.each:
+                self.each[-1] += 1
+        return self._step
+
+    def _counts(self, frame: FrameType) -> bool:
+        names = set()
+        at: FrameType | None = frame
+        while at is not None:
+            names.add(at.f_code.co_qualname)
+            at = at.f_back
+        return (self.only is None or self.only in names) and self.without not in names
+
 
 FEW, MANY = 32, 1024
 SCHEMA = Schema(

@@ -27,7 +27,6 @@ import test_every_file as every
 import mutations
 import powerkit
 from faultkit import in_child
-from killkit import check_state
 from memoire.accounting.merge import merge, totals_of, totals_of_pages
 from memoire.disk.state_folder import Store
 from memoire.errors import StateLocked
@@ -39,6 +38,7 @@ from memoire.tables.caches.pool import Pool
 from memoire.tables.table import Table, Tables
 from memoire.wire import messages
 from memoire.wire.frames import encode, name_hash, parse
+from powerkit import check_state
 from statekit import folder_in_memory
 
 

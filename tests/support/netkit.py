@@ -21,6 +21,7 @@ from memoire.reader.reader import Reader
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
+from memoire.wire.frames import Message, MessageHeader
 
 SCHEMA = Schema(
     {
@@ -245,3 +246,31 @@ class Cluster:
             node.close() if isinstance(node, FaultyWay) else node.close(0.2)
         self.context.__exit__()
         self.ports.close()
+
+
+CLIENT = b"\7" * 16
+
+
+def reply(body, *, run=0, home=0, fingerprint=0, payload=None):
+    """What a client hears of this body."""
+    header = MessageHeader(
+        type=body.type, table=0, client=CLIENT, run=run, home=home, sequence=1, fingerprint=fingerprint,
+        payload_bytes=0, payload_checksum=0,
+    )  # fmt: skip
+    return Message(header, body, payload)
+
+
+class Book:
+    """A name server: what it knows, how often it was asked, and names on which it hangs."""
+
+    def __init__(self, **known):
+        self.known, self.asked, self.hanging = known, [], set()
+        self.released = threading.Event()
+
+    def __call__(self, host):
+        self.asked.append(host)
+        if host in self.hanging:
+            self.released.wait(100.0)
+        if host not in self.known:
+            raise OSError(-2, "Name or service not known")
+        return list(self.known[host])

@@ -1,12 +1,22 @@
 """What the tests of the dashboard's pages share: a browser, a window that must not complain, and who looks at a cluster."""
 
 import contextlib
+import functools
 import http.client
+import json
 import re
+import runpy
 import shutil
 import urllib.parse
+from pathlib import Path
 
+import numpy as np
 import pytest
+
+from memoire.dashboard.collect.history import HistoryPoint
+from memoire.wire.frames import name_hash
+from memoire.wire.rows import ACCOUNT
+from netkit import record, until
 
 serving = pytest.importorskip("memoire.dashboard.web.serve", reason="fastapi is not installed")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -82,3 +92,65 @@ def ask(url, path, headers=None, method="GET", body=None):
         connection.request(method, f"/{path}", body=body, headers=headers or {})
         answer = connection.getresponse()
         return answer.status, answer.headers, answer.read()
+
+
+def three_actors(cluster, server, line):
+    """Three clients: number n has n episodes of 20 steps, a scalar, a cache, and a line that ends `line`."""
+    clients = [cluster.client(server, seed=n) for n in range(3)]
+    for number, client in enumerate(clients, 1):
+        record(client, episodes=number, length=20)
+        client.scalars({"epsilon": number / 10})
+        client.log(f"line of {number} {line}")
+        assert client.push_cache(100.0)
+        client.update(100.0)
+    until(lambda: server.total_caches == 3)
+    server.scalars({"loss": 0.5})
+    server.get_batch(16, timeout=100.0)
+    return clients
+
+
+def account(client, home, *, steps, accepted, seen, since=0):
+    """One row: this client's steps in all, and its caches that this account of this home has taken."""
+    row = np.zeros(1, ACCOUNT)
+    row["client"] = np.frombuffer(bytes([client]) * 16, "<u8")
+    row["home"], row["since"] = name_hash(f"server-{home}"), since
+    row["steps"], row["accepted_caches"], row["received_caches"], row["pushed_caches"] = steps, *[accepted] * 3
+    row["first_seen"], row["last_seen"] = 1.0, seen
+    return row
+
+
+def one(value):
+    return HistoryPoint(value, value, value)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+FOLDER = ROOT / "deploy" / "monitoring"
+
+BOARDS = {"overview.json": "memoire-overview", "servers-and-proxies.json": "memoire-nodes"}
+
+
+@functools.cache
+def rules():
+    """All rules, in order."""
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    read = yaml.safe_load((FOLDER / "memoire.rules.yaml").read_text(encoding="utf-8"))
+    return [rule for group in read["groups"] for rule in group["rules"]]
+
+
+def board(file):
+    return json.loads((FOLDER / file).read_text(encoding="utf-8"))
+
+
+@functools.cache
+def metric_kinds(role):
+    """The metrics of a scrape of this role, without what every Python process has: name -> counter, gauge or histogram.
+    Of "" those of every node.
+    """
+    from memoire.figures import catalogue  # noqa: PLC0415
+
+    tool = runpy.run_path(str(ROOT / "tools" / "metrics_docs.py"))
+    found = [tool["BUILD_INFO"]]
+    for each in dict.fromkeys(("", role)):
+        found += [sources[0].figure for sources in catalogue(tool["SECTIONS"][each][1]).values()]
+    return {figure.full_name: figure.kind for figure in found}
