@@ -1,4 +1,4 @@
-"""Inference nodes, lag and start states in an overview: out of what nodes say, with figures that differ in everything."""
+"""Rows of inference nodes, models, start states and prompts."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from memoire.dashboard.collect.actors import acting_versions, behind
 from memoire.dashboard.collect.answers import StartsRow
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.counters import NodeAnswer, NodeState
-from memoire.dashboard.collect.overview import MAX_LINEAGE, starts_of
+from memoire.dashboard.collect.overview import MAX_LINEAGE, STATES, prompts_of, starts_of
 from memoire.dashboard.settings import Settings
 from memoire.figures import BOUNDS
 
@@ -133,9 +133,6 @@ def test_missing_inference_nodes_are_counted():
     assert "inference_missing" in [each.code for each in overview.verdicts]
 
 
-# ----------------------------------------------------------------------------------------------------- lag of actors
-
-
 @pytest.mark.parametrize(
     ("models", "scalars", "newest", "found"),
     [
@@ -154,8 +151,6 @@ def test_an_actor_is_behind_the_model_that_was_the_newest_when_it_reported(model
     assert behind(facts) == found
     assert behind({}) == (None, None) and acting_versions({}, ["policy"]) == {}
 
-
-# ---------------------------------------------------------------------------------------------------- start states
 
 TOLD = {"name": "circuits", "kept": 3, "draws": 40, "best": 41.0, "first": 60.0, "lineage": [[60.0, 0], [41.0, 7]]}
 json = st.recursive(
@@ -187,3 +182,23 @@ def test_nothing_that_a_user_s_program_says_of_start_states_breaks_the_overview(
         numbers = [row.kept, row.draws, *(each for each in (row.best, row.first) if each is not None)]
         assert all(map(math.isfinite, numbers)) and isinstance(row.name, str)
         assert all(math.isfinite(cost) and isinstance(step, int) for cost, step in dataclasses.asdict(row)["lineage"])
+
+
+def test_ranks_and_holders_of_several_servers_are_added_up():
+    def node(name, state="up", **changed):
+        figures = dict.fromkeys((*STATES, "given", "workers", "oldest_lease", "expired", "late", "failed", "stale"), 0)
+        figures |= {"replayable": 0, "tokens_drawn": 0, "lag": 0} | changed
+        found = NodeState(f"http://{name}", 0.0, state=state, name=name)
+        found.status = {"stats": {"tables": {"math": {"prompts": figures}, "other": {"prompts": None}}}}
+        return found
+
+    holder = {"worker": "ab", "leases": 2, "oldest": 9.0, "left": 1.0}
+    one = node(
+        "a", ready=3, given=3, oldest_lease=9.0, lag=2, rank_tokens=[5, 7], holders=[holder], reasons={"full": 1}
+    )
+    two = node("b", ready=1, given=2, leased=1, oldest_lease=4.0, lag=5, rank_tokens=[1], reasons={"full": 2})
+    (row,) = prompts_of([one, two, node("c", "down", ready=50, given=50)])
+    assert (row.table, row.servers, row.given, row.states["ready"], row.states["leased"]) == ("math", 2, 5, 4, 1)
+    assert (row.oldest_lease, row.lag, row.rank_tokens, row.reasons) == (9.0, 5, [6, 7], {"full": 3})
+    assert [(each.worker, each.server) for each in row.holders] == [("ab", "a")]
+    assert prompts_of([node("c", "down")]) == []

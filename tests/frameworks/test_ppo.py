@@ -1,13 +1,18 @@
-"""PPO in torch: the policy in NumPy agrees with the network, corrections are named and right, gradients do what they say."""
+"""PPO in torch: of feed-forward and recurrent networks, and its ranks."""
 
+import threading
+
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import memoire.torch
 from memoire.errors import ParameterError
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema
+from memoire.rl import Collector, OnPolicyLearner, RecurrentActorCritic, RecurrentPPO, World, rollout_schema
 from memoire.rl.networks import ActorCritic
 from memoire.rl.onpolicy.ppo import PPO
 from memoire.rl.policies import MlpPolicy, Moments
@@ -114,3 +119,122 @@ def test_rewards_are_scaled_by_the_spread_of_discounted_sums():
     net = net_of(normalize_rewards=True)
     net.merge({"rewards": Moments.of(np.array([-4.0, 4.0]))})
     assert PPO(net, lam=0.0).prepared(rollouts_of(net, discount=(0.0,))).returns.max() == pytest.approx(0.25)
+
+
+LAST = 4
+
+
+class Recall(gymnasium.Env):
+    """A sign is shown at first, zeros follow; the last action earns 1 if it says which sign that was."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.sign = 0, int(self.np_random.integers(2))
+        return np.array([2 * self.sign - 1, 0], np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        reward = float(self.t == LAST and action == self.sign)
+        return np.array([0, self.t / LAST], np.float32), reward, self.t == LAST, False, {}
+
+
+def envs_of(count=4, mode=AutoresetMode.NEXT_STEP):
+    return SyncVectorEnv([Recall] * count, autoreset_mode=mode)
+
+
+def recurrent_net(seed=0):
+    torch.manual_seed(seed)
+    return RecurrentActorCritic.of(Recall(), hidden=16)
+
+
+def rollouts_of_recurrent(net, lengths=(4, 3, 4), seed=0):
+    """What a collector would record: each fragment with its own memory at the start."""
+    random, count = np.random.default_rng(seed), sum(lengths)
+    obs = random.standard_normal((count, 2)).astype(np.float32)
+    memory, logp, value, at = np.zeros((count, 16), np.float32), np.zeros(count, np.float32), np.zeros(count), 0
+    action = random.integers(0, 2, count)
+    for fragment, length in enumerate(lengths):
+        known = torch.full((1, 16), 0.1 * fragment)
+        for _ in range(length):
+            memory[at] = known.numpy()
+            with torch.no_grad():
+                distribution, values, known = net(torch.from_numpy(obs[at : at + 1]), known)
+            logp[at], value[at] = distribution.log_prob(torch.from_numpy(action[at : at + 1])), values
+            at += 1
+    columns = {"obs": obs, "action": action, "reward": np.ones(count, np.float32), "logp": logp, "memory": memory}
+    fragments = len(lengths)
+    facts = {
+        "lengths": np.array(lengths),
+        "terminated": np.zeros(fragments, bool),
+        "truncated": np.ones(fragments, bool),
+    }
+    facts |= {"has_final": np.ones(fragments, bool), "bootstrap": np.full(fragments, np.nan, np.float32)}
+    facts |= {"client": np.zeros((fragments, 16), np.uint8), "model_version": np.ones(count, np.int64)}
+    facts |= {"age": np.zeros(count, np.float32)}
+    schema = rollout_schema(Recall(), {"memory": (np.float32, (16,))})
+    return Rollouts(schema, columns, {"obs": np.ones((fragments, 2), np.float32)}, facts), value
+
+
+def test_fragments_are_unrolled_from_their_own_memory_as_they_were_acted():
+    net = recurrent_net()
+    rollouts, value = rollouts_of_recurrent(net)
+    ppo = RecurrentPPO(net, minibatch=4, gamma=0.99, seed=0)
+    with torch.no_grad():
+        distribution, values, final = ppo.evaluate(rollouts)
+        logp = distribution.log_prob(torch.from_numpy(rollouts["action"]))
+    np.testing.assert_allclose(logp, rollouts["logp"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(values, value, rtol=1e-4, atol=1e-6)
+    assert final.shape == (3,)
+    seen = np.sort(np.concatenate(list(ppo.minibatches(rollouts))))
+    np.testing.assert_array_equal(seen, np.arange(11))
+    batch = ppo.prepared(rollouts)
+    for index in ppo.minibatches(rollouts):
+        found = ppo.forward(batch, index)[0].log_prob(batch.action[index])
+        np.testing.assert_allclose(found.detach(), rollouts["logp"][index], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_what_has_to_be_remembered_is_learned(mode):
+    net = recurrent_net()
+    options = {"policy": "remote", "seconds": 60.0, "discount": 1.0}
+    with OnPolicyLearner("tcp://127.0.0.1:*", Recall(), net, 512, 64, **options) as learner:
+        ppo = learner.keep(RecurrentPPO(learner.net, 3e-3, 8, 128, entropy_coef=0.01, seed=0))
+        collector = Collector(learner.server.endpoint, [envs_of(8, mode) for _ in range(2)], seed=0)
+        running = threading.Thread(target=collector.run, daemon=True)
+        running.start()
+        while learner.recent_return < 0.95 and not learner.is_over:
+            rollouts = learner.collect(60.0)
+            starts = np.cumsum(rollouts.lengths) - rollouts.lengths
+            begins = rollouts["obs"][starts, 0] != 0
+            assert begins.any() and not rollouts["memory"][starts[begins]].any(), "nothing is known at first"
+            assert rollouts["memory"][rollouts["obs"][:, 0] == 0].any(1).all(), "and something afterwards"
+            ppo.update(rollouts)
+            learner.publish()
+        learner.server.finish()
+        running.join(30.0)
+        collector.close()
+    assert learner.recent_return >= 0.95, "guesses return 0.5"
+
+
+def test_a_recurrent_network_acts_at_the_learner_only():
+    with pytest.raises(ParameterError, match="'remote' for a recurrent network"):
+        OnPolicyLearner("tcp://127.0.0.1:*", Recall(), recurrent_net(), 64, world=World())
+
+
+GLOO, NCCL = "gloo", "cpu:gloo,cuda:nccl"
+
+
+@pytest.mark.parametrize(
+    ("devices", "here", "device", "backend"),
+    [(0, 2, "cpu", GLOO), (1, 2, "cpu", GLOO), (2, 2, "cuda:1", NCCL), (8, 2, "cuda:1", NCCL)],
+)
+def test_nccl_is_chosen_if_each_rank_of_a_machine_has_a_gpu(devices, here, device, backend):
+    said = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": str(here)}
+    assert World.placed(said, devices) == (World(3, 4, device), backend)
+
+
+def test_one_learner_needs_no_torchrun():
+    assert World.placed({}, 0) == (World(), GLOO) and World.placed({}, 1)[0].device == "cuda:0"

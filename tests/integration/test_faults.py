@@ -1,17 +1,31 @@
-"""What networks do: connections reset again and again, strangers that connect and say nothing, hundreds of clients at once."""
+"""What networks do, what is too long for the other side, what another version says, and what bytes cost."""
 
 import contextlib
+import random
+import re
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import msgspec
+import numpy as np
+import pytest
 import zmq
 
-from memoire.client.client import Client
+import memoire
+from memoire.client.client import Client, connect
+from memoire.errors import ParameterError, Refused
+from memoire.limits import Limits
 from memoire.net import process as descriptors
 from memoire.net import sockets
-from memoire.wire import messages
-from memoire.wire.frames import encode, parse
-from netkit import DEADLINE, QUICK, record, until
+from memoire.net.channel import Channel
+from memoire.net.poller import Poller
+from memoire.replay.parameters import Parameters
+from memoire.wire import former, messages
+from memoire.wire.frames import encode, name_hash, parse
+from memoire.wire.messages import VERSION
+from netkit import DEADLINE, QUICK, SCHEMA, WIDE, record, until
 from tcpkit import CutWay, place
 
 
@@ -141,3 +155,181 @@ def test_three_hundred_clients_of_one_proxy_are_counted_exactly(cluster):
     assert sum(server.total_steps for server in servers) == 40 * 300
     assert all(server.total_episodes > 0 for server in servers)
     assert proxy.stats().homeless == 0 and not proxy.stats().refused
+
+
+def test_a_cache_that_is_too_large_for_a_proxy_is_not_sent_and_its_neighbours_arrive(cluster):
+    server = cluster.server(schema=WIDE, parameters=Parameters(cache_size=64))
+    proxy = cluster.proxy([server], limits=Limits(message_bytes=200_000))
+    client = cluster.client(proxy)
+    record(client, length=4)
+    assert client.push_cache()
+    client.sync()
+    record(client, length=64)
+    with pytest.raises(ParameterError, match=r"cache_size must be .* into 200000 \(limits.message_bytes\)"):
+        client.push_cache()
+    client.sync()
+    record(client, length=4)
+    assert client.push_cache()
+    until(lambda: server.total_caches == 2)
+    client.update()
+    stats = client.stats()
+    assert stats.pushed_caches == stats.accepted_caches == 2 and stats.lost_bytes == 0
+
+
+def test_feedback_of_a_batch_of_any_size_arrives(cluster):
+    server = cluster.server(parameters=Parameters(reuse_cache=True))
+    client = cluster.client(server)
+    record(client, episodes=3)
+    assert client.push_cache()
+    reader = cluster.reader([server], limits=Limits(resend_after=300.0, resend_most=300.0))  # nothing was cut off
+    batch = reader.get_batch(128)
+    ids = np.tile(batch.ids, 1000)  # 2 MB of them: more than the longest request
+    assert reader.update_priorities(ids, np.ones(len(ids))).sent == 128_000
+    until(lambda: server.stats().feedback_given == 128_000)
+    assert reader.stats().resends == 0
+    assert [channel.connections for channel in reader._thread.channels.of.values()] == [1]
+
+
+def test_a_request_that_is_too_long_ends_in_an_error_and_the_next_is_answered(cluster):
+    server, doors, answers = cluster.server(), Poller(), []
+    channel = Channel(
+        doors, cluster.context, server.endpoint, client=bytes(range(16)), limits=Limits(), rng=random.Random(1)
+    )
+    channel.ask(messages.Feedback(), answers.append, payload=bytes((1 << 20) + 1))
+    channel.ask(messages.Hello(role="actor"), answers.append)
+
+    def answered():
+        channel.turn(doors.wait(time.monotonic() + 0.01))
+        return len(answers) == 2
+
+    until(answered)
+    assert isinstance(answers[0], Refused) and answers[0].code == "too_large"
+    assert "FEEDBACK of 1048577 bytes was not sent; 1048576 are taken (request_bytes)" in str(answers[0])
+    welcome = answers[1].body
+    assert isinstance(welcome, messages.Welcome) and channel.connections == 1
+    channel.learned(answers[1].header, msgspec.structs.replace(welcome, limits={"request_bytes": 1000}))
+    assert channel.longest == 1000
+    doors.close()
+
+
+def test_a_reply_that_is_too_large_ends_its_request_by_name_at_the_server_and_where_it_comes(cluster):
+    server, small = cluster.server(), Limits(tail_bytes=4096)
+    for number in range(60):
+        server.publish(f"{number} {'t' * 100}", b"weights")
+    hello, update = messages.Hello(role="actor"), messages.Update(steps=1)
+    cases = [
+        (server, small, hello, r"WELCOME, whose tail takes \d{4} bytes; client .* has room for 4096 \(tail_bytes\)"),
+        (server, small, update, r"UPDATED, whose tail takes \d{4} bytes; client .* has room for 4096 \(tail_bytes\)"),
+    ]
+    for number, (node, limits, body, text) in enumerate(cases):
+        doors, answers, rng = Poller(), [], random.Random(1)
+        channel = Channel(
+            doors, cluster.context, node.endpoint, client=bytes([number + 1] * 16), limits=limits, rng=rng
+        )
+        channel.ask(body, answers.append, run=name_hash(server.run))
+
+        def answered(channel=channel, doors=doors, answers=answers):
+            channel.turn(doors.wait(time.monotonic() + 0.01))
+            return len(answers) == 1
+
+        until(answered)
+        assert isinstance(answers[0], Refused) and answers[0].code == "too_large" and channel.resends == 0
+        assert re.search(text, str(answers[0])), answers[0]
+        doors.close()
+
+
+FORMER = Path(__file__).parents[1] / "vectors" / "former"
+
+
+@pytest.mark.parametrize("where", ["server", "proxy"])
+def test_a_client_of_the_former_version_reads_why_it_is_refused(cluster, where):
+    node = cluster.server()
+    if where == "proxy":
+        node = cluster.proxy([node])
+    asked = (FORMER / "hello.0").read_bytes()
+    with cluster.context.socket(zmq.DEALER) as dealer:
+        dealer.linger, dealer.rcvtimeo = 0, 60_000
+        sockets.connect(dealer, node.endpoint)
+        dealer.send_multipart([b"", asked])
+        _, answer = dealer.recv_multipart()
+    assert answer[:6] == b"MEMR\x01\x00" and answer[16:56] == asked[16:56]
+    assert former.xxh64(answer[96:], former.xxh64(answer[:88])).to_bytes(8, "little") == answer[88:96]
+    assert b"version 1 of the protocol; this node speaks 2. Upgrade the older of the two" in answer[96:]
+    assert node.stats().refused["version"] == 1
+
+
+@pytest.mark.parametrize("version", [1, VERSION + 1])
+def test_a_client_is_told_that_the_other_side_speaks_another_version(cluster, version):
+    """The other side answers by a REFUSED of its own version, whose checksum nobody has to know here."""
+    with cluster.context.socket(zmq.ROUTER) as router, ThreadPoolExecutor(1) as threads:
+        router.linger, router.rcvtimeo = 0, 60_000
+        endpoint = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+        connecting = threads.submit(connect, endpoint, timeout=60.0, context=cluster.context)
+        way, empty, asked = router.recv_multipart()
+        said = (FORMER / "refused.0").read_bytes()
+        router.send_multipart(
+            [way, empty, said[:4] + version.to_bytes(2, "little") + said[6:16] + asked[16:56] + said[56:]]
+        )
+        with pytest.raises(Refused, match=f"version {version} of the protocol; this node speaks 2") as raised:
+            connecting.result(60.0)
+    assert (raised.value.code, raised.value.endpoint) == ("version", endpoint)
+
+
+CONNECTIONS = Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6")
+ESTABLISHED = "01"
+
+
+@pytest.fixture
+def pair():
+    """(sender, receiver), connected inside of this process, without other threads of ZeroMQ between them."""
+    context = zmq.Context()
+    receiver = sockets.data_receiver(context, 1 << 24)
+    sockets.bind(receiver, "inproc://pair")
+    sender = sockets.data_sender(context)
+    sockets.connect(sender, "inproc://pair")
+    yield sender, receiver
+    context.destroy(0)
+
+
+def test_large_frames_are_sent_as_they_lie_and_small_ones_are_copied(pair):
+    sender, receiver = pair
+    for size, is_large in ((sockets.COPY_BELOW - 1, False), (sockets.COPY_BELOW + 1, True)):
+        sent = np.zeros(size, np.uint8)
+        assert sockets.send(sender, [sent])
+        (frame,) = sockets.receive(receiver)
+        assert len(frame) == size
+        assert np.shares_memory(np.frombuffer(frame.buffer, np.uint8), sent) is is_large
+
+
+def test_a_client_keeps_its_connections():
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, limits=QUICK) as server:
+        ports = {
+            int(address.rpartition(":")[2]) for address in (server.endpoint, server.push_endpoint, server.pub_endpoint)
+        }
+        with memoire.connect(server.endpoint, seed=0, limits=QUICK) as client:
+            record(client)
+            client.model("policy")
+            assert client.push_cache(100.0)
+            until(lambda: server.total_caches == 1)
+            until(lambda: {port for _, port in connections_to(ports)} == ports)
+            before = connections_to(ports)
+            for number in range(20):
+                record(client)
+                client.log(str(number))
+                client.update(100.0)
+                assert client.push_cache(100.0)
+                server.publish("policy", str(number))
+            until(lambda: server.total_caches == 21)
+            assert connections_to(ports) == before
+
+
+def connections_to(ports):
+    """(own port, port at the other end) of each open connection of this machine to one of these ports."""
+    found = set()
+    for table in CONNECTIONS:
+        for line in table.read_text().splitlines()[1:]:
+            _, own, other, state = line.split()[:4]
+            here, there = (int(address.rpartition(":")[2], 16) for address in (own, other))
+            if state == ESTABLISHED and there in ports:
+                found.add((here, there))
+    return found

@@ -1,16 +1,39 @@
-"""The same keyword means the same thing, whether a buffer, a server or a table takes it; and what a client and its table
-are both told is equal, or refused."""
+"""Names and settings, from where they are given to where they hold or are refused."""
 
+import contextlib
 import inspect
+import json
 import re
+import urllib.request
 
+import msgspec
 import numpy as np
 import pytest
 
 import memoire
-from memoire import arguments, errors
+from classic_help import templates
+from memoire import (
+    Buffer,
+    Memory,
+    Parameters,
+    PrioritizedReplayBuffer,
+    PriorityExperienceReplayBuffer,
+    arguments,
+    errors,
+)
+from memoire.arguments import process_name
+from memoire.classic.client import ReplayMemoryClient
+from memoire.classic.memory import ReplayMemory
+from memoire.classic.server import ReplayMemoryServer
+from memoire.errors import MemoireError, NotSettable, ParameterError
+from memoire.limits import Limits
+from memoire.nodes.http import NodePages
 from memoire.replay.writers import WriterRegistry
+from memoire.server.state import ClientNames
 from memoire.tables.table import TABLE_NAMES
+from memoire.wire import messages
+from memoire.wire.byte_budget import ByteBudget
+from netkit import SCHEMA, Cluster, in_thread, record, until
 
 FACES = (memoire.Buffer, memoire.Server, memoire.Table)
 OF_ONE = {
@@ -147,3 +170,228 @@ def test_a_client_that_was_told_otherwise_than_its_table_is_refused_by_both_valu
     with pytest.raises(errors.ParameterError, match=says):
         connected(server, 7)
     assert server.totals().steps == 0
+
+
+@pytest.fixture
+def cluster():
+    with contextlib.closing(Cluster()) as made:
+        yield made
+
+
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "actor-7d9f-x2x"}
+
+
+@pytest.mark.parametrize(
+    ("given", "surroundings", "name"),
+    [
+        ("actor-3", {"MEMOIRE_NAME": "other"}, "actor-3"),
+        ("", {"MEMOIRE_NAME": "other"}, ""),
+        (None, {"MEMOIRE_NAME": "from.outside"}, "from.outside"),
+        (None, POD | {"MEMOIRE_NAME": "from.outside"}, "from.outside"),
+        (None, POD, "actor-7d9f-x2x"),
+        (None, {"HOSTNAME": "laptop"}, ""),
+        (None, {}, ""),
+    ],
+)
+def test_a_name_is_the_one_that_was_given_or_that_of_the_pod(given, surroundings, name):
+    assert process_name(given, surroundings) == name
+
+
+@pytest.mark.parametrize("wrong", ["a b", "-a", "é", "a,b", "x" * 254, "a\n", 7, b"a"])
+def test_a_name_that_could_not_stand_in_a_line_is_refused_with_what_is_expected(wrong):
+    with pytest.raises(ParameterError, match="^name must be 1 to 253 letters, digits") as refused:
+        process_name(wrong, {})
+    assert refused.value.name == "name"
+
+
+def test_a_wrong_name_of_the_environment_is_refused_under_the_name_of_the_variable():
+    with pytest.raises(ParameterError, match=r"^\$MEMOIRE_NAME must be"):
+        process_name(None, {"MEMOIRE_NAME": "a b"})
+
+
+@pytest.mark.parametrize(("name", "is_taken"), [("", True), ("a", True), ("x" * 253, True), ("x" * 254, False), ("a b", False),
+                                                ("a\n", False), ("\x1b[2J", False), (".a", False)])  # fmt: skip
+def test_the_wire_takes_no_other_name(name, is_taken):
+    packed = msgspec.msgpack.encode({"name": name})
+    if is_taken:
+        assert msgspec.msgpack.decode(packed, type=messages.Hello).name == name
+    else:
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.msgpack.decode(packed, type=messages.Hello)
+
+
+def test_names_reach_servers_pages_and_lines(cluster):
+    server = cluster.server()
+    proxy = cluster.proxy([server], name="front-1")
+    client = cluster.client(proxy, name="actor-3")
+    other = cluster.client(proxy, name="")
+    reader = cluster.reader([proxy], name="learner-0")
+    record(client, episodes=1, length=5)
+    client.log("hello")
+    client.update(20.0)
+    other.update(20.0)
+    until(lambda: server.stats().log_lines == 1)
+    until(lambda: server.stats().learners)
+    assert {row.client: row.name for row in server.clients()} == {
+        client.client_id.hex(): "actor-3",
+        other.client_id.hex(): "",
+    }
+    assert [learner.name for learner in server.stats().learners] == ["learner-0"]
+    assert (client.stats().name, reader.stats().name, proxy.stats().name) == ("actor-3", "learner-0", "front-1")
+    assert "actor-3" in repr(client) and "front-1" in repr(proxy)
+    with NodePages("127.0.0.1:0", server) as pages:
+        with urllib.request.urlopen(f"{pages.url}/logs", timeout=60) as answer:
+            (row,) = json.load(answer)["rows"]
+    assert (row["name"], row["text"]) == ("actor-3", "hello")
+    client.close()
+    assert server.client_name(client.client_id) == "actor-3"  # its lines are still there
+
+
+def test_a_server_remembers_the_newest_names_of_many_clients():
+    names = ClientNames(ByteBudget(1 << 30).holder("names"))
+    for number in range(1 << 14):
+        names.note(number.to_bytes(16, "big"), f"actor-{number}")
+    first, second, new = (number.to_bytes(16, "big") for number in (0, 1, 1 << 14))
+    names.note(first, "")  # says nothing
+    assert names.of(first) == "actor-0"
+    names.note(first, "again")
+    names.note(new, "newest")
+    assert [names.of(each) for each in (first, second, new)] == ["again", "", "newest"]
+
+
+MEANT = ("multi_step", "n_step", "gamma", "alpha", "beta", "discount", "batch_size", "multistep", "max_age", "nonsense")
+"""What people set, as they know it from elsewhere."""
+FROZEN = {
+    "Column": memoire.Column(np.float32),
+    "Greedy": memoire.Greedy(),
+    "Limits": Limits(),
+    "Linear": memoire.Linear(0.0, 1.0, 9),
+    "Parameters": Parameters(),
+    "Prioritized": memoire.Prioritized(),
+    "RankBased": memoire.RankBased(),
+    "Table": memoire.Table(SCHEMA),
+    "Uniform": memoire.Uniform(),
+}
+NO_SETTINGS = {"Batch", "Bind", "Conn", "InsecureWarning", "MemoireError", "MixedBatch", "Ragged", "Rollouts", "Schema", "Transition", "__version__", "connect"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def objects():
+    cluster = Cluster()
+    server = cluster.server()
+    proxy = cluster.proxy([server])
+    client = cluster.client(proxy)
+    classic_server = ReplayMemoryServer(*templates(), 100, "inproc://pub", 4, context=cluster.context)
+    worker, _ = in_thread(classic_server.rep_worker_main, "inproc://req", "Bind")
+    classic = ReplayMemoryClient("inproc://pub", "inproc://req", "inproc://push", context=cluster.context)
+    buffer = Buffer(SCHEMA, 100)
+    rows = {"obs": np.float32}
+    node = memoire.Inference("inproc://infer", rows, rows, dict, context=cluster.context)
+    policy = memoire.RemotePolicy([node.endpoint], rows, rows, context=cluster.context)
+    tables = {"t": memoire.Table({"reward": np.float32}, storage="prompts")}
+    giver = memoire.Server("inproc://prompts", tables=tables, context=cluster.context)
+    prompts = memoire.Prompts("inproc://prompts", context=cluster.context)
+    yield {
+        "Buffer": buffer,
+        "Client": client,
+        "Inference": node,
+        "Memory": Memory(SCHEMA, 100),
+        "PrioritizedReplayBuffer": PrioritizedReplayBuffer(8, 0.5),
+        "PriorityExperienceReplayBuffer": PriorityExperienceReplayBuffer(8, 0.5),
+        "Prompts": prompts,
+        "Proxy": proxy,
+        "RemotePolicy": policy,
+        "Reader": cluster.reader([proxy]),
+        "ReplayMemory": ReplayMemory(*templates(), 100),
+        "ReplayMemoryClient": classic,
+        "ReplayMemoryServer": classic_server,
+        "Server": server,
+        "Writer": buffer.writer(),
+        "a table": server.table("default"),
+        "a client's rem": classic.rem,
+        "a server's rem": classic_server.rem,
+        "a client's writer": client.writer(),
+        **FROZEN,
+    }
+    for each in (prompts, giver, policy, node, classic, classic_server):
+        each.close(0.2)
+    worker.join(30.0)
+    cluster.close()
+
+
+def test_every_public_class_is_looked_at(objects):
+    public = {name for name in re.findall(r"\b(?:[A-Z]\w+|connect)", str(memoire.__doc__)) if hasattr(memoire, name)}
+    assert len(public) > 25 and public <= objects.keys() | NO_SETTINGS
+
+
+def public_names(node):
+    return {name for name in getattr(node, "__dict__", ()) if not name.startswith("_")}
+
+
+def test_what_is_set_can_be_read_or_is_refused(objects):
+    silent = []
+    for called, node in objects.items():
+        for name in MEANT:
+            before = public_names(node)
+            try:
+                setattr(node, name, 0.25)
+            except AttributeError:
+                assert public_names(node) == before
+                continue
+            except MemoireError:  # such as of multi_step of the classic memory, which is set by it
+                continue
+            is_setting = isinstance(getattr(type(node), name, None), property) or name in before
+            if not (is_setting and getattr(node, name) == 0.25):
+                silent.append(f"{called}.{name}")
+    assert not silent
+
+
+@pytest.mark.parametrize(
+    ("called", "name", "said"),
+    [
+        ("Buffer", "multi_step", r"multi_step of a Buffer cannot be set.*Write configure\(multi_step=\.\.\.\)"),
+        ("Buffer", "n_step", r"Write configure\(multi_step=\.\.\.\)"),
+        ("Buffer", "capacity", r"It is given when one is made: Buffer\(capacity=\.\.\.\)"),
+        ("Buffer", "multistep", r"Did you mean multi_step\? Write configure"),
+        ("Buffer", "zzz", "There is no such setting"),
+        ("Memory", "gamma", r"Write configure\(discount=\.\.\.\)"),
+        ("Server", "multi_step", r"Write configure\(multi_step=\.\.\.\)"),
+        ("Server", "credit", r"Write configure_limits\(credit=\.\.\.\)"),
+        ("Server", "run_name", "There is no such setting|Did you mean"),
+        ("Reader", "beta", r"Write configure\(importance_exponent=\.\.\.\)"),
+        ("Client", "on_full", r"Write configure_limits\(on_full=\.\.\.\)"),
+        ("Client", "multi_step", "Parameters are the server's: write"),
+        ("Client", "seed", r"It is given when one is made: Client\(seed=\.\.\.\)"),
+        ("a table", "max_age", r"Write configure\(max_age=\.\.\.\)"),
+        ("ReplayMemory", "gamma", r"Write rem\.discount_factor = "),
+        ("ReplayMemoryServer", "n_caches", r"It is given when one is made: ReplayMemoryServer"),
+        ("Parameters", "multi_step", r"It never changes. Write replace\(multi_step=\.\.\.\)"),
+        ("Table", "capacity", r"Make another one: Table\(\.\.\., capacity=\.\.\.\)"),
+    ],
+)
+def test_whoever_sets_it_is_told_what_to_write(objects, called, name, said):
+    with pytest.raises(NotSettable, match=said):
+        setattr(objects[called], name, 3)
+
+
+@pytest.mark.parametrize("called", ["Buffer", "Memory", "Server", "a table"])
+def test_what_they_are_told_works(objects, called):
+    for name in ("multi_step", "discount", "priority_exponent", "importance_exponent", "mix_lambda"):
+        objects[called].configure(**{name: 1})
+
+
+def test_what_a_class_has_of_its_own_stays_settable(objects):
+    objects["ReplayMemory"].multi_step = 3
+    assert objects["ReplayMemory"].multi_step == 3
+    objects["Writer"].longest = 7
+    assert objects["Writer"].longest == 7
+    objects["Client"].push_reason = ""
+
+    class Mine(Buffer):
+        def __init__(self):
+            super().__init__(SCHEMA, 100)
+            self.mine = 3
+
+    mine = Mine()
+    mine.mine, mine.other = 4, 5
+    assert (mine.mine, mine.other) == (4, 5)

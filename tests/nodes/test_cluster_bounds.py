@@ -1,6 +1,8 @@
-"""Processes of a cluster at their bounds: when a goal is reached, which counts make a cluster, what is closed at the end."""
+"""One step on each side of what the programs of nodes are told: goals, counts, addresses, sizes, options, signals."""
 
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -8,14 +10,20 @@ import threading
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memoire.cli import doctor
-from memoire.errors import ParameterError
+from memoire.errors import EndpointError, ParameterError
 from memoire.nodes import local as local_cluster
+from memoire.nodes import roles, tables_file
 from memoire.nodes.http import REQUEST_TIMEOUT, NodePages
-from memoire.nodes.launcher import Child, Launcher
+from memoire.nodes.launch import Options, free_ports, program, seed_of
+from memoire.nodes.launcher import MAX_FAILED_STARTS, MAX_PAUSE, MIN_PAUSE, MIN_UPTIME, Child, Launcher, Restarts
+from memoire.nodes.local import Nodes
 from memoire.nodes.pages import Page
-from memoire.nodes.supervision import LINE, LauncherLine, _inherited_line
+from memoire.nodes.settings import NotASize, size
+from memoire.nodes.supervision import LINE, LauncherLine, SignalWatch, _inherited_line
 from memoire.rl.demo import actor, demo
 
 
@@ -153,3 +161,242 @@ def test_bytes_are_received_as_they_come():
             assert doctor._receive(ours, 2, bytearray(b"xy")) == b"xy"
         with pytest.raises(EOFError):
             doctor._receive(ours, 1, bytearray())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0), ("4096", 4096), ("17B", 17), ("1GiB", 1 << 30), ("1Gi", 1 << 30), ("1 GiB", 1 << 30),
+        ("1gib", 1 << 30), ("500MB", 500_000_000), ("64k", 64_000), ("64Ki", 65536), ("1.5GiB", 3 << 29),
+        ("0.5KiB", 512), ("2TB", 2 * 10**12), ("  3MiB ", 3 << 20), ("1.0", 1), ("0.001kB", 1), ("1e6", 1_000_000), ("2.5e3", 2500),
+    ],
+)  # fmt: skip
+def test_a_size_is_a_number_with_a_unit(text, expected):
+    assert size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1.5", "1.25 B", "1PiB", "1 GiBs", "0x10", "1iB", "1,5GB", "٣GB"])
+def test_what_is_no_size_is_refused_with_examples(text):
+    with pytest.raises(NotASize, match="a size in bytes, such as 1GiB, 500MB or 4096, got "):
+        size(text)
+
+
+@given(st.integers(0, 1 << 50), st.sampled_from(["", "k", "Ki", "M", "Mi", "G", "Gi", "T", "Ti"]))
+def test_a_size_is_its_number_times_its_unit(number, unit):
+    factor = (1024 if unit.endswith("i") else 1000) ** " kmgt".index(unit[:1].lower() or " ")
+    assert size(f"{number}{unit}B") == number * factor
+
+
+def test_limits_and_tables_take_the_same():
+    assert roles.read_limits(["model_bytes=2GiB", "new_clients=7"]).model_bytes == 2 << 30
+    with pytest.raises(
+        ParameterError, match=r"--limit must be a size in bytes, such as .*, behind the =, got 'model_b"
+    ):
+        roles.read_limits(["model_bytes=tons"])
+    with pytest.raises(ParameterError, match="--limit must be a number behind the ="):
+        roles.read_limits(["new_clients=1GiB"])
+    schema = '{"columns": [["obs", "<f4", [4], "state"], ["reward", "<f4", [], "reward"]]}'
+    tables = tables_file.read_tables('{"one": {"schema": ' + schema + ', "byte_limit": "64MiB"}}')
+    assert tables["one"].byte_limit == 64 << 20
+    with pytest.raises(ParameterError, match="such as 1GiB"):
+        tables_file.read_tables('{"one": {"schema": ' + schema + ', "byte_limit": "much"}}')
+
+
+def test_the_first_signal_is_kept_and_wakes_whoever_waits():
+    watch = SignalWatch((signal.SIGTERM, signal.SIGHUP))
+    try:
+        assert watch.first is None and not select.select([watch], [], [], 0.0)[0]
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert select.select([watch], [], [], 60.0)[0]
+        watch.drain()
+        assert not select.select([watch], [], [], 0.0)[0]
+        os.kill(os.getpid(), signal.SIGTERM)  # at once: somebody signals a group and its leader
+        assert (watch.first, watch.is_urgent) == (signal.SIGHUP, False)
+        watch.forget()
+        assert watch.first is None
+    finally:
+        watch.close()
+
+
+def test_another_signal_later_is_urgent():
+    again = []
+    watch = SignalWatch((signal.SIGTERM,), on_repeat=again.append, repeat_after=-1.0)
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (watch.is_urgent, again) == (False, [])
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (watch.is_urgent, again) == (True, [signal.SIGTERM])
+    finally:
+        watch.close()
+
+
+def test_a_signal_that_only_wakes_asks_for_nothing():
+    watch = SignalWatch((), wakes=(signal.SIGUSR1,))
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert select.select([watch], [], [], 60.0)[0] and watch.first is None
+    finally:
+        watch.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signals_go_back_to_whoever_had_them(number):
+    before, wakeup = signal.getsignal(number), signal.set_wakeup_fd(-1)
+    watch = SignalWatch((signal.SIGTERM,), wakes=(signal.SIGUSR1,))
+    assert signal.getsignal(number) is not before
+    threading.Thread(target=watch.wake).start()
+    assert select.select([watch], [], [], 60.0)[0]
+    watch.close()
+    watch.wake()  # nobody waits any more
+    assert signal.getsignal(number) is before and signal.set_wakeup_fd(wakeup) == -1
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "learner.py").write_text("")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "actor.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("learner.py", ("learner.py",)),
+        ("learner.py --lr 1e-3 --name 'a b'", ("learner.py", "--lr", "1e-3", "--name", "a b")),
+        ("package.actor --x", ("package.actor", "--x")),
+        ("memoire.rl.demo.actor", ("memoire.rl.demo.actor",)),
+        ("-", ()),
+    ],
+)
+def test_a_program_is_a_file_or_a_module_with_arguments(folder, text, words):
+    assert program("LEARNER", text) == words
+
+
+@pytest.mark.parametrize(
+    "text", ["", "  ", "lerner.py", "no.such.module", "learner.py 'open", "--actors", "/no/such.py"]
+)
+def test_what_is_no_program_is_refused_by_its_place(folder, text):
+    with pytest.raises(ParameterError, match="^ACTOR must be a "):
+        program("ACTOR", text)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"actors": 0, "learner": ("a",)}, "--actors must be at least 1, got 0"),
+        ({"restarts": -1, "learner": ("a",)}, "--restarts must be at least 0, got -1"),
+        ({}, "LEARNER must be a program, or an ACTOR beside it"),
+        ({"actor": ("a",)}, "LEARNER must be a program that makes a memoire.Server, or --env"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(given, words):
+    with pytest.raises(ParameterError) as caught:
+        Options(**given)
+    assert words in str(caught.value)
+
+
+def test_actors_alone_need_a_cluster_of_somebody():
+    assert Options(actor=("a",), endpoint="tcp://a:1", actors=2).names == ["actor-0", "actor-1"]
+    assert Options(actor=("a",), nodes=Nodes(tables="{}")).names == ["actor-0"]
+    assert Options(learner=("a",)).names == ["learner"] and Options(learner=("a",)).embeds
+
+
+def test_every_process_of_nearby_runs_has_a_seed_of_its_own():
+    seeds = [seed_of(run, "learner", 0) for run in range(3)]
+    seeds += [seed_of(run, "actor", rank) for run in range(3) for rank in range(900)]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_free_ports_are_a_row_that_nobody_listens_at():
+    first = free_ports(0)
+    assert first > 0 and free_ports(first) == first
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(EndpointError, match=r"in use.*\. Give another --port \(0 finds 3 free ones in a row\)"):
+            free_ports(port)
+    with pytest.raises(EndpointError):
+        free_ports(65535)
+
+
+def worked(seconds: float = 0.0) -> Restarts:
+    made = Restarts()
+    made.ready(0.0)
+    made.ready(seconds)  # again changes nothing
+    return made
+
+
+def test_a_process_that_never_worked_is_not_started_again() -> None:
+    made = Restarts()
+    assert made.died(1.0) is None
+    assert made.due is None
+    assert not made.is_due(1e9)
+
+
+def test_a_process_that_worked_is_started_again_after_a_pause() -> None:
+    made = worked()
+    assert made.died(10.0) == MIN_PAUSE
+    assert not made.is_due(10.0 + MIN_PAUSE - 0.01)
+    assert made.is_due(10.0 + MIN_PAUSE)
+    made.started()
+    assert not made.is_due(1e9)
+    assert made.count == 1
+
+
+def test_pauses_grow_up_to_a_bound_while_it_dies_soon_after_each_start() -> None:
+    made, now, pauses = worked(), 0.0, []
+    for _ in range(12):
+        now += MIN_UPTIME / 2
+        pauses.append(made.died(now))
+        made.started()
+        made.ready(now)
+    assert pauses[:4] == [MIN_PAUSE * 2**number for number in range(4)]
+    assert pauses[-1] == MAX_PAUSE == max(pause for pause in pauses if pause is not None)
+
+
+@pytest.mark.parametrize(("seconds", "pause"), [(MIN_UPTIME, MIN_PAUSE), (MIN_UPTIME - 0.01, 2 * MIN_PAUSE)])
+def test_a_while_of_work_makes_former_deaths_forgotten(seconds: float, pause: float) -> None:
+    made = worked()
+    made.died(0.0)
+    made.started()
+    made.ready(100.0)
+    assert made.died(100.0 + seconds) == pause
+
+
+def test_starts_that_come_to_nothing_give_a_process_up() -> None:
+    made = worked()
+    pauses = [made.died(float(number)) for number in range(MAX_FAILED_STARTS + 1)]  # the first one had worked
+    assert None not in pauses[:-1]
+    assert pauses[-1] is None
+
+
+def test_only_failed_starts_in_a_row_count() -> None:
+    made = worked()
+    for number in range(3 * MAX_FAILED_STARTS):
+        assert made.died(float(number)) is not None
+        made.started()
+        if number % 2:
+            made.ready(float(number))
+
+
+def test_a_process_that_was_killed_is_started_again_though_it_never_worked() -> None:
+    made = Restarts()
+    assert made.died(1.0, is_killed=True) == MIN_PAUSE
+    assert made.died(2.0) is None, "it ended by itself then"
+
+
+def test_a_process_that_dies_soon_after_each_start_is_given_up_at_its_limit() -> None:
+    made = Restarts(most=3)
+    pauses = []
+    for number in range(4):
+        made.ready(10.0 * number)
+        pauses.append(made.died(10.0 * number + 1.0))
+    assert pauses[-1] is None and None not in pauses[:-1]
+
+
+def test_a_minute_of_work_gives_a_process_its_starts_back() -> None:
+    made = Restarts(most=1)
+    for number in range(5):
+        made.ready(100.0 * number)
+        assert made.died(100.0 * number + MIN_UPTIME) == MIN_PAUSE

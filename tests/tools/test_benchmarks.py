@@ -1,11 +1,22 @@
-"""The benchmarks run, say who is missing, and docs/benchmarks/README.md is what their figures make of the aims."""
+"""Benchmarks, their pages and pictures."""
 
+import importlib.util
 import json
+import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+
+import memoire
+import memoire.minari
+import pictures
+from netkit import pool_in, until
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 PAGES = FOLDER.parent / "docs" / "benchmarks"
@@ -222,3 +233,241 @@ def test_a_frame_is_held_once_wherever_it_is_held(where, least, tmp_path):
     assert "memoire is smaller" in (tmp_path / "footprint.md").read_text(encoding="utf-8")
     ((what, _, ratio),) = json.loads((tmp_path / "footprint.json").read_text())["rows"]
     assert where in what and ratio > least
+
+
+RECORD = {
+    "solved": 475.0,
+    "curves": {
+        "by priority": [[[500, 10.0], [1000, 500.0]], [[500, 30.0], [1000, 400.0]], [[500, 20.0], [1000, 450.0]]],
+        "uniformly": [[[500, 10.0], [1000, 100.0]], [[500, 10.0], [1000, 300.0]], [[500, 10.0], [1000, 200.0]]],
+    },
+}
+ROWS = [
+    [pictures.COMPARED, "cpprb 11.0.0", 4.5],
+    [pictures.COMPARED, "NumPy, indexing", 0.9],
+    ["other", "Reverb 1", 7.0],
+]
+
+
+def test_the_pictures_are_as_their_records_say():
+    assert pictures.main(["--check"]) == 0, "make pictures"
+
+
+def test_a_curve_is_the_median_of_its_seeds_between_their_quartiles():
+    assert pictures.quartiles(RECORD["curves"]["by priority"]) == [(500, 15.0, 20.0, 25.0), (1000, 425.0, 450.0, 475.0)]
+    drawn = pictures.learning(RECORD)
+    assert "quartiles of 3 seeds" in drawn and "drawn by priority" in drawn and "drawn uniformly" in drawn
+
+
+def test_bars_are_the_recorded_ratios_of_one_row():
+    assert pictures.ratios({"rows": ROWS}) == [("cpprb", 4.5), ("NumPy, indexing alone", 0.9)]
+    drawn = pictures.speed({"rows": ROWS})
+    assert ">4.5<" in drawn and ">0.9<" in drawn and ">7<" not in drawn
+    assert drawn.index("NumPy") < drawn.index(">memoire<") < drawn.index("cpprb"), "in the order of their length"
+
+
+def test_a_picture_that_differs_from_its_record_is_found(tmp_path):
+    same, other, missing = (tmp_path / name for name in ("same.svg", "other.svg", "missing.svg"))
+    same.write_text("<svg/>", encoding="utf-8")
+    other.write_text("<svg/>", encoding="utf-8")
+    assert pictures.stale({same: "<svg/>", other: "<g/>", missing: "<svg/>"}) == {other: "<g/>", missing: "<svg/>"}
+
+
+def test_drawings_are_whole_and_follow_the_theme():
+    for drawn in (pictures.learning(RECORD), pictures.speed({"rows": ROWS})):
+        root = ElementTree.fromstring(drawn)
+        assert root.attrib["aria-label"] and "prefers-color-scheme: dark" in drawn
+        assert "http" not in drawn.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_the_readme_shows_a_dashboard_a_curve_and_bars():
+    shown = re.findall(r"!\[[^\]]{20,}\]\((docs/pictures/[^)]+)\)", (pictures.ROOT / "README.md").read_text("utf-8"))
+    assert [Path(name).name for name in shown] == ["overview.png", "learning.svg", "speed.svg"]
+    head = (pictures.PICTURES / "overview.png").read_bytes()[:24]
+    assert head.startswith(b"\x89PNG") and int.from_bytes(head[16:20], "big") >= 1000, "wide enough to be read"
+
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+DUMP = """# callgrind format
+version: 1
+creator: callgrind-3.19.0
+desc: Trigger: Client Request: draw 256
+positions: line
+events: Ir
+ob=/somewhere/memoire/_core.abi3.so
+fl=_core.c
+fn=tree_find
+0 100
+cfn=pow
+cob=/usr/lib/libm.so.6
+calls=3 0
+0 999
+0 20
+ob=/usr/lib/libm.so.6
+fn=pow
+0 999
+ob=/somewhere/memoire/pool/_draw.abi3.so
+fn=gather
+0 8
+ob=/somewhere/msgspec/_core.cpython-311-x86_64-linux-gnu.so
+fn=decode
+0 4
+ob=/usr/lib/libpython3.11.so.1.0
+fn=eval
+0 40
+"""
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        spec = importlib.util.spec_from_file_location("instructions", BENCHMARKS / "instructions.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["instructions"] = module
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+def test_what_a_function_called_is_counted_once(script: ModuleType) -> None:
+    name, counts = script.read_dump(DUMP)
+    assert name == "draw 256"
+    assert counts == {
+        ("_core.abi3.so", "tree_find"): 120,
+        ("libm.so.6", "pow"): 999,
+        ("_draw.abi3.so", "gather"): 8,
+        ("_core.cpython-311-x86_64-linux-gnu.so", "decode"): 4,
+        ("libpython3.11.so.1.0", "eval"): 40,
+    }
+
+
+def test_libraries_that_choose_by_processor_are_left_out(script: ModuleType) -> None:
+    case = script.Case("draw 256", lambda: None, calls=2)
+    assert script.summed(case, script.read_dump(DUMP)[1]) == {"engine": 64, "with Python": 86}
+
+
+HERE = {"compiler": "x86_64, gcc 12", "python": "3.11.7", "numpy": "2.4.6"}
+COUNTED = {"machine": HERE, "instructions": {"draw": {"engine": 1000, "with Python": 2000}}}
+
+
+@pytest.mark.parametrize(
+    ("here", "kinds", "said"),
+    [
+        (HERE, ["engine", "with Python"], ""),
+        (HERE | {"numpy": "3.0.0"}, ["engine"], "only the engine was compared, the record is of numpy 2.4.6, here 3.0"),
+        (HERE | {"compiler": "arm64, clang"}, [], "nothing was compared, the record is of compiler x86_64, gcc 12"),
+    ],
+)
+def test_only_counts_of_equal_versions_are_compared(
+    script: ModuleType, here: dict[str, str], kinds: list[str], said: str
+) -> None:
+    found, why = script.comparable(COUNTED, here)
+    assert found == kinds and why.startswith(said)
+
+
+def test_more_than_the_tolerance_is_too_much(script: ModuleType) -> None:
+    kinds = ["engine", "with Python"]
+    assert script.too_many(COUNTED, {"draw": {"engine": 1040, "with Python": 1500}}, kinds) == []
+    (said,) = script.too_many(COUNTED, {"draw": {"engine": 1100, "with Python": 2000}}, kinds)
+    assert said == "draw: 1100 instructions (engine), 10.0% more than 1000"
+    assert script.too_many(COUNTED, {"draw": {"engine": 9999, "with Python": 9999}}, []) == []
+    assert script.too_many(COUNTED, {"new": {"engine": 1, "with Python": 1}}, ["engine"]) == ["new: not in the record"]
+
+
+@pytest.fixture(scope="module")
+def demonstrations():
+    sys.path.insert(0, str(FOLDER))
+    try:
+        spec = importlib.util.spec_from_file_location("demonstrations", FOLDER / "demonstrations.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(FOLDER))
+    return module
+
+
+@pytest.fixture
+def data(demonstrations, tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    return demonstrations.demonstrations(4, seed=3)
+
+
+def are_the_same(one, other):
+    assert one.total_episodes == other.total_episodes == 4
+    for left, right in zip(one.iterate_episodes(), other.iterate_episodes(), strict=True):
+        for name in ("observations", "actions", "rewards", "terminations", "truncations"):
+            first, second = (np.asarray(getattr(each, name)) for each in (left, right))
+            np.testing.assert_array_equal(first, second)
+            assert first.dtype == second.dtype, name
+
+
+def test_the_controller_drives_up_and_chance_does_not(demonstrations, data):
+    for episode in data.iterate_episodes():
+        assert episode.terminations[-1] and -200 < episode.rewards.sum() < -80
+    network = demonstrations.qlearning.Network((2, 64, 64, 3), seed=0)
+    assert demonstrations.evaluate(network, demonstrations.make_env()) == -200.0
+
+
+def test_a_data_set_of_a_real_environment_goes_through_a_buffer_unchanged(demonstrations, data):
+    buffer = memoire.Buffer(memoire.minari.schema(data), 2_000)
+    assert memoire.minari.fill(buffer.memory, data) == 4
+    about = demonstrations.about(demonstrations.make_env())
+    are_the_same(data, memoire.minari.write(buffer.memory, "memoire/through/buffer-v0", **about))
+
+
+def test_and_through_a_table_of_a_server(demonstrations, data):
+    schema = memoire.minari.schema(data)
+    table = memoire.Table(schema, storage="episodes", capacity=2_000)
+    with memoire.Server("tcp://127.0.0.1:0", tables={"online": table, "demo": table}) as server:
+        with memoire.connect(server.endpoint, table="demo") as client:
+            demonstrations.push(client, data)
+            batch = server.table("demo").get_batch(64, timeout=100.0)
+            assert len(batch.reward) == 64
+            memory = pool_in(server, "demo").memory
+            until(lambda: memory.num_episodes == 4)
+            about = demonstrations.about(demonstrations.make_env())
+            are_the_same(data, memoire.minari.write(memory, "memoire/through/table-v0", **about))
+
+
+def test_a_learner_gets_its_share_of_demonstrations_in_every_batch(demonstrations, data, monkeypatch):
+    learn, seen = demonstrations.learn, []
+
+    def learned(learner, batch, random):
+        seen.append({name: len(part.reward) for name, part in batch.items()})
+        learn(learner, batch, random)
+
+    monkeypatch.setattr(demonstrations, "learn", learned)
+    curve = demonstrations.train(1, 800, data, begin=600, evaluate_every=800)
+    assert [step for step, _ in curve] == [800]
+    assert seen and all(sizes == {"online": 192, "demo": 64} for sizes in seen)
+
+
+@pytest.fixture(scope="module")
+def cliffwalk():
+    sys.path.insert(0, str(FOLDER))
+    try:
+        spec = importlib.util.spec_from_file_location("cliffwalk", FOLDER / "cliffwalk.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(FOLDER))
+    return module
+
+
+def test_the_memory_holds_every_sequence_of_actions_and_one_pays(cliffwalk):
+    for length in (2, 5):
+        steps = cliffwalk.walk(length)
+        assert sum(last for *_, last in steps) == 2**length
+        assert sum(reward for _, _, reward, _ in steps) == 1.0
+        assert len(steps) == 2 ** (length + 1) - 2
+    np.testing.assert_allclose(cliffwalk.truth(2), [[0.5, 0.0], [0.0, 1.0]])
+
+
+def test_prioritized_draws_learn_in_fewer_updates_in_the_papers_order(cliffwalk):
+    found = cliffwalk.measure([8], 3, lambda line: None)
+    median = {name: statistics.median(by_length[8]) for name, by_length in found.items()}
+    assert median["greedy"] < median["proportional"] < median["uniform"] / 2
+    assert median["greedy"] < median["rank-based"] < median["uniform"] / 2
