@@ -1,6 +1,6 @@
-"""Hostile input for everything that reads bytes from outside: one file for each reader, and one engine.
+"""Hostile input for everything that reads bytes from outside: a target for each reader, and one engine.
 
-A target is a module with
+A target is a module, or one of the targets of `messages` and `texts`, with
 
     seeds() -> list[bytes]     inputs that are taken, to begin from
     one(data) -> str           read these bytes and say what became of them ("taken", or why they were refused);

@@ -17,13 +17,17 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-TARGETS = tuple(
-    sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py") if path.stem not in ("engine", "choices"))
-)
+TOGETHER = {
+    "texts": ("key_file", "settings_file", "schema_text", "table_file", "log_line", "http_request"),
+    "messages": ("wire_message", "container", "model_body", "model_transfer"),
+}
+"""Modules that have several targets; every other one is a target itself."""
+_ALONE = {path.stem for path in Path(__file__).parent.glob("[a-z]*.py")} - {"engine", "choices", *TOGETHER}
+TARGETS = tuple(sorted(_ALONE.union(*TOGETHER.values())))
 CORPUS = Path(__file__).parent / "corpus"
 MAX_BYTES = 1 << 16
 """Longest input that mutation makes."""
@@ -158,8 +162,23 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes:
         return data
 
 
-def load(name: str) -> ModuleType:
-    """The target of this name."""
+@dataclass
+class Target:
+    """One of a module that has several; the others are modules with these names in them."""
+
+    seeds: Callable[[], list[bytes]]
+    one: Callable[[bytes], str]
+    REACHED: set[str]
+    WORDS: tuple[bytes, ...] = ()
+    IS_JSON: bool = False
+    IN_PLACE: float = 0.2
+
+
+def load(name: str) -> Any:
+    """The target of this name: a module, or one of a module."""
+    for module, names in TOGETHER.items():
+        if name in names:
+            return importlib.import_module(f"fuzz.{module}").TARGETS[name]
     return importlib.import_module(f"fuzz.{name}")
 
 
@@ -185,7 +204,7 @@ def again(name: str, text: str) -> str:
     return verdict
 
 
-def inputs(target: ModuleType, name: str, rounds: int, seed: int | str) -> Iterator[bytes]:
+def inputs(target: Any, name: str, rounds: int, seed: int | str) -> Iterator[bytes]:
     """Seeds and corpus of a target as they are, then `rounds` mutations of them."""
     pool = [*target.seeds(), *corpus(name)]
     yield from pool

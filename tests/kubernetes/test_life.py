@@ -12,9 +12,18 @@ import time
 
 import nodekit
 import pytest
-from accesskit import CLIENT, Visitor, is_refused, replace_key, replace_tokens, strangers_keys
-from inferencekit import WithInference
-from kubekit import Release, memoire, until
+from kubekit import (
+    CLIENT,
+    Release,
+    Visitor,
+    WithInference,
+    is_refused,
+    memoire,
+    replace_key,
+    replace_tokens,
+    strangers_keys,
+    until,
+)
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(420)]
 RECOVERED: dict[str, float] = {}

@@ -18,8 +18,7 @@ import sys
 import urllib.request
 
 import pytest
-from accesskit import CLIENT, Visitor
-from kubekit import ROOT, Release, run, until
+from kubekit import CLIENT, ROOT, Release, Visitor, run, until
 
 from memoire.security.roles import ROLES
 

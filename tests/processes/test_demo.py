@@ -1,21 +1,16 @@
 """The demo learns, its counts add up, and it leaves nothing behind."""
 
 import contextlib
-import importlib.util
 import os
 import re
-import select
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from memoire.nodes import local as local_cluster
 from memoire.nodes.launcher import ONE_THREAD
 
 # ------------------------------------------------------------------------------------------------- without a network
@@ -101,96 +96,3 @@ def children(parent: int) -> dict[int, str]:
             if entry.name.isdigit() and int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
                 found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
     return found
-
-
-def survivors(pids: dict[int, str], seconds: float) -> dict[int, str]:
-    """Those processes that still run after that time."""
-    deadline = time.monotonic() + seconds
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            watch = os.pidfd_open(pid)
-            try:
-                select.select([watch], [], [], max(0.0, deadline - time.monotonic()))
-            finally:
-                os.close(watch)
-    return {pid: words for pid, words in pids.items() if state(pid) not in ("", "Z")}
-
-
-def state(pid: int) -> str:
-    """One letter; "" when the process is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
-@contextlib.contextmanager
-def playing() -> Iterator[tuple["subprocess.Popen[str]", dict[int, str]]]:
-    """A demo whose actors have made steps, and its children."""
-    with running("--keep", "--goal", "1000") as process:
-        assert process.stdout is not None
-        said = ""
-        while not re.search(r"steps [1-9]", said):
-            line = process.stdout.readline()
-            assert line, f"the demo ended by itself: {said}"
-            said += line
-        found = children(process.pid)
-        has_board = all(importlib.util.find_spec(module) for module in local_cluster.DASHBOARD_NEEDS)
-        assert len(found) == 5 + has_board, f"{found}: {said}"
-        yield process, found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_no_process_is_left_however_the_demo_ends(number: signal.Signals, status: int) -> None:
-    with playing() as (process, pids):
-        process.send_signal(number)
-        said, _ = process.communicate(timeout=100)
-        assert process.returncode == status, said
-        assert survivors(pids, 20.0) == {}
-    if number == signal.SIGINT:
-        assert "not solved" in said
-        assert "what the actors counted is what the servers counted" in said
-
-
-def awaited(process: "subprocess.Popen[str]", done: Callable[[str], bool]) -> str:
-    """The first line that the demo prints for which this holds."""
-    assert process.stdout is not None
-    said = ""
-    while line := process.stdout.readline():
-        said += line
-        if done(line):
-            return line
-    raise AssertionError(f"the demo ended by itself: {said}")
-
-
-def caches(line: str) -> int:
-    """Caches that the servers have accepted, as a line of the demo says; -1 in others."""
-    found = re.search(r"caches ([0-9,]+) ", line)
-    return int(found[1].replace(",", "")) if found else -1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "roles",
-    [
-        {" proxy ": "proxy-0", ".actor ": "actor-", " dashboard ": "dashboard"},
-        {" server ": "server-0", ".learner ": "learner"},
-    ],
-)
-def test_processes_that_die_are_started_again_and_the_demo_goes_on(roles: dict[str, str]) -> None:
-    with playing() as (process, pids):
-        for role in roles:
-            os.kill(next(pid for pid, words in pids.items() if role in words), signal.SIGKILL)
-        waiting = set(roles.values())
-        while waiting:
-            line = awaited(process, lambda line: "was killed by signal 9; it is started again in 0.5 s" in line)
-            waiting = {name for name in waiting if f"memoire: {name}" not in line}
-        before = caches(awaited(process, lambda line: caches(line) >= 0))
-        awaited(process, lambda line: caches(line) >= before + 20)
-        found = children(process.pid)
-        assert len(found) == len(pids) and all(any(role in words for words in found.values()) for role in roles)
-        process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=100)
-        assert "counts do not add up" not in rest
-        assert survivors(pids | found, 60.0) == {}

@@ -205,30 +205,6 @@ def test_a_server_whose_disk_fails_says_so_and_ends_and_its_clients_heal_the_nex
             assert saved.total_episodes == 1
 
 
-def test_a_whole_cluster_goes_on_where_it_ended(tmp_path: Path) -> None:
-    folder = tmp_path / "cluster"
-    command = [sys.executable, "-u", "-m", "memoire", "up", "--port", "0", "--schema", SCHEMA.to_json()]
-    command += ["--state-dir", str(folder)]
-
-    def life(number: int) -> None:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-            try:
-                assert process.stdout is not None
-                endpoint = process.stdout.readline().split()[-1]
-                with memoire.Reader([endpoint]) as reader:
-                    assert reader.totals().totals.episodes == number
-                with memoire.connect(endpoint, seed=1) as client:
-                    client.on_episode(0, 10, 1.0)
-                process.send_signal(signal.SIGTERM)
-                assert process.wait(100.0) == 0
-            finally:
-                process.kill()
-
-    life(0)
-    life(1)
-    assert sorted(path.name for path in folder.iterdir()) == ["server-0"]
-
-
 def test_a_run_is_begun_and_ended_from_the_command_line() -> None:
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home") as server:
         for options, words in ([], "counted from now on at home"), (["--finish"], "over at home"):

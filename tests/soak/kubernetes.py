@@ -18,9 +18,7 @@ from _kit import CANNOT, ROOT, end, run_named, table
 import kubekit
 import nodekit
 import yaml
-from accesskit import CLIENT, Visitor, is_refused, refused, replace_key, replace_tokens, strangers_keys
-from inferencekit import WithInference
-from kubekit import run, until
+from kubekit import WithInference, run, until
 
 DENY = {
     "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "deny-all"},
@@ -281,42 +279,9 @@ def kubernetes_drains() -> int:
     return trial_of_nodes(play_of_kubernetes_drains)
 
 
-KUBERNETES_GROWTH_MANY = 40
-
-
-def play_of_kubernetes_growth(made: nodekit.Trial) -> None:
-    began = time.time()
-    for count in range(10, KUBERNETES_GROWTH_MANY + 1, 10):
-        made.change(proxy={"replicas": 3}, actors={"replicas": count})
-    made.measure(
-        f"{MANY} actors and 3 proxies ready",
-        began,
-        lambda: made.has("actor", KUBERNETES_GROWTH_MANY) and made.has("proxy", 3),
-    )
-    made.goes_on(240.0)
-    made.note("all of them are told that they are counted, and the learner goes on", f"{time.time() - began:.1f} s")
-    until(lambda: spread(made).total() == KUBERNETES_GROWTH_MANY, 60.0, "the servers have them all")
-    for server, count in sorted(spread(made).items()):
-        made.note(f"clients of {server}", count)
-    began = time.time()
-    made.change(proxy={"replicas": 1})
-    made.goes_on(240.0)
-    made.note("one proxy again: everything goes on", f"{time.time() - began:.1f} s")
-
-
 def spread(made: nodekit.Trial) -> Counter[str]:
     """Active clients of each server."""
     return Counter({pod: made.status(pod)["stats"]["presence"].get("active", 0) for pod in made.pods("server")})
-
-
-def kubernetes_growth() -> int:
-    """Do forty actors and three proxies, grown out of two and one while they play, all take part and stay exact?
-
-    Actors without relays, so that each one dials the proxies' Service itself; ten at a time, since all nodes of a trial may be
-    one machine. At the end every actor's own counts are compared with the servers'.
-    """
-    light = {"replicas": 2, "relay": {"enabled": False}, "args": ["--rate=1"]}
-    return trial_of_nodes(play_of_kubernetes_growth, actors=light, proxy={"replicas": 1})
 
 
 PATIENCE = 2.0
@@ -390,72 +355,6 @@ def kubernetes_inference() -> int:
     and back. At the end every actor's own counts are the cluster's.
     """
     return trial(play_of_kubernetes_inference, make=InferenceTrial)
-
-
-REPLACED = ("actor", "learner", "proxy", "server")
-
-
-def play_of_kubernetes_keys(release: Trial) -> None:
-    for role in REPLACED:
-        release.apply(kubekit.memoire("keys", "export", str(release.keys / role), "--kubernetes", "former"))
-    release.install()
-    release.note("installed")
-    mounts = [*strangers_keys(release), *(f"former-{role}" for role in REPLACED)]
-    with Visitor(release, "stranger", CLIENT, mounts=mounts) as stranger, release.last_words() as words:
-        kubekit.until(lambda: stranger.is_let_in("former-actor"), 60.0, "a key that opens the door")
-        is_refused(release, stranger.is_let_in, "plain", "silent")  # silent: who hung up before it was answered
-        is_refused(release, lambda: stranger.is_let_in("stranger-actor"), "unknown")
-        is_refused(release, lambda: stranger.is_let_in("other-actor"), "server_key")
-        is_refused(release, lambda: not stranger.publishes("former-actor"), "role")
-        release.note("without a key, with a made-up one, another cluster's, an actor's as a learner", "refused")
-        for role in REPLACED:
-            replace_key(release, role)
-            release.note(f"key of {role} replaced")
-            go_on(release, role)
-            if role in ("actor", "learner"):
-                former = f"former-{role}"
-                kubekit.until(lambda key=former: not stranger.is_let_in(key), 60.0, f"{former} opens nothing")
-                is_refused(release, lambda key=former: stranger.is_let_in(key), "revoked")
-                release.note(f"the former key of {role}", "refused")
-        new, old = replace_tokens(release)
-        url = f"http://{release.service('dashboard')}/api/overview"
-        is_changed = kubekit.until(lambda: (stranger.gets(url, old), stranger.gets(url, new)) == (401, 200), 60.0, url)
-        release.check(is_changed, "the dashboard's token")
-        kubekit.until(
-            lambda: {node["state"] for node in release.overview()["nodes"]} == {"up"},
-            60.0,
-            "nodes that answer the dashboard",
-        )
-        release.note("tokens replaced")
-        go_on(release, "tokens")
-        release.end_actors()
-    for trouble in release.differences(words):
-        release.check(False, trouble)
-    release.note("actors, each counted exactly", len(words))
-    release.note("steps", f"{release.totals()['steps']:,}")
-    release.note(
-        "refused meanwhile", ", ".join(f"{reason} {count}" for reason, count in sorted(refused(release).items()))
-    )
-
-
-def go_on(release: Trial, what: str) -> None:
-    """Wait until actors record and the learner draws."""
-    drawn = sum(each["stats"]["samples"] for each in release.servers())
-    release.goes_on(f"replacing {what}")
-    kubekit.until(
-        lambda: sum(each["stats"]["samples"] for each in release.servers()) > drawn, 120.0, f"more draws after: {what}"
-    )
-    release.note(f"{what}: actors and learner went on after")
-
-
-def kubernetes_keys() -> int:
-    """Is anything lost or counted twice while every key and token of a release is replaced by changing its Secrets?
-
-    Actors play and a learner learns. The key of each role is replaced as docs/kubernetes.md says (both let in, then the new one
-    shown, then the old one revoked), and the tokens. After each, both go on, and whoever has the old key, a made-up
-    one, another cluster's, none, or an actor's key in a learner's role gets nowhere and is counted. At the end every actor's own counts are the cluster's.
-    """
-    return trial(play_of_kubernetes_keys)
 
 
 NAMESPACE, _, SERVICE = os.environ.get("MEMOIRE_PROMETHEUS", "monitoring/prometheus:9090").partition("/")
@@ -631,13 +530,6 @@ def kubernetes_nodes_cut() -> int:
     return trial_of_nodes(play_of_kubernetes_nodes_cut, "cut", "join")
 
 
-def play_of_kubernetes_nodes_killed(made: nodekit.Trial) -> None:
-    for number, node in enumerate(nodekit.nodes(), 1):
-        if number > 1:
-            made.spread()
-        lose(made, node, f"node {number}")
-
-
 def lose(made: nodekit.Trial, node: str, name: str) -> None:
     kinds = made.on(node)
     made.note(f"{name} has on it", ", ".join(sorted(kinds)))
@@ -680,95 +572,7 @@ def keeps_serving(made: nodekit.Trial, name: str, began: float) -> None:
         made.note(f"{name} lost: longest that one of these waited for an answer", f"{silence:.1f} s")
 
 
-def kubernetes_nodes_killed() -> int:
-    """Does a cluster of Kubernetes get over the loss of a node, and of the other one after it came back?
-
-    A release on two nodes, with a server, a proxy and actors on each; learner and dashboard are on one of them. Each node in
-    turn is ended as by a power cut, while actors play and the learner learns, and is started again. Pods have tolerations of
-    five seconds. A Pod of a StatefulSet stays bound to a node that may come back: the learner is let go by the taint
-    `node.kubernetes.io/out-of-service`, as a person would; a server, whose volume is a folder of the node, waits for it. At
-    the end every actor's own counts are compared with the servers'; of actors that were lost, what they were told is counted
-    must be, and no more than they had announced.
-    """
-    return trial_of_nodes(play_of_kubernetes_nodes_killed, "kill", "start")
-
-
 NOBODY: dict[str, set[int]] = {"server": set(), "proxy": set(), "actor": set(), "dashboard": set()}
-CLIENTS = {**NOBODY, "proxy": {5560, 5561, 5562}}
-SCRAPERS = {component: {8081} for component in NOBODY}
-
-
-def play_of_kubernetes_policies(release: Trial) -> None:
-    elsewhere = f"{release.namespace}-elsewhere"
-    there = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": elsewhere}}}
-    labelled = {**there, "podSelector": {"matchLabels": CLIENT}}
-    own = {"podSelector": {"matchLabels": {"visitor": "browser"}}}
-    kubekit.run("kubectl", "delete", "namespace", elsewhere, "--ignore-not-found", timeout=120.0)
-    kubekit.run("kubectl", "create", "namespace", elsewhere)
-    values = (*ACTORS_ONLY, "--set-json", f"networkPolicy.dashboard={json.dumps([own])}")
-    try:
-        release.install(*values)
-        release.note("installed")
-        with (
-            Visitor(release, "stranger") as stranger,
-            Visitor(release, "friend", CLIENT) as friend,
-            Visitor(release, "browser") as browser,
-            Visitor(release, "far", CLIENT, namespace=elsewhere) as far,
-            Visitor(release, "other", namespace=elsewhere) as other,
-        ):
-            expect(release, "a Pod without the label", stranger, NOBODY)
-            expect(release, "a Pod with the label", friend, CLIENTS)
-            expect(release, "a Pod that `networkPolicy.dashboard` names", browser, {**NOBODY, "dashboard": {8265}})
-            expect(release, "a Pod with the label, of another namespace", far, NOBODY)
-            release.install(*values, "--set-json", f"networkPolicy.clients={json.dumps([labelled])}")
-            expect(release, "the same, which `networkPolicy.clients` names", far, CLIENTS)
-            expect(release, "one without the label there", other, NOBODY)
-            release.install(*values, "--set-json", f"networkPolicy.monitoring={json.dumps([there])}")
-            expect(release, "a Pod that `networkPolicy.monitoring` names", other, SCRAPERS)
-        needs(release)
-    finally:
-        kubekit.run("kubectl", "delete", "namespace", elsewhere, "--wait=false", check=False)
-
-
-def expect(release: Trial, who: str, visitor: Visitor, what: dict[str, set[int]]) -> None:
-    """Look what somebody reaches, and compare it."""
-    found = visitor.reaches()
-    ports = sorted((component, port) for component, open_there in found.items() for port in open_there)
-    release.note(f"{who} reaches", ", ".join(f"{component} {port}" for component, port in ports) or "nothing")
-    release.check(found == what, f"{who} reaches {found}, and should reach {what}")
-
-
-def needs(release: Trial) -> None:
-    """What has to pass."""
-    release.goes_on("policies")
-    release.helm("test", release.name)
-    release.note("helm test")
-    seen = kubekit.until(
-        lambda: (nodes := release.overview()["nodes"]) and {node["state"] for node in nodes} == {"up"} and nodes,
-        60.0,
-        "every node on the dashboard",
-    )
-    release.note("nodes that the dashboard sees", len(seen))
-    with release.last_words() as words:
-        release.end_actors(*ACTORS_ONLY)
-    for trouble in release.differences(words):
-        release.check(False, trouble)
-    release.note("actors, each counted exactly", len(words))
-    before = release.totals()
-    first, second = (f"tcp://{pod}.{release.full}-server:5560" for pod in release.pods("server"))
-    release.kubectl("exec", release.pods("server")[0], "--", "memoire", "drain", second, "--to", first, timeout=90.0)
-    release.note("a server drained to another")
-    release.check(release.totals() == before, f"totals were {before} before the drain, and are {release.totals()}")
-
-
-def kubernetes_policies() -> int:
-    """With a policy that denies everything: who reaches which port of a release, and does all that the cluster needs pass?
-
-    Pods of nobody's, which may send anything, try every port of every Pod: without the label of clients, with it, from another
-    namespace before and after `networkPolicy.clients` names it, and from one that `networkPolicy.monitoring` names. Then what the cluster
-    needs: actors record, `helm test`, a server is drained to another one, totals are asked for, and the dashboard sees every node.
-    """
-    return trial(play_of_kubernetes_policies)
 
 
 STOPPED = ("server", "proxy", "dashboard")
