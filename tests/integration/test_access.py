@@ -1,9 +1,7 @@
 """Who gets in over TCP: with the right key, in the right role, for his own client ids, for as long as he may."""
 
-import errno
 import re
 import socket
-import time
 from collections import Counter
 
 import numpy as np
@@ -17,8 +15,6 @@ from memoire.client.client import Client, connect
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, Refused
 from memoire.net import context as monitor
 from memoire.net import curve_server, sockets
-from memoire.net import process as descriptors
-from memoire.net.link import Shown
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.security import keys as keypairs
@@ -200,50 +196,6 @@ def fronts(monkeypatch):
     return found
 
 
-def test_processes_of_a_cluster_and_probes_of_a_port_are_no_refused_peers(fronts, server, keys, context):
-    options = {"context": context, "limits": QUICK}
-    assert [key.role for key in Keys(keys, "actor").servers] == [
-        "proxy",
-        "server",
-        "inference",
-    ]  # so whoever dials a server tries the wrong key first
-    with (
-        Proxy("tcp://127.0.0.1:0", [server.endpoint], keys=keys, **options) as proxy,
-        connect(server.endpoint, keys=keys, **options) as actor,
-        Reader([server.endpoint], keys=keys, **options) as learner,
-    ):
-        push(actor)
-        learner.get_batch(16, 100.0)
-        for node in (server, proxy):
-            assert doctor.examine(node.endpoint, keys=keys, timeout=100.0, say=lambda line: None) == doctor.WELL
-            socket.create_connection(("127.0.0.1", int(node.endpoint.rpartition(":")[2]))).close()
-            until(lambda: node.stats().security.hung_up >= 4)  # noqa: B023
-        until(lambda: not any(front._strays for front in fronts))
-        assert refused(server) == refused(proxy) == {}
-
-
-def hang_up(shown, value=errno.ECONNRESET):
-    return shown.failed(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, value, time.monotonic())
-
-
-def test_the_key_that_was_found_before_is_tried_first_and_again_where_its_process_ends(keys, context):
-    known = Keys(keys, "actor")
-    proxies, servers, _ = (key.public for key in known.servers)
-    one, two = (Shown(known, context.socket(zmq.DEALER), "tcp://node:5560") for _ in range(2))
-    one.apply("tcp://10.0.0.1:5560")
-    assert one.expected == proxies and hang_up(one) is None and one.is_due(time.monotonic())
-    one.apply("tcp://10.0.0.1:5560")
-    assert one.expected == servers
-    one.failed(zmq.EVENT_HANDSHAKE_FAILED_AUTH, 400, time.monotonic())  # it has this key, and knows us not yet
-    two.apply("tcp://10.0.0.2:5560")
-    assert two.expected == servers
-    two.succeeded()
-    assert hang_up(two) is None and two._dial_at == float("inf")  # ZeroMQ dials again by itself
-    assert hang_up(two) is None and two.is_due(time.monotonic())
-    two.apply("tcp://10.0.0.2:5560")
-    assert two.expected == proxies
-
-
 def test_a_relay_that_is_not_let_in_says_why(server, keys, context, tmp_path, caplog):
     options = {"context": context, "limits": QUICK}
 
@@ -362,28 +314,6 @@ def test_keys_are_replaced_while_everybody_works(server, keys, context):
         push(actor)  # by which the home learns what was on the way when connections ended
         until(lambda: server.total_caches + server.totals().lost_caches == 6)
         assert server.stats().faults == proxy.stats().faults == 0
-
-
-def test_what_has_got_the_descriptor_of_a_revoked_connection_is_left_alone(server, keys, context, tmp_path):
-    """Above all a socket that listens: ZeroMQ ends the process when somebody shuts it down."""
-    guarded = list(descriptors.shared_guard()._listening)
-    ours, theirs = socket.socketpair()
-    with (
-        ours,
-        theirs,
-        (tmp_path / "file").open("w") as file,
-        connect(server.endpoint, keys=keys, context=context) as actor,
-    ):
-        for descriptor in (*guarded, ours.fileno(), file.fileno(), -1, 10**6):
-            gate_of(server).came[descriptor] = "a key that is gone"
-            gate_of(server)._cut(descriptor)
-        ours.send(b"there")
-        assert theirs.recv(10) == b"there"
-        file.write("there")
-        with connect(server.endpoint, keys=keys, context=context) as another:
-            push(another)
-        push(actor)
-        until(lambda: server.total_caches == 2)
 
 
 def test_classic_classes_take_keys(keys, context):
@@ -595,28 +525,6 @@ def test_nobody_new_gets_in_while_nobody_decides(server, keys, context, monkeypa
         monkeypatch.undo()
         with connect(server.endpoint, keys=keys, context=context, timeout=100.0):
             pass
-
-
-def test_a_question_that_is_none_is_answered_or_passed_over(server, keys, context):
-    deciding = gate_of(server)._authenticator
-    own = Keys(keys / "actor").own.public
-    asked = [b"who", b"", b"1.0", b"7", f"{gate_of(server).domain}:".encode(), b"127.0.0.1", b"", b"CURVE", own]
-    assert deciding.answer(asked)[4:7] == [b"200", b"OK", own.hex().encode()]
-    for place, value in ((4, b"memoire-99:"), (4, b""), (7, b"NULL"), (7, b"PLAIN"), (8, bytes(32)), (8, b"")):
-        assert deciding.answer([*asked[:place], value, *asked[place + 1 :]])[4] == b"400"
-    for count in range(4, len(asked)):
-        assert deciding.answer(asked[:count])[4] in (b"400", b"500")
-    assert [deciding.answer(asked[:count]) for count in range(4)] == [[]] * 4
-    assert deciding.answer([*asked[:4], b"\xff", *asked[5:]])[4] == b"400"
-    assert deciding.answer([*asked[:-1], b"\xff" * 100_000])[4] == b"400"
-
-
-def test_options_of_sockets_are_as_the_page_says(server, keys, context):
-    made = next(iter(gate_of(server)._guarded))
-    assert made.getsockopt(zmq.CURVE_SERVER) == 1 and made.getsockopt(zmq.MECHANISM) == zmq.CURVE
-    assert made.getsockopt(zmq.ZAP_DOMAIN).rstrip(b"\0").startswith(b"memoire-")
-    assert made.getsockopt(zmq.ZAP_ENFORCE_DOMAIN) == 1
-    assert len(gate_of(server)._guarded) == 3
 
 
 def test_the_doctor_tells_what_is_wrong_with_keys(server, keys, context, capsys):

@@ -8,7 +8,6 @@ import zmq
 import statekit
 from fake_store import Disk, MemoryStore
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
-from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.replay.parameters import Parameters
 from memoire.server.server import Server
@@ -90,16 +89,6 @@ def test_a_reply_leaves_when_what_it_says_is_on_disk_and_not_before(cluster, dur
     client.update()
     assert durable.saved(client.client_id).report.episodes == 1
     assert [entry.line.text for entry in durable.disk.lines["default"]] == ["a line"]
-
-
-def test_a_client_that_has_nothing_new_to_say_is_answered_without_a_disk(cluster, durable):
-    server = durable.start(limits=QUICK)
-    client = cluster.client(server, limits=QUICK)
-    record(client)
-    client.update()
-    durable.disk.may_save.clear()
-    client.update()
-    durable.disk.may_save.set()
 
 
 def test_a_killed_server_goes_on_with_everything_it_acknowledged(cluster, durable):
@@ -227,15 +216,6 @@ def test_a_server_whose_disk_is_lost_acknowledges_nothing_and_says_so(cluster, d
     assert server.total_episodes == 1
 
 
-def test_caches_are_saved_although_nobody_waits_for_their_account(cluster, durable):
-    server = durable.start()
-    client = cluster.client(server, limits=Limits(update_every=1000.0))
-    record(client)
-    assert client.push_cache()
-    until(lambda: server.total_caches == 1)
-    until(lambda: (saved := durable.saved(client.client_id)) is not None and saved.accepted_caches == 1)
-
-
 def test_lines_reach_the_log_file_when_they_are_on_disk(cluster, durable, tmp_path):
     server = durable.start(limits=QUICK)
     client = cluster.client(server, limits=QUICK)
@@ -342,19 +322,6 @@ def test_a_model_is_nobodys_before_it_is_on_disk(cluster, durable):
     assert (model.newest().version, server.model("policy").version) == (1, 1)
     assert server.publish("policy", b"two") == 2
     assert model.wait(10.0, after=1).value == b"two"
-
-
-def test_models_that_wait_for_the_disk_are_bounded(durable):
-    server = durable.start()
-    durable.disk.may_save.clear()
-    server.publish("small", b"first")
-    for _ in range(20):
-        server.publish("policy", bytes(1 << 20))
-    server.publish("policy", bytes(9 << 20))
-    durable.disk.may_save.set()
-    until(lambda: (newest := server.model("policy")) is not None and newest.version == 21)
-    kept = [model.size for group in durable.disk.saved for _, model in group.models if model.topic == "policy"]
-    assert kept[-1] == 9 << 20 and len(kept) <= 2, "the others made room before the disk had time for them"
 
 
 def test_held_caches_come_back_with_what_was_not_drawn_yet(cluster, durable):

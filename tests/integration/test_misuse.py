@@ -20,9 +20,8 @@ from classic_help import templates
 from memoire.classic.client import ReplayMemoryClient
 from memoire.classic.memory import ReplayMemory
 from memoire.classic.server import ReplayMemoryServer
-from memoire.client.counts import MAX_ENDED
 from memoire.client.waiting import ModelHandle, Receiver
-from memoire.errors import Closed, ForkedError, ParameterError, TwoThreads
+from memoire.errors import Closed, ForkedError, TwoThreads
 from memoire.limits import Limits
 from memoire.net.context import _context_lock
 from memoire.replay.buffer import Buffer
@@ -264,25 +263,6 @@ def test_a_writer_belongs_to_one_thread_at_a_time_and_not_to_the_first():
         step()
 
 
-def test_a_writer_of_a_memory_that_was_replaced_says_so(cluster):
-    server = cluster.server()
-    client = cluster.client(server, limits=QUICK)
-
-    def step(writer):
-        writer.step(np.zeros(4, np.float32), 0, 0.0, True, False, np.ones(4, np.float32), {})
-
-    writer = client.writer()
-    step(writer)
-    with pytest.raises(ParameterError):
-        client.sync(-5, timeout=100.0)
-    step(writer)  # nothing was changed
-    client.sync(50, timeout=100.0)
-    with pytest.raises(Closed, match="Make a new one"):
-        step(writer)
-    step(client.writer())
-    assert client.memory.num_entries == 1 and client.stats().steps == 3
-
-
 # The log
 
 
@@ -342,49 +322,7 @@ def test_whoever_logs_from_inside_of_the_clients_own_thread_never_waits(cluster)
     until(lambda: said == [False])
 
 
-def test_returns_that_are_not_told_are_counted(cluster):
-    server = cluster.server()
-    way = cluster.way(server, drop=0.0, double=0.0)
-    client = cluster.client(way.endpoint, limits=QUICK)
-    client.on_episode(0, 1, float("nan"))
-    client.update(100.0)
-    way.drop = 1.0
-    for _ in range(MAX_ENDED + 10):
-        client.on_episode(0, 1, 1.0)
-    assert client.stats().dropped_returns >= 10
-    way.drop = 0.0
-    client.update(100.0)
-    until(lambda: not client._session.counts.waiting_episodes)
-    # What was given up may have arrived all the same, while its answer did not.
-    stats, told = client.stats(), server.stats().totals.returns_count
-    assert stats.episodes - stats.dropped_returns <= told < stats.episodes
-    assert server.total_episodes == client.stats().episodes == MAX_ENDED + 11  # each of them counts all the same
-
-
 # What a client allows itself
-
-
-def test_a_client_takes_less_than_it_is_granted_while_it_runs(cluster):
-    server = cluster.server(limits=Limits(credit=1_000_000))
-    client = cluster.client(server, limits=QUICK)
-    client.update(100.0)
-    assert (client.stats().credit, client.stats().granted) == (1_000_000, 1_000_000)
-    client.configure_limits(credit=1000)
-    client.update(100.0)  # what the server grants does not undo it
-    assert (client.stats().credit, client.stats().granted) == (1000, 1_000_000)
-    client.configure_limits(credit=0, on_full="block", block_timeout=0.5, log_timeout=0.1)
-    stats = client.stats()
-    assert (stats.credit, stats.on_full) == (1_000_000, "block")
-    for wrong in (
-        {"credit": -1},
-        {"credit": 1.5},
-        {"on_full": "drop"},
-        {"block_timeout": float("nan")},
-        {"log_timeout": float("nan")},
-    ):
-        with pytest.raises(ParameterError, match=next(iter(wrong))):
-            client.configure_limits(**wrong)
-    assert client.stats().on_full == "block"
 
 
 def test_stats_say_why_nothing_was_pushed(cluster):

@@ -10,7 +10,6 @@ import pytest
 import zmq
 
 from history.ports import block
-from memoire.errors import Closed, MemoireTimeout, ProtocolError
 from memoire.limits import KiB, Limits, MiB
 from memoire.wire import messages
 from memoire.wire.frames import parse_notice, topic_frame
@@ -99,39 +98,6 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
     assert served == crossed, "who comes late costs the way nothing"
 
 
-def test_a_model_that_does_not_come_to_a_proxy_is_asked_of_the_server_itself(cluster, times):
-    times(fetch_held=0.2)
-    server = cluster.server(name="anna")
-    proxy = cluster.proxy([server], limits=PATIENT)
-    client = cluster.client(proxy, limits=PATIENT)
-
-    def to_the_client_alone(answer, now, header, asked, payload):
-        if header.client != client.client_id:
-            raise ProtocolError("busy", "not now")
-        return answer(now, header, asked, payload)
-
-    intercept(server, messages.Fetch, to_the_client_alone)
-    model, body = client.model("policy"), body_of(1)
-    server.publish("policy", body)
-    assert model.wait(100.0).body == body
-    assert proxy.stats().models == {}, "the proxy has never had it"
-
-
-def test_of_two_servers_with_one_model_a_proxy_asks_one(cluster):
-    servers = [cluster.server(name=name) for name in NAMES]
-    served = [count_fetches(server) for server in servers]
-    proxy = cluster.proxy(servers)
-    until(lambda: len(proxy.servers) == 2)
-    model = cluster.client(proxy).model("policy")
-    body = body_of(1)
-    servers[0].publish("policy", body)
-    assert model.wait(100.0).body == body
-    servers[1].publish("policy", body)
-    until(lambda: all(back.topics.versions() == {"policy": 1} for back in proxy._thread.router.backs))
-    # A topic is asked for when a proxy first hears of it and again when it is announced: one chunk may come twice.
-    assert len(body) <= served[0][1] <= len(body) + CHUNK and served[1][1] <= CHUNK
-
-
 def test_who_joins_gets_the_newest_at_once_again_and_again(cluster):
     server = cluster.server()
     proxy = cluster.proxy([server])
@@ -144,26 +110,6 @@ def test_who_joins_gets_the_newest_at_once_again_and_again(cluster):
         client = cluster.client(node)
         assert client.model("policy").wait(DEADLINE).body == body
         client.close(0.5)
-
-
-def test_a_slow_actor_skips_and_ends_with_the_newest(cluster):
-    """The publisher is faster than anybody can fetch: each body that comes is whole, and the last one is the newest."""
-    server = cluster.server()
-    way = cluster.way(server, drop=0.05, double=0.1)
-    limits = Limits(resend_after=0.05, resend_most=0.2, update_every=0.02, model_chunk=64 * KiB)
-    client = cluster.client(way, limits=limits)
-    model = client.model("policy")
-    watcher = Watcher(model)
-    for number in range(1, 41):
-        server.publish("policy", body_of(number, 512 * KiB))
-        time.sleep(0.02)  # how fast it publishes
-    until(lambda: (newest := model.newest()) is not None and newest.version == 40, 30.0)
-    assert number_of(model.newest().body) == 40
-    versions = watcher.end()
-    assert 1 <= len(versions) < 40 and versions[-1] == 40
-    stats = client.stats()
-    assert 0 < stats.skipped_models <= 40 - len(versions)  # the watcher may have missed some that came
-    assert until(lambda: server.clients()[0].models == {"policy": 40})
 
 
 def test_a_proxy_that_ends_in_the_middle_of_a_transfer_spoils_nothing(cluster):
@@ -183,66 +129,6 @@ def test_a_proxy_that_ends_in_the_middle_of_a_transfer_spoils_nothing(cluster):
     until(lambda: (newest := model.newest()) is not None and newest.version == 6, 30.0)
     assert watcher.end()[-1] == 6
     assert not client.stats().refused.get("payload")
-
-
-def test_a_learner_that_ends_in_the_middle_of_a_transfer_spoils_nothing(cluster):
-    server = cluster.server()
-    model = cluster.client(server, limits=QUICK).model("policy")
-    watcher = Watcher(model)
-    limits = Limits(model_chunk=16 * KiB)
-    for number in range(1, 6):
-        learner = cluster.reader([server], limits=limits)
-        chunks = server.stats().requests["PUBLISH"].count
-        thread, box = in_thread(learner.publish, "policy", body_of(number, 8 * MiB), 20.0)
-        until(lambda: server.stats().requests["PUBLISH"].count > chunks)  # noqa: B023
-        learner.close(0.1)
-        thread.join(100.0)
-        assert isinstance(box.get("error"), Closed), box
-    learner = cluster.reader([server])
-    version = learner.publish("policy", body_of(9), 20.0)
-    assert number_of(model.wait(100.0, after=version - 1).body) == 9
-    assert watcher.end()[-1] == version
-
-
-@pytest.mark.parametrize("behind_a_proxy", [False, True], ids=["directly", "behind a proxy"])
-def test_what_was_published_while_a_server_was_away_reaches_it_when_it_is_back(cluster, behind_a_proxy):
-    ports = [block(3) for _ in NAMES]
-    servers = [cluster.server(f"tcp://127.0.0.1:{port}", name=name) for name, port in zip(NAMES, ports, strict=True)]
-    proxy = cluster.proxy(servers)
-    until(lambda: len(proxy.servers) == 2)
-    reader = cluster.reader([proxy] if behind_a_proxy else servers, limits=QUICK)
-    until(lambda: len(reader.servers) == 2)
-    assert reader.publish("policy", body_of(1), 30.0) == 1
-    servers[1].close()
-    with pytest.raises(MemoireTimeout, match=r"at server 'bert'.*goes on being sent"):
-        reader.publish("policy", body_of(2, 1000), 2.0)
-    assert reader.publish("policy", body_of(3), 30.0) == 3  # it waits no more for who said nothing
-    assert servers[0].model("policy").version == 3 and reader.stats().away == ("bert",)
-    back = cluster.restart(servers[1])
-    until(lambda: (newest := back.model("policy")) is not None and newest.version == 3, 30.0)
-    assert number_of(back.model("policy").body) == 3
-    until(lambda: reader.stats().away == ())
-    assert number_of(cluster.client(back).model("policy").wait(100.0).body) == 3
-
-
-def test_a_server_that_forgot_everything_gets_the_newest_again_and_its_clients_keep_it(cluster):
-    server = cluster.server(f"tcp://127.0.0.1:{block(3)}", name="anna")
-    reader = cluster.reader([server], limits=QUICK)
-    client = cluster.client(server, limits=QUICK)
-    model = client.model("policy")
-    reader.publish("policy", body_of(1), 30.0)
-    reader.publish("policy", body_of(2), 30.0)
-    model.wait(100.0, after=1)
-    watcher = Watcher(model)
-    until(lambda: watcher.versions)
-    fetched = client.stats().fetched_bytes
-    again = cluster.restart(server)
-    until(lambda: (newest := again.model("policy")) is not None and newest.version == 2, 30.0)
-    client.update(100.0)
-    assert reader.publish("policy", body_of(3), 20.0) == 3
-    assert number_of(model.wait(100.0, after=2).body) == 3
-    assert watcher.end() == [2, 3]
-    assert client.stats().fetched_bytes - fetched < 2.5 * len(body_of(3))
 
 
 def test_a_subscription_that_was_lost_is_made_again(cluster, times):
@@ -353,18 +239,3 @@ def test_a_new_run_begins_without_models_and_versions_go_on(cluster, far_away):
     assert number_of(model.wait(100.0).body) == 3
     until(lambda: receiver.receive_model(100.0).version == 3)
     assert model.newest().version == 3
-
-
-def test_a_learner_does_not_wait_for_a_server_that_was_taken_off_the_list(cluster):
-    servers = [cluster.server(name=name) for name in NAMES]
-    proxy = cluster.proxy(servers)
-    until(lambda: len(proxy.servers) == 2)
-    reader = cluster.reader([proxy], limits=QUICK)
-    until(lambda: len(reader.servers) == 2)
-    assert reader.publish("policy", b"to both", 30.0) == 1
-    servers[1].close()
-    thread, box = in_thread(reader.publish, "policy", b"to who is left", 20.0)
-    until(lambda: servers[0].model("policy").version == 2)
-    proxy.set_servers([servers[0].endpoint])
-    thread.join(100.0)
-    assert box == {"value": 2}

@@ -2,23 +2,16 @@
 
 import re
 import threading
-from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from history.ports import block, held
 from memoire.accounting import merge
-from memoire.accounting.merge import ServerAccounts
-from memoire.cli.drain import clients_here, drain, drain_above
-from memoire.cli.watch import lines_of_totals
-from memoire.errors import Closed, EndpointError, MemoireTimeout, ParameterError, ProtocolError, Refused
+from memoire.cli.drain import drain, drain_above
+from memoire.errors import MemoireTimeout, ParameterError
 from memoire.net.addresses import NameResolver
-from memoire.nodes.roles import ServersFile
 from memoire.wire import messages
-from memoire.wire.frames import name_hash, parse
-from memoire.wire.rows import ACCOUNT
-from netkit import QUICK, in_thread, intercept, record, until
+from netkit import QUICK, in_thread, record, until
 
 
 def rows_of(*servers):
@@ -96,19 +89,6 @@ def test_clients_of_a_server_that_is_taken_off_the_list_go_elsewhere_and_nothing
     assert proxy.stats().faults == 0
 
 
-def test_an_address_that_is_added_gets_new_clients_and_the_others_stay(cluster):
-    first, second = cluster.server(name="first"), cluster.server(name="second")
-    proxy = cluster.proxy([first])
-    former = [cluster.client(proxy, seed=seed) for seed in range(3)]
-    proxy.set_servers([first.endpoint, second.endpoint])
-    until(lambda: set(proxy.servers) == {"first", "second"})
-    newer = [cluster.client(proxy, seed=seed) for seed in range(20)]  # all at one home: one time in half a million
-    assert {client.home for client in former} == {"first"}
-    assert {client.home for client in newer} == {"first", "second"}
-    proxy.set_servers([first.endpoint, second.endpoint])  # the same list again changes nothing
-    assert {client.home for client in former} == {"first"}
-
-
 def test_a_client_that_comes_back_to_its_former_home_goes_on_there(cluster):
     first, second = cluster.server(name="first"), cluster.server(name="second")
     proxy = cluster.proxy([first])
@@ -128,33 +108,7 @@ def test_a_client_that_comes_back_to_its_former_home_goes_on_there(cluster):
     assert merge.totals_of(rows_of(first, second)).accepted_caches == 4
 
 
-def test_a_list_of_servers_that_is_none_is_refused_and_changes_nothing(cluster):
-    server = cluster.server(name="one")
-    proxy = cluster.proxy([server])
-    for wrong in ([], server.endpoint, ["udp://nowhere:1"], [server.endpoint, "here"]):
-        with pytest.raises(EndpointError, match="at least one server|the transport"):
-            proxy.set_servers(wrong)
-    until(lambda: proxy.servers == ("one",))
-    proxy.close()
-    with pytest.raises(Closed):
-        proxy.set_servers([server.endpoint])
-
-
 # ------------------------------------------------------------------------------------------------- merged totals
-
-
-def test_a_reader_says_what_all_servers_have_counted_together(cluster):
-    servers = [cluster.server(name=name) for name in ("a", "b", "c")]
-    proxy = cluster.proxy(servers)
-    until(lambda: set(proxy.servers) == {"a", "b", "c"})
-    clients = [cluster.client(proxy, limits=QUICK, seed=seed) for seed in range(5)]
-    for number, client in enumerate(clients):
-        record(client, episodes=number + 1, length=10)
-        client.update(100.0)
-    totals = cluster.reader([proxy]).totals()
-    assert (totals.totals.clients, totals.totals.episodes, totals.totals.steps) == (5, 15, 150)
-    assert (totals.run, totals.servers, totals.missing, totals.finished) == ("default", ("a", "b", "c"), (), False)
-    assert totals.is_complete and not totals.durable
 
 
 def test_totals_name_the_servers_that_did_not_answer(cluster):
@@ -172,21 +126,6 @@ def test_totals_name_the_servers_that_did_not_answer(cluster):
         reader.totals(timeout=0.5)
     with pytest.raises(ParameterError, match="one of a, b"):
         reader.ask({"nobody": messages.Ledger()})
-
-
-def test_totals_of_more_clients_than_fit_a_message_are_whole(cluster):
-    server = cluster.server(name="one")
-    for number in range(2500):
-        client = number.to_bytes(16, "little")
-        server._dispatcher.ledger.report(client, 1, messages.Update(episodes=1, steps=number), now=1.0)
-    reader = cluster.reader([server])
-    totals = reader.totals().totals
-    assert (totals.clients, totals.episodes, totals.steps) == (2500, 2500, 2500 * 2499 // 2)
-
-
-def test_totals_of_a_run_that_nobody_knows_are_refused(cluster):
-    with pytest.raises(Refused, match="no run 'other'"):
-        cluster.reader([cluster.server()]).totals("other")
 
 
 # ------------------------------------------------------------------------------------------------------- drains
@@ -262,15 +201,6 @@ def test_which_servers_to_drain_has_to_be_said(template, keep, words):
         drain_above(template, keep)
 
 
-def test_a_silent_name_server_ends_a_drain_before_anything_is_changed(times):
-    silent = threading.Event()
-    times(lookup=0.1)
-    asked = NameResolver(lambda host: silent.wait(100.0) and [])
-    with pytest.raises(MemoireTimeout, match="no address of s-1.test from the name server.*Nothing was drained"):
-        drain_above("tcp://s-{n}.test:5560", 1, known=asked)
-    silent.set()
-
-
 def test_every_run_of_a_drained_server_is_kept_by_its_heir(cluster):
     old, heir = cluster.server(name="old", run="one"), cluster.server(name="heir", run="three")
     client = cluster.client(old, limits=QUICK)
@@ -290,19 +220,6 @@ def test_every_run_of_a_drained_server_is_kept_by_its_heir(cluster):
     assert [heir.totals(run).episodes for run in ("one", "two")] == [2, 3]
 
 
-def test_a_drain_says_which_clients_cannot_leave(cluster):
-    server, other = cluster.server(name="one"), cluster.server(name="two")
-    client = cluster.client(server, limits=QUICK)
-    record(client)
-    client.update(100.0)
-    with pytest.raises(MemoireTimeout, match=f"1 are still there: {client.client_id.hex()[:8]}. Clients that know"):
-        drained(server, [other], cluster.context, timeout=3.0)
-    assert client.home == "one"  # and it is still served
-    record(client)
-    client.update(100.0)
-    assert server.total_episodes == 2
-
-
 def test_a_drain_needs_one_server_and_another(cluster):
     servers = [cluster.server(name=name) for name in ("a", "b")]
     proxy = cluster.proxy(servers)
@@ -312,22 +229,6 @@ def test_a_drain_needs_one_server_and_another(cluster):
     with pytest.raises(ParameterError, match="another server's address"):
         drained(servers[0], servers[:1], cluster.context)
     assert not any(server._dispatcher.leaving for server in servers)
-
-
-def test_a_client_that_is_silent_or_elsewhere_no_longer_holds_a_drain_up():
-    home, other = name_hash("a"), name_hash("b")
-    rows = np.zeros(5, ACCOUNT)
-    rows["client"][:, 0] = range(5)
-    rows["home"], rows["steps"], rows["last_seen"] = home, 10, 998.0
-    rows["last_seen"][0] = 980.0  # silent
-    rows["flags"][1] = merge.GONE
-    rows["last_seen"][4] = 999.9  # was heard just now
-    theirs = rows[[2, 3, 4]].copy()
-    theirs["home"], theirs["steps"], theirs["last_seen"] = other, [10, 9, 10], 7.0
-    mine = ServerAccounts("run", rows, False, False, ("run",), 1, 1000.0)
-    others = ServerAccounts("run", theirs, False, False, ("run",), 1, 8.0)  # clocks may differ
-    here = [int.from_bytes(client, "little") for client in clients_here(mine, home, [others])]
-    assert here == [3, 4]  # the other has less of client 3; client 4 may have something on the way
 
 
 # --------------------------------------------------------------------------------------------------------- runs
@@ -360,46 +261,6 @@ def test_a_run_that_begins_under_load_leaves_nothing_of_the_former_one_uncounted
     assert sum(taken) == sum(logged)
 
 
-@pytest.mark.parametrize("is_behind_a_proxy", [False, True])
-def test_a_run_that_some_servers_count_already_is_begun_at_the_others(cluster, is_behind_a_proxy):
-    servers = [cluster.server(name=name) for name in "ab"]
-    reader = cluster.reader([cluster.proxy(servers)] if is_behind_a_proxy else servers)
-    until(lambda: len(reader.servers) == 2)
-    (channel,) = list(reader._thread.channels.of.values())[:1]
-    other, ahead = sorted(servers, key=lambda server: name_hash(server.name) == channel.home)
-    ahead.begin_run("next")  # as a call does that one server did not answer in time
-    until(lambda: channel.run == name_hash("next"))  # what it says of itself holds for all behind this address
-    reader.begin_run("next", timeout=100.0)
-    assert [server.run for server in servers] == ["next", "next"]
-    other.begin_run("another")
-    reader.configure(cache_size=7, timeout=100.0)
-    assert [server.parameters.cache_size for server in servers] == [7, 7]
-    reader.begin_run("another", timeout=100.0)
-    reader.finish(5.0)
-    assert all(server.finished for server in servers)
-
-
-def test_what_is_counted_while_a_long_log_ends_the_former_run_belongs_to_the_next(cluster):
-    server = cluster.server(name="one", run="old")
-    client = cluster.client(server, limits=QUICK)
-    for number in range(5000):  # ten messages' worth
-        client.log(f"line {number}")
-    record(client, episodes=2)
-    server.begin_run("new")
-    before = 0
-    while client.run == "old":
-        record(client, length=1)
-        client.log("later")
-        before += 1
-    client.update(100.0)
-    old, new = (server.totals(run) for run in ("old", "new"))
-    assert old.episodes + new.episodes == client.stats().episodes == before + 2
-    assert old.steps + new.steps == client.stats().steps
-    numbers = [[entry.line.number for entry in server.lines(most=100_000, run=run)] for run in ("old", "new")]
-    assert max(numbers[0]) < min(numbers[1])  # the line was drawn once, for counts and log lines
-    assert sum(lines_taken(server, run) for run in ("old", "new")) == 5000 + before
-
-
 def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, times):
     times(heartbeat=300.0)  # they do not wait for that
     server = cluster.server(name="one")
@@ -411,19 +272,6 @@ def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, times):
 
 
 # --------------------------------------------------------------------------------------------------- the commands
-
-
-def test_totals_are_shown_with_who_did_not_answer(cluster):
-    server = cluster.server(name="one", run="ant-7")
-    client = cluster.client(server, limits=QUICK)
-    record(client, episodes=1200, length=1)
-    client.update(100.0)
-    reader = cluster.reader([server])
-    told = lines_of_totals(replace(reader.totals(), missing=("tcp://three:1", "two"), runs=("ant-6", "ant-7")))
-    assert told[0] == "run 'ant-7' (not finished), in memory at one"
-    assert [line.split() for line in told if line.startswith("  episodes")] == [["episodes", "1,200"]]
-    assert told[-3] == "other runs: ant-6"
-    assert told[-2].startswith("tcp://three:1 did not answer") and told[-1].startswith("two did not answer")
 
 
 def test_a_server_that_a_proxy_has_not_met_is_missing_from_totals_and_keeps_a_run_from_beginning(cluster):
@@ -443,82 +291,7 @@ def test_a_server_that_a_proxy_has_not_met_is_missing_from_totals_and_keeps_a_ru
     until(lambda: (totals := reader.totals()).servers == ("one", "two") and not totals.missing)
 
 
-def test_a_list_in_a_file_is_followed_and_a_wrong_one_is_said(cluster, tmp_path, capsys):
-    servers = [cluster.server(name=name) for name in ("a", "b")]
-    path = tmp_path / "servers"
-    path.write_text(f"# comment\n{servers[0].endpoint}  # the first\n\n")
-    listed = ServersFile(str(path))
-    assert listed.read() == [servers[0].endpoint]
-    assert listed.read() is None  # nothing new
-    proxy = cluster.proxy(servers[:1])
-    path.write_text(servers[1].endpoint)
-    listed.follow(proxy)
-    until(lambda: proxy.servers == ("b",))
-    path.write_text("nonsense")
-    listed.follow(proxy)
-    assert "is not taken" in capsys.readouterr().err
-    path.unlink()
-    listed.follow(proxy)  # it may be about to be replaced
-    assert proxy.servers == ("b",)
-    with pytest.raises(ParameterError, match="an address on each line"):
-        ServersFile(str(path)).read()
-
-
 # ---------------------------------------------------------------------------------------------- restarts and readers
-
-
-def test_a_reader_forgets_a_server_that_was_taken_off_the_list(cluster, times):
-    times(forgotten=0.5)
-    servers = [cluster.server(name=name) for name in ("a", "b")]
-    proxy = cluster.proxy(servers)
-    learner = cluster.reader([proxy])
-    until(lambda: set(learner.servers) == {"a", "b"})
-    proxy.set_servers([servers[1].endpoint])
-    until(lambda: learner.servers == ("b",))
-    servers[0].close()
-    learner.configure(importance_exponent=0.7)  # does not wait for the one that is gone
-    assert learner.totals().servers == ("b",) and learner.stats().away == ()
-
-
-def test_a_proxy_that_does_not_know_a_server_yet_hides_it_from_no_reader(cluster):
-    servers = [cluster.server(name=name) for name in ("a", "b")]
-    proxy = cluster.proxy(servers)
-    learner = cluster.reader([proxy])
-    until(lambda: set(learner.servers) == {"a", "b"})
-    proxy.set_servers([servers[1].endpoint])
-    until(lambda: learner.servers_at(proxy.endpoint) == ("b",))
-    assert set(learner.servers) == {"a", "b"}
-
-
-def test_an_idle_client_tells_a_server_that_forgot_everything_at_once(cluster, times):
-    times(heartbeat=300.0)  # it does not wait for that
-    server = cluster.server(name="one")
-    proxy = cluster.proxy([server])
-    clients = [cluster.client(node) for node in (server, proxy)]
-    for client in clients:
-        record(client, episodes=3)
-        client.update(100.0)
-    again = cluster.restart(server)
-    until(lambda: again.total_episodes == 6)
-
-
-@pytest.mark.parametrize("forgets", [False, True])
-def test_a_window_goes_on_at_a_server_that_comes_back_with_its_state(cluster, tmp_path, forgets):
-    server = cluster.server(name="one", state_dir=tmp_path / "state")
-    client = cluster.client(server, limits=QUICK)
-    record(client)
-    for _ in range(3):
-        assert client.push_cache(100.0)
-    until(lambda: client.stats().accepted_caches == 3)
-    again = cluster.restart(server, state_dir=tmp_path / ("other" if forgets else "state"))
-    record(client)
-    client.update(100.0)
-    until(lambda: client.push_cache(1.0))
-    client.update(100.0)
-    until(lambda: client.stats().in_flight_caches == 0)
-    told = again.accounts().rows[["pushed_caches", "accepted_caches", "lost_caches"]].tolist()
-    assert told == [(1, 1, 0) if forgets else (4, 4, 0)]
-    assert (client.stats().pushed_caches, client.stats().accepted_caches, client.stats().lost_caches) == (4, 4, 0)
 
 
 def check_caches(server, client, pushed):
@@ -590,85 +363,3 @@ def test_caches_that_a_proxy_took_along_are_lost_when_their_client_has_said_good
     assert client.close(100.0)
     row = check_caches(again, client, 7)
     assert (row["accepted_caches"], row["lost_caches"]) == (3, 4)
-
-
-def test_a_run_that_began_while_a_client_was_cut_off_gets_only_what_came_after_it_heard(cluster, tmp_path):
-    server = cluster.server(name="one", run="old", state_dir=tmp_path)
-    client = cluster.client(server, limits=QUICK)
-    record(client, episodes=2)
-    client.update(100.0)
-    server.close()
-    record(client, episodes=3)
-    client.log("made in the old run")
-    again = cluster.restart(server, run="new", state_dir=tmp_path)
-    until(lambda: client.run == "new", 100.0)
-    record(client, episodes=4)
-    client.update(100.0)
-    assert (again.totals("old").episodes, again.totals("new").episodes) == (5, 4)
-    assert [entry.line.text for entry in again.lines(run="old")] == ["made in the old run"]
-    again.begin_run("old")  # goes on
-    until(lambda: client.run == "old")
-    record(client)
-    client.update(100.0)
-    assert (again.totals("old").episodes, again.totals("new").episodes) == (6, 4)
-
-
-def test_a_client_asks_a_home_again_that_had_no_time_for_its_hello(cluster):
-    server = cluster.server(name="one")
-    client = cluster.client(server, limits=QUICK)
-    refused = []
-
-    def hello(answer, now, header, body, payload):
-        if header.client == client.client_id and len(refused) < 3:
-            refused.append(header.sequence)
-            raise ProtocolError("busy", "not now")
-        return answer(now, header, body, payload)
-
-    intercept(server, messages.Hello, hello)
-    client.sync(timeout=100.0)
-    record(client)
-    client.update(100.0)
-    assert len(refused) == 3 and server.total_episodes == 1
-
-
-def test_a_home_that_a_client_is_about_to_leave_is_told_nothing_any_more(cluster, monkeypatch):
-    """It might count it, and the answer be lost with the way there: then the next home would count it, too."""
-    servers = [cluster.server(name=name) for name in ("a", "b")]
-    proxy = cluster.proxy(servers[:1])
-    client = cluster.client(proxy, limits=QUICK)
-    hand_on, held, is_over = proxy._thread.replied, [], threading.Event()
-
-    def reply(back, frames):
-        sizes = [len(frame) for frame in frames]
-        told = parse(frames[sizes.index(0) + 1 :]).body
-        if isinstance(told, messages.Welcome) and told.home_name == "b" and not is_over.is_set():
-            held.append(frames)
-        else:
-            hand_on(back, frames)
-
-    monkeypatch.setattr(proxy._thread, "replied", reply)
-    proxy.set_servers([servers[1].endpoint])
-    until(lambda: held)
-    counted, resends = servers[0].total_episodes, client.stats().resends
-    record(client, episodes=3)
-    until(lambda: client.stats().resends > resends + 5)  # of HELLO
-    assert servers[0].total_episodes == counted == 0
-    is_over.set()
-    client.update(100.0)
-    assert client.home == "b"
-    totals = merge.totals_of(rows_of(*servers))
-    assert (totals.episodes, totals.returns_count) == (3, 3)
-
-
-def test_a_list_that_changes_behind_a_relay_moves_its_clients_too(cluster, times):
-    times(address_retired=60.0)
-    servers = [cluster.server(name=name) for name in ("a", "b")]
-    proxy = cluster.proxy(servers[:1])
-    relay = cluster.proxy([proxy])
-    load = Load([cluster.client(relay, limits=QUICK, seed=seed) for seed in range(3)])
-    until(lambda: all(client.stats().updates for client in load.clients))
-    proxy.set_servers([servers[1].endpoint])
-    until(lambda: {client.home for client in load.clients} == {"b"})
-    check_exact(load, servers)
-    assert not relay.stats().refused  # who is still at home at the other one is led there
-    until(lambda: relay.servers == ("b",))

@@ -11,11 +11,9 @@ from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.server.state import MAX_LEARNERS, Learners
 from memoire.tables import draws as pooled_draw
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool
-from memoire.wire import compression, messages
 from memoire.wire import containers as pack
 from memoire.wire import containers as unpack
 from memoire.wire.layout import layout_of
@@ -107,12 +105,6 @@ def test_samples_of_episodes_are_the_same_however_they_travel() -> None:
     assert packed[2] < plain[2]
 
 
-def test_a_batch_that_would_hold_others_up_travels_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compression, "MAX_PACKED", 1000)
-    (_, whole), (_, same) = (far_away(pool_of(PLAIN), way) for way in ("none", "lz4"))
-    assert same.nbytes == whole.nbytes
-
-
 @pytest.mark.parametrize("storage", ["caches", "episodes"])
 @pytest.mark.parametrize(
     ("compression", "has", "way"),
@@ -151,15 +143,3 @@ def test_frames_are_packed_for_readers_that_can_undo_it_alone(storage, compressi
     assert set(ways) == {way}
     seen = batch["picture"]
     np.testing.assert_array_equal(seen, episode()[0][seen.reshape(16, -1).max(axis=1) - 1])
-
-
-def test_compressions_of_learners_that_are_forgotten_are_forgotten() -> None:
-    learners = Learners()
-    for number in range(MAX_LEARNERS + 1):
-        learners.met(number.to_bytes(16, "big"), messages.Hello(role="reader", codecs=["lz4"]), now=0.0)
-    first, last = (number.to_bytes(16, "big") for number in (0, MAX_LEARNERS))
-    assert not learners.has(first, "lz4")
-    assert learners.has(last, "lz4")
-    assert not learners.has(last, "zlib")
-    learners.met(last, messages.Hello(role="reader"), now=0.0)
-    assert not learners.has(last, "lz4")

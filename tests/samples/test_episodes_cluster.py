@@ -5,17 +5,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from classic_help import templates
-from memoire.classic.client import ReplayMemoryClient
-from memoire.classic.server import ReplayMemoryServer
-from memoire.errors import Closed, NotEnoughSamples, ParameterError, SchemaMismatch
+from memoire.errors import NotEnoughSamples, ParameterError
 from memoire.limits import Limits
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.tables.table import Table
-from memoire.wire import messages
 from netkit import QUICK, SCHEMA, WIDE, in_thread, pool_in, record, until
 
 VALUED = Schema(
@@ -118,26 +114,6 @@ def settled(client):
     return client.stats().in_flight_caches == 0
 
 
-def test_a_writer_ships_every_episode_and_keeps_none(cluster):
-    server = cluster.server(storage="episodes", limits=QUICK)
-    client = cluster.client(server, limits=QUICK)
-    assert client.storage == "episodes"
-    record(client, episodes=12, length=20)
-    until(lambda: settled(client))
-    stats, held = client.stats(), server.stats().tables["default"]
-    assert (stats.pushed_caches, stats.accepted_caches, stats.lost_caches, stats.skipped_caches) == (12, 12, 0, 0)
-    assert (stats.episodes, stats.steps) == (12, 240)
-    assert (held.held_caches, held.held_samples, held.storage) == (12, 240, "episodes")
-    assert (server.total_episodes, server.total_steps, server.total_caches) == (12, 240, 12)
-    assert client.memory.num_entries == 0
-    totals = server.totals()
-    assert (totals.accepted_samples, totals.accepted_bytes) == (240, stats.pushed_bytes)
-    assert server.accounts().rows[["pushed_caches", "accepted_caches"]].tolist() == [(12, 12)]
-    batch = server.get_batch(64)
-    assert batch.left_out == 0.0
-    assert set(batch.ids["client"].reshape(-1).tolist()) == set(np.frombuffer(pool_in(server).owner, "<u8").tolist())
-
-
 def test_arrays_are_pushed_by_hand_and_counted_once(cluster):
     server = cluster.server(storage="episodes", limits=QUICK, multi_step=2)
     client = cluster.client(server, limits=QUICK)
@@ -162,25 +138,6 @@ def test_each_storage_says_what_it_does_not_take(cluster):
         drawing.push_episode(EPISODE)
     with pytest.raises(NotEnoughSamples):
         episodes.get_batch(1)
-
-
-def test_a_message_of_the_other_storage_is_refused_and_counted(cluster):
-    server = cluster.server(
-        tables={"a": Table(SCHEMA), "b": Table(SCHEMA, storage="episodes")}, schema=None, limits=QUICK
-    )
-    drawing, shipping = (cluster.client(server, table=name, limits=QUICK) for name in ("a", "b"))
-    record(drawing)
-    record(shipping, episodes=0)
-    assert drawing.push_cache()
-    assert shipping.push_episode(EPISODE, terminated=True)
-    for client in (drawing, shipping):
-        until(lambda client=client: settled(client))
-        assert client.stats().accepted_caches == 1
-    drawing._session.table, shipping._session.table = shipping._session.table, drawing._session.table
-    assert drawing.push_cache()
-    assert shipping.push_episode(EPISODE, terminated=True)
-    until(lambda: server.stats().refused.get("unexpected", 0) == 2)
-    assert server.stats().tables["a"].held_caches == server.stats().tables["b"].held_caches == 1
 
 
 def test_without_room_an_episode_is_skipped_whole_and_counted(cluster):
@@ -210,33 +167,6 @@ def test_without_room_an_episode_is_skipped_whole_and_counted(cluster):
     assert client.stats().accepted_caches == 3
     until(lambda: server.totals().skipped_caches == 3)
     assert server.stats().tables["default"].held_samples == 15
-
-
-def test_an_endless_episode_is_cut_to_what_the_server_takes(cluster):
-    server = cluster.server(storage="episodes", limits=QUICK, capacity=100)
-    client = cluster.client(server, limits=QUICK, capacity=None)
-    writer = client.writer()
-    obs = np.zeros(4, np.float32)
-    for step in range(270):
-        following = np.full(4, step + 1, np.float32)
-        writer.step(obs, 0, 1.0, False, False, following)
-        obs = following
-    until(lambda: settled(client))
-    stats = client.stats()
-    assert stats.rejected == {}
-    assert stats.accepted_caches >= 2
-    assert stats.episodes == 0  # it has not ended
-    assert 0 < server.stats().tables["default"].held_samples <= 100
-    batch = server.get_batch(500)
-    np.testing.assert_array_equal(batch.next_obs[:, 0], batch.obs[:, 0] + 1)  # across the cuts as well
-
-
-def test_an_episode_larger_than_a_message_is_refused_at_the_actor(cluster):
-    server = cluster.server(schema=WIDE, storage="episodes", limits=Limits(message_bytes=100_000))
-    client = cluster.client(server)
-    with pytest.raises(ParameterError, match="at most 100000 .limits.message_bytes. in an episode"):
-        client.push_episode({"obs": np.zeros((9, 4000), np.float32), "reward": np.zeros(9, np.float32)})
-    assert client.memory.capacity == 2 * 5  # and their final state
 
 
 @pytest.mark.parametrize("storage", ["episodes", "rollouts"])
@@ -309,78 +239,6 @@ def test_importance_from_unequal_servers_gives_the_plain_mean(cluster):
     assert abs(np.mean(means) - truth) < 5.0 * error
 
 
-def test_a_server_that_begins_anew_calls_old_ids_lost_and_its_clients_go_on(cluster):
-    server = cluster.server(storage="episodes", limits=QUICK)
-    client = cluster.client(server, limits=QUICK)
-    record(client, episodes=2)
-    until(lambda: settled(client))
-    ids = server.get_batch(4).ids
-    again = cluster.restart(server, storage="episodes", limits=QUICK)
-    until(lambda: client.stats().updates and client._session.told.epoch == again.epoch)
-    record(client, episodes=3)
-    until(lambda: settled(client))
-    assert again.stats().tables["default"].held_caches >= 1
-    assert again.update_priorities(ids, np.ones(4)).lost == 4
-    stats = client.stats()
-    assert stats.pushed_caches == stats.accepted_caches + stats.lost_caches + stats.in_flight_caches + sum(
-        stats.rejected.values()
-    )
-    third = cluster.restart(again, limits=QUICK)  # stores caches from now on
-    until(lambda: client._waiting.failed)
-    with pytest.raises(SchemaMismatch, match="storage"):
-        record(client)
-    assert third.stats().totals.clients <= 1
-
-
-def test_accounts_outlive_a_server_with_a_state_folder(cluster, tmp_path):
-    server = cluster.server(storage="episodes", limits=QUICK, state_dir=tmp_path / "state", name="a")
-    client = cluster.client(server, limits=QUICK)
-    record(client, episodes=3)
-    until(lambda: settled(client))
-    again = cluster.restart(server, storage="episodes", limits=QUICK, state_dir=tmp_path / "state")
-    record(client, episodes=2)
-    until(lambda: settled(client))
-    stats, totals = client.stats(), again.totals()
-    assert (totals.episodes, totals.steps) == (stats.episodes, stats.steps) == (5, 100)
-    assert totals.pushed_caches == totals.accepted_caches + totals.lost_caches == stats.pushed_caches
-    assert stats.accepted_caches == totals.accepted_caches
-
-
-def test_a_client_whose_home_is_drained_ships_to_another_one_and_what_is_stored_stays(cluster):
-    servers = [cluster.server(storage="episodes", limits=QUICK, name=name, seed=i) for i, name in enumerate("ab")]
-    proxy = cluster.proxy(servers, limits=QUICK)
-    client = cluster.client(proxy, limits=QUICK)
-    record(client, episodes=4)
-    until(lambda: settled(client))
-    former = next(server for server in servers if server.name == client.home)
-    other = next(server for server in servers if server is not former)
-    reader = cluster.reader([proxy], limits=QUICK)
-    until(lambda: len(reader.servers) == 2)
-    reader.ask({former.name: messages.Control(drain=True)}, 100.0)
-    until(lambda: client.home == other.name)
-    record(client, episodes=3)
-    until(lambda: settled(client))
-    stats = client.stats()
-    assert (stats.pushed_caches, stats.accepted_caches, stats.lost_caches) == (7, 7, 0)
-    assert [server.stats().tables["default"].held_caches for server in (former, other)] == [4, 3]
-    owners = {pool_in(server).owner for server in servers}
-    until(lambda: {one.tobytes() for one in reader.get_batch(64, 100.0).ids["client"]} == owners)
-    assert reader.totals().totals.accepted_caches == 7
-
-
-def test_a_new_run_begins_with_an_empty_memory(cluster):
-    server = cluster.server(storage="episodes", limits=QUICK)
-    client = cluster.client(server, limits=QUICK)
-    record(client, episodes=2)
-    until(lambda: settled(client))
-    server.begin_run("two")
-    assert server.stats().tables["default"].held_caches == 0
-    until(lambda: client.run == "two")
-    record(client)
-    until(lambda: settled(client))
-    assert (server.stats().tables["default"].held_caches, server.total_episodes) == (1, 1)
-
-
 def test_sequences_and_other_samplers_are_drawn_from_stored_episodes(cluster):
     server = cluster.server(storage="episodes", limits=QUICK)
     client = cluster.client(server, limits=QUICK)
@@ -393,74 +251,6 @@ def test_sequences_and_other_samplers_are_drawn_from_stored_episodes(cluster):
     until(lambda: reader.get_batch(8, 100.0).obs.shape == (8, 5, 4))
     server.configure(sequence_length=0, sequence_overlap=0, prioritization="rank")
     assert server.get_batch(8).obs.shape == (8, 4)
-
-
-def test_byte_limits_change_while_it_runs(cluster):
-    server = cluster.server(storage="episodes", limits=QUICK, byte_limit=100_000)
-    client = cluster.client(server, limits=QUICK)
-    record(client, episodes=20, length=20)
-    until(lambda: settled(client))
-    held = server.stats().held_caches
-    server.configure_limits(held_bytes=50_000)
-    assert 0 < server.stats().held_caches < held
-    assert server.stats().held_bytes <= 50_000
-    assert len(server.get_batch(8).ids) == 8
-
-
-def test_byte_limits_that_leave_a_capacity_too_little_change_no_table(cluster):
-    tables = {"online": Table(SCHEMA), "demo": Table(SCHEMA, storage="episodes", capacity=1000)}
-    server = cluster.server(tables=tables, schema=None, limits=QUICK, byte_limit=1_000_000)
-    with pytest.raises(
-        ParameterError, match="table 'demo' has 136000 bytes for the entries of its capacity, not 50000"
-    ):
-        server.configure_limits(held_bytes=100_000)
-    assert [table.byte_limit for table in server.stats().tables.values()] == [500_000, 500_000]
-    with pytest.raises(ParameterError, match="byte_limit must be at least 136000 for 1000 entries of 136 bytes"):
-        cluster.server(storage="episodes", capacity=1000, byte_limit=100_000)
-
-
-def test_a_closed_client_ships_nothing_more(cluster):
-    server = cluster.server(storage="episodes", limits=QUICK)
-    client = cluster.client(server, limits=QUICK)
-    memory = client.memory
-    memory.open()
-    memory.add(0, tuple(np.zeros(SCHEMA[name].shape, SCHEMA[name].dtype) for name in SCHEMA.entry_names))
-    client.close()
-    with pytest.raises(Closed):
-        memory.close(terminated=True)
-    with pytest.raises(Closed):
-        client.push_episode(EPISODE)
-
-
-def test_the_classic_classes_store_episodes_as_well(cluster):
-    zeros = templates()
-    server = ReplayMemoryServer(
-        *zeros, 100, "inproc://pub", 2, context=cluster.context, storage="episodes", limits=QUICK
-    )
-    try:
-        server.server.add_request_worker("inproc://req")
-        server.server.add_pull_worker("inproc://push", bind=True)
-        client = ReplayMemoryClient(
-            "inproc://pub", "inproc://req", "inproc://push", context=cluster.context, limits=QUICK
-        )
-        try:
-            for _ in range(3):
-                client.rem.new_episode()
-                for step in range(5):
-                    client.rem.add_entry(*(np.full_like(each, step) for each in (*zeros[:5], zeros[6])))
-                client.rem.close_episode(final_state=zeros[0])
-            client.update_counter()
-            until(lambda: server.total_caches == 3)
-            assert (server.total_episodes, server.total_steps) == (3, 15)
-            assert server.server.stats().held_caches == 2
-            assert client.push_cache() == -1
-            assert "'caches' for push_cache" in client.push_failure
-            prev, _, weight = server.get_batch(10)
-            assert prev.state.shape[0] == len(weight) == 10
-        finally:
-            client.close()
-    finally:
-        server.close()
 
 
 def test_episodes_stand_beside_caches_in_one_server(cluster):

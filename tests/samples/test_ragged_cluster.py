@@ -9,7 +9,6 @@ import pytest
 import containers
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.replay import dataset
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
@@ -79,17 +78,6 @@ def test_a_built_cache_of_ragged_columns_holds_what_the_memory_gathers(parameter
     same(gathered, memory.gather(gathered.ids["number"]))
 
 
-def test_a_value_crosses_the_wire_once_and_without_padding() -> None:
-    memory = memory_of(Parameters())
-    payload = pack.build(memory, 500, now=0.0)
-    blocks = {(row.column, row.part): row for row in unpack.table(payload)}
-    rows = np.flatnonzero(memory.contents()["meta"]["episode"] >= 0)
-    entries = memory.lengths("obs.cloud", rows).sum()
-    finals = memory.lengths("obs.cloud", np.arange(-5, -1)).sum()
-    assert blocks[0, Part.FRAMES].rows == 64  # 60 entries and 4 final states
-    assert blocks[0, Part.FRAMES].stored == 12 * (entries + finals)
-
-
 @pytest.mark.parametrize("parameters", CHOICES)
 def test_what_a_reader_draws_is_what_the_pool_holds(parameters) -> None:
     memory = memory_of(parameters)
@@ -126,28 +114,6 @@ def test_lengths_that_do_not_add_up_to_the_values_are_refused(value) -> None:
     assert caught.value.code == "index"
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
-
-
-def test_lengths_whose_sum_overflows_are_refused() -> None:
-    layout = layout_of(SCHEMA, Parameters())
-    payload = bytearray(containers.make(layout, 6).payload)
-    row = unpack.table(payload)[lengths_block(layout)]
-    for at in range(row.rows):
-        struct.pack_into("<I", payload, row.offset + 4 * at, 0xAAAAAAAA)
-    with pytest.raises(ProtocolError, match="and a value at most"):
-        unpack.check(payload, layout)
-
-
-@pytest.mark.parametrize("raw", [7, 2**48 - 4, 2**64 - 4])
-def test_raw_sizes_that_no_values_have_are_refused(raw) -> None:
-    layout = layout_of(SCHEMA, Parameters())
-    for codec in (0, 1):
-        payload = bytearray(containers.make(layout, 6, codec=codec).payload)
-        place = layout.place(Part.FRAMES, "obs.cloud")
-        struct.pack_into("<Q", payload, 64 + 32 * place + 24, raw)
-        with pytest.raises(ProtocolError) as caught:
-            unpack.check(payload, layout)
-        assert caught.value.code in ("schema", "container", "too_large")
 
 
 def test_values_larger_than_a_message_may_be_are_refused_before_they_are_unpacked() -> None:
@@ -220,21 +186,3 @@ def test_servers_proxies_and_readers_carry_ragged_columns(cluster, storage) -> N
     np.testing.assert_array_equal(
         mixed.joined["obs.cloud_length"], np.concatenate([part["obs.cloud_length"] for part in mixed.values()])
     )
-
-
-def test_an_episode_of_a_callers_arrays_is_stored_with_its_lengths(cluster) -> None:
-    server = cluster.server(schema=SCHEMA, storage="episodes", capacity=100)
-    client = cluster.client(server)
-    rng = np.random.default_rng(2)
-    rows = [entry(rng, step) for step in range(9)]
-    columns = dict(zip(SCHEMA.entry_names, zip(*rows, strict=True), strict=True))
-    columns |= {name: list(columns[name]) for name in SCHEMA.ragged}
-    columns |= {name: np.array(columns[name], SCHEMA[name].dtype) for name in columns if name not in SCHEMA.ragged}
-    assert client.push_episode(columns, final_state=rows[3][:2], terminated=False)
-    memory = pool_in(server).memory
-    until(lambda: memory.num_entries == 9)
-    (stored,) = dataset.episodes(memory)
-    for row, cloud, words in zip(rows, stored.columns["obs.cloud"], stored.columns["words"], strict=True):
-        np.testing.assert_array_equal(cloud, row[0])
-        np.testing.assert_array_equal(words, row[4])
-    np.testing.assert_array_equal(stored.final_state["obs.cloud"], rows[3][0])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples, ParameterError
+from memoire.errors import Closed, NotEnoughSamples, ParameterError
 from memoire.replay.schema import Schema
 from memoire.tables.table import Table
 from netkit import QUICK, in_thread, until
@@ -114,31 +114,6 @@ def test_a_step_without_room_is_not_kept_also_if_its_episode_ends(cluster, ends)
     assert client.stats().pushed_caches == 1, "a whole episode is counted, and not sent"
 
 
-def test_a_server_that_is_killed_goes_on_with_what_its_snapshot_holds(cluster, tmp_path):
-    tables = rollout_table(capacity=40, rollout_length=4)
-    server = cluster.server(schema=None, tables=tables, limits=QUICK)
-    writer = cluster.client(server, limits=QUICK).writer(check=False)
-    for number in range(20):
-        step(writer, number)
-    first = server.table("rollouts").take(6, timeout=20.0)["obs"].tolist()
-    until(lambda: server.table("rollouts").stats().held_samples == 14)
-    server.snapshot(tmp_path / "a.snapshot")
-    server.close(0.0)
-    server = cluster.server(schema=None, tables=tables, limits=QUICK)
-    for added in (4, 0):  # the same file again brings nothing
-        counts = server.restore([tmp_path / "a.snapshot"])
-        assert counts.episodes == added
-    table = server.table("rollouts")
-    first += table.take(7, exact=False)["obs"].tolist()
-    client = cluster.client(server, limits=QUICK)
-    writer = client.writer(check=False)
-    for number in range(20, 28):
-        step(writer, number)
-    first += table.take(12, timeout=20.0)["obs"].tolist()
-    assert first == list(range(28)), "each entry once, in order"
-    assert table.stats().held_samples == 0
-
-
 def test_no_step_is_made_by_a_model_whose_share_is_there(cluster, ends):
     tables = rollout_table(capacity=64, rollout_length=16, max_model_lag=0)
     server = cluster.server(schema=None, tables=tables, limits=QUICK)
@@ -161,73 +136,6 @@ def test_no_step_is_made_by_a_model_whose_share_is_there(cluster, ends):
         assert sum(counts) > 0
 
 
-def test_an_actor_without_room_goes_on_as_soon_as_it_hears_of_the_next_model(cluster, ends, monkeypatch):
-    """It asks ever more rarely while it waits, and would find the room a third of an update too late."""
-    server = cluster.server(schema=None, tables=rollout_table(capacity=8, max_model_lag=0), limits=QUICK)
-    server.publish("policy", b"1")
-    client = cluster.client(server, limits=replace(QUICK, update_every=3600.0))
-    client.model("policy").wait(20.0)
-    ends.append(Actor(client))
-    assert len(server.table("rollouts").take(8, timeout=20.0, release="publish")) == 8
-    monkeypatch.setattr("memoire.client.counts.MIN_PAUSE", 3600.0)
-    asked = client.stats().updates
-    until(lambda: client.stats().updates > asked)  # in vain, and it asks again in an hour
-    server.publish("policy", b"2")
-    assert set(server.table("rollouts").take(8, timeout=20.0).model_version.tolist()) == {2}
-
-
-def test_a_learner_gets_what_a_dead_actor_leaves_unrecorded(cluster, ends):
-    """Room that was granted to a client that died is recorded by the others, once a learner has waited for it."""
-    server = cluster.server(schema=None, tables=rollout_table(capacity=40), limits=QUICK)
-    gone = cluster.client(server, limits=QUICK)
-    step(gone.writer(check=False), 0)
-    until(lambda: server.stats().totals.steps == 1)
-    client = cluster.client(server, limits=QUICK)
-    ends.append(Actor(client, 100))
-    assert len(server.table("rollouts").take(40, timeout=30.0)) == 40
-
-
-def test_old_entries_leave_a_full_table_that_nobody_waits_for(cluster):
-    server = cluster.server(
-        schema=None, tables=rollout_table(capacity=20, rollout_length=5, on_full="oldest"), limits=QUICK
-    )
-    client = cluster.client(server, limits=QUICK)
-    writer = client.writer(check=False)
-    for number in range(50):
-        step(writer, number)
-    table = server.table("rollouts")
-    until(lambda: table.stats().overwritten_caches == 6)
-    assert table.take(20, timeout=20.0)["obs"].tolist() == list(range(30, 50))
-    assert not client.stats().held_back
-
-
-def test_a_length_that_is_changed_reaches_writers_that_are_there(cluster):
-    server = cluster.server(schema=None, tables=rollout_table(rollout_length=4, capacity=100), limits=QUICK)
-    client = cluster.client(server, limits=QUICK)
-    writer = client.writer(check=False)
-    server.table("rollouts").configure(rollout_length=2)
-    client.update(timeout=20.0)
-    for number in range(8):
-        step(writer, number)
-    assert server.table("rollouts").take(8, timeout=20.0).lengths.tolist() == [2, 2, 2, 2]
-    with pytest.raises(ParameterError, match="handed out once"):
-        server.table("rollouts").configure(max_times_sampled=1)
-
-
-def test_many_environments_are_fragments_of_their_own(cluster):
-    server = cluster.server(schema=None, tables=rollout_table(rollout_length=3, capacity=100), limits=QUICK)
-    client = cluster.client(server, limits=QUICK)
-    writer = client.writer(num_envs=2, autoreset="disabled", check=False)
-    for number in range(6):
-        obs, last = np.array([number, 100 + number]), np.array([number == 1, False])
-        writer.step(obs, np.zeros(2, np.int32), np.ones(2), last, last & False, obs + 1, {})
-    writer.cut()
-    rollouts = server.table("rollouts").take(12, timeout=20.0)
-    found = np.split(rollouts["obs"], np.cumsum(rollouts.lengths)[:-1])
-    assert sorted(each.tolist() for each in found) == [[0, 1], [2, 3, 4], [5], [100, 101, 102], [103, 104, 105]]
-    assert rollouts.final["obs"].tolist() == [int(each[-1]) + 1 for each in found]
-
-
 def test_what_takes_no_rollouts_says_so(cluster):
     server = cluster.server(schema=None, tables=rollout_table(capacity=10), limits=QUICK)
     table = server.table("rollouts")
@@ -246,15 +154,6 @@ def test_what_takes_no_rollouts_says_so(cluster):
 
 
 # ------------------------------------------------------------------------------------------------- from far away
-
-
-def taken_of(rollouts):
-    """Numbers of a take, by client."""
-    found, at = {}, 0
-    for client, length in zip(rollouts.client, rollouts.lengths.tolist(), strict=True):
-        found.setdefault(client.tobytes(), []).extend(rollouts["obs"][at : at + length].tolist())
-        at += length
-    return found
 
 
 def test_a_learner_far_away_takes_each_entry_once_and_paces_actors(cluster, ends):
@@ -279,22 +178,6 @@ def test_a_learner_far_away_takes_each_entry_once_and_paces_actors(cluster, ends
         reader.get_batch(4, 20.0)
 
 
-def test_no_step_is_made_by_a_model_whose_share_a_learner_far_away_has(cluster, ends):
-    tables = rollout_table(capacity=32, rollout_length=8, max_model_lag=0)
-    servers = [cluster.server(schema=None, tables=tables, limits=QUICK, name=name) for name in ("a", "b")]
-    reader = cluster.reader(servers, table="rollouts", limits=QUICK)
-    reader.publish("policy", b"1", timeout=20.0)
-    clients = [cluster.client(server, limits=QUICK) for server in servers]
-    for client in clients:
-        client.model("policy").wait(20.0)
-    ends += [Actor(client, 10**6 * i, episode=7) for i, client in enumerate(clients)]
-    for version in range(1, 5):
-        rollouts = reader.take(64, timeout=30.0, release="publish")
-        assert set(rollouts.model_version.tolist()) == {version}
-        assert sorted(len(each) for each in taken_of(rollouts).values()) == [32, 32]
-        reader.publish("policy", b"%d" % (version + 1), timeout=20.0)
-
-
 def test_two_learners_take_half_of_each_models_share_and_no_step_is_made_by_it_then(cluster, ends):
     tables = rollout_table(capacity=32, rollout_length=8, max_model_lag=0)
     servers = [cluster.server(schema=None, tables=tables, limits=QUICK, name=name) for name in ("a", "b")]
@@ -317,45 +200,3 @@ def test_two_learners_take_half_of_each_models_share_and_no_step_is_made_by_it_t
     for actor in ends:
         actor.end()
     assert all(actor.made.count(version) <= 32 for actor in ends for version in range(1, 5))
-
-
-def test_two_learners_share_what_three_servers_hold_while_one_is_killed(cluster):
-    tables = rollout_table(capacity=4000, rollout_length=5)
-    servers = [cluster.server(schema=None, tables=tables, limits=QUICK, name=name) for name in ("a", "b", "c")]
-    for number, server in enumerate(servers):
-        writer = cluster.client(server, limits=QUICK).writer(check=False)
-        for step_number in range(300):
-            step(writer, 1000 * number + step_number)
-        writer.cut()
-        until(lambda server=server: server.table("rollouts").stats().held_samples == 300)
-    readers = [cluster.reader(servers, table="rollouts", limits=QUICK) for _ in range(2)]
-    got = []
-    for turn in range(6):
-        got += readers[turn % 2].take(40, timeout=20.0)["obs"].tolist()
-    left = servers[2].table("rollouts").stats().held_samples
-    servers[2].close(0.0)
-    for turn in range(10):
-        got += readers[turn % 2].take(40, timeout=20.0)["obs"].tolist()
-        if turn == 0:
-            assert readers[0].stats().away == ("c",)
-    assert len(set(got)) == len(got) == 16 * 40, "nobody gets an entry that somebody has"
-    lost = 300 - sum(number >= 2000 for number in got)
-    assert lost == left, "all that the third server had handed out came"
-    with pytest.raises(NotEnoughSamples, match="of 700 held"):
-        readers[0].take(700, timeout=0.3)
-
-
-def test_a_call_for_rollouts_far_away_ends_with_the_reader_and_at_its_deadline(cluster):
-    server = cluster.server(schema=None, tables=rollout_table(capacity=40), limits=QUICK)
-    reader = cluster.reader([server], table="rollouts", limits=QUICK)
-    with pytest.raises(NotEnoughSamples, match="waiting for 4 more entries .0 of 4 held, of 0 clients at 1 servers"):
-        reader.take(4, timeout=0.2)
-    thread, box = in_thread(lambda: reader.take(4, timeout=100.0))
-    until(lambda: reader._thread.takes.wanted is not None)
-    reader.close()
-    thread.join(20.0)
-    assert isinstance(box["error"], Closed)
-    gone = cluster.reader([server], table="rollouts", limits=QUICK)
-    server.close(0.0)
-    with pytest.raises(MemoireTimeout, match="rollouts"):
-        until(lambda: gone.take(4, timeout=0.3))

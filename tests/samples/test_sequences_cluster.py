@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import containers
-from memoire.errors import ParameterError, ProtocolError
-from memoire.replay.batch import Batch
+from memoire.errors import ParameterError
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
@@ -77,16 +76,6 @@ def test_sequences_that_crossed_the_wire_are_those_of_the_memory(data):
     far, _ = far_away(pool, 20)
     same(far.gathered, memory.gather(far.gathered.ids["number"]))
     assert (far.gathered.ids["client"].tobytes(), len(far.gathered.ids)) == (CLIENT * 20, 20)
-
-
-def test_overlapping_sequences_cross_the_wire_once():
-    memory = Memory(SCHEMA, 200, CUT.replace(sequence_length=40, sequence_overlap=39), seed=1)
-    record(memory, 100, 0, "terminated")
-    pool = pool_of(memory, 300)
-    payload = far_away(pool, 200)[1]
-    for made in (pack.build(memory, 300, now=0.0), payload):
-        rows = {row.part: row.rows for row in unpack.table(made) if row.part in (Part.PREV_FRAMES, Part.ENTRIES)}
-        assert rows == {Part.PREV_FRAMES: 101, Part.ENTRIES: 100}
 
 
 def test_priorities_of_sequences_go_home_and_come_back_as_chances(cluster):
@@ -170,27 +159,6 @@ def test_the_advantage_is_the_generalized_advantage_estimate_in_a_cluster_too(cl
 SMALL = Schema({"obs": Column(np.float32, (2,), "state"), "reward": Column(np.float32, (), "reward")})
 
 
-@pytest.mark.parametrize(
-    ("part", "value", "code"),
-    [
-        (Part.ENTRY_INDEX, containers.ENTRIES, "index"),
-        (Part.PREV_INDEX, 5, "index"),
-        (Part.BURN_IN, 4, "index"),
-        (Part.STEPS, 5, "index"),
-        (Part.STEPS, 0, "index"),
-        (Part.DISCOUNT, np.nan, "value"),
-        (Part.WEIGHT, 0.0, "value"),
-    ],
-)
-def test_values_that_no_sequence_has_are_refused(part, value, code):
-    layout = layout_of(SMALL, CUT)
-    values = np.array(containers.make(layout, 6).block(part))
-    values.reshape(-1)[-1] = value
-    with pytest.raises(ProtocolError) as problem:
-        containers.make(layout, 6, replace={part: values}).held()
-    assert problem.value.code == code
-
-
 def test_a_stored_state_crosses_the_wire_once_for_each_sequence():
     schema = Schema({"obs": (np.float32, (2,)), "reward": np.float32, "hidden": (np.float32, (256,))})
     sizes = {}
@@ -203,65 +171,6 @@ def test_a_stored_state_crosses_the_wire_once_for_each_sequence():
         payload = pack.build(memory, 20, now=0.0)
         sizes[first] = sum(row.stored for row in unpack.table(payload) if row.column == 2)
     assert sizes["hidden",] == 20 * 1024 and sizes[()] > 10 * sizes["hidden",]
-
-
-@pytest.mark.parametrize(
-    ("first", "text"),
-    [
-        ("hidden", "sequence of different"),
-        (("none",), r"plain columns of the schema \(hidden\)"),
-        (("obs",), "plain columns of the schema"),
-    ],
-)
-def test_only_plain_columns_are_of_a_first_entry_alone(first, text):
-    with pytest.raises(ParameterError, match=text):
-        Pool(SCHEMA, Parameters(sequence_length=4, sequence_first=first))
-
-
-def test_sequences_of_another_length_and_transitions_say_that_parameters_differ():
-    made = containers.make(layout_of(SMALL, CUT), 6).payload
-    for other, text in (
-        (CUT.replace(sequence_length=5), "sequences of 4 entries, but sequence_length is 5 here"),
-        (Parameters(frame_stack=2), "kind 5, but the parameters here ask for 1"),
-    ):
-        with pytest.raises(ProtocolError, match=text) as problem:
-            unpack.check(made, layout_of(SMALL, other))
-        assert problem.value.code == "parameters"
-
-
-def test_a_sequence_too_long_for_a_block_is_refused_when_it_is_set():
-    wide = Schema({"obs": (np.float32, (1,)), "reward": Column(np.float32, (1 << 12,), "reward")})
-    with pytest.raises(ParameterError, match="sequence_length must be such that"):
-        Pool(wide, Parameters(sequence_length=60_000))
-
-
-def test_arrays_of_the_caller_are_filled_with_sequences():
-    memory = Memory(SCHEMA, 64, CUT, seed=1)
-    record(memory, 30, 0, "terminated")
-    pool = pool_of(memory, 60)
-    first = pool.get(20)
-    batch = Batch(SCHEMA, first.gathered, first.importance, lambda ids, errors: None)
-    again = pool.get(20, out={"obs": batch.obs, "mask": batch.mask, "reward": batch.reward})
-    for one, other in ((again.gathered.prev["obs"], batch.obs), (again.gathered.mask, batch.mask)):
-        assert np.shares_memory(one, other)
-    same(again.gathered, memory.gather(again.gathered.ids["number"]))
-    assert pool.get(20, out=again.gathered).gathered is again.gathered
-    again.gathered.mask = None
-    with pytest.raises(ParameterError, match=r"out.mask must be bool\[20, 4\], got 'missing'"):
-        pool.get(20, out=again.gathered)
-
-
-def test_a_cluster_goes_over_from_transitions_to_sequences_while_it_runs(cluster):
-    server = cluster.server(schema=SCHEMA, parameters=Parameters(cache_size=32))
-    client = cluster.client(server)
-    record(client.memory, 40, 0, "truncated")
-    client.on_entries(40)
-    assert client.push_cache(100.0)
-    assert server.get_batch(8, timeout=100.0).obs.shape == (8, 1)
-    server.configure(sequence_length=8, sequence_overlap=4, discard_mismatched=True)
-    client.update(100.0)
-    assert client.push_cache(100.0)
-    assert server.get_batch(8, timeout=100.0).obs.shape == (8, 9, 1)
 
 
 @pytest.mark.parametrize("first", [(), ("note",), ("note", "hidden")])

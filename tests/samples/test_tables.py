@@ -1,13 +1,10 @@
 """Several named memories in a server: each with schema, parameters and limits of its own, drawn apart or mixed."""
 
-import threading
-
 import numpy as np
 import pytest
 
 import memoire
-from dispatchkit import Asker
-from memoire.errors import Closed, MemoireTimeout, ParameterError, ProtocolError, Refused, WrongType
+from memoire.errors import ParameterError, ProtocolError, Refused, WrongType
 from memoire.limits import Limits
 from memoire.replay.batch import ID
 from memoire.replay.buffer import Buffer
@@ -19,7 +16,7 @@ from memoire.replay.sampling import Prioritized, Uniform
 from memoire.replay.schema import Schema
 from memoire.server.dispatch import Dispatcher
 from memoire.tables.caches.pool import Pool
-from memoire.tables.table import Table, Tables, shared_out
+from memoire.tables.table import Table, Tables
 from memoire.wire import containers as pack
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse, table_number
@@ -133,33 +130,6 @@ def test_mixed_batches_have_so_many_samples_of_each_table(cluster, kind):
         assert batch.joined.obs.shape == (32, 4) and "value" not in batch.joined and batch.joined.action.shape == (32,)
 
 
-def test_a_mix_waits_for_the_table_that_lacks_samples_and_names_it(cluster):
-    server = with_tables(cluster)
-    client = cluster.client(server, table="online")
-    fill(client)
-    with pytest.raises(MemoireTimeout, match=r"Table 'demo' has too few\. Are actors running"):
-        next(server.batches({"online": 8, "demo": 8}, timeout=0.0))
-    with pytest.raises(MemoireTimeout, match=r"Table 'demo' has too few\. Are actors running"):
-        next(cluster.reader([server]).batches({"online": 8, "demo": 8}, timeout=0.3))
-
-
-def test_parameters_are_each_tables_own(cluster):
-    server = with_tables(cluster, limits=QUICK)
-    online, demo = (cluster.client(server, table=name, limits=QUICK) for name in ("online", "demo"))
-    reader = cluster.reader([server], table="demo")
-    reader.configure(cache_size=32)
-    assert server.table("demo").parameters.cache_size == 32 and server.parameters.cache_size == 256
-    server.table("demo").configure(priority_exponent=0.0)
-    server.configure(priority_exponent=1.0)
-    until(lambda: demo.parameters.priority_exponent == 0.0 and online.parameters.priority_exponent == 1.0)
-    assert demo.parameters.cache_size == 32 and online.parameters.cache_size == 256
-    stats = server.stats()
-    assert (stats.tables["online"].parameters_version, stats.tables["demo"].parameters_version) == (2, 3)
-    with pytest.raises(ParameterError):
-        server.table("demo").configure(prev=("action",))  # no column of that table
-    assert server.table("demo").parameters.prev is None
-
-
 def test_both_storages_live_in_one_server_and_one_batch(cluster):
     tables = {"online": Table(SCHEMA), "demo": Table(SCHEMA, storage="episodes", capacity=1000)}
     server = with_tables(cluster, tables, limits=QUICK)
@@ -214,53 +184,6 @@ def test_a_mix_goes_on_while_one_of_two_servers_begins_anew(cluster, times):
     until(lambda: owners() == both)
 
 
-def test_a_client_whose_home_comes_back_without_its_table_is_told(cluster):
-    server = with_tables(cluster, limits=QUICK)
-    client = cluster.client(server, table="demo", limits=QUICK)
-    client.update(100.0)
-    server.close(0.2)
-    same = {"push_endpoint": server.push_endpoint, "pub_endpoint": server.pub_endpoint, "name": server.name}
-    cluster.server(server.endpoint, None, tables={"online": Table(SCHEMA)}, limits=QUICK, **same)
-    with pytest.raises(Refused, match="no table 'demo', but 'online'"):
-        until(lambda: client.update(100.0))
-
-
-def test_a_reader_ends_with_all_that_it_mixes(cluster):
-    server = with_tables(cluster)
-    for name in server.tables:
-        fill(cluster.client(server, table=name))
-    reader = cluster.reader([server])
-    before = set(threading.enumerate())
-    batches = reader.batches({"online": 8, "demo": 8}, timeout=100.0)
-    batch = next(batches)
-    (made,) = set(threading.enumerate()) - before  # a reader of the other table beside it
-    assert next(reader.batches({"demo": 4}, timeout=100.0)).rows == {"demo": slice(0, 4)}
-    assert set(threading.enumerate()) - before == {made}  # the same again
-    reader.close()
-    assert not made.is_alive() and list(batches) == []
-    with pytest.raises(Closed):
-        batch.update_priorities(np.ones(16))
-
-
-def test_a_table_that_comes_later_is_found(cluster):
-    server = with_tables(cluster, {"online": Table(SCHEMA)}, name="home")
-    fill(cluster.client(server))
-    reader = cluster.reader([server])
-    with pytest.raises(Refused):
-        next(reader.batches({"demo": 8}, timeout=100.0))
-    server.close(0.2)
-    same = {"push_endpoint": server.push_endpoint, "pub_endpoint": server.pub_endpoint, "name": server.name}
-    server = cluster.server(server.endpoint, None, tables=two(), **same)
-    fill(cluster.client(server, table="demo"))
-    assert len(next(reader.batches({"demo": 8}, timeout=100.0))["demo"].ids) == 8
-
-
-def test_a_learner_is_known_by_the_table_that_it_draws_from(cluster):
-    server = with_tables(cluster)
-    cluster.reader([server], table="demo")
-    assert [learner.table for learner in server.stats().learners] == ["demo"]
-
-
 def test_tables_are_found_by_name_at_servers_that_have_them_in_another_order(cluster):
     tables = {"online": Table(SCHEMA), "demo": Table(SCHEMA)}
     servers = [
@@ -289,61 +212,7 @@ def test_tables_are_found_by_name_at_servers_that_have_them_in_another_order(clu
         assert owners[name] <= mine and len(owners[name]) > 1
 
 
-def test_who_named_no_table_keeps_the_one_that_it_was_given_first(cluster):
-    """Also at servers that have another one first."""
-    tables = {"online": Table(SCHEMA), "demo": Table(SCHEMA)}
-    servers = [
-        cluster.server(schema=None, tables=tables, name="a", limits=QUICK),
-        cluster.server(schema=None, tables=dict(reversed(tables.items())), name="b", limits=QUICK),
-    ]
-    values = {"online": 3, "demo": 7}
-    for server in servers:
-        for name, value in values.items():
-            fill(cluster.client(server, table=name), 1, value=value)
-    reader = cluster.reader(servers)
-    until(lambda: len(reader.servers) == 2)
-    assert set(np.unique(reader.get_batch(400).obs)) == {values[reader.table]}
-
-    proxy = cluster.proxy(servers, limits=QUICK)
-    until(lambda: len(proxy.servers) == 2)
-    client = cluster.client(proxy, limits=QUICK)
-    first, left = client.table, {server.name: server for server in servers}[client.home]
-    reader.ask({left.name: messages.Control(drain=True)}, 100.0)
-    until(lambda: (client.update(100.0), client.home != left.name)[1])
-    assert client.table == first
-
-
 # What a server is told
-
-
-def test_a_table_with_a_limit_of_its_own_has_that_and_the_others_share_the_rest(cluster):
-    tables = {"a": Table(SCHEMA), "b": Table(SCHEMA, byte_limit=60_000), "c": Table(SCHEMA)}
-    with pytest.raises(ParameterError, match="more than the 60000 bytes that 'b' may hold already"):
-        shared_out({"a": None, "b": 60_000}, 60_000)
-    server = cluster.server(schema=None, tables=tables, byte_limit=1_060_000)
-    assert {name: table.byte_limit for name, table in server.stats().tables.items()} == {
-        "a": 500_000,
-        "b": 60_000,
-        "c": 500_000,
-    }
-    server.configure_limits(held_bytes=62_000)
-    limits = {name: table.byte_limit for name, table in server.stats().tables.items()}
-    assert limits == {"a": 1000, "b": 60_000, "c": 1000}
-    server.table("b").limit(700)
-    server.configure_limits(held_bytes=2700)
-    assert {name: table.byte_limit for name, table in server.stats().tables.items()} == {"a": 1000, "b": 700, "c": 1000}
-    with pytest.raises(ParameterError, match="more than the 700"):
-        server.configure_limits(held_bytes=700)
-
-
-def test_a_full_table_takes_no_room_from_another(cluster):
-    server = with_tables(cluster, {"online": Table(SCHEMA, byte_limit=20_000, cache_size=64), "demo": Table(SCHEMA)})
-    online, demo = (cluster.client(server, table=name) for name in ("online", "demo"))
-    fill(demo, 2)
-    fill(online, 6)
-    tables = server.stats().tables
-    assert tables["online"].overwritten_caches > 0 and tables["online"].held_bytes <= 20_000
-    assert tables["demo"].overwritten_caches == 0 and tables["demo"].held_caches == 2
 
 
 @pytest.mark.parametrize(
@@ -366,22 +235,6 @@ def test_settings_of_tables_that_cannot_be_are_refused(options, message):
 def test_a_schema_and_tables_together_are_refused():
     with pytest.raises(ParameterError, match="absent beside tables="):
         memoire.Server(None, SCHEMA, tables={"a": Table(SCHEMA)})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"storage": "tapes"}, "'caches', 'episodes'"),
-        ({"capacity": -1}, "whole number"),
-        ({"byte_limit": 0}, "whole number from 1"),
-        ({"client_capacity": 0.5}, "whole number"),
-        ({"parameters": 3}, "memoire.Parameters"),
-        ({"discount": (0.9, 0.8)}, "discount"),
-    ],
-)
-def test_settings_of_one_table_are_checked_when_it_is_made(options, message):
-    with pytest.raises((ParameterError, WrongType), match=message):
-        Table(SCHEMA, **options)
 
 
 def test_a_table_takes_its_settings_as_a_server_does():
@@ -415,19 +268,6 @@ def test_parameters_of_each_table_and_whose_client_is_whose_live_on(cluster, tmp
     again.close()
     other = {**tables, "demo": Table(OTHER, frame_stack=2)}  # what is given now is not what was given then
     assert with_tables(cluster, other, state_dir=tmp_path).table("demo").parameters.cache_size == 256
-
-
-def test_what_each_table_holds_lives_on_under_its_name(cluster, tmp_path):
-    options = {"state_dir": tmp_path, "name": "home", "snapshot_caches": True, "limits": Limits(close_timeout=10.0)}
-    server = with_tables(cluster, **options)
-    for name, value in (("online", 3), ("demo", 7)):
-        fill(cluster.client(server, table=name), value=value)
-    server.table("demo").get_batch(100)
-    server.close()
-    again = with_tables(cluster, dict(reversed(two().items())), **options)
-    assert {name: table.unused_samples for name, table in again.stats().tables.items()} == {"online": 512, "demo": 412}
-    assert set(np.unique(again.table("online").get_batch(64).obs)) == {3.0}
-    assert set(np.unique(again.table("demo").get_batch(64).obs)) == {7}
 
 
 # The dispatcher
@@ -494,27 +334,6 @@ def test_a_reader_that_means_another_schema_draws_nothing(dispatcher):
     }
     for body in (messages.Sums(), messages.Draw()):
         assert dispatcher.answer(parse(encode(body, **header))).body.code == "schema"
-
-
-def test_a_table_is_shared_by_its_own_clients_and_the_way_by_all(dispatcher):
-    dispatcher.grant(10_000)
-    dispatcher.tables["demo"].pool.limit(5000)
-    for number in range(10):
-        Asker(dispatcher, bytes([number + 1]) * 16).ask(messages.Hello(table="demo" if number < 5 else "online"))
-    assert (
-        dispatcher.credit(dispatcher.tables["demo"]) == 1000
-        and dispatcher.credit(dispatcher.tables["online"]) == 10_000
-    )
-    Asker(dispatcher, bytes([1]) * 16).ask(messages.Hello(table="online"))  # it belongs there from now on
-    assert dispatcher.credit(dispatcher.tables["demo"]) == 1250
-    assert dispatcher.ledger.present == {table_number("demo"): 4, table_number("online"): 6}
-    dispatcher.ledger.check_invariants()
-
-
-def test_numbers_of_tables_follow_from_their_names():
-    assert table_number("default") == 0
-    assert len({table_number(f"agent {number}") for number in range(256)}) == 256
-    assert table_number("demo") == 0x79EFE15B
 
 
 # Mixed batches

@@ -7,12 +7,8 @@ import threading
 
 import numpy as np
 import pytest
-import zmq
 
-from memoire.client.client import Client
 from memoire.errors import Closed
-from memoire.limits import Limits
-from memoire.replay.parameters import Parameters
 from netkit import DEADLINE, QUICK, in_thread, record, until
 
 
@@ -135,49 +131,6 @@ def test_whatever_is_going_on_a_close_ends_it_at_once(cluster, first, moment):
         thread.join(DEADLINE)
         assert isinstance(box.get("error"), Closed), box
     assert node.closed
-
-
-def test_a_writer_that_waits_for_room_ends_with_its_client(cluster):
-    server = cluster.server(limits=Limits(credit=1), parameters=Parameters(cache_size=8))
-    stalled = cluster.context.socket(zmq.PULL)  # takes the first cache, and tells nobody
-    port = stalled.bind_to_random_port("tcp://127.0.0.1")
-    client = Client(
-        server.endpoint, push=f"tcp://127.0.0.1:{port}", on_full="block", capacity=1000, context=cluster.context
-    )
-    cluster.made.append(client)
-    writer = client.writer(num_envs=1, autoreset="disabled")
-    obs, none = np.zeros((1, 4), np.float32), np.zeros(1, bool)
-
-    def act():
-        while True:
-            writer.step(obs, np.zeros(1, np.int32), np.ones(1, np.float32), none, none, obs.copy(), {})
-
-    thread, box = in_thread(act)
-    until(lambda: client.stats().pushed_caches == 1)
-    thread.join(0.1)
-    assert thread.is_alive()
-    client.close(0.1)
-    thread.join(DEADLINE)
-    assert isinstance(box["error"], Closed)
-
-
-@pytest.mark.parametrize("ends", ["client", "run"])
-def test_batches_drawn_through_a_client_end_with_it_or_with_the_run(cluster, ends):
-    server = cluster.server()
-    client = cluster.client(server)
-    record(client, episodes=3)
-    assert client.push_cache(100.0)
-    seen = []
-
-    def learn():
-        for batch in client.batches(32, 300.0):
-            seen.append(len(batch["ids"]))
-
-    thread, box = in_thread(learn)
-    until(lambda: len(seen) == 256 // 32)  # and now it waits for more
-    client.close(0.2) if ends == "client" else server.finish()
-    thread.join(DEADLINE)
-    assert box == {"value": None}
 
 
 def test_loops_of_plain_proxies_end_with_their_server(cluster):
