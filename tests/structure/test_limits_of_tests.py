@@ -5,11 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 
-from conftest import QUICK_SECONDS, TIMES, pytest_ignore_collect, slow_ones
+from conftest import TIMES, pytest_ignore_collect
 
 pytestmark = pytest.mark.slow
 
@@ -19,13 +18,6 @@ LONGER = ("kubernetes", "soak", "mutants", "fuzz")
 MOST = 120.0
 """Seconds that a test may take here, however busy the machine; what runs on a whole cluster has limits of its own."""
 NAMES = {"timeout", "patience", "seconds"}
-
-
-class Took(NamedTuple):
-    """What is asked of a test's report."""
-
-    nodeid: str
-    duration: float
 
 
 def limits(source: str) -> list[float]:
@@ -38,11 +30,6 @@ def limits(source: str) -> list[float]:
                 values += node.args
             found += [value.value for value in values if isinstance(value, ast.Constant)]
     return [float(value) for value in found if isinstance(value, int | float)]
-
-
-def test_limits_are_found_wherever_they_stand():
-    source = "@pytest.mark.timeout(300)\ndef test(): wait(timeout=5)\nrun(seconds=7.5, name='x')"
-    assert sorted(limits(source)) == [5.0, 7.5, 300.0]
 
 
 def test_no_limit_is_above_two_minutes():
@@ -70,21 +57,6 @@ def test_an_endless_hang_is_ended_and_named(tmp_path):
     assert "_ test_hangs _" in done.stdout and "Timeout (>2.0s) from pytest-timeout" in done.stdout
     assert "threading.Event().wait()" in done.stdout, "the line where it hung"
     assert "test_planted.py" in done.stderr, "all threads' lines, a moment before"
-
-
-def test_a_worker_that_crashes_says_where_it_was(tmp_path):
-    (tmp_path / "test_planted.py").write_text("import os\n\ndef test_crashes():\n    os.abort()\n")
-    settings = ["-c", TESTS.parent / "pyproject.toml", "--rootdir", tmp_path, "-p", "conftest", "-n", "1"]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *settings, tmp_path / "test_planted.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=TESTS)
-    assert done.returncode == 1, done.stdout + done.stderr
-    said = done.stdout.partition("gw0 crashed")[2]
-    assert "Fatal Python error: Aborted" in said and "in test_crashes" in said
-
-
-def test_quick_tests_that_took_long_are_named_the_slowest_first():
-    reports = [Took("a", 0.9), Took("b", 0.1), Took("a", 0.9), Took("c", 3.0), Took("d", QUICK_SECONDS)]
-    assert slow_ones(reports) == ["3.0 s: c", "1.8 s: a"]  # a's setup and call together
 
 
 def test_the_quick_half_does_not_even_read_slow_folders():

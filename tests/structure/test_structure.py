@@ -258,35 +258,6 @@ def test_a_figure_above_its_ceiling_is_refused_with_the_file_that_raised_it(
     assert "  memoire/client/client.py: 0 -> 1" in said and "raise ceilings in tools/structure.toml" in said
 
 
-def test_ceilings_are_lowered_and_never_raised(repository: Path) -> None:
-    path = repository / structure.RULES
-    ceilings = dict(structure.Rules.read(path).ceilings)
-    assert ceilings == {name: value for name, value in FIGURES.items() if name not in structure.WITHOUT_CEILING}
-    changed = structure.record(path, {"modules": structure.Figure(7), "lines": structure.Figure(99)}, ceilings)
-    assert changed == ["modules: 8 -> 7"]
-    assert structure.Rules.read(path).ceilings == {**ceilings, "modules": 7}
-
-
-def test_a_commits_figures_stand_beside_those_of_the_tree(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (repository / "memoire" / "errors.py").write_text("\n")
-    structure.product_files.cache_clear()
-    assert structure.main(["--root", str(repository), "--no-run", "--beside", "HEAD"]) == 0
-    assert "| Python modules | 8 | 9 |" in capsys.readouterr().out.splitlines()
-
-
-def test_a_drawing_that_is_out_of_date_is_refused_and_drawn_again(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    picture, root = repository / structure.PICTURE, ["--root", str(repository), "--no-run"]
-    picture.parent.mkdir()
-    picture.write_text("<svg/>")
-    assert structure.main([*root, "--check"]) == 1
-    assert capsys.readouterr().err == "docs/structure.svg is out of date: make structure\n"
-    assert structure.main([*root, "--draw", str(picture)]) == 0
-    assert structure.main([*root, "--check"]) == 0
-    assert all(f">{name}/</text>" in picture.read_text() for name in ("pool", "server"))
-
-
 @pytest.mark.slow
 def test_an_actor_and_a_proxy_of_this_package_run_until_both_have_loaded_what_they_need() -> None:
     loaded = structure.loaded_modules(structure.ROOT)

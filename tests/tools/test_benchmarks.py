@@ -2,21 +2,16 @@
 
 import importlib.util
 import json
-import re
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-import memoire
-import memoire.minari
 import pictures
-from netkit import pool_in, until
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 PAGES = FOLDER.parent / "docs" / "benchmarks"
@@ -143,31 +138,6 @@ def plain(): return lambda: None
     assert company.facts() == [] and not company.running
 
 
-def test_a_peer_that_does_not_work_is_left_out_and_told_of(modules, monkeypatch, tmp_path):
-    *_, peers = modules
-    company = fake_peer(peers, monkeypatch, tmp_path, "raise ImportError('no extension for this torch')")
-    assert company.sides({"cpprb": ("side",)}) == {}
-    assert "no extension for this torch" in company.facts()[0]
-    assert company.sides({"cpprb": ("side",)}) == {}  # and not tried again
-
-
-def test_unknown_peers_are_refused(modules):
-    *_, peers = modules
-    known = "cpprb, sb3, torchrl, reverb, ray, tlspyo, torchrl_ray, or none"
-    with pytest.raises(SystemExit, match=f"there is no peer acme: --peers takes {known}"):
-        peers.Company("cpprb,acme")
-
-
-def test_the_learners_benchmark_runs_without_peers_and_writes_its_page(tmp_path):
-    command = [sys.executable, FOLDER / "learner.py", "--quick", "--peers", "none", "--write", tmp_path]
-    subprocess.run(command, check=True, timeout=110, stdout=subprocess.DEVNULL)
-    page = (tmp_path / "learner.md").read_text(encoding="utf-8")
-    rows = json.loads((tmp_path / "learner.json").read_text())["rows"]
-    assert {what for what, *_ in rows} >= {"draw + gather 256, W1", "insert a step, episode close included, W2"}
-    assert all(what in page for what, *_ in rows) and "![ratios](learner.svg)" in page
-    assert (tmp_path / "learner.svg").stat().st_size < 60_000
-
-
 def test_the_benchmark_of_frames_runs_and_answers_its_aim(modules, tmp_path):
     command = [sys.executable, FOLDER / "frames.py", "--quick", "--only", "pong", "--write", tmp_path]
     subprocess.run(command, check=True, timeout=110, stdout=subprocess.DEVNULL)
@@ -190,80 +160,8 @@ def test_costs_are_the_line_through_the_points(modules):
     assert scaling.line_through([point(1, 1e3, 2e-4), point(1, 1e6, 1e-4)], lambda each: each.server)[1] == 0.0
 
 
-def test_a_shrunk_picture_keeps_its_brightness(modules):
-    import frames
-
-    weights = frames.area_weights(210, 84)
-    assert weights.shape == (84, 210)
-    assert weights.sum(axis=1) == pytest.approx(1.0) and weights.sum(axis=0) == pytest.approx(84 / 210)
-
-
-REPORT = """
-# Overhead;Command   ;Shared Object     ;Symbol
-    40.00%;ZMQbg/IO/0;[kernel.kallsyms]                         ;[k] _copy_to_iter    -      -
-    25.00%;python    ;_core.abi3.so                             ;[.] __pyx_f_7memoire_5_core__checksum    -      -
-    20.00%;python    ;libpython3.11.so.1.0                      ;[.] _PyEval_EvalFrameDefault    -      -
-    10.00%;python    ;_core.cpython-311-x86_64-linux-gnu.so     ;[.] mpack_decode    -      -
-     5.00%;python    ;libc.so.6                                 ;[.] __memmove_avx_unaligned_erms    -      -
-
-"""
-
-
-def test_a_profile_says_which_part_of_a_process_its_time_went_to(modules, monkeypatch):
-    import profiles
-
-    samples = profiles.parsed(REPORT)
-    assert [sample.function for sample in samples][:2] == ["_copy_to_iter", "__pyx_f_7memoire_5_core__checksum"]
-    page = "\n".join(profiles.tables("A server", samples))
-    for row in (
-        "| ZeroMQ's thread: the system: copies between sockets and memory, wake-ups | 40 % |",
-        "| Python's threads: the interpreter, with msgspec and NumPy | 30 % |",  # msgspec's module is called _core, too
-        "| Python's threads: memoire's compiled modules | 25 % |",
-        "| `_copy_to_iter` | ZMQbg/IO/0 | 40 % |",
-    ):
-        assert row in page
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="what a process has grown by is read from /proc")
-@pytest.mark.parametrize(("where", "least"), [("in a process", 4.0), ("episodes", 2.0), ("caches", 0.5)])
-def test_a_frame_is_held_once_wherever_it_is_held(where, least, tmp_path):
-    """A sample is 8 frames, of which each entry has one of its own; at a server messages on their way are counted, too."""
-    command = [sys.executable, FOLDER / "footprint.py", "--quick", "--peers", "none", "--only", where]
-    subprocess.run([*command, "--write", tmp_path], check=True, timeout=110, stdout=subprocess.DEVNULL)
-    assert "memoire is smaller" in (tmp_path / "footprint.md").read_text(encoding="utf-8")
-    ((what, _, ratio),) = json.loads((tmp_path / "footprint.json").read_text())["rows"]
-    assert where in what and ratio > least
-
-
-RECORD = {
-    "solved": 475.0,
-    "curves": {
-        "by priority": [[[500, 10.0], [1000, 500.0]], [[500, 30.0], [1000, 400.0]], [[500, 20.0], [1000, 450.0]]],
-        "uniformly": [[[500, 10.0], [1000, 100.0]], [[500, 10.0], [1000, 300.0]], [[500, 10.0], [1000, 200.0]]],
-    },
-}
-ROWS = [
-    [pictures.COMPARED, "cpprb 11.0.0", 4.5],
-    [pictures.COMPARED, "NumPy, indexing", 0.9],
-    ["other", "Reverb 1", 7.0],
-]
-
-
 def test_the_pictures_are_as_their_records_say():
     assert pictures.main(["--check"]) == 0, "make pictures"
-
-
-def test_a_curve_is_the_median_of_its_seeds_between_their_quartiles():
-    assert pictures.quartiles(RECORD["curves"]["by priority"]) == [(500, 15.0, 20.0, 25.0), (1000, 425.0, 450.0, 475.0)]
-    drawn = pictures.learning(RECORD)
-    assert "quartiles of 3 seeds" in drawn and "drawn by priority" in drawn and "drawn uniformly" in drawn
-
-
-def test_bars_are_the_recorded_ratios_of_one_row():
-    assert pictures.ratios({"rows": ROWS}) == [("cpprb", 4.5), ("NumPy, indexing alone", 0.9)]
-    drawn = pictures.speed({"rows": ROWS})
-    assert ">4.5<" in drawn and ">0.9<" in drawn and ">7<" not in drawn
-    assert drawn.index("NumPy") < drawn.index(">memoire<") < drawn.index("cpprb"), "in the order of their length"
 
 
 def test_a_picture_that_differs_from_its_record_is_found(tmp_path):
@@ -271,20 +169,6 @@ def test_a_picture_that_differs_from_its_record_is_found(tmp_path):
     same.write_text("<svg/>", encoding="utf-8")
     other.write_text("<svg/>", encoding="utf-8")
     assert pictures.stale({same: "<svg/>", other: "<g/>", missing: "<svg/>"}) == {other: "<g/>", missing: "<svg/>"}
-
-
-def test_drawings_are_whole_and_follow_the_theme():
-    for drawn in (pictures.learning(RECORD), pictures.speed({"rows": ROWS})):
-        root = ElementTree.fromstring(drawn)
-        assert root.attrib["aria-label"] and "prefers-color-scheme: dark" in drawn
-        assert "http" not in drawn.replace("http://www.w3.org/2000/svg", "")
-
-
-def test_the_readme_shows_a_dashboard_a_curve_and_bars():
-    shown = re.findall(r"!\[[^\]]{20,}\]\((docs/pictures/[^)]+)\)", (pictures.ROOT / "README.md").read_text("utf-8"))
-    assert [Path(name).name for name in shown] == ["overview.png", "learning.svg", "speed.svg"]
-    head = (pictures.PICTURES / "overview.png").read_bytes()[:24]
-    assert head.startswith(b"\x89PNG") and int.from_bytes(head[16:20], "big") >= 1000, "wide enough to be read"
 
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -344,11 +228,6 @@ def test_what_a_function_called_is_counted_once(script: ModuleType) -> None:
     }
 
 
-def test_libraries_that_choose_by_processor_are_left_out(script: ModuleType) -> None:
-    case = script.Case("draw 256", lambda: None, calls=2)
-    assert script.summed(case, script.read_dump(DUMP)[1]) == {"engine": 64, "with Python": 86}
-
-
 HERE = {"compiler": "x86_64, gcc 12", "python": "3.11.7", "numpy": "2.4.6"}
 COUNTED = {"machine": HERE, "instructions": {"draw": {"engine": 1000, "with Python": 2000}}}
 
@@ -375,74 +254,6 @@ def test_more_than_the_tolerance_is_too_much(script: ModuleType) -> None:
     assert said == "draw: 1100 instructions (engine), 10.0% more than 1000"
     assert script.too_many(COUNTED, {"draw": {"engine": 9999, "with Python": 9999}}, []) == []
     assert script.too_many(COUNTED, {"new": {"engine": 1, "with Python": 1}}, ["engine"]) == ["new: not in the record"]
-
-
-@pytest.fixture(scope="module")
-def demonstrations():
-    sys.path.insert(0, str(FOLDER))
-    try:
-        spec = importlib.util.spec_from_file_location("demonstrations", FOLDER / "demonstrations.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(FOLDER))
-    return module
-
-
-@pytest.fixture
-def data(demonstrations, tmp_path, monkeypatch):
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    return demonstrations.demonstrations(4, seed=3)
-
-
-def are_the_same(one, other):
-    assert one.total_episodes == other.total_episodes == 4
-    for left, right in zip(one.iterate_episodes(), other.iterate_episodes(), strict=True):
-        for name in ("observations", "actions", "rewards", "terminations", "truncations"):
-            first, second = (np.asarray(getattr(each, name)) for each in (left, right))
-            np.testing.assert_array_equal(first, second)
-            assert first.dtype == second.dtype, name
-
-
-def test_the_controller_drives_up_and_chance_does_not(demonstrations, data):
-    for episode in data.iterate_episodes():
-        assert episode.terminations[-1] and -200 < episode.rewards.sum() < -80
-    network = demonstrations.qlearning.Network((2, 64, 64, 3), seed=0)
-    assert demonstrations.evaluate(network, demonstrations.make_env()) == -200.0
-
-
-def test_a_data_set_of_a_real_environment_goes_through_a_buffer_unchanged(demonstrations, data):
-    buffer = memoire.Buffer(memoire.minari.schema(data), 2_000)
-    assert memoire.minari.fill(buffer.memory, data) == 4
-    about = demonstrations.about(demonstrations.make_env())
-    are_the_same(data, memoire.minari.write(buffer.memory, "memoire/through/buffer-v0", **about))
-
-
-def test_and_through_a_table_of_a_server(demonstrations, data):
-    schema = memoire.minari.schema(data)
-    table = memoire.Table(schema, storage="episodes", capacity=2_000)
-    with memoire.Server("tcp://127.0.0.1:0", tables={"online": table, "demo": table}) as server:
-        with memoire.connect(server.endpoint, table="demo") as client:
-            demonstrations.push(client, data)
-            batch = server.table("demo").get_batch(64, timeout=100.0)
-            assert len(batch.reward) == 64
-            memory = pool_in(server, "demo").memory
-            until(lambda: memory.num_episodes == 4)
-            about = demonstrations.about(demonstrations.make_env())
-            are_the_same(data, memoire.minari.write(memory, "memoire/through/table-v0", **about))
-
-
-def test_a_learner_gets_its_share_of_demonstrations_in_every_batch(demonstrations, data, monkeypatch):
-    learn, seen = demonstrations.learn, []
-
-    def learned(learner, batch, random):
-        seen.append({name: len(part.reward) for name, part in batch.items()})
-        learn(learner, batch, random)
-
-    monkeypatch.setattr(demonstrations, "learn", learned)
-    curve = demonstrations.train(1, 800, data, begin=600, evaluate_every=800)
-    assert [step for step, _ in curve] == [800]
-    assert seen and all(sizes == {"online": 192, "demo": 64} for sizes in seen)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """`make mutants`: the mistakes that it plants are mistakes, and the same ones after a change elsewhere."""
 
-import ast
 from pathlib import Path
 
 import pytest
@@ -14,71 +13,6 @@ def tool(monkeypatch):
     import run
 
     return run
-
-
-@pytest.fixture
-def small(tool, monkeypatch, tmp_path):
-    """A checkout of one file."""
-    import places
-
-    monkeypatch.setattr(places, "ROOT", tmp_path)
-    (tmp_path / "memoire").mkdir()
-
-    def found(text):
-        (tmp_path / "memoire" / "small.py").write_text(text, encoding="utf-8")
-        places._source_and_tree.cache_clear()
-        return places, places.python_places("memoire/small.py")
-
-    return found
-
-
-SMALL = '''"""Words."""
-LIMIT = 3
-
-
-class Box:
-    def fill(self, size: int = 2, *, é: bool = True) -> int:
-        """Not a mistake: 1 < 2."""
-        if size < LIMIT and é:
-            self.size = size + 1
-            self.put(size, LIMIT)
-        assert size is not None, f"{size + 1} too many"
-        return not self.size
-'''
-
-
-def test_each_place_is_another_program(small):
-    places, found = small(SMALL)
-    told = {(place.function, place.kind, place.old, place.new) for place in found}
-    assert told == {
-        ("", "constant", "3", "4"),
-        ("", "default", "2", "3"),
-        ("", "default", "True", "False"),
-        ("Box.fill", "comparison", "<", "<="),
-        ("Box.fill", "boolean", "and", "or"),
-        ("Box.fill", "arithmetic", "+", "-"),
-        ("Box.fill", "constant", "1", "2"),
-        ("Box.fill", "dropped statement", "self.size = size + 1", "pass"),
-        ("Box.fill", "dropped statement", "self.put(size, LIMIT)", "pass"),
-        ("Box.fill", "swapped arguments", "size, LIMIT", "LIMIT, size"),
-        ("Box.fill", "comparison", "is not", "is"),
-        ("Box.fill", "return", "not self.size", "None"),
-        ("Box.fill", "boolean", "not self.size", "(self.size)"),
-    }
-    for place in found:
-        planted = place.planted(SMALL.encode())
-        assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(SMALL))
-        assert places.is_other_code(place)
-        assert SMALL.splitlines()[place.line - 1].strip().startswith(place.statement) or not place.function
-
-
-def test_a_draw_is_the_same_after_a_change_elsewhere(small):
-    places, found = small(SMALL)
-    before = [place.key for place in places.draw(1, found, 5)]
-    assert len(before) == 5 == len({place.statement for place in places.draw(1, found, 5)})
-    _, moved = small(f"NAME = 'a longer file'\n\n{SMALL}")
-    assert [place.key for place in places.draw(1, moved, 5)] == before
-    assert [place.key for place in places.draw(2, moved, 5)] != before
 
 
 def test_kernels_choose_between_a_statement_and_its_mistake(tool, monkeypatch):
@@ -97,22 +31,6 @@ def test_kernels_choose_between_a_statement_and_its_mistake(tool, monkeypatch):
     assert {owners[number] for number, line in enumerate(lines) if "planted(1)" in line} == {1}
     said = f"memoire/_core.pyx:{owners.index(2) + 1}:8: Cannot do that"
     assert kernels.refused(said, {"memoire/_core.pyx": owners}) == {2}
-
-
-def test_mistakes_are_numbered_through_all_kernels(tool):
-    import kernels
-
-    every = kernels.Kernels()
-    chosen = [found[0] for source in every.sources.values() if (found := source.places())]
-    planted = every.with_mistakes(chosen)
-    assert {"memoire/_core.pyx", "memoire/tables/caches/_draw.pyx", "memoire/_kernels/tree.pxd"} <= {
-        p.file for p in chosen
-    }
-    for number, place in enumerate(chosen, 1):
-        text, owners = planted[place.file]
-        assert f"planted({number})" in text and set(owners) == {0, number}
-        assert ("def reached_mutants" in text) == place.file.endswith(".pyx")
-    assert planted["memoire/_kernels/native.pxd"][0] == every.sources["memoire/_kernels/native.pxd"].text
 
 
 def test_mistakes_by_hand_and_equivalent_ones_are_explained(tool):

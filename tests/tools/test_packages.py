@@ -46,12 +46,6 @@ def wheel(folder, files):
     return path
 
 
-def test_a_wheel_of_the_package_alone_is_fine(tmp_path, capsys):
-    assert contents.main([str(wheel(tmp_path, GOOD))]) == 0
-    assert "7 files, 0 faults" in capsys.readouterr().out
-    assert contents.main([]) == 1
-
-
 @pytest.mark.parametrize(
     ("name", "body", "words"),
     [
@@ -137,21 +131,6 @@ def report(**packages):
     return {"dependencies": said}
 
 
-WEAK = {"id": "CVE-1", "fix_versions": ["2"]}
-
-
-def test_weaknesses_are_named_once_with_the_version_that_mends_them():
-    status, lines, left = audit.verdict({"osv": report(a=[WEAK], b=[]), "pypi": report(a=[WEAK], b=[])})
-    assert (status, left) == (1, [])
-    assert lines == ["a 1: CVE-1, mended in 2", "2 packages were looked up, 1 weaknesses are known"]
-
-
-def test_a_package_that_no_database_knew_is_said_and_is_no_good_news():
-    status, lines, left = audit.verdict({"osv": report(a=[], b=None)})
-    assert (status, left) == (3, ["b"]) and lines[-1] == "NOT LOOKED UP: b"
-    assert audit.verdict({"osv": report(a=[], b=None), "pypi": report(a=None, b=[])})[0] == 0
-
-
 def test_databases_that_cannot_be_asked_are_no_good_news():
     status, lines, left = audit.verdict({"osv": "no route", "pypi": report(a=None, b=None, **{"memoire-rl": None})})
     assert (status, left) == (3, ["all 2 packages"]) and lines[0] == "osv could not be asked: no route"
@@ -181,15 +160,6 @@ def test_what_an_image_has_is_pinned_as_the_package_demands(name):
     for each in map(requirements.Requirement, wanted):
         versions = pinned.get(utils.canonicalize_name(each.name), [])
         assert versions and all(version["version"] in each.specifier for version in versions), f"{each}: make lock"
-
-
-def test_a_package_has_the_same_version_in_every_image():
-    """The demo's is made of the actor's, and what is read by one is written by another."""
-    known = {}
-    for name, _ in lock.requirements():
-        for package, versions in pins(name).items():
-            said = {version["version"] for version in versions}
-            assert known.setdefault(package, said) >= said, f"{package} of {name}: make lock"
 
 
 def test_the_dockerfile_installs_nothing_that_is_not_pinned():

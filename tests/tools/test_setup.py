@@ -1,21 +1,17 @@
 """Setting up a checkout, and one that is not built."""
 
 import importlib.util
-import io
 import os
-import pickle
 import shutil
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import memoire
-from memoire.errors import NotBuilt
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "setup_venv.py"
 
@@ -42,28 +38,7 @@ def put_programs(folder: Path, **lines: str) -> None:
         path.chmod(0o755)
 
 
-def set_up_by(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
-    """Go on under one of these, since this Python is too old."""
-    code = f"import runpy, sys; runpy.run_path(sys.argv[1])['check_python']((3, 99), {list(names)})"
-    return subprocess.run(
-        [sys.executable, "-c", code, str(SCRIPT)],
-        env=os.environ | {"PATH": str(folder)}, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-
-
-def test_a_newer_python_of_another_name_is_used(tmp_path: Path) -> None:
-    put_programs(tmp_path, python3_99="echo it is run with $0 $*")
-    done = set_up_by(tmp_path, "python3.99")
-    assert done.returncode == 0 and done.stdout.startswith(f"it is run with {tmp_path / 'python3.99'}"), done.stderr
-
-
 SHIM = "echo 'pyenv: python: command not found' >&2; exit 127"
-
-
-def test_a_shim_that_does_not_run_is_passed_over(tmp_path: Path) -> None:
-    put_programs(tmp_path, python3_99=SHIM, python3_98="echo it is run with $0")
-    done = set_up_by(tmp_path, "python3.99", "python3.98")
-    assert done.stdout.startswith(f"it is run with {tmp_path / 'python3.98'}"), done.stderr
 
 
 @pytest.mark.parametrize("is_chosen", [False, True], ids=["the default", "chosen by the user"])
@@ -94,12 +69,6 @@ def test_a_missing_compiler_names_the_package(setup: ModuleType, monkeypatch: py
         setup.check_compiler()
 
 
-def test_a_compiler_that_cannot_compile_is_quoted(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", f"{sys.executable} -c 'raise SystemExit(\"no libc\")'")
-    with pytest.raises(SystemExit, match=r"cannot compile a file that includes stdio\.h[^$]*no libc"):
-        setup.check_compiler()
-
-
 def test_missing_python_headers_name_the_package(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -121,38 +90,6 @@ def test_a_step_is_done_once_until_what_it_depends_on_changes(setup: ModuleType,
     setup.done("build", "a")
     assert setup.is_done("build", "a")
     assert not setup.is_done("build", "b")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class Step:
-    """A process that runs for a few ticks."""
-
-    def __init__(self, ticks: int) -> None:
-        self.ticks = ticks
-        self.returncode: int | None = None
-
-    def wait(self, timeout: float | None) -> None:
-        self.ticks -= 1
-        if timeout is not None and self.ticks >= 0:
-            raise subprocess.TimeoutExpired("step", timeout)
-        self.returncode = 0
-
-
-def test_a_step_counts_its_seconds_in_one_line_of_a_terminal(setup: ModuleType) -> None:
-    out = Terminal()
-    setup.follow("building memoire", Step(2), time.monotonic() - 7.0, out)
-    assert out.getvalue() == "memoire: building memoire" + 3 * "\rmemoire: building memoire ... 7 s" + "\n"
-
-
-@pytest.mark.parametrize(("seconds", "more"), [(7.0, "memoire: that took 7 s\n"), (0.0, "")])
-def test_a_step_says_elsewhere_how_long_it_took_if_that_was_long(setup: ModuleType, seconds: float, more: str) -> None:
-    out = io.StringIO()
-    setup.follow("building memoire", Step(0), time.monotonic() - seconds, out)
-    assert out.getvalue() == "memoire: building memoire\n" + more
 
 
 SOURCE = Path(memoire.__file__).resolve().parent
@@ -203,9 +140,3 @@ def test_a_clone_that_was_installed_says_to_leave_its_folder(tmp_path: Path) -> 
     last = done.stderr.splitlines()[-1]
     assert "memoire is installed in" in last and "Start Python from another folder" in last
     assert "make setup" not in last
-
-
-def test_it_is_an_import_error_to_whoever_can_do_without() -> None:
-    error = NotBuilt("/a/memoire", None)
-    assert isinstance(error, ImportError)
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
