@@ -192,12 +192,6 @@ def test_it_is_shown_under_a_path_with_and_without_its_slash(browser, small, str
                 assert page.context.cookies()[0]["path"] == "/memoire"
 
 
-def test_without_being_told_it_is_shown_under_any_path_that_ends_in_a_slash(browser, small):
-    with dashboard(small) as board, shown_under(board, True) as url, window(browser, url) as page:
-        page.goto(f"{url}/")
-        page.get_by_text("Does it learn?").wait_for()
-
-
 # ------------------------------------------------------------------------------------------------------------ strangers
 
 
@@ -259,10 +253,3 @@ def test_a_strange_page_in_the_same_browser_learns_nothing_and_changes_nothing(b
             assert set(said.values()) <= {"nothing", "opaque 0 0"}, said
         kind = {"Content-Type": "application/json", "Origin": url.rstrip("/")}
         assert ask(board.url, "api/logout", kind, "POST", "{}")[0] == 403
-
-
-def test_under_a_name_that_points_here_nothing_is_shown(browser, small):
-    with dashboard(small) as board, contextlib.closing(browser.new_context()) as context:
-        page = context.new_page()
-        answer = page.goto(board.url.replace("127.0.0.1", "stranger.example"))
-        assert answer.status == 421 and "not known under this name" in page.content()

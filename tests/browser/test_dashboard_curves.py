@@ -8,14 +8,13 @@ import sys
 import time
 
 import msgspec
-import numpy as np
 import pytest
 
 from memoire.dashboard.collect.answers import EventRow
 from memoire.dashboard.collect.history import History
 from memoire.nodes.http import NodePages
 from netkit import record, until
-from pageskit import PHONE, ask, browser, one, open_page, watch, window
+from pageskit import ask, browser, one, open_page, watch, window
 
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 
@@ -67,22 +66,6 @@ def complaints(page):
 
 def chart(page, title):
     return page.locator("figure.chart", has=page.get_by_text(title, exact=True))
-
-
-def test_the_curve_of_returns_comes_first_and_takes_most_of_the_width(browser, board):
-    with window(browser, board.url) as page:
-        open_page(page, board.url, "overview")
-        page.wait_for_selector(".hero .uplot canvas")
-        curve, tile = page.locator(".hero .plot").bounding_box(), page.locator(".tile").first.bounding_box()
-        assert curve["y"] < tile["y"] and curve["height"] >= 300 and curve["width"] > 0.6 * 1280
-
-
-def test_a_phone_sees_the_curve_without_scrolling_sideways(browser, board):
-    with window(browser, board.url, size=PHONE) as page:
-        open_page(page, board.url, "overview")
-        page.wait_for_selector(".hero .uplot canvas")
-        assert page.locator(".hero .plot").bounding_box()["y"] < PHONE["height"]
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
 def test_figures_and_marks_of_a_chart_are_there_for_those_who_do_not_see_it(browser, board):
@@ -215,38 +198,3 @@ def test_an_empty_cluster_waits_and_shows_the_line_that_starts_an_actor(browser,
         record(client := shared_cluster.client(server), episodes=1, length=20)
         client.update(100.0)
         page.locator(".start").wait_for(state="detached")
-
-
-def test_values_that_are_all_alike_are_said_and_not_drawn(browser, board):
-    script = """async (url) => {
-      const {histogram} = await import(url + "/static/histogram.js");
-      const found = {bounds: [-0.5, 0, 0.5], counts: [0, 7], zeros: 0, least: 2, greatest: 2};
-      return [histogram(found, "Steps").textContent, histogram({...found, greatest: 3}, "Steps").querySelectorAll("rect").length];
-    }"""
-    with window(browser, board.url) as page:
-        open_page(page, board.url, "overview")
-        text, bars = page.evaluate(script, board.url)
-    assert text == "All 7 are 2: nothing to spread." and bars == 4
-
-
-TRENDS = """async ([url, curves]) => {
-  const {trendOf} = await import(url + "/static/trend.js");
-  return curves.map(trendOf);
-}"""
-
-
-def test_a_smoothed_curve_that_goes_nowhere_is_level_and_one_that_learns_is_rising(browser, board):
-    rng = np.random.default_rng(0)
-
-    def smoothed(rise):
-        noise = rng.normal(size=204) + rise * np.linspace(0.0, 1.0, 204)
-        return np.convolve(noise, np.full(5, 0.2), "valid").tolist()
-
-    with window(browser, board.url) as page:
-        open_page(page, board.url, "overview")
-        told = page.evaluate(TRENDS, [board.url, [smoothed(0.0) for _ in range(100)]])
-        assert told.count("level") >= 90
-        assert page.evaluate(TRENDS, [board.url, [smoothed(5.0) for _ in range(20)]]) == ["rising"] * 20
-        assert page.evaluate(TRENDS, [board.url, [smoothed(-5.0) for _ in range(20)]]) == ["falling"] * 20
-        exact = [[1.0] * 30, list(range(30)), list(range(30, 0, -1)), [1.0, 2.0] * 5]
-        assert page.evaluate(TRENDS, [board.url, exact]) == ["level", "rising", "falling", ""]

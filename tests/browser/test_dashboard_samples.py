@@ -142,25 +142,6 @@ def test_one_steps_through_the_episode_of_a_sample(browser, scene):
         page.get_by_text("0.25", exact=True).wait_for()
 
 
-def test_a_held_sample_of_a_cache_has_neighbours_of_its_actor(browser, scene):
-    with window(browser, scene[2].url) as page:
-        open_page(page, scene[2].url, "memory?table=frames")
-        page.get_by_text("known to its actor only").wait_for()
-        entry = page.locator("dl.facts", has_text="table, server").locator("dd").nth(2)
-
-        def number():
-            return int(entry.inner_text().replace(",", ""))
-
-        while page.get_by_role("button", name="Later").is_disabled():
-            page.get_by_role("button", name="Another one").click()
-            page.locator("button:has-text('Another one'):enabled").wait_for()
-        first = number()
-        page.get_by_role("button", name="Later").click()
-        until(lambda: number() > first)
-        page.get_by_role("button", name="Earlier").click()
-        until(lambda: number() == first)
-
-
 def test_what_a_table_holds_is_spread_and_another_table_is_in_the_address(browser, scene):
     with window(browser, scene[2].url, size=PHONE) as page:
         open_page(page, scene[2].url, "memory")
@@ -174,20 +155,6 @@ def test_what_a_table_holds_is_spread_and_another_table_is_in_the_address(browse
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
         found = axe.Axe().run(page).response["violations"]
         assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
-
-
-def test_a_sample_of_the_table_before_that_comes_late_is_not_shown(browser, scene):
-    with window(browser, scene[2].url) as page:
-        held_back = []
-        page.route("**/api/sample?table=frames*", lambda route: held_back.append(route))
-        open_page(page, scene[2].url, "memory?table=frames")
-        until(lambda: page.evaluate("1") and held_back)
-        page.get_by_label("Table", exact=True).select_option("episodes")
-        page.get_by_text("kept by home").wait_for()
-        with page.expect_request_finished(lambda asked: "/api/episodes?" in asked.url):  # asked when the sample is here
-            held_back[0].continue_()
-        page.evaluate("fetch('api/overview').then((answer) => answer.text())")  # a later answer is here, too
-        assert page.get_by_text("kept by home").is_visible()
 
 
 def test_columns_of_the_actors_are_chosen_and_kept_in_the_address(browser, scene):
@@ -213,33 +180,6 @@ def test_an_actor_has_a_curve_of_its_own_episodes(browser, scene):
         cells = returns.locator("tbody td.number")
         until(lambda: cells.count() == 9)
         assert sorted(map(int, cells.all_inner_texts())) == list(range(30, 39))
-
-
-def test_a_band_is_read_with_the_value_that_it_lies_around(browser, scene):
-    with window(browser, scene[2].url) as page:
-        open_page(page, scene[2].url, "learning")
-        figure = page.locator("figure", has_text="Return of episodes")
-        figure.locator(".uplot canvas").wait_for()
-        figure.locator(".plot").focus()
-        page.keyboard.press("ArrowLeft")
-        page.locator(".chart-tip dd", has_text="…").wait_for()  # the value, and from where to where the band reaches
-
-
-def test_options_and_commands_of_a_finding_look_like_code(browser, scene):
-    script = """async (url) => {
-      const {marked} = await import(url + "/static/pages/overview.js");
-      return marked("Start `memoire server`, or correct --expected-servers; 3--4 is no option.").map((each) => each.outerHTML ?? each);
-    }"""
-    with window(browser, scene[2].url) as page:
-        open_page(page, scene[2].url, "overview")
-        found = page.evaluate(script, scene[2].url)
-    assert found == [
-        "Start ",
-        '<code class="nowrap">memoire server</code>',
-        ", or correct ",
-        '<code class="nowrap">--expected-servers</code>',
-        "; 3--4 is no option.",
-    ]
 
 
 def test_a_finding_leads_to_the_page_that_says_more(browser, scene):

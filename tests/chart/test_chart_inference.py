@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import memoire
-from chartkit import CHART, INSECURE, ROOT, connects, halves, kinds, notes, of, pods, refusal, render
+from chartkit import CHART, INSECURE, ROOT, connects, halves, kinds, of, pods, refusal, render
 from memoire.cli import main
 
 VALUES = CHART / "ci" / "inference-values.yaml"
@@ -30,12 +30,6 @@ def pod(kind, name, **how):
 
 def variables(spec):
     return {one["name"]: one.get("value") for one in spec["containers"][0]["env"]}
-
-
-def test_there_are_none_unless_they_are_asked_for():
-    made = {name for _, name in kinds(render())}
-    assert not [name for name in made if name.endswith(("-inference", "-inference-nodes"))]
-    assert "inference" not in json.dumps(settings()) and "MEMOIRE_INFERENCE" not in json.dumps(render())
 
 
 def test_a_node_listens_with_its_own_keys_and_follows_the_models_at_the_proxies():
@@ -76,14 +70,6 @@ def test_actors_and_learners_are_told_one_address_behind_which_only_ready_nodes_
 )  # fmt: skip
 def test_the_dashboard_knows_how_many_there_should_be(more, expected):
     assert settings(sets=(*ON, *more))["dashboard"].get("expected-inference") == expected
-
-
-def test_without_pages_a_node_is_neither_probed_nor_watched():
-    without = (*ON, "inference.pages=false")
-    (one,) = pod("Deployment", "memoire-inference", sets=without)["containers"]
-    assert not [name for name in one if name.endswith("Probe")] and "MEMOIRE_HTTP" not in json.dumps(one)
-    assert ("Service", "memoire-inference-nodes") not in kinds(render(sets=without))
-    assert not [node for node in settings(sets=without)["dashboard"]["nodes"] if "inference" in node]
 
 
 PARTS = """
@@ -183,13 +169,6 @@ def test_a_budget_keeps_one_of_several_and_never_a_single_one():
 )
 def test_values_that_cannot_be_are_refused_with_what_to_write_instead(sets, words):
     assert words in refusal(*sets)
-
-
-def test_the_notes_say_where_nodes_answer_and_that_one_is_few(tmp_path):
-    said = notes(tmp_path, *ON)
-    assert ADDRESS in said and "there is one inference node" in said
-    assert "one inference node" not in notes(tmp_path, *ON, "inference.replicas=2")
-    assert "nference" not in notes(tmp_path)
 
 
 def test_learners_and_nodes_have_gpus_and_a_node_s_is_free_before_the_next_one_begins():

@@ -80,18 +80,6 @@ def test_the_demos_programs_take_what_they_are_given(monkeypatch):
         assert given[0] == "$(MEMOIRE_ENDPOINT)" and more["patience"] == 120.0
 
 
-def test_the_demos_programs_serve_pages_and_are_probed():
-    server = container("server")
-    for name in ("learner", "actor"):
-        one = container(name)
-        variables = {each["name"]: each.get("value") for each in one["env"]}
-        assert variables["MEMOIRE_ENDPOINT"] == "tcp://memoire.rl.svc:5560"
-        assert variables["MEMOIRE_HTTP"] == "*:8080" and variables["MEMOIRE_PROBES"] == "*:8081"
-        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            assert one[probe] == server[probe], (name, probe)
-    assert "dns:memoire-learner.rl.svc:8080" in settings()["dashboard"]["nodes"]
-
-
 @pytest.mark.parametrize(
     "sets",
     [('server.schema={"columns":[["obs","<f4",[4],"state"]],"tuples":[]}',), ("server.env=CartPole-v1",),
@@ -104,22 +92,6 @@ def test_the_demo_gives_way_to_the_real_thing(sets):
     assert names == {"memoire-server", "memoire-proxy", "memoire-dashboard"}
     assert "memoire-demo" not in text(sets=sets) and "samples_per_insert" not in text(sets=sets)
     assert ("Job", "memoire-keys") in kinds(objects)
-
-
-def test_without_the_demo_it_asks_what_an_entry_is():
-    assert "what an entry is" in refusal("demo.enabled=false") and "demo.enabled" in refusal("demo.enabled=false")
-    assert "what an entry is" in refusal("learner.enabled=true", "learner.image.repository=mine")
-    assert "what an entry is" in refusal("actors.enabled=true", "actors.image.repository=mine")
-
-
-def test_the_demo_takes_its_image_from_where_memoire_s_own_is():
-    assert (
-        container("actor", sets=("image.registry=localhost", "image.tag=test"))["image"]
-        == "localhost/memoire-demo:test"
-    )
-    own = ("image.registry=here", "demo.image.registry=there", "demo.image.tag=7", "demo.image.repository=demo")
-    assert container("learner", sets=own)["image"] == "there/demo:7"
-    assert container("learner", sets=('global={"imageRegistry":"all"}',))["image"].startswith("all/memoire-demo:")
 
 
 def test_what_is_said_of_the_demo_holds():
@@ -147,12 +119,6 @@ def test_what_is_said_of_the_demo_holds():
 def test_the_dashboard_knows_how_many_servers_and_proxies_there_should_be(said, servers, proxies):
     found = settings(sets=said)["dashboard"]
     assert (found["expected-servers"], found.get("expected-proxies")) == (servers, proxies)
-
-
-def test_every_process_that_people_look_for_is_called_after_its_pod():
-    for name in ("server", "proxy", "learner", "actor"):
-        (said,) = [each for each in container(name)["env"] if each["name"] == "MEMOIRE_NAME"]
-        assert said["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
 
 
 # -------------------------------------------------------------------------------------------------------- keys and tokens
@@ -307,12 +273,6 @@ def test_secrets_that_are_given_are_looked_at_before_anything_is_installed():
     assert ("Job", "memoire-check") not in kinds(render())
 
 
-def test_an_open_cluster_has_no_hooks_about_keys():
-    made = kinds(render(sets=INSECURE))
-    assert not {kind for kind, _ in made} & {"Role", "RoleBinding"} and ("Job", "memoire-keys") not in made
-    assert "MEMOIRE_KEYS" not in text(sets=INSECURE)
-
-
 # ---------------------------------------------------------------------------------------------------------------- networks
 
 
@@ -384,14 +344,6 @@ def test_a_limit_below_its_request_is_refused_before_anything_is_installed(sets,
     assert words in refusal(sets)
 
 
-@pytest.mark.parametrize(
-    "said", ['{"requests":{"memory":"1e9"},"limits":{"memory":"2Ei"}}', '{"requests":{"cpu":"1"},"limits":{"cpu":"1000m"}}',
-             '{"requests":{"memory":"2Gi"},"limits":{"cpu":"1m"}}', '{"limits":{"nvidia.com/gpu":1}}']
-)  # fmt: skip
-def test_what_is_not_below_or_is_written_otherwise_is_left_to_kubernetes(said):
-    assert resources("proxy", f"proxy.resources={said}") == json.loads(said)
-
-
 # ------------------------------------------------------------------------------------------------------- what it tells
 
 
@@ -407,16 +359,6 @@ def test_the_notes_begin_with_the_three_lines_that_open_the_dashboard(tmp_path):
     assert open_[:2] == lines[:2] and open_[2] == ""
     assert notes(tmp_path, *GIVEN).splitlines()[2].split()[5] == "mine-tokens"
     assert notes(tmp_path, "dashboard.enabled=false").splitlines()[0].startswith("memoire ")
-
-
-def test_the_notes_say_what_a_missing_image_means_and_what_to_run(tmp_path):
-    said = notes(tmp_path)
-    assert "ImagePullBackOff" in said and "make image" in said
-    asked = {one["image"] for _, spec, _ in pods(render()) for one in containers(spec)}
-    assert asked == set(re.findall(r"(?m)^    (memoire\S*:\S+)$", said))
-    assert "the Secrets memoire-keys-ROLE and memoire-tokens, which were made" in said and "demo.enabled=false" in said
-    real = notes(tmp_path, *GIVEN, "server.env=CartPole-v1")
-    assert "were made" not in real and "memoire-demo" not in real and "demo.enabled" not in real
 
 
 # ---------------------------------------------------------------------------------------------- what pages and examples say
@@ -485,20 +427,3 @@ def test_the_example_of_a_large_cluster_takes_what_it_says():
     assert (
         of(objects, "PersistentVolumeClaim", "memoire-dashboard")["spec"]["resources"]["requests"]["storage"] == "1Gi"
     )
-
-
-def test_the_notes_say_what_stays_and_which_volume_may_wait_for_a_lost_node(tmp_path):
-    said = notes(tmp_path)
-    stays = said.partition("this stays until you delete it:\n")[2].partition("\n\n")[0].splitlines()
-    assert stays == ["  - the Secrets memoire-keys-ROLE and memoire-tokens, which were made for it"]
-    kept = ("server.persistence.enabled=true", "dashboard.persistence.enabled=true", "dashboard.persistence.keep=true")
-    more = notes(tmp_path, *GIVEN, *kept)
-    stays = more.partition("this stays until you delete it:\n")[2].partition("\n\n")[0].splitlines()
-    assert stays == [
-        "  - the volumes of servers (claims state-memoire-server-N)",
-        "  - the dashboard's volume (claim memoire-dashboard)",
-    ]
-    assert "waits for a node that is lost" in more and "waits for a node that is lost" not in said
-    gone = notes(tmp_path, *GIVEN, *kept[:2], "server.persistence.whenDeleted=Delete",
-                 "dashboard.persistence.storageClass=network")  # fmt: skip
-    assert "stays until" not in gone and "waits for a node that is lost" not in gone

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import memoire.torch
-from memoire import Buffer, Column, Greedy, MixedBatch, Prioritized, Reader, Schema, Server, Uniform, connect
+from memoire import Buffer, Column, Greedy, Prioritized, Reader, Schema, Server, Uniform, connect
 from memoire.errors import NotCopied, ParameterError, WrongModel, WrongType
 
 pytestmark = pytest.mark.torch
@@ -87,14 +87,6 @@ def test_errors_of_a_learner_become_priorities():
         assert buffer.memory.weights([number])[0] == pytest.approx((error + 1e-6) ** 0.6, rel=1e-5)
 
 
-def test_pinned_arrays_are_filled_by_the_next_draw():
-    buffer = buffer_of()
-    room = memoire.torch.pinned(buffer.sample(8))
-    batch = buffer.sample(8, out=room)
-    assert batch["obs.image"] is room["obs.image"]
-    assert memoire.torch.as_tensor(batch.reward).is_pinned() == torch.cuda.is_available()
-
-
 def test_a_dtype_that_torch_does_not_have_is_named():
     with pytest.raises(ParameterError, match="one that torch has"):
         memoire.torch.as_tensor(np.zeros(2, [("a", "i4")]))
@@ -117,26 +109,6 @@ def test_batches_of_a_server_come_as_tensors_until_the_run_is_over():
         memoire.torch.batches(server, 8, ahead=-1)
 
 
-def test_batches_mixed_of_several_tables_come_as_one():
-    class Source:
-        def batches(self, batch_size, timeout=100.0):
-            yield MixedBatch({name: buffer_of().sample(size) for name, size in batch_size.items()})
-
-    batch = next(memoire.torch.batches(Source(), {"online": 24, "demo": 8}))
-    assert len(batch.ids) == len(batch.importance) == 32
-    assert batch.update_priorities(torch.ones(32)) == (32, 0, 0, 0)
-
-
-@pytest.mark.parametrize("options", [{}, {"pin_memory": False}, {"non_blocking": False}])
-def test_a_batch_goes_to_the_cpu_without_a_copy(options):
-    batch = buffer_of().sample(16)
-    for made in (batch.to(**options), batch.to("cpu", **options), batch.to(torch.device("cpu"), **options)):
-        assert made["reward"].data_ptr() == batch.reward.ctypes.data and made.to("cpu", **options) is made
-        assert made.update_priorities(torch.ones(16)).applied == 16
-    mixed = MixedBatch({"a": buffer_of().sample(4), "b": buffer_of().sample(3)}).to("cpu")
-    assert mixed.obs["arm"].shape == (7, 3)
-
-
 def test_a_device_that_is_none_is_refused():
     for device, said in (("gpu", "one that torch knows"), (3.5, "one that torch knows")):
         with pytest.raises(ParameterError, match=f"device must be {said}"):
@@ -149,26 +121,6 @@ def test_a_device_that_is_none_is_refused():
 def test_a_batch_on_another_device_keeps_its_names_and_reports_from_there():
     made = buffer_of().sample(4).to("cpu").to("meta")
     assert made.device.type == "meta" and made.obs["image"].device.type == "meta" and made.source is not None
-
-
-@needs_gpu
-@pytest.mark.parametrize("options", [{}, {"pin_memory": False}, {"non_blocking": False}])
-def test_a_batch_goes_to_a_gpu_and_back(options):
-    batch = buffer_of().sample(64)
-    made = batch.to("cuda", **options)
-    assert made.device.type == "cuda" and made.to("cuda:0") is made
-    for name, tensor in made.items():
-        assert tensor.is_cuda
-        np.testing.assert_array_equal(tensor.cpu().numpy(), batch[name])
-        np.testing.assert_array_equal(made.to("cpu", **options)[name].numpy(), batch[name])
-    assert made.update_priorities(torch.ones(64, device="cuda", requires_grad=True)).applied == 64
-
-
-@needs_gpu
-def test_a_network_on_a_gpu_is_published_and_loaded():
-    net, other = network(1).cuda(), network(2).cuda()
-    memoire.torch.load(memoire.torch.body_of(net), other)
-    assert same(net, other) and all(each.is_cuda for each in other.parameters())
 
 
 @needs_gpu
