@@ -21,8 +21,8 @@ from memoire._core import PriorityTree
 from memoire.arguments import whole
 from memoire.errors import EmptyMemory, ParameterError
 from memoire.replay.columns import Column
-from memoire.replay.memory import ForkedGenerator
 from memoire.replay.parameters import StrictAttributes
+from memoire.replay.sampling import ForkedGenerator
 from memoire.replay.schema import Schema
 
 

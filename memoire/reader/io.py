@@ -26,8 +26,7 @@ from memoire.errors import Closed, MemoireError, MemoireTimeout, NotEnoughSample
 from memoire.limits import Limits
 from memoire.net.context import Context
 from memoire.net.thread import NodeLock, Worker
-from memoire.replay.limiter import check_batch
-from memoire.replay.parameters import Parameters
+from memoire.replay.parameters import Parameters, check_batch
 from memoire.security.keys import Keys
 from memoire.tables import registry as kinds
 from memoire.tables.base import HandsOutOnce

@@ -18,9 +18,9 @@ from . import episodes
 from . import saving as dataset_writing
 from .batch import Batch, PriorityUpdate
 from .episode_store import Observer
-from .limiter import RateStats, SharedLimiter, check_batch, check_size
+from .limiter import RateStats, SharedLimiter
 from .memory import Memory
-from .parameters import NAMES, Parameters, Start, StrictAttributes
+from .parameters import NAMES, Parameters, Start, StrictAttributes, check_batch, check_size
 from .sampling import Annealing, Sampler, chosen
 from .saving import Lineage
 from .schema import Schema, schema_from

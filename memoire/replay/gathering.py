@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from memoire import _core
 from memoire.errors import NoSuchRow, StaleEntry
 
 from .batch import GatheredSamples, sequence_mask
 from .columns import Ragged
+from .conversion import check_out, entry_numbers
 from .parameters import Parameters
 from .schema import Schema
 
@@ -193,6 +194,86 @@ class FrameCopier:
     def _check(self, name: str, codes: Int64s, bad: int) -> None:
         if bad >= 0:
             raise NoSuchRow("frame code", int(codes.flat[bad]), int(bad), f"of column {name!r} is no row")
+
+
+class StoredRows(_core.EntryStore):
+    """Rows of a memory, copied by where they are: what caches are built of, and batches looked into."""
+
+    schema: Schema
+    _dimensions: int
+    """Of a reward."""
+    _frames: FrameCopier
+    _cutter: WindowCutter
+
+    def ragged(self, name: str, codes: Int64s) -> Ragged:
+        """Values of a ragged column by frame code, as `copy_frames` takes them, in the order of the codes.
+
+        Raises NoSuchRow for a code that cannot be.
+        """
+        where = np.ascontiguousarray(codes, np.int64).reshape(-1)
+        with self.held():
+            return self._frames.ragged(self, name, where)
+
+    def lengths(self, name: str, codes: Int64s) -> NDArray[np.int32]:
+        """How many elements a ragged column's values have, by frame code and in the shape of the codes."""
+        return self._frames.lengths(self, name, codes)
+
+    def unique_frames(
+        self, prev_codes: Int64s | None, next_codes: Int64s | None, ordered: bool
+    ) -> tuple[Int64s, NDArray[np.uint32], NDArray[np.uint32]]:
+        """`_core.unique_frames`: each frame once, int64 [U], and where windows have theirs, uint32 in their shape."""
+        return _core.unique_frames(prev_codes, next_codes, ordered)
+
+    def copy_frames(self, name: str, sources: Int64s, out: NDArray[Any]) -> None:
+        """Copy a column's rows by frame code, int64 [N], into `out`, contiguous and of just their bytes: [N, *F], or
+        the values of a ragged column one after the other.
+
+        -1 is zeros; a final state is there for state columns; a value column has its bootstrap value there, and other
+        columns zeros. Raises NoSuchRow for a code that cannot be.
+        """
+        self._frames.copy(self, name, np.ascontiguousarray(sources, np.int64), out)
+
+    copy_rows = copy_frames
+
+    def returns(
+        self,
+        rows: Int64s,
+        out_reward: NDArray[np.float32],
+        out_discount: NDArray[np.float32],
+        out_steps: NDArray[np.int32],
+    ) -> None:
+        """Discounted rewards and discounts float32 [N, *R], and steps int32 [N], of the windows of rows [N]."""
+        where = np.ascontiguousarray(rows, np.int64)
+        places = ((out_reward, np.float32, self._dimensions), (out_discount, np.float32, self._dimensions))
+        for out, dtype, width in (*places, (out_steps, np.int32, 1)):
+            check_out(out, dtype, where.size * width)
+        check_rows(self, where, self._windows(where, None, None, None, out_steps, out_reward, out_discount))
+
+    def rewards(self, numbers: ArrayLike, length: int) -> NDArray[np.float32]:
+        """Rewards of `length` entries from each of these on, by number [B]: [B, length, *R]; 0 behind an episode's end.
+
+        Raises StaleEntry where one has left.
+        """
+        wanted = entry_numbers(numbers)
+        made = np.zeros((len(wanted), length, *self.schema.reward_shape), np.float32)
+        if self.schema.reward is not None:
+            with self.held():
+                discount = np.empty_like(made)
+                _, codes, _ = self._cutter.cut(self, wanted, np.empty(len(wanted), np.int32), discount)
+                self._frames.copy(self, self.schema.reward, codes, made)
+        return made
+
+    def ages(self, rows: Int64s, out: NDArray[np.float32]) -> None:
+        """Seconds since the entries of rows [N] were added, float32 [N]."""
+        where = np.ascontiguousarray(rows, np.int64)
+        check_out(out, np.float32, where.size)
+        check_rows(self, where, self._facts(where, out, None, None))
+
+    def model_versions(self, rows: Int64s, out: Int64s) -> None:
+        """Versions of the models that made the entries of rows [N], int64 [N]."""
+        where = np.ascontiguousarray(rows, np.int64)
+        check_out(out, np.int64, where.size)
+        check_rows(self, where, self._facts(where, None, out, None))
 
 
 class Sample(NamedTuple):

@@ -28,12 +28,11 @@ from typing import Annotated, Any, NamedTuple
 
 from memoire import _core
 from memoire._core import at_once, setting
-from memoire.errors import ParameterError
 from memoire.figures import adding, counter, gauge
 from memoire.limits import NO_LIMIT
 
 from .episode_store import Changes
-from .parameters import Parameters
+from .parameters import Parameters, check_batch
 
 MAX_WAITING_READERS = 1024
 """Readers whose waiting is looked at."""
@@ -96,33 +95,6 @@ class _Client:
     def outstanding(self) -> int:
         """Entries that it was granted and has not reported."""
         return max(0, self.through - self.inserted)
-
-
-def check_size(parameters: Parameters, capacity: int) -> None:
-    """Refuse a least number of entries that there is no room for; capacity 0 is not known.
-
-    Raises:
-        ParameterError: nothing would ever be drawn.
-    """
-    if 0 < capacity < parameters.min_size:
-        expected = f"at most the capacity, {capacity} entries: nothing would ever be drawn"
-        raise ParameterError("min_size", parameters.min_size, expected)
-
-
-def check_batch(parameters: Parameters, samples: int) -> None:
-    """Refuse a batch size that would wait for ever: recording would stop before there are enough entries for it.
-
-    Raises:
-        ParameterError: the tolerance is too small for it.
-    """
-    tolerance, ratio = parameters.samples_per_insert_tolerance, parameters.samples_per_insert
-    if tolerance is not None and samples > 2.0 * tolerance - ratio:
-        most = max(0, math.floor(2.0 * tolerance - ratio))
-        expected = (
-            f"at most {most} with samples_per_insert_tolerance {tolerance:g} and {ratio:g} samples per insert: actors "
-            f"would wait before a larger batch could be drawn. Set a tolerance of at least {(samples + ratio) / 2:g}"
-        )
-        raise ParameterError("batch_size", samples, expected)
 
 
 def why_not_draw(parameters: Parameters, samples: int, entries: int, surplus: float) -> str:

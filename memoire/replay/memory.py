@@ -1,27 +1,14 @@
 """The memory: entries of episodes, their weights, and the samples drawn from them. It has never heard of a socket.
 
-Storage and loops are `_core.EntryStore`'s. `entry_values` converts what is given and refuses what does not fit,
-`windows` says where samples are, and `gathering` copies them. `Buffer`, clients and servers are built on this class.
-
-What a forked process finds: copies of memories and generators, from a moment in which none was being changed.
-
-    a process, seed 7          SeedSequence(7)
-      first child              SeedSequence(7, spawn_key=(0,))
-      second child             SeedSequence(7, spawn_key=(1,))
-        its first child        SeedSequence(7, spawn_key=(1, 0))
-
-So workers draw different batches, and the same ones in the next run of a program that forks in the same order.
+Storage and loops are `_core.EntryStore`'s. `conversion` converts what is given and refuses what does not fit;
+`gathering` says where samples are, and copies them. `Buffer`, clients and servers are built on this class.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,10 +19,8 @@ from memoire.limits import CONTAINER, Container, Reservation
 
 from . import memory_checks
 from .batch import GatheredSamples, place
-from .columns import Ragged
 from .conversion import (
     WEIGHT,
-    check_out,
     checked_page_rows,
     count_of,
     cutting_of,
@@ -60,111 +45,13 @@ from .gathering import (
     FrameCopier,
     Int64s,
     Sample,
+    StoredRows,
     WindowCutter,
-    check_rows,
     check_stale,
 )
 from .parameters import Parameters, StrictAttributes, reward_size
+from .sampling import seed_here
 from .schema import Schema
-
-_held_for_fork: list[Any] = []
-
-
-class _Child(threading.local):
-    """Which child of this process a thread is about to fork."""
-
-    number = 0
-
-
-_child = _Child()
-_children = itertools.count()  # of this process
-_path: tuple[int, ...] = ()  # this process among the children of the first one, then of its child, and so on
-
-
-class ForkedCopy(Protocol):
-    """An object that a forked process gets a copy of."""
-
-    def held(self) -> Any:
-        """A context in which no other thread changes it."""
-
-    def reseed(self, seeds: np.random.SeedSequence) -> None:
-        """Draw from now on by these seeds."""
-
-
-_seeds: weakref.WeakKeyDictionary[ForkedCopy, tuple[np.random.SeedSequence, int]] = weakref.WeakKeyDictionary()
-"""The seeds of each one in this process, and how long `_path` was when it got them."""
-
-
-def seed_here(copied: ForkedCopy, seed: int | np.random.SeedSequence | None) -> None:
-    """Have it draw by this seed, and its copies in processes that are forked from this one by seeds of their own.
-
-    It is held while a process is forked, as long as it lives.
-
-    Args:
-        seed: None takes entropy from the system.
-    """
-    seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-    _seeds[copied] = seeds, len(_path)
-    copied.reseed(seeds)
-
-
-class ForkedGenerator(np.random.Generator):
-    """A `numpy.random.Generator` whose copy in a forked process draws other numbers: a child's, see above.
-
-    Args:
-        seed: As of `numpy.random.default_rng`; None takes entropy from the system.
-    """
-
-    def __init__(self, seed: int | np.random.SeedSequence | None = None) -> None:
-        super().__init__(np.random.PCG64())
-        seed_here(self, seed)
-
-    def held(self) -> Any:
-        """A context in which no other thread draws."""
-        return self.bit_generator.lock
-
-    def reseed(self, seeds: np.random.SeedSequence) -> None:
-        """Draw from now on as `numpy.random.default_rng(seeds)`."""
-        self.bit_generator.state = np.random.PCG64(seeds).state
-
-    def __reduce__(self) -> Any:
-        seeds = _seeds[self][0]
-        return _copied, (type(self), seeds.entropy, seeds.spawn_key, self.bit_generator.state)
-
-
-def _copied(kind: type[ForkedGenerator], entropy: Any, spawn_key: tuple[int, ...], state: Any) -> ForkedGenerator:
-    """A generator out of its pickle or copy, which goes on where that one was."""
-    made = kind(np.random.SeedSequence(entropy, spawn_key=spawn_key))
-    made.bit_generator.state = state
-    return made
-
-
-def _before_fork() -> None:
-    # A child gets a copy of everything from a moment in which nothing was being changed; and no lock that a thread
-    # holds which the child does not have.
-    _child.number = next(_children)
-    # Memories first: a thread that holds one may draw from a generator, and none holds a generator and waits for one.
-    for copied in sorted(_seeds, key=lambda each: isinstance(each, ForkedGenerator)):
-        moment = copied.held()
-        moment.__enter__()
-        _held_for_fork.append(moment)
-
-
-def _after_fork() -> None:
-    while _held_for_fork:
-        _held_for_fork.pop().__exit__(None, None, None)
-
-
-def _after_in_child() -> None:
-    global _children, _path
-    _after_fork()
-    _children, _path = itertools.count(), (*_path, _child.number)
-    for copied, (seeds, length) in list(_seeds.items()):
-        copied.reseed(np.random.SeedSequence(seeds.entropy, spawn_key=(*seeds.spawn_key, *_path[length:])))
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_in_child)
-
 
 MAX_LANES = 1 << 20
 MAX_ROWS = (1 << 31) - 256
@@ -173,12 +60,12 @@ _FIGURES = (
 )  # fmt: skip
 
 
-class Memory(_core.EntryStore, StrictAttributes):
+class Memory(StoredRows, StrictAttributes):
     """Room for exactly `capacity` entries; whole episodes leave, oldest first, when their rows are needed.
 
     One open episode for each lane; entries can be drawn once their episode is closed, or with `live` as soon as their
     window is complete. Every method may be called from several threads, and loops run without the GIL. A process forked
-    from this one has a copy that goes its own way, and draws other entries (see `forks`).
+    from this one has a copy that goes its own way, and draws other entries (see `sampling`).
 
     Args:
         schema: The columns of an entry.
@@ -614,19 +501,6 @@ class Memory(_core.EntryStore, StrictAttributes):
         with self.held():
             return self._gathering.fill(self, wanted, self._gathering.allocate(len(wanted)))
 
-    def ragged(self, name: str, codes: Int64s) -> Ragged:
-        """Values of a ragged column by frame code, as `copy_frames` takes them, in the order of the codes.
-
-        Raises NoSuchRow for a code that cannot be.
-        """
-        where = np.ascontiguousarray(codes, np.int64).reshape(-1)
-        with self.held():
-            return self._frames.ragged(self, name, where)
-
-    def lengths(self, name: str, codes: Int64s) -> NDArray[np.int32]:
-        """How many elements a ragged column's values have, by frame code and in the shape of the codes."""
-        return self._frames.lengths(self, name, codes)
-
     def sample(self, batch_size: int, out: Mapping[str, NDArray[Any]] | None = None) -> Sample:
         """Draw and gather as one moment: nothing leaves in between.
 
@@ -703,63 +577,6 @@ class Memory(_core.EntryStore, StrictAttributes):
         with self.held():
             weights, sums = np.empty(count, np.float64), self.sums()
             return self._cutter.sequences(self, self._drawn(count, None, weights), weights, sums)
-
-    def unique_frames(
-        self, prev_codes: Int64s | None, next_codes: Int64s | None, ordered: bool
-    ) -> tuple[Int64s, NDArray[np.uint32], NDArray[np.uint32]]:
-        """`_core.unique_frames`: each frame once, int64 [U], and where windows have theirs, uint32 in their shape."""
-        return _core.unique_frames(prev_codes, next_codes, ordered)
-
-    def copy_frames(self, name: str, sources: Int64s, out: NDArray[Any]) -> None:
-        """Copy a column's rows by frame code, int64 [N], into `out`, contiguous and of just their bytes: [N, *F], or
-        the values of a ragged column one after the other.
-
-        -1 is zeros; a final state is there for state columns; a value column has its bootstrap value there, and other
-        columns zeros. Raises NoSuchRow for a code that cannot be.
-        """
-        self._frames.copy(self, name, np.ascontiguousarray(sources, np.int64), out)
-
-    copy_rows = copy_frames
-
-    def returns(
-        self,
-        rows: Int64s,
-        out_reward: NDArray[np.float32],
-        out_discount: NDArray[np.float32],
-        out_steps: NDArray[np.int32],
-    ) -> None:
-        """Discounted rewards and discounts float32 [N, *R], and steps int32 [N], of the windows of rows [N]."""
-        where = np.ascontiguousarray(rows, np.int64)
-        places = ((out_reward, np.float32, self._dimensions), (out_discount, np.float32, self._dimensions))
-        for out, dtype, width in (*places, (out_steps, np.int32, 1)):
-            check_out(out, dtype, where.size * width)
-        check_rows(self, where, self._windows(where, None, None, None, out_steps, out_reward, out_discount))
-
-    def rewards(self, numbers: ArrayLike, length: int) -> NDArray[np.float32]:
-        """Rewards of `length` entries from each of these on, by number [B]: [B, length, *R]; 0 behind an episode's end.
-
-        Raises StaleEntry where one has left.
-        """
-        wanted = entry_numbers(numbers)
-        made = np.zeros((len(wanted), length, *self.schema.reward_shape), np.float32)
-        if self.schema.reward is not None:
-            with self.held():
-                discount = np.empty_like(made)
-                _, codes, _ = self._cutter.cut(self, wanted, np.empty(len(wanted), np.int32), discount)
-                self._frames.copy(self, self.schema.reward, codes, made)
-        return made
-
-    def ages(self, rows: Int64s, out: NDArray[np.float32]) -> None:
-        """Seconds since the entries of rows [N] were added, float32 [N]."""
-        where = np.ascontiguousarray(rows, np.int64)
-        check_out(out, np.float32, where.size)
-        check_rows(self, where, self._facts(where, out, None, None))
-
-    def model_versions(self, rows: Int64s, out: Int64s) -> None:
-        """Versions of the models that made the entries of rows [N], int64 [N]."""
-        where = np.ascontiguousarray(rows, np.int64)
-        check_out(out, np.int64, where.size)
-        check_rows(self, where, self._facts(where, None, out, None))
 
     def check_invariants(self) -> None:
         """Assert that pages, episodes, rows, weights and sums agree. For tests: slow, Python per entry."""

@@ -491,3 +491,30 @@ def _named(call: Any) -> list[str]:
     """Names of what a call may be given."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [each.name for each in inspect.signature(call).parameters.values() if each.kind in kinds]
+
+
+def check_size(parameters: Parameters, capacity: int) -> None:
+    """Refuse a least number of entries that there is no room for; capacity 0 is not known.
+
+    Raises:
+        ParameterError: nothing would ever be drawn.
+    """
+    if 0 < capacity < parameters.min_size:
+        expected = f"at most the capacity, {capacity} entries: nothing would ever be drawn"
+        raise ParameterError("min_size", parameters.min_size, expected)
+
+
+def check_batch(parameters: Parameters, samples: int) -> None:
+    """Refuse a batch size that would wait for ever: recording would stop before there are enough entries for it.
+
+    Raises:
+        ParameterError: the tolerance is too small for it.
+    """
+    tolerance, ratio = parameters.samples_per_insert_tolerance, parameters.samples_per_insert
+    if tolerance is not None and samples > 2.0 * tolerance - ratio:
+        most = max(0, math.floor(2.0 * tolerance - ratio))
+        expected = (
+            f"at most {most} with samples_per_insert_tolerance {tolerance:g} and {ratio:g} samples per insert: actors "
+            f"would wait before a larger batch could be drawn. Set a tolerance of at least {(samples + ratio) / 2:g}"
+        )
+        raise ParameterError("batch_size", samples, expected)

@@ -30,7 +30,7 @@ from memoire.errors import NoSuchField, ParameterError, WrongType
 
 from .columns import Ragged
 from .dataset import Episode
-from .memory import ForkedGenerator
+from .sampling import ForkedGenerator
 from .schema import Schema
 
 Float32s = NDArray[np.float32]

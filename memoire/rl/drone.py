@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from memoire._core import Held
 from memoire.errors import ParameterError
-from memoire.replay.memory import ForkedGenerator
+from memoire.replay.sampling import ForkedGenerator
 
 SPEED_LIMIT: Final = 2.0
 """Units per second, in each direction."""

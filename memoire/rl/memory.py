@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from memoire.arguments import whole
 from memoire.errors import EntryError, NotEnoughSamples, ParameterError
 from memoire.limits import CONTAINER, Container, Reservation
-from memoire.replay.memory import ForkedGenerator
+from memoire.replay.sampling import ForkedGenerator
 
 from .codec import NONE, Codec
 from .trees import Structure, assembled, leaves_of, paths_of, structure_of

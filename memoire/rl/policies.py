@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.errors import ParameterError, SchemaError, WrongModel
-from memoire.replay.memory import ForkedGenerator
+from memoire.replay.sampling import ForkedGenerator
 from memoire.replay.schema import RowSchema, Schema
 
 from . import weights

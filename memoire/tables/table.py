@@ -19,8 +19,8 @@ from memoire import arguments
 from memoire.arguments import checked_names, hint, one_of, says_instead, whole
 from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.limits import Reservation
-from memoire.replay.limiter import SharedLimiter, check_size
-from memoire.replay.parameters import NAMES, Parameters, Start
+from memoire.replay.limiter import SharedLimiter
+from memoire.replay.parameters import NAMES, Parameters, Start, check_size
 from memoire.replay.sampling import Sampler, chosen
 from memoire.replay.schema import Schema
 from memoire.wire.frames import DEFAULT_TABLE, ROUNDTRIP, table_number

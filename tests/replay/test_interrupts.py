@@ -19,8 +19,9 @@ from interrupts import Call, check_whole, everywhere
 from memoire.classic.notebook import PrioritizedReplayBuffer
 from memoire.errors import MemoireError
 from memoire.replay.columns import Column
-from memoire.replay.memory import ForkedGenerator, Memory
+from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
+from memoire.replay.sampling import ForkedGenerator
 from memoire.replay.schema import Schema
 from memoire.replay.writer import Writer
 from memoire.rl.drone import DummyDrone
@@ -350,7 +351,9 @@ HOLDERS = {
     "replay/memory.py": [
         lambda seed: (lambda made: lambda: made.memory.draw(8).tolist())(buffer(seed)),
         lambda seed: (lambda made: lambda: made.memory.generator.integers(1 << 40, size=8).tolist())(buffer(seed)),
-        lambda seed: (lambda made: lambda: made.integers(1 << 40, size=8).tolist())(ForkedGenerator(seed)),
+    ],
+    "replay/sampling.py": [
+        lambda seed: (lambda made: lambda: made.integers(1 << 40, size=8).tolist())(ForkedGenerator(seed))
     ],
     "classic/notebook.py": [lambda seed: (lambda draw: lambda: draw()["indexes"].tolist())(notebook(seed))],
     "rl/memory.py": [generator_of(bare(GenericMemory), "random")],
@@ -382,7 +385,7 @@ def test_every_module_that_makes_a_generator_is_tested_here():
                     forked.add(name)
                 elif called in ("default_rng", "PCG64", "Generator", "RandomState"):
                     other.add(name)
-    assert forked == HOLDERS.keys() and other - LOCAL <= {"replay/memory.py"}
+    assert forked == HOLDERS.keys() and other - LOCAL <= {"replay/memory.py", "replay/sampling.py"}
 
 
 def drawn_in_child(draw, children=0):

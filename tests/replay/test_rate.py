@@ -28,12 +28,10 @@ from memoire.replay.limiter import (
     Limiter,
     ServerSurplus,
     SharedLimiter,
-    check_batch,
-    check_size,
     why_not_draw,
 )
 from memoire.replay.memory import Memory
-from memoire.replay.parameters import Parameters
+from memoire.replay.parameters import Parameters, check_batch, check_size
 from memoire.replay.sampling import Prioritized
 from memoire.replay.schema import Schema
 from memoire.tables.rollouts.queue import STALLED_TIMEOUT, RoomLimiter

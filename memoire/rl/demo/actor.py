@@ -17,7 +17,7 @@ from memoire.errors import MemoireTimeout
 from memoire.nodes.http import NodePages
 from memoire.nodes.supervision import LauncherLine
 from memoire.nodes.tables_file import make_envs, sizes
-from memoire.replay.memory import ForkedGenerator
+from memoire.replay.sampling import ForkedGenerator
 from memoire.replay.writer import Writer
 
 from .qlearning import LearningSettings, Network, act

@@ -29,8 +29,8 @@ from memoire.errors import DataError, NoSuchField, NothingAllowed, ParameterErro
 from memoire.inference.batching import MAX_LINEAGE, StartsStats
 from memoire.inference.computation import packed_row, packed_rows, unpacked
 from memoire.replay.columns import Ragged
-from memoire.replay.memory import ForkedGenerator
 from memoire.replay.rollouts import Fragment, Rollouts
+from memoire.replay.sampling import ForkedGenerator
 from memoire.replay.schema import RowSchema, Schema, row_schema_from
 from memoire.rl import weights
 from memoire.rl.trainer.saving import warn_of_told

@@ -33,8 +33,8 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 from memoire.arguments import checked_names, one_of
 from memoire.errors import NoSuchField, ParameterError
 from memoire.replay import rollouts as advantages
-from memoire.replay.memory import ForkedGenerator
 from memoire.replay.rollouts import Rollouts
+from memoire.replay.sampling import ForkedGenerator
 from memoire.rl.networks import flat_tensor, form_of
 from memoire.rl.policies import MEMORY
 from memoire.rl.trees import FUSED
