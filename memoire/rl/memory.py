@@ -80,11 +80,11 @@ class GenericMemory:
         """Draws."""
         self._folder = None if folder is None else Path(folder).absolute()
         self._structures: tuple[Structure, Structure] | None = None  # of act and obs; None before the first sample
-        self._columns: list[_Ring | _Objects] = []  # of the leaves of act, then of obs
+        self._columns: list[_Ring] = []  # of the leaves of act, then of obs
         self._n_act = 0  # how many of them are act's
         self._reward = np.zeros(self.capacity, np.float32)
         self._ends = np.zeros((2, self.capacity), np.bool_)  # terminated, truncated
-        self._infos = _Objects("info", self.capacity) if keeps_info else None
+        self._infos = np.empty(self.capacity, object) if keeps_info else None
         self._reserved = Reservation(container)  # for the columns, once the first sample shows their sizes
         self._first = np.zeros(self.capacity, np.int64)  # number of the first sample of each one's episode
         self._boundary = _Boundary(self.capacity)
@@ -157,16 +157,12 @@ class GenericMemory:
         act, obs = structure_of(row[0]), structure_of(row[1])
         acts, observations = leaves_of(row[0]), leaves_of(row[1])
         names = paths_of(act, "act") + paths_of(obs, "obs")
-        columns: list[_Ring | _Objects] = []
-        for place, (name, leaf) in enumerate(zip(names, acts + observations, strict=True)):
-            if isinstance(leaf, bytes | str):
-                columns.append(_Objects(name, self.capacity))
-            else:
-                columns.append(_Ring(name, self.capacity, np.asarray(leaf), self._file(place)))
-        if self._history and any(isinstance(each, _Objects) for each in columns[: len(acts)]):
+        leaves = enumerate(zip(names, acts + observations, strict=True))
+        columns = [_Ring(name, self.capacity, leaf, self._file(place)) for place, (name, leaf) in leaves]
+        if self._history and any(each.has_objects for each in columns[: len(acts)]):
             raise ParameterError("history", "actions that are bytes", "left out, or actions in arrays")
         if self._folder is None:
-            size = sum(each.rows.nbytes for each in columns if isinstance(each, _Ring))
+            size = sum(each.rows.nbytes for each in columns if not each.has_objects)
             self._reserved.reserve("capacity", self.capacity, size)
         self._structures, self._columns, self._n_act = (act, obs), columns, len(acts)
 
@@ -184,11 +180,11 @@ class GenericMemory:
         numbers = self._boundary.appended + np.arange(len(rows))
         places = numbers % self.capacity
         for column, values in zip(self._columns, columns, strict=True):
-            column.put(places, values[begin:end])
+            column.rows[places] = values[begin:end]
         self._reward[places] = [row[2] for row in rows]
         self._ends[:, places] = ends[:, begin:end]
         if self._infos is not None:
-            self._infos.put(places, [row[5] for row in rows])
+            self._infos[places] = [row[5] for row in rows]
         is_closed = bool(ends[:, end - 1].any())
         self._first[places] = self._boundary.add(is_start[begin:end], self._reach(), continues, is_closed)
 
@@ -237,7 +233,7 @@ class GenericMemory:
         found = self.transitions([item])
         row = [_first(part) for part in found]
         number = int(self._boundary.numbers(np.array([item]))[0])
-        info = {} if self._infos is None else self._infos.rows[number % self.capacity]
+        info = {} if self._infos is None else self._infos[number % self.capacity]
         return (*row[:2], row[2], row[3], bool(row[4]), bool(row[5]), info)
 
     def _gathered(self, numbers: Int64Array) -> tuple[Any, Any, Any]:
@@ -267,7 +263,7 @@ class GenericMemory:
         leaves = [column.rows[place] for column in self._columns]
         act = assembled(self._structures[0], leaves[: self._n_act])
         obs = assembled(self._structures[1], leaves[self._n_act :])
-        info = {} if self._infos is None else self._infos.rows[place]
+        info = {} if self._infos is None else self._infos[place]
         five = (act, obs, self._reward[place], bool(self._ends[0][place]), info)
         restored = self.codec.restored(five, "sample")
         return restored[0], restored[1]
@@ -351,20 +347,26 @@ class _Boundary:
 
 
 class _Ring:
-    """One leaf of all samples, in an array."""
+    """One leaf of all samples, in an array: bytes and text of any length are objects in it."""
 
-    def __init__(self, name: str, capacity: int, first: NDArray[Any], file: Path | None) -> None:
+    def __init__(self, name: str, capacity: int, leaf: Any, file: Path | None) -> None:
+        self.name, self.has_objects = name, isinstance(leaf, bytes | str)
+        first = np.asarray(leaf)
         if first.dtype == object:
             raise EntryError(name, "numbers or arrays", "an object", "Have a compressor drop it.")
-        self.name, self.shape = name, first.shape
-        shape = (capacity, *first.shape)
+        self.shape = () if self.has_objects else first.shape
+        shape, dtype = (capacity, *self.shape), np.dtype(object) if self.has_objects else first.dtype
         # Pages of zeros take no memory before they are written.
         self.rows: NDArray[Any] = (
-            np.zeros(shape, first.dtype) if file is None else np.lib.format.open_memmap(file, "w+", first.dtype, shape)
+            np.zeros(shape, dtype)
+            if file is None or self.has_objects
+            else np.lib.format.open_memmap(file, "w+", dtype, shape)
         )
 
     def checked(self, values: list[Any]) -> NDArray[Any]:
         """Values [n, *F] to be put."""
+        if self.has_objects:
+            return np.fromiter(values, object, len(values))
         try:
             found = np.asarray(values)
         except ValueError:  # of different shapes
@@ -377,24 +379,6 @@ class _Ring:
     def _fits(self, value: NDArray[Any]) -> bool:
         return value.shape == self.shape and np.can_cast(value.dtype, self.rows.dtype, "same_kind")
 
-    def put(self, places: Int64Array, values: NDArray[Any]) -> None:
-        self.rows[places] = values
-
-
-class _Objects:
-    """One leaf of all samples, which is bytes or text of any length; or `info`."""
-
-    def __init__(self, name: str, capacity: int) -> None:
-        self.name = name
-        self.rows: list[Any] = [None] * capacity
-
-    def checked(self, values: list[Any]) -> list[Any]:
-        return values
-
-    def put(self, places: Int64Array, values: list[Any]) -> None:
-        for place, value in zip(places.tolist(), values, strict=True):
-            self.rows[place] = value
-
 
 def stacked(values: Sequence[Any]) -> Any:
     """Values of one nesting as one value, with arrays [B, *F] as leaves."""
@@ -403,12 +387,11 @@ def stacked(values: Sequence[Any]) -> Any:
     return assembled(structure, [np.stack([np.asarray(each) for each in column]) for column in columns])
 
 
-def _take(column: _Ring | _Objects, places: Int64Array, function: Callable[[Any], Any] | None) -> Any:
+def _take(column: _Ring, places: Int64Array, function: Callable[[Any], Any] | None) -> Any:
     """Rows [B, *F] of a column, decompressed."""
-    if function is None and isinstance(column, _Ring):
+    if function is None:
         return column.rows.take(places, 0)
-    values = [column.rows[place] for place in places.tolist()]
-    return np.array(values, object) if function is None else np.stack([np.asarray(function(each)) for each in values])
+    return np.stack([np.asarray(function(column.rows[place])) for place in places.tolist()])
 
 
 def six_parts(sample: Any) -> tuple[Any, ...]:
