@@ -46,7 +46,7 @@ def own(part: Part, dtype: str, values: Any) -> tuple[int, int, int, bytes]:
 def container(
     kind: ContainerKind, samples: int, stack: int, steps: int, blocks: Any, sums: Any = (0.0, 0, 0.0)
 ) -> bytes:
-    head = struct.pack("<IHHdQdQIIdQ", samples, stack, steps, *sums, 3, len(blocks), kind, 1700000000.5, 0)
+    head = struct.pack("<IHHdQdQIIdQ", samples, stack, steps, *sums, 0, len(blocks), kind, 1700000000.5, 0)
     begin, table, body = 64 + 32 * len(blocks), b"", b""
     end = begin
     for column, part, rows, data in blocks:

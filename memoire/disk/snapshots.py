@@ -306,9 +306,7 @@ def restore(
                 raise DataError(str(file.path), f"has {damage}; skip_damaged=True (--skip-damaged) takes what is whole")
         for name, parameters in wanted.items():
             known[name].check_parameters(parameters)
-        restoring = _Restoring(
-            files, list(known.values()), left_out, rank, of, stays, is_same, keeps_generators, limits, now, inherit
-        )
+        restoring = _Restoring(files, known, left_out, rank, of, stays, is_same, keeps_generators, limits, now, inherit)
         restoring.read_layouts(wanted)
         for name, parameters in wanted.items():
             take_parameters(name, parameters)
@@ -388,40 +386,35 @@ _OF_PRIORITIES: Final = ("discount", "mix_lambda", "reward_coeff")
 """Parameters that priorities follow from which no learner has reported."""
 
 
+@dataclass
 class _Restoring:
-    """Files on their way into tables, once."""
+    """Files on their way into tables, once; see `restore`."""
 
-    def __init__(
-        self,
-        files: Sequence[SnapshotFile],
-        tables: Sequence[HasMemory],
-        left_out: set[tuple[Path, str]],
-        rank: int,
-        of: int,
-        stays: bool,
-        is_same: bool,
-        keeps_generators: bool,
-        limits: Limits,
-        now: float,
-        inherit: Callable[[str, bool, Rows], Any],
-    ) -> None:
-        self._files, self._rank, self._of, self._stays = files, rank, of, stays
-        self._left_out, self._is_same, self._keeps_generators = left_out, is_same, keeps_generators
-        self._taken: dict[str, TakenTable] = {}
-        """Memories that are ready to take the place of tables' own: entries lie in them as they did."""
-        self._over: set[str] = set()
-        """Tables of which such a memory has taken the place."""
-        self._limiters: dict[str, LimiterState] = {}
-        self._tables = {table.name: table for table in tables}
-        self._remade: set[str] = set()
-        """Tables of episodes whose priorities are computed again, but for those that learners reported."""
-        self._limits, self._now, self._inherit = limits, now, inherit
-        self._rank_of = {table.name: place for place, table in enumerate(tables)}
-        self._done: Counter[str] = Counter()
-        self._refused: Counter[str] = Counter()
-        self._refusals: list[str] = []
-        self._clients: set[tuple[str, bytes]] = set()
-        self._seen: set[int] = set()  # accounts' clients
+    _files: Sequence[SnapshotFile]
+    _tables: dict[str, HasMemory]
+    _left_out: set[tuple[Path, str]]
+    """Tables of files that do not fit these."""
+    _rank: int
+    _of: int
+    _stays: bool
+    _is_same: bool
+    _keeps_generators: bool
+    _limits: Limits
+    _now: float
+    _inherit: Callable[[str, bool, Rows], Any]
+    _taken: dict[str, TakenTable] = field(default_factory=dict)
+    """Memories that are ready to take the place of tables' own: entries lie in them as they did."""
+    _over: set[str] = field(default_factory=set)
+    """Tables of which such a memory has taken the place."""
+    _limiters: dict[str, LimiterState] = field(default_factory=dict)
+    _remade: set[str] = field(default_factory=set)
+    """Tables of episodes whose priorities are computed again, but for those that learners reported."""
+    _done: Counter[str] = field(default_factory=Counter)
+    _refused: Counter[str] = field(default_factory=Counter)
+    _refusals: list[str] = field(default_factory=list)
+    _clients: set[tuple[str, bytes]] = field(default_factory=set)
+    _seen: set[int] = field(default_factory=set)
+    """Accounts' clients."""
 
     def _is_remade(self, told: TableAbout) -> bool:
         table = self._tables[told.name]
@@ -505,6 +498,7 @@ class _Restoring:
     def _of_file(self, file: SnapshotFile) -> Iterator[tuple[tuple[int, float], HasMemory, RecordBody | None, Record]]:
         """The file's records, each with its place among those of all files, its table, and the heading before it."""
         heading, damage, since = None, FileDamage(), max(0.0, self._now - file.about.taken)
+        places = {name: place for place, name in enumerate(self._tables)}
         for record in file.records(damage):
             name, body = file.about.tables[record.table].name, record.body
             if body.is_heading:
@@ -516,7 +510,7 @@ class _Restoring:
                     self._refuse("parameters", f"what {file.path} has of table {name!r} does not fit the table here")
                 continue
             record = record._replace(body=body.older(since))
-            yield (self._rank_of[name], body.time), self._tables[name], heading, record
+            yield (places[name], body.time), self._tables[name], heading, record
         self._done["damaged"] += damage.unread or 0
 
     def _take(self, table: HasMemory, heading: RecordBody | None, record: Record) -> None:

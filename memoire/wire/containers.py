@@ -455,12 +455,12 @@ def _check_size(payload: Any, limits: Limits) -> None:
 
 def check_making(held: _container.HeldCache, making: int) -> None:
     """Refuse samples that were made with other parameters than those that hold here, `layout.making_of`, although they
-    look alike.
+    look alike. 0 says nothing.
 
     Raises:
         ProtocolError: (code "parameters")
     """
-    if held.making != making:
+    if held.making not in (0, making):
         raise ProtocolError(
             "parameters", "samples made with other parameters, such as another discount, than hold here"
         )

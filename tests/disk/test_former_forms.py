@@ -27,5 +27,5 @@ def test_a_state_folder_of_the_former_form_is_refused_by_name(tmp_path):
 
 
 def test_a_snapshot_of_the_former_form_is_refused_by_name():
-    with pytest.raises(DataError, match="is a snapshot of a server of form 2, .* this version of memoire reads form 5"):
+    with pytest.raises(DataError, match="is a snapshot of a server of form 2, .* this version of memoire reads form 6"):
         snapshot.facts(FORMER / "snapshot.memoire")

@@ -570,12 +570,12 @@ def test_a_file_that_does_not_fit_is_refused_by_name_before_anything_is_taken(tm
     with pytest.raises(SnapshotMismatch, match="keeps episodes"):
         load([tmp_path / "a"], table(again), table(again, "demo", "episodes"))
     renamed = PLAIN.to_wire()
-    renamed["discount"] = renamed.pop("discount")
+    renamed["gamma"] = renamed.pop("discount")
     about = snapshot.about([table(pool)], server="home", run="ant")
     about.tables[0].parameters.clear()
     about.tables[0].parameters.update(renamed)
     snapshot_file.write(tmp_path / "b", about, [])
-    with pytest.raises(SnapshotMismatch, match="b has settings of table 'default'.*takes no 'discount'"):
+    with pytest.raises(SnapshotMismatch, match="b has settings of table 'default'.*takes no 'gamma'"):
         load([tmp_path / "b"], table(again))
     assert again.stats().caches == 0
     beta = Pool(SCHEMA, Parameters(importance_exponent=0.5))
@@ -648,7 +648,7 @@ def test_other_files_are_refused_by_name(tmp_path):
         (b"", "is not a snapshot of a server"),
         (b"x" * 1000, "is not a snapshot of a server"),
         (whole[:12] + bytes([whole[12] ^ 1]) + whole[13:], "damaged at its beginning"),
-        (whole[:8] + b"\x09" + whole[9:], "form 9, .* reads form 5"),
+        (whole[:8] + b"\x09" + whole[9:], "form 9, .* reads form 6"),
         (whole[:60], "is cut off"),
     ]:
         path.write_bytes(content)
@@ -656,7 +656,7 @@ def test_other_files_are_refused_by_name(tmp_path):
             load([path], table(Pool(SCHEMA, PLAIN)))
     former = struct.pack("<8sI16s", b"memosnap", 4, bytes(16))
     path.write_bytes(former + struct.pack("<Q", _bytes.checksum(former)))
-    with pytest.raises(DataError, match=r"form 4, .* this version of memoire reads form 5"):
+    with pytest.raises(DataError, match=r"form 4, .* this version of memoire reads form 6"):
         snapshot.facts(path)
 
 

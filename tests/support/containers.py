@@ -93,7 +93,7 @@ def make(
     steps = layout.length or (3 if layout.kind in (ContainerKind.CACHE, ContainerKind.DRAWN) else 1)
     if head is None:
         has_sums = layout.kind in (ContainerKind.CACHE, ContainerKind.SEQUENCES)
-        head = ContainerHead(steps, 1000.0 + seed, 500, 0.25, 7, 1e9) if has_sums else ContainerHead(steps)
+        head = ContainerHead(steps, 1000.0 + seed, 500, 0.25, 0, 1e9) if has_sums else ContainerHead(steps)
     counts = {
         RowCount.PER_SAMPLE: samples, RowCount.PER_FRAME: frames, RowCount.PER_OWNER: owners, RowCount.SINGLE: 1,
         RowCount.PER_ENTRY: ENTRIES,
