@@ -1,2 +1,290 @@
 """A real Prometheus scrapes every node of a cluster: all metrics of the catalogue arrive, none besides; rules are evaluated,
 and every panel of the boards has an answer."""
+
+import contextlib
+import http.client
+import json
+import math
+import re
+import shutil
+import subprocess
+import threading
+import urllib.parse
+import urllib.request
+
+import numpy as np
+import pytest
+
+import memoire
+from history.ports import block
+from memoire.nodes.http import NodePages
+from netkit import SCHEMA, entry, until
+from pageskit import BOARDS, FOLDER, board, metric_kinds, rules
+
+pytest.importorskip("memoire.nodes.metrics", reason="prometheus-client is not installed")
+serving = pytest.importorskip("memoire.dashboard.web.serve", reason="fastapi is not installed")
+Settings = pytest.importorskip("memoire.dashboard.settings").Settings
+shown = pytest.importorskip("memoire.dashboard.web.metrics")
+
+CONFIG = """
+global: {{scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 500ms}}
+rule_files: [{rules}]
+scrape_configs:
+{jobs}
+"""
+JOB = "  - {{job_name: {job}, static_configs: [{targets}]}}"
+TARGET = "{{targets: ['{target}'], labels: {labels}}}"
+PATIENCE = 100.0
+LAYOUTS = ("near", "far")
+"""The learner in the server's process, and one that draws through a proxy and that nobody scrapes: also releases."""
+PER_NODE = {"memoire:held_bytes:ratio"}
+"""Records of single nodes."""
+SILENT = {"Refused messages", "Findings"}
+"""Panels that have nothing to show where all is well."""
+
+
+def labels(release):
+    return {"namespace": "rl", "release": release, "pod": "pod-0"}
+
+
+class Life:
+    """Actor and learner of one cluster, which go on until the end."""
+
+    def __init__(self, layout, server, client, reader, policy):
+        self.layout, self.server, self.client, self.reader, self.policy = layout, server, client, reader, policy
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.run, name=f"life-{layout}")
+
+    def turn(self):
+        """An episode comes in, its actions by an inference node, and a batch goes out; each learner waits a little."""
+        self.policy.ask({"obs": [0.5]}).result(PATIENCE)
+        played(self.client, episodes=1, length=50, version=1)
+        assert self.client.push_cache(PATIENCE)
+        self.client.update(PATIENCE)
+        learner = self.server if self.layout == "near" else self.reader
+        learner.get_batch(32, timeout=PATIENCE).update_priorities(np.ones(32))
+
+    def run(self):
+        while not self.ended.wait(0.25):
+            self.turn()
+
+    def __enter__(self):
+        self.turn()
+        self.thread.start()
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.thread.join(PATIENCE)
+
+
+def cluster_of(layout, keep, folder):
+    """The pages of the nodes of a living cluster, by role, with something in every figure."""
+    many = memoire.Parameters(reuse_cache=True)
+    server = keep(
+        memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home", run="r-1", seed=0, state_dir=folder, parameters=many)
+    )
+    proxy = keep(memoire.Proxy("tcp://127.0.0.1:0", [server.endpoint], name="front"))
+    client = keep(memoire.connect(proxy.endpoint, seed=0, name="actor-0"))
+    reader = keep(memoire.Reader([proxy.endpoint], seed=0, name="learner-0")) if layout == "far" else None
+    rows = {"obs": np.float32}
+    node = keep(memoire.Inference("tcp://127.0.0.1:*", rows, rows, lambda columns: columns, name="inference-0"))
+    policy = keep(memoire.RemotePolicy(node.endpoint, rows, rows, timeout=PATIENCE))
+    server.publish("policy", b"weights")
+    client.scalars({"loss": 1.5})
+    server.scalars({"grad_norm": 2.0})
+    keep(Life(layout, server, client, reader, policy))
+    made = {"server": server, "proxy": proxy, "actor": client, "inference": node} | (
+        {"learner": reader} if reader else {}
+    )
+    pages = {role: keep(NodePages("127.0.0.1:0", node)) for role, node in made.items()}
+    watched = tuple(pages[role].url for role in ("server", "proxy"))
+    told = {"nodes": watched, "listen": "127.0.0.1:0", "poll_every": 0.2, "expected_actors": 1}
+    pages["dashboard"] = keep(serving.Dashboard(Settings(**told, expected_servers=1, expected_proxies=1)))
+    return pages
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    """Two clusters, of both layouts, by (release, role). The far learner's own page belongs to none."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus is not installed")
+    with contextlib.ExitStack() as stack:
+        keep = stack.enter_context
+        pages = {}
+        for layout in LAYOUTS:
+            made = cluster_of(layout, keep, tmp_path_factory.mktemp("state"))
+            pages |= {(layout, role): page for role, page in made.items()}
+        pages["elsewhere", "learner"] = pages.pop(("far", "learner"))
+        pages["elsewhere", "server-that-ends"] = keep(NodePages("127.0.0.1:0"))
+        yield pages
+
+
+def played(client, episodes, length, version):
+    """Episodes of actions that a version of a model chose."""
+    for _ in range(episodes):
+        client.memory.open()
+        for step in range(length):
+            client.memory.add(0, entry(SCHEMA, step), model_version=version)
+        client.memory.close(terminated=True)
+        client.on_entries(length)
+        client.on_episode(0, length, float(length))
+
+
+def targets_of(pages, role):
+    """Those of one role, as its configuration has them."""
+    found = {release: urllib.parse.urlsplit(page.url).netloc for (release, each), page in pages.items() if each == role}
+    return ", ".join(TARGET.format(target=at, labels=json.dumps(labels(release))) for release, at in found.items())
+
+
+class Prometheus:
+    """The real one, in a process of its own, that watches these pages."""
+
+    def __init__(self, folder, pages):
+        self.address = f"127.0.0.1:{block(1)}"
+        roles = dict.fromkeys(role for _, role in pages)
+        jobs = "\n".join(JOB.format(job=f"memoire-{role}", targets=targets_of(pages, role)) for role in roles)
+        config = folder / "prometheus.yaml"
+        config.write_text(CONFIG.format(rules=FOLDER / "memoire.rules.yaml", jobs=jobs), encoding="utf-8")
+        self.log = open(folder / "log", "wb")  # noqa: SIM115  closed with it
+        command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+        command += [f"--web.listen-address={self.address}", "--log.level=warn"]
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, cwd=folder)
+
+    def ask(self, path, **parameters):
+        """What its API answers; None while it starts."""
+        with contextlib.closing(http.client.HTTPConnection(self.address, timeout=100.0)) as connection:
+            try:
+                connection.request("GET", f"/api/v1/{path}?{urllib.parse.urlencode(parameters)}")
+            except ConnectionRefusedError:
+                assert self.process.poll() is None, "it ended"
+                return None
+            response = connection.getresponse()
+            if response.status == 503:
+                return None
+            answer = json.loads(response.read())
+        assert answer["status"] == "success", (path, parameters, answer)
+        return answer["data"]
+
+    def up(self):
+        """How many of its targets it has scraped without a fault."""
+        found = self.ask("targets", state="active")
+        return 0 if found is None else sum(each["health"] == "up" for each in found["activeTargets"])
+
+    def metadata(self, role):
+        """Names of the metrics that it was told of by a role, as the catalogue has them, with their types."""
+        told = self.ask("targets/metadata", match_target=f'{{job="memoire-{role}"}}')
+        ending = {each["metric"]: "_total" * (each["type"] == "counter") for each in told}
+        types = {each["metric"]: each["type"] for each in told}
+        return {name.removesuffix("_total") + ending[name]: types[name] for name in types if name.startswith("memoire")}
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait(100.0)
+        self.log.close()
+
+
+@pytest.fixture(scope="module")
+def prometheus(nodes, tmp_path_factory):
+    with contextlib.closing(Prometheus(tmp_path_factory.mktemp("prometheus"), nodes)) as made:
+        until(lambda: made.up() == len(nodes), PATIENCE)
+        until(lambda: all(rule["health"] != "unknown" for rule in rules_of(made)), PATIENCE)
+        yield made
+
+
+def rules_of(prometheus):
+    return [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+
+
+@pytest.mark.parametrize("role", ["server", "proxy", "actor", "learner", "dashboard"])
+def test_every_metric_of_the_catalogue_is_there_and_none_besides(prometheus, role):
+    kinds = {} if role == "dashboard" else metric_kinds(role)
+    wanted = shown.names() if role == "dashboard" else set(kinds)
+    found = until(lambda: prometheus.metadata(role), PATIENCE)
+    assert set(found) == wanted
+    assert {name: kind for name, kind in found.items() if name in kinds} == kinds
+
+
+def test_every_rule_is_loaded_and_evaluated_without_a_fault(prometheus):
+    found = rules_of(prometheus)
+    assert sorted(rule["name"] for rule in found) == sorted(rule.get("alert", rule.get("record")) for rule in rules())
+    assert [(rule["name"], rule.get("lastError")) for rule in found if rule["health"] != "ok"] == []
+    assert [alert["labels"] for alert in prometheus.ask("alerts")["alerts"] if alert["state"] == "firing"] == []
+
+
+def panels():
+    return [
+        pytest.param(file, panel, id=f"{file.partition('.')[0]}: {panel['title']}")
+        for file in BOARDS
+        for panel in board(file)["panels"]
+        if panel.get("targets")
+    ]
+
+
+def asked(panel, release):
+    """(legend, query) of a panel, as Grafana sends it for one release, with all other variables at All."""
+    for target in panel["targets"]:
+        query = target["expr"].replace("$__rate_interval", "1m").replace("$release", release)
+        yield target["legendFormat"], re.sub(r"\$(namespace|pod)\b", ".*", query)
+
+
+def numbers(prometheus, query):
+    """What a query answers now, without what is no number."""
+    found = [float(each["value"][1]) for each in prometheus.ask("query", query=query)["result"]]
+    return [number for number in found if not math.isnan(number)]
+
+
+@pytest.mark.parametrize("release", LAYOUTS)
+@pytest.mark.parametrize(("file", "panel"), panels())
+def test_every_query_of_every_panel_has_an_answer(prometheus, file, panel, release):
+    for _, query in asked(panel, release):
+        assert "$" not in query
+        if panel["title"] in SILENT:
+            until(lambda: numbers(prometheus, query) == [], PATIENCE)  # noqa: B023
+        else:  # a rate takes two scrapes, and a ratio half a minute of the dashboard's
+            assert until(lambda: numbers(prometheus, query), PATIENCE), query  # noqa: B023  it is asked at once
+
+
+def test_the_overview_shows_what_the_dashboards_merged(prometheus, nodes):
+    (panel,) = [each for each in board("overview.json")["panels"] if each["title"] == "Steps"]
+    totals = {release: nodes[release, "dashboard"].aggregator for release in LAYOUTS}
+    for release, aggregator in totals.items():
+        (query,) = [query for _, query in asked(panel, release)]
+        before = aggregator.newest.totals.steps
+        shown = until(lambda: [each for each in numbers(prometheus, query) if each >= before], PATIENCE)  # noqa: B023
+        assert shown[0] <= aggregator.newest.totals.steps
+
+
+@pytest.mark.parametrize("release", LAYOUTS)
+@pytest.mark.parametrize("record", sorted({rule["record"] for rule in rules() if "record" in rule} - PER_NODE))
+def test_every_record_of_a_cluster_is_there_wherever_the_learner_is(prometheus, record, release):
+    until(lambda: numbers(prometheus, f'{record}{{release="{release}"}}'), PATIENCE)
+
+
+def test_variables_of_the_boards_find_what_is_there(prometheus):
+    for file in BOARDS:
+        for variable in board(file)["templating"]["list"]:
+            if variable["type"] != "query":
+                continue
+            query = variable["query"] if isinstance(variable["query"], str) else variable["query"]["query"]
+            matched, label = re.fullmatch(r"label_values\((.*), ?(\w+)\)", query).groups()
+            matched = re.sub(r"\$(namespace|release)\b", ".*", matched)
+            assert (
+                prometheus.ask(f"label/{label}/values", **{"match[]": matched})
+                == {"namespace": ["rl"], "release": ["elsewhere", "far", "near"], "pod": ["pod-0"]}[label]
+            )
+
+
+def test_a_server_that_ends_is_an_alert(prometheus, nodes):
+    """Pending at once, and firing after the five minutes that the rule waits."""
+    nodes["elsewhere", "server-that-ends"].close()
+    until(
+        lambda: "MemoireServerDown" in {each["labels"]["alertname"] for each in prometheus.ask("alerts")["alerts"]},
+        PATIENCE,
+    )
+
+
+def test_promtool_finds_nothing_wrong_with_what_the_dashboard_says(nodes):
+    with urllib.request.urlopen(f"{nodes['near', 'dashboard'].url}/metrics", timeout=100.0) as answer:
+        body = answer.read()
+    done = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

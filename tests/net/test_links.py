@@ -1,1 +1,803 @@
 """The way to a peer: names that hang or move, addresses that fail, calls that are sent again, and a node's feed."""
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from history.ports import address, block
+from memoire.errors import EndpointError, MemoireTimeout
+from memoire.limits import Limits
+from memoire.models import model
+from memoire.models import model as notices
+from memoire.models.io import NOTICES_PER_TURN, Feed
+from memoire.net import addresses as resolver
+from memoire.net import link as links
+from memoire.net import sockets
+from memoire.net.addresses import NameResolver
+from memoire.net.channel import LARGE_PAYLOAD, Channel, PendingRequests
+from memoire.net.poller import Poller
+from memoire.replay.parameters import Parameters
+from memoire.wire import messages
+from memoire.wire.frames import NEWS_FRAME, encode, parse, peek, topic_frame
+from netkit import DEADLINE, Book, KeepingContext, record, until
+
+# --- The way to a peer: names that hang or move, addresses that fail, and what is known of a connection at once
+
+place = links._place
+
+
+@pytest.fixture
+def context():
+    with KeepingContext() as made:
+        yield made
+
+
+@pytest.fixture
+def book():
+    made = Book()
+    yield made
+    made.released.set()
+
+
+@pytest.fixture
+def doors():
+    made = Poller()
+    yield made
+    made.close()
+
+
+class Answering:
+    """A ROUTER on one address that gives every request back."""
+
+    def __init__(self, context, host="127.0.0.1", port=0):
+        port = port or block(1)  # on all addresses: another test's might answer at the others of a name
+        self.socket = sockets.request_server(context, 1000)
+        host = f"[{host}]" if ":" in host else host
+        self.endpoint = sockets.bind(self.socket, f"tcp://{host}:{port}")
+        self.port = int(self.endpoint.rpartition(":")[2])
+
+    def answer(self):
+        while (frames := sockets.receive(self.socket)) is not None:
+            sockets.send(self.socket, frames)
+
+    def close(self):
+        self.socket.close(0)
+
+
+def dial(context, doors, endpoint, book=None, **options):
+    made = doors.add(sockets.request_client(context, 1000))
+    known = NameResolver(book, fresh=0.0) if book is not None else None
+    return made, links.dial(doors, made, endpoint, watch=True, known=known, **options)
+
+
+def turning(doors, condition):
+    """`until`, while the owner of the doors waits for them."""
+
+    def turned():
+        doors.wait(time.monotonic() + 0.01)
+        return condition()
+
+    return until(turned)
+
+
+def echoes(doors, made, answering):
+    def once():
+        if sockets.send(made, [b"", b"hello"]):
+            answering.socket.poll(200)
+            answering.answer()
+            made.poll(200)
+        return sockets.receive(made) is not None
+
+    return turning(doors, once)
+
+
+# --------------------------------------------------------------------------------------------------------- names
+
+
+def test_a_name_is_connected_to_by_its_address(context, doors, book):
+    answering = Answering(context)
+    book.known["proxy"] = ["127.0.0.1"]
+    made, link = dial(context, doors, f"tcp://proxy:{answering.port}", book)
+    assert link.address == "" and link.is_down
+    turning(doors, lambda: link.is_connected)
+    assert link.address == answering.endpoint and link.connections == 1
+    echoes(doors, made, answering)
+
+
+def test_an_address_that_does_not_answer_is_followed_by_the_next_one(context, doors, book):
+    answering = Answering(context, "127.0.0.3")
+    book.known["proxy"] = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    made, link = dial(context, doors, f"tcp://proxy:{answering.port}", book)
+    turning(doors, lambda: link.is_connected)
+    assert link.address == answering.endpoint
+    echoes(doors, made, answering)
+
+
+@pytest.mark.slow
+def test_addresses_that_all_fail_are_not_tried_in_a_spin(context, doors, book):
+    book.known["proxy"] = ["127.0.0.1", "127.0.0.2"]
+    port = block(1)
+    _, link = dial(context, doors, f"tcp://proxy:{port}", book)
+    began = time.monotonic()
+    turning(doors, lambda: time.monotonic() - began > 1.5 and link.failures >= 2)
+    seconds = time.monotonic() - began  # more than asked for, where the machine is busy
+    assert link.failures <= 20 * seconds
+    assert len(book.asked) <= 2 + 4 * seconds
+
+
+def test_a_dead_host_is_left_for_the_address_that_its_name_has_now(context, doors, book):
+    port = block(1)
+    former, later = Answering(context, "127.0.0.1", port), Answering(context, "127.0.0.2", port)
+    book.known["proxy"] = ["127.0.0.1"]
+    made, link = dial(context, doors, f"tcp://proxy:{port}", book)
+    echoes(doors, made, former)
+    book.known["proxy"] = ["127.0.0.2"]
+    former.close()
+    turning(doors, lambda: link.address == later.endpoint and link.is_connected)
+    echoes(doors, made, later)
+
+
+@pytest.mark.parametrize("later", ["127.0.0.1", "127.0.0.2"])
+def test_a_server_that_restarts_or_moves_is_found_while_the_answer_about_its_name_is_fresh(context, doors, book, later):
+    port = block(1)
+    former = Answering(context, "127.0.0.1", port)
+    book.known["proxy"] = ["127.0.0.1"]
+    made = doors.add(sockets.request_client(context, 1000))
+    link = links.dial(doors, made, f"tcp://proxy:{port}", known=NameResolver(book))
+    echoes(doors, made, former)
+    former.close()
+    turning(doors, lambda: link.failures)  # reported under another spelling of the address
+    book.known["proxy"] = [later]
+    again = Answering(context, later, port)
+    turning(doors, lambda: link.connections == 2)
+    assert link.address == again.endpoint
+    echoes(doors, made, again)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("tcp://127.0.0.1:1", "tcp://[::ffff:127.0.0.1]:1"),
+        ("tcp://[fd00::7]:1", "tcp://[fd00:0:0::7]:1"),
+        ("tcp://[fe80::1%lo]:1", "tcp://[fe80::1%lo]:1"),
+        ("", ""),
+    ],
+)
+def test_an_address_is_known_in_either_spelling(one, other):
+    assert place(one) == place(other) != place("tcp://127.0.0.1:2")
+
+
+def test_a_name_that_comes_into_being_is_found(context, doors, book):
+    answering = Answering(context)
+    made, link = dial(context, doors, f"tcp://proxy:{answering.port}", book)
+    turning(doors, lambda: book.asked)
+    assert "'proxy' could not be resolved (Name or service not known)" in link.explain()
+    book.known["proxy"] = ["127.0.0.1"]
+    turning(doors, lambda: link.is_connected)
+    echoes(doors, made, answering)
+
+
+def test_a_name_that_hangs_stalls_no_other_socket_of_the_context(context, doors, book):
+    """ZeroMQ by itself stops all sockets of a context for ten seconds while it waits for a name server."""
+    book.hanging.add("dead")
+    answering = Answering(context)
+    hung, its_link = dial(context, doors, "tcp://dead:5560", book)
+    made, link = dial(context, doors, answering.endpoint)
+    began = time.monotonic()
+    echoes(doors, made, answering)
+    assert time.monotonic() - began < 8.0
+    assert its_link.address == "" and "no answer from the name server" in its_link.explain()
+    doors.drop(hung)  # and so does its answer, when it comes too late
+    book.known["dead"] = ["127.0.0.1"]
+    book.released.set()
+    echoes(doors, made, answering)
+
+
+def test_sockets_that_joined_follow_the_link(context, doors, book):
+    port = block(1)
+    former, later = Answering(context, "127.0.0.1", port), Answering(context, "127.0.0.2", port)
+    book.known["proxy"] = ["127.0.0.1"]
+    _, link = dial(context, doors, f"tcp://proxy:{port}", book)
+    joined = doors.add(link.join(sockets.request_client(context, 1000)))
+    echoes(doors, joined, former)
+    book.known["proxy"] = ["127.0.0.2"]
+    former.close()
+    echoes(doors, joined, later)
+    doors.drop(joined)
+    assert not link._followers
+
+
+@pytest.mark.parametrize("host", ["::1", "127.0.0.1"])
+def test_names_may_lead_to_either_kind_of_address(context, doors, book, host):
+    answering = Answering(context, host)
+    book.known["proxy"] = [host]
+    made, link = dial(context, doors, f"tcp://proxy:{answering.port}", book)
+    turning(doors, lambda: link.is_connected)
+    assert link.address == answering.endpoint
+    echoes(doors, made, answering)
+
+
+def test_localhost_is_reached_by_whichever_address_is_listened_at(context, doors):
+    answering = Answering(context, "127.0.0.1")
+    made, _ = dial(context, doors, f"tcp://localhost:{answering.port}")
+    echoes(doors, made, answering)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://[::1]:5560", "tcp://[fe80::1%lo]:5560", "tcp://10.0.0.1:5560", "ipc:///no/where"]
+)
+def test_addresses_are_connected_to_as_they_are(context, doors, endpoint):
+    _, link = dial(context, doors, endpoint)
+    assert link.address == endpoint and not link.is_named
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "tcp://", "tcp://proxy", "tcp://proxy:0", "tcp://proxy:65536", "tcp://*:5560", "tcp://a b:1"]
+)
+def test_what_is_no_address_is_refused_at_once(context, doors, endpoint):
+    made = sockets.request_client(context, 1000)
+    with pytest.raises(EndpointError, match="cannot connect to"):
+        links.dial(doors, made, endpoint, watch=True)
+    assert made.closed
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://proxy:5560", "tcp://127.0.0.1:0;proxy:5560"])
+def test_a_socket_is_never_given_a_name(context, endpoint):
+    with pytest.raises(EndpointError, match="looked up first"):
+        sockets.connect(sockets.request_client(context, 1000), endpoint)
+
+
+# ------------------------------------------------------------------------------------------------------- monitors
+
+
+def test_a_lost_connection_is_known_at_once_and_so_is_its_return(context, doors):
+    answering = Answering(context, port=block(1))
+    _, link = dial(context, doors, answering.endpoint)
+    turning(doors, lambda: link.is_connected)
+    answering.close()
+    turning(doors, lambda: link.is_down)
+    again = Answering(context, port=answering.port)
+    turning(doors, lambda: link.connections == 2)
+    assert not link.is_down
+    again.close()
+
+
+def test_inside_one_process_nothing_is_known_of_a_connection(context, doors):
+    made, link = dial(context, doors, "inproc://here")
+    assert not link.is_down and link.monitor is None
+    doors.drop(made)
+
+
+@contextlib.contextmanager
+def stranger(reply):
+    """A TCP server that is not ZeroMQ's: sends `reply` and hangs up, or with None says nothing."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    kept = []
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                kept.append(connection)
+                if reply is not None:
+                    connection.sendall(reply)
+                    connection.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+    thread.join(100.0)
+    for connection in kept:
+        connection.close()
+
+
+def test_a_stranger_is_told_from_a_server_that_is_not_there(context, doors):
+    with stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x" * 100) as endpoint:
+        _, link = dial(context, doors, endpoint)
+        turning(doors, lambda: "hangs up at once. Is it another service" in link.explain())
+        assert not link.is_connected
+
+
+def test_silence_is_told_from_a_stranger(context, doors):
+    with stranger(None) as endpoint:
+        made = doors.add(sockets.request_client(context, 1000))
+        made.setsockopt(zmq.HANDSHAKE_IVL, 100)
+        link = links.dial(doors, made, endpoint, watch=True)
+        turning(doors, lambda: "says nothing" in link.explain())
+
+
+def test_a_refused_connection_is_called_so(context, doors):
+    _, link = dial(context, doors, f"tcp://127.0.0.1:{block(1)}")
+    assert "nothing listens at tcp://127.0.0.1" in link.explain() and "memoire doctor" in link.explain()
+
+
+def test_a_peer_that_does_not_answer_is_said_to_be_connected(context, doors):
+    answering = Answering(context)
+    _, link = dial(context, doors, answering.endpoint)
+    turning(doors, lambda: link.is_connected)
+    assert "is connected to" in link.explain() and "hangs" in link.explain()
+
+
+def test_what_a_dropped_socket_held_is_given_back(context, doors):
+    answering = Answering(context)
+
+    def used():
+        return len(os.listdir("/proc/self/fd"))
+
+    def cycle():
+        made, link = dial(context, doors, answering.endpoint)
+        turning(doors, lambda: link.is_connected)
+        doors.drop(made)
+
+    cycle()
+    before = used()
+    for _ in range(30):
+        cycle()
+    until(lambda: used() <= before + 2)
+    assert not doors._ways and not doors._monitors
+
+
+# ------------------------------------------------------------------------------------------------- clients and proxies
+
+
+def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(context, doors):
+    answering, answers = Answering(context, port=block(1)), []
+    limits = Limits(resend_after=60.0, resend_most=60.0)
+    channel = Channel(doors, context, answering.endpoint, client=bytes(16), limits=limits, rng=random.Random(1))
+
+    def turn(condition):
+        def turned():
+            channel.turn(doors.wait(time.monotonic() + 0.01))
+            return condition()
+
+        return until(turned)
+
+    channel.ask(messages.Hello(role="actor"), answers.append)
+    turn(lambda: answering.socket.poll(0))  # it has the request, and takes it with it
+    answering.close()
+    turn(lambda: channel.is_down)
+    again = Answering(context, port=answering.port)
+    turn(lambda: again.socket.poll(0))
+    assert (channel.connections, channel.resends, channel.renewals) == (2, 1, 0)
+    assert not answers
+
+
+def test_a_node_that_begins_again_hears_what_a_client_takes_before_it_gets_what_is_sent_again(context, doors):
+    answering = Answering(context, port=block(1))
+    limits = Limits(resend_after=60.0, resend_most=60.0, message_bytes=4096)
+    channel = Channel(doors, context, answering.endpoint, client=bytes(16), limits=limits, rng=random.Random(1))
+    channel.ask(messages.Update(), lambda answer: None)
+
+    def requests():
+        came = []
+
+        def turned():
+            channel.turn(doors.wait(time.monotonic() + 0.01))
+            if answering.socket.poll(0):
+                came.append(parse(sockets.receive(answering.socket)[2:]).body)
+            return len(came) == 2
+
+        until(turned)
+        return came
+
+    expected = [messages.Hello(role="client", takes={"message_bytes": 4096}), messages.Update()]
+    assert requests() == expected
+    answering.close()
+    until(lambda: channel.turn(doors.wait(time.monotonic() + 0.01)) or channel.is_down)
+    answering = Answering(context, port=answering.port)
+    assert requests() == expected
+
+
+def test_a_damaged_reply_is_refused_and_a_large_chunk_is_left_to_whoever_copies_it(context, doors):
+    answering, answers = Answering(context), []
+    channel = Channel(doors, context, answering.endpoint, client=bytes(16), limits=Limits(), rng=random.Random(1))
+
+    def turn():
+        channel.turn(doors.wait(time.monotonic() + 0.01))
+        return answering.socket.poll(0)
+
+    chunk = messages.Chunk(topic="t", version=1, size=LARGE_PAYLOAD, checksum=0)
+    small, large = b"abc", bytes(LARGE_PAYLOAD)
+    for body, payload in ((messages.Updated(), small), (messages.Updated(), large), (chunk, small), (chunk, large)):
+        channel.ask(messages.Fetch(topic="t"), answers.append)
+        until(turn)
+        address, _, asked = sockets.receive(answering.socket)
+        header, _ = encode(body, sequence=peek([asked]).sequence, payload=payload)
+        sockets.send(answering.socket, [address, b"", header, b"x" + payload[1:]])
+    until(lambda: turn() or answers)
+    (message,) = answers
+    assert message.body == chunk and bytes(message.payload) == b"x" + large[1:] and channel.refused == {"payload": 3}
+
+
+def test_a_killed_server_is_away_for_its_proxy_at_once(cluster, times):
+    times(server_away=300.0)  # it does not wait for that
+    servers = [cluster.server(name="a"), cluster.server(name="b")]
+    proxy = cluster.proxy(servers)
+    until(lambda: len(proxy.servers) == 2)
+    assert not any(back.is_away for back in proxy.stats().backs)
+    servers[1].close(0.0)
+    until(lambda: proxy.stats().backs[1].is_away)
+    assert {cluster.client(proxy).home for _ in range(5)} == {"a"}
+
+
+def test_a_client_finds_everything_behind_a_name(cluster, book, resolve_by):
+    """Also caches and notices, which have no name of their own, go to the host that answered."""
+    server = cluster.server(f"tcp://127.0.0.2:{block(3)}")
+    book.known["proxy"] = ["127.0.0.1", "127.0.0.2"]
+    resolve_by(NameResolver(book))
+    client = cluster.client(f"tcp://proxy:{server.endpoint.rpartition(':')[2]}")
+    assert client._io.channel.address == server.endpoint
+    server.publish("policy", b"weights")
+    assert client.model("policy").wait(100.0).body == b"weights"
+
+
+def test_a_client_of_a_wildcard_server_moves_with_its_name(cluster, book, resolve_by):
+    """A service that moves: requests, caches and notices all go where the name leads now."""
+    port = block(3)
+    places = [[f"tcp://127.0.0.{host}:{port + k}" for k in range(3)] for host in (1, 2)]
+    first = cluster.server(places[0][0], push_endpoint=places[0][1], pub_endpoint=places[0][2], name="s")
+    book.known["service"] = ["127.0.0.1"]
+    resolve_by(NameResolver(book, fresh=0.0))
+    client = cluster.client(f"tcp://service:{port}")
+    client.update()
+    book.known["service"] = ["127.0.0.2"]
+    second = cluster.server(places[1][0], push_endpoint=places[1][1], pub_endpoint=places[1][2], name="s")
+    first.close(0.0)
+    client.on_entries(3)
+    client.update(timeout=100.0)
+    assert second.total_steps == 3
+    second.publish("policy", b"new")
+    assert client.model("policy").wait(100.0).body == b"new"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [
+        ("tcp://nobody:5560", "'nobody' could not be resolved (Name or service not known)"),
+        ("tcp://dead:5560", "no answer from the name server"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_an_error_within_the_timeout(cluster, book, resolve_by, endpoint, reason):
+    book.hanging.add("dead")
+    resolve_by(NameResolver(book))
+    began = time.monotonic()
+    with pytest.raises(MemoireTimeout) as caught:
+        cluster.client(endpoint, timeout=0.3)
+    assert time.monotonic() - began < 8.0
+    assert reason in str(caught.value) and endpoint in str(caught.value)
+
+
+def test_readers_say_what_is_wrong_with_a_name(cluster, book, resolve_by):
+    resolve_by(NameResolver(book))
+    with pytest.raises(MemoireTimeout, match="'nobody' could not be resolved"):
+        cluster.reader(["tcp://nobody:5560"], timeout=0.3)
+
+
+def test_workers_of_a_server_may_connect_to_a_name(cluster, book, resolve_by):
+    server = cluster.server()
+    front, back = address(), address()
+    book.known["back"] = ["127.0.0.1"]
+    resolve_by(NameResolver(book))
+    proxying = threading.Thread(target=server.run_request_proxy, args=(front, back), daemon=True)
+    proxying.start()
+    server.add_request_worker(f"tcp://back:{back.rpartition(':')[2]}", bind=False)
+    client = cluster.client(front)
+    client.on_entries(5)
+    client.update()
+    assert server.total_steps == 5
+
+
+def test_batches_go_on_at_once_without_a_server_that_was_killed(cluster, times):
+    times(left_out=300.0)
+    servers = [cluster.server(parameters=Parameters(reuse_cache=True), name=name) for name in "ab"]
+    for server in servers:
+        client = cluster.client(server)
+        record(client)
+        assert client.push_cache()
+        until(lambda server=server: server.total_caches == 1)
+    reader = cluster.reader(servers, ahead=1)
+    reader.get_batch(64)
+    servers[1].close(0.0)
+
+    def goes_on():  # a reader finds out when it asks, and it asks when a batch is taken
+        assert len(reader.get_batch(64, timeout=100.0).ids) == 64
+        return reader.stats().away == ("b",)
+
+    until(goes_on)
+    for _ in range(5):
+        assert len(reader.get_batch(64, timeout=100.0).ids) == 64
+
+
+def test_a_cluster_may_have_addresses_of_ipv6_only(cluster):
+    server = cluster.server("tcp://[::1]:0")
+    proxy = cluster.proxy([server], "tcp://[::1]:0")
+    client = cluster.client(proxy)
+    record(client)
+    assert client.push_cache() and client.log("hello")
+    client.update()
+    until(lambda: server.total_caches == 1)
+    server.publish("policy", b"weights")
+    assert client.model("policy").wait(100.0).body == b"weights"
+    assert all(address.startswith("tcp://[::1]:") for address in (proxy.endpoint, proxy.push_endpoint, client.endpoint))
+    assert cluster.reader([proxy]).totals().totals.episodes == 1
+
+
+# --- Looking names up: in the background, once, and with nobody waiting for a name that is not theirs
+
+
+@pytest.fixture
+def book_of_names():
+    made = Book(proxy=["10.0.0.7", "fd00::7"])
+    yield made
+    made.released.set()
+
+
+def answers(found, *hosts):
+    box = {}
+    for host in hosts:
+        found.ask(host, lambda answer, host=host: box.update({host: answer}))
+    return box
+
+
+def test_a_name_has_its_addresses_in_order(book_of_names):
+    box = answers(NameResolver(book_of_names), "proxy")
+    assert until(lambda: box)["proxy"].addresses == ("10.0.0.7", "fd00::7")
+
+
+def test_one_look_up_serves_all_who_ask_at_the_same_time(book_of_names):
+    found, got = NameResolver(book_of_names, fresh=60.0), []
+    for _ in range(50):
+        found.ask("proxy", got.append)
+    until(lambda: len(got) == 50)
+    assert book_of_names.asked == ["proxy"]
+
+
+def test_an_old_answer_is_not_used_again(book_of_names):
+    found, got = NameResolver(book_of_names, fresh=0.0), []
+    for expected in (["10.0.0.7"], ["10.0.0.8"]):
+        book_of_names.known["proxy"] = expected
+        found.ask("proxy", got.append)
+        assert list(until(lambda: got).pop().addresses) == expected
+
+
+def test_a_name_that_hangs_stalls_no_other(book_of_names):
+    book_of_names.hanging.add("dead")
+    found = NameResolver(book_of_names)
+    box = answers(found, "dead", "proxy")
+    assert until(lambda: "proxy" in box) and "dead" not in box
+    assert "no answer from the name server" in found.trouble("dead")
+    assert found.trouble("proxy") == ""
+
+
+def test_asking_what_is_wrong_waits_no_longer_than_it_may(book_of_names):
+    book_of_names.hanging.add("dead")
+    began = time.monotonic()
+    assert "no answer" in NameResolver(book_of_names).trouble("dead", 0.1)
+    assert time.monotonic() - began < DEADLINE
+
+
+@pytest.mark.parametrize("host", ["nobody", "no.such.name.", ""])
+def test_a_name_without_addresses_says_why(book_of_names, host):
+    found = NameResolver(book_of_names)
+    assert ("Name or service not known" in found.trouble(host, 10.0)) == bool(host)
+
+
+def test_a_name_that_no_name_can_be_is_trouble_too():
+    assert "could not be resolved" in NameResolver().trouble("a" * 70 + ".example", 10.0)
+
+
+def test_what_is_remembered_is_bounded(book_of_names):
+    found = NameResolver(book_of_names, max_known=3)
+    for k in range(10):
+        found.trouble(f"host{k}", 10.0)
+    assert len(found._known) == 3
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1%eth0", "::ffff:10.0.0.1"])
+def test_addresses_are_told_from_names(host):
+    assert resolver.is_numeric(host)
+    assert not resolver.is_numeric("localhost") and not resolver.is_numeric("10.0.0.256")
+
+
+def test_this_system_knows_its_own_name():
+    assert {"127.0.0.1", "::1"} & set(resolver.look_up("localhost"))
+
+
+def test_a_forked_child_looks_names_up_by_itself():
+    """Whatever a thread of the parent was about to do with the lock: it does not go on in the child."""
+    shared = resolver.shared_names()
+    with shared._lock:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if shared.trouble("localhost", 10.0) == "" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# --- When a request is sent again and when it is given up, with time held still
+
+
+def started(deadline=100.0, first=1.0, most=8.0, seed=0):
+    calls, answers = PendingRequests(first, most, random.Random(seed)), []
+    return calls, calls.start(1, [b"frame"], deadline, answers.append, now=0.0), answers
+
+
+@given(st.integers(0, 1000))
+def test_the_pause_before_a_resend_doubles_up_to_the_most(seed):
+    calls, call, _ = started(seed=seed, deadline=float("inf"))
+    now, pauses = 0.0, []
+    for _ in range(8):
+        assert calls.due(now) == [call]
+        calls.sent(call, now)
+        assert not calls.due(now)
+        pauses.append(call.next_send - now)
+        now = calls.next_time()
+    assert pauses[0] == 1.0
+    for pause, bound in zip(pauses, [1, 2, 4, 8, 8, 8, 8, 8], strict=True):
+        assert bound / 2 <= pause <= bound
+    assert calls.resends == 7
+
+
+def test_a_reply_is_taken_once():
+    calls, call, _ = started()
+    assert calls.take(1) is call
+    assert calls.take(1) is None and calls.take(2) is None
+    assert calls.next_time() == float("inf")
+
+
+def test_a_call_expires_at_its_deadline_and_is_not_sent_after_it():
+    calls, call, _ = started(deadline=0.5)
+    calls.sent(call, 0.0)
+    assert calls.next_time() == 0.5
+    assert not calls.expired(0.4)
+    assert calls.expired(0.5) == [call]
+    assert len(calls) == 0 and not calls.due(10.0)
+
+
+def test_closing_ends_every_call():
+    calls, call, _ = started()
+    assert calls.all() == [call] and len(calls) == 0
+
+
+def test_what_was_sent_on_a_connection_that_was_lost_is_due_at_once_and_nothing_else():
+    calls, before, _ = started(first=50.0)
+    calls.sent(before, 1.0)
+    after = calls.start(2, [b"frame"], 100.0, lambda answer: None, now=2.0)
+    calls.sent(after, 2.5)
+    calls.lost(2.0, now=3.0)
+    assert calls.due(3.0) == [before]
+
+
+# --- The feed of one node: what is published reaches its owner whole, and what is damaged is counted
+
+LIMITS = Limits()
+NEWS = [NEWS_FRAME, *encode(messages.News())]
+
+
+class Asked:
+    """A channel that keeps what is asked."""
+
+    def __init__(self):
+        self.calls = []
+
+    def ask(self, body, finish, *, patience):
+        self.calls.append((body, finish, patience))
+
+
+class Heard:
+    """A feed, a node that publishes, and what came of it."""
+
+    def __init__(self, context):
+        self.publisher = context.socket(zmq.XPUB)
+        self.publisher.linger = 0
+        self.endpoint = sockets.bind(self.publisher, "tcp://127.0.0.1:0")
+        self.doors, self.asked = Poller(), Asked()
+        self.feed = Feed(self.doors, self.asked, context=context, limits=LIMITS, keys=None)
+        self.messages, self.frames, self.refused = [], [], []
+
+    def take(self, message, frames):
+        self.messages.append(message)
+        self.frames.append([bytes(frame) for frame in frames])
+
+    def turn(self):
+        self.feed.turn(self.doors.wait(time.monotonic() + 0.01), self.take, self.refused.append)
+
+    def until(self, condition):
+        def turned():
+            self.turn()
+            return condition()
+
+        until(turned)
+
+    def subscriptions(self):
+        found = []
+        while self.publisher.poll(200):
+            found.append(self.publisher.recv())
+        return found
+
+
+@pytest.fixture
+def heard():
+    with KeepingContext() as context:
+        made = Heard(context)
+        yield made
+        made.doors.close(0.0)
+
+
+def notice(topic="policy", body=b"weights"):
+    return notices.notice_of(model.make(topic, body, 1), LIMITS, epoch=1, run=2)
+
+
+def test_news_is_heard_at_once_and_a_topic_once_it_is_subscribed_to(heard):
+    assert not heard.feed.is_open and not heard.feed.subscribe(b"", True)
+    heard.turn()
+    heard.feed.open(heard.endpoint)
+    assert heard.feed.is_open and heard.feed.subscribe(topic_frame("policy"), True)
+    subscribed = [b"\1" + NEWS_FRAME, b"\1" + topic_frame("policy")]
+    assert sorted(heard.subscriptions()) == sorted(subscribed)
+    for frames in (NEWS, notice("other"), notice()):
+        heard.publisher.send_multipart(frames)
+    heard.until(lambda: len(heard.messages) == 2)
+    assert [type(message.body) for message in heard.messages] == [messages.News, messages.Notice]
+    assert bytes(heard.messages[1].payload) == b"weights"
+    assert heard.frames[0] == [bytes(frame) for frame in NEWS] and not heard.refused
+    heard.feed.subscribe(topic_frame("policy"), False)
+    assert heard.subscriptions() == [b"\0" + topic_frame("policy")]
+
+
+def test_what_is_damaged_is_counted_and_the_rest_comes(heard):
+    heard.feed.open(heard.endpoint)
+    heard.feed.subscribe(b"", True)
+    assert len(heard.subscriptions()) == 2
+    for frames in ([b"x"], notice()[:1], [b"tother", *notice()[1:]], notice()):
+        heard.publisher.send_multipart(frames)
+    heard.until(lambda: heard.messages)
+    assert len(heard.messages) == 1 and heard.refused == ["frames", "frames", "topic"]
+
+
+def test_a_flood_does_not_keep_the_thread(heard):
+    flood = 2 * NOTICES_PER_TURN + 1
+    heard.feed.open(heard.endpoint)
+    assert heard.subscriptions()
+    for _ in range(flood):
+        heard.publisher.send_multipart(NEWS)
+    counts = []
+
+    def turned():
+        before = len(heard.messages)
+        heard.turn()
+        counts.append(len(heard.messages) - before)
+        return len(heard.messages) == flood
+
+    until(turned)
+    assert max(counts) <= NOTICES_PER_TURN
+
+
+def test_a_feed_that_is_opened_elsewhere_hears_nothing_of_the_former_node(heard):
+    heard.feed.open(heard.endpoint)
+    assert heard.subscriptions() == [b"\1" + NEWS_FRAME]
+    other = Heard(heard.publisher.context)
+    heard.feed.open(other.endpoint)
+    assert other.subscriptions() == [b"\1" + NEWS_FRAME]
+    heard.doors.wait(time.monotonic() + 0.01)
+    assert heard.subscriptions() == [b"\0" + NEWS_FRAME]
+    heard.feed.close()
+    assert not heard.feed.is_open
+    heard.feed.close()
+    other.doors.close(0.0)
+
+
+def test_bodies_are_fetched_by_the_channel_and_patiently(heard):
+    finish = object()
+    heard.feed.fetch("policy", 3, 100, 50, finish)
+    asked = messages.Fetch(topic="policy", version=3, offset=100, size=50)
+    assert heard.asked.calls == [(asked, finish, 5.0 * LIMITS.resend_after)]
