@@ -426,12 +426,12 @@ class RolloutWorker:
         """Send what is here and end; whether everything was delivered. The environment stays open."""
         self.stop()
         self.flush()
-        if self._follower is not None:
-            self._follower.close()
-        self._files.close()
-        if self.client is None or self.client.closed:
-            return True
-        return self.client.close(timeout)
+        try:
+            return self.client is None or self.client.closed or self.client.close(timeout)
+        finally:  # the thread that waits for models ends with the client
+            if self._follower is not None:
+                self._follower.close()
+            self._files.close()
 
     def __enter__(self) -> Self:
         return self
