@@ -19,7 +19,6 @@ from memoire.server.handlers.accounts import (
     FEEDBACK_SAMPLES,
     MAX_ACCOUNT_READINGS,
     MERGED_SAMPLES,
-    WARN_INTERVAL,
     AccountFolder,
     AccountsHandler,
     FeedbackHandler,
@@ -75,15 +74,6 @@ def test_a_page_says_what_there_is_to_say_of_the_run(state):
     with pytest.raises(ProtocolError, match="knows no run 'never'") as caught:
         page(AccountsHandler(state), run="never")
     assert caught.value.code == "run"
-
-
-def test_priorities_that_pools_applied_belong_to_the_run_that_is_counted(state):
-    whole = state.tables["whole"].pool
-    whole.apply(whole.owner, np.arange(3), np.ones(3, np.float32))
-    assert page(AccountsHandler(state)).stale == 3
-    state.runs.begin("next", NOW)
-    told = page(AccountsHandler(state), run="run")
-    assert (told.stale, told.runs) == (0, ["run", "next"])
 
 
 def test_the_newest_runs_are_named(state):
@@ -150,19 +140,6 @@ def test_runs_of_other_servers_are_bounded_and_have_names(state):
         assert caught.value.code == code
 
 
-def test_closed_episodes_are_shown_from_a_number_on(state):
-    handler = AccountsHandler(state)
-    assert handler.ended(0, 5) == ("run", 1, [])
-    ended = [messages.Ended(number=number, time=0.0, length=1, returned=float(number)) for number in range(1, 8)]
-    state.ledger.report(READER, 1, messages.Update(episodes=7, ended=ended), NOW)
-    run, first, found = handler.ended(2, 3)
-    assert (run, first, [each.number for _, each in found]) == ("run", 3, [3, 4, 5])
-    assert [handler.ended(after, 1)[1] for after in (7, 8)] == [8, 1], "a number of another life says nothing"
-    state.ledger.ended = type(state.ledger.ended)(list(state.ledger.ended)[-2:])
-    run, first, found = handler.ended(0, 5)
-    assert (first, [each.number for _, each in found]) == (6, [6, 7])
-
-
 def test_a_page_says_how_many_clients_have_counted_nothing_and_may_still_count_here(state):
     handler, ends = AccountsHandler(state), Ends(state)
     ends.hello()
@@ -203,16 +180,6 @@ def folded(ends, now, **limits):
     return {account.client for account in ends.state.ledger}
 
 
-def test_accounts_of_clients_that_are_gone_leave_before_silent_ones(ends):
-    ends.update(steps=1, leaving=True)
-    ends.update(YOU, steps=2)
-    assert folded(ends, NOW + 60.0) == {ME, YOU}
-    assert folded(ends, NOW + 60.5) == {YOU}
-    assert folded(ends, NOW + 600.0) == {YOU} and folded(ends, NOW + 600.5) == set()
-    assert ends.state.ledger.folded == 2 and ends.state.ledger.steps == 3
-    ends.state.ledger.check_invariants()
-
-
 def test_in_a_crowd_silent_ones_leave_sooner(ends):
     ends.update(steps=1)
     assert folded(ends, NOW + 61.0, crowd=1) == {ME}
@@ -220,14 +187,6 @@ def test_in_a_crowd_silent_ones_leave_sooner(ends):
     assert folded(ends, NOW + 61.0) == {ME, YOU}
     assert folded(ends, NOW + 61.0, crowd=1) == {YOU}
     assert ends.state.ledger.folded == 1 and ends.state.ledger.steps == 2
-
-
-def test_guests_are_forgotten(ends):
-    ends.hello()
-    folded(ends, NOW + 60.0)
-    assert len(ends.state.ledger.guests) == 1
-    folded(ends, NOW + 61.0)
-    assert ends.state.ledger.guests == []
 
 
 def test_what_is_kept_of_a_client_goes_with_its_account(ends):
@@ -238,42 +197,6 @@ def test_what_is_kept_of_a_client_goes_with_its_account(ends):
     assert ends.state.informed == {ME}
     assert folded(ends, NOW + 601.0) == set()
     assert ends.feedback.lost == 3 and ends.state.informed == set() and ends.state.ledger.totals().lost_feedback == 3
-
-
-def test_an_account_stays_until_it_is_on_disk(durable, disk):
-    durable.update(steps=1)
-    assert folded(durable, NOW + 601.0) == {ME}
-    save(durable.state, disk)
-    assert folded(durable, NOW + 601.0) == set() and durable.state.ledger.find(ME).report.steps == 1
-
-
-def test_a_former_run_leaves_memory_when_nobody_asks_for_it_and_it_is_on_disk(durable, disk):
-    durable.update(steps=1)
-    durable.control.begin_run("next", NOW)
-    for _ in range(2):
-        folded(durable, NOW + 601.0)
-    assert [run.name for run in durable.state.runs] == ["run", "next"]
-    save(durable.state, disk)
-    for _ in range(2):
-        folded(durable, NOW + 601.0)
-    assert [run.name for run in durable.state.runs] == ["next"]
-    assert durable.state.runs.named("run").ledger.steps == 1
-
-
-def test_the_server_says_when_too_many_new_clients_have_come(ends):
-    made = AccountFolder(ends.state, ends.feedback)
-    for number in range(6):
-        assert made.trouble(NOW) == made.warning(NOW) == ""
-        ends.update(bytes([number + 1]) * 16, steps=1)
-    told = made.trouble(NOW)
-    assert told.startswith("clients: 2 new ones of 8 may still come at once with the same key")
-    assert [made.warning(NOW), made.warning(NOW)] == [told, ""], "once for a while"
-    assert made.trouble(NOW + 10.0) == ""
-    ends.state.newcomers.take("", NOW)
-    for _ in range(8):
-        ends.state.newcomers.take("", NOW + WARN_INTERVAL)
-    assert made.warning(NOW + WARN_INTERVAL) == "" and made.trouble(NOW + WARN_INTERVAL) != ""
-    assert made.warning(NOW + WARN_INTERVAL + 0.5) != ""
 
 
 def test_a_client_that_is_folded_in_a_former_run_and_present_in_the_next_keeps_its_grant(ends):
@@ -418,17 +341,6 @@ def test_what_was_sent_while_it_was_merged_is_left_alone(state_of_feedback_handl
     assert fetched(handler, state_of_feedback_handler)[0] == 1
     handler.merged(merge)
     assert feedback_of(state_of_feedback_handler) == FeedbackCounts(given=2 * few, waiting=2 * few)
-
-
-def test_those_that_wait_longest_are_lost_where_too_many_wait(state_of_feedback_handler):
-    handler = FeedbackHandler(state_of_feedback_handler)
-    handler.apply([piece(samples=FEEDBACK_SAMPLES), piece(first=FEEDBACK_SAMPLES, samples=100)], NOW)
-    merged(handler)
-    assert feedback_of(state_of_feedback_handler) == FeedbackCounts(
-        given=FEEDBACK_SAMPLES + 100, lost=100, waiting=FEEDBACK_SAMPLES
-    )
-    assert handler.overflowed == handler.lost == 100 and fetched(handler, state_of_feedback_handler)[1][0] == 100
-    state_of_feedback_handler.ledger.check_invariants()
 
 
 @given(st.lists(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(5, 15), max_size=9), min_size=1, max_size=5))

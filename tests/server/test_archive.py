@@ -22,7 +22,7 @@ from fake_store import Disk, MemoryStore
 from memoire.cli import main
 from memoire.disk import snapshots as snapshot
 from memoire.disk.snapshot_file import SnapshotFile
-from memoire.errors import Closed, DataError, MemoireError, ParameterError, Refused, SnapshotMismatch
+from memoire.errors import Closed, DataError, ParameterError, Refused, SnapshotMismatch
 from memoire.limits import STORAGES
 from memoire.nodes import roles as snapshots
 from memoire.replay import dataset, sampling
@@ -35,8 +35,7 @@ from memoire.tables.keyed.pool import RowChange
 from memoire.tables.prompts.columns import packed, raw_columns
 from memoire.tables.table import Table
 from memoire.wire import containers as pack
-from memoire.wire import messages, types
-from memoire.wire.frames import MessageHeader
+from memoire.wire import messages
 from netkit import QUICK, SCHEMA, pool_in, record, table_in, until
 
 pytestmark = pytest.mark.slow
@@ -44,7 +43,6 @@ pytestmark = pytest.mark.slow
 SMALL = Parameters(cache_size=16)
 TABLES = {"online": Table(SCHEMA, parameters=SMALL), "whole": Table(SCHEMA, storage="episodes", capacity=1000)}
 WORKER = b"w" * 16
-HEADER = MessageHeader(types.TAKE_SNAPSHOT, 0, b"c" * 16, 0, 0, 1, 0, 0, 0)
 
 
 def serving(cluster, clients=3, caches=4, **options):
@@ -62,24 +60,6 @@ def serving(cluster, clients=3, caches=4, **options):
 
 def numbers(batch):
     return sorted(map(bytes, batch.ids))
-
-
-def test_a_server_goes_on_where_another_one_was(cluster, tmp_path):
-    server = serving(cluster)
-    server.publish("policy", b"x")
-    server.publish("policy", b"y")
-    server.get_batch(20)
-    made = server.snapshot(tmp_path / "a")
-    assert (made.caches, made.unused, made.complete) == (server.stats().held_caches, 12 * 16 - 20, True)
-    assert made.bytes == (tmp_path / "a").stat().st_size
-    again = cluster.server(parameters=SMALL, limits=QUICK)
-    done = again.restore([tmp_path / "a"])
-    assert (done.unused, done.clients, done.accounts) == (made.unused, 3, 3)
-    assert again.stats().unused_samples == server.stats().unused_samples
-    mine, theirs = server.totals(), again.totals()
-    assert (theirs.episodes, theirs.steps, theirs.accepted_caches) == (mine.episodes, mine.steps, mine.accepted_caches)
-    assert numbers(again.get_batch(172)) == numbers(server.get_batch(172))
-    assert again.publish("policy", b"z") == 3, "versions go back for nobody"
 
 
 def test_three_servers_share_out_what_two_had(cluster, tmp_path):
@@ -173,14 +153,6 @@ def test_feedback_reaches_restored_episodes_and_ids_of_the_former_server_are_sta
     assert new.update_priorities(np.full(8, 9.0)) == (8, 0, 0, 0) and memory.total_weight > before
 
 
-def test_a_table_that_is_not_there_is_said_before_anything_is_taken(cluster, tmp_path):
-    shipped(cluster).snapshot(tmp_path / "a")
-    alone = cluster.server(schema=None, tables={"online": Table(SCHEMA, parameters=SMALL)}, limits=QUICK)
-    with pytest.raises(SnapshotMismatch, match="table 'whole', and this server has 'online'"):
-        alone.restore([tmp_path / "a"])
-    assert alone.stats().held_caches == 0
-
-
 def test_an_orderly_end_keeps_all_tables(cluster, tmp_path):
     server = shipped(cluster, state_dir=tmp_path, snapshot_caches=True)
     before = content_of(server)
@@ -206,36 +178,6 @@ def test_an_orderly_end_leaves_the_last_quarter_of_its_time_to_the_state_folder(
 def content_of(server):
     names, weights = weights_of(pool_in(server, "whole").memory)
     return sorted(zip(names, weights, strict=True))
-
-
-def test_a_snapshot_restores_into_another_run_without_its_totals(cluster, tmp_path):
-    serving(cluster, run="one").snapshot(tmp_path / "a")
-    again = cluster.server(parameters=SMALL, run="two")
-    assert again.restore([tmp_path / "a"]).caches == 12
-    assert (again.total_steps, again.totals("one").steps) == (0, 120)
-
-
-@pytest.mark.parametrize("form", [{"sequence_length": 4, "burn_in": 1}, {"multi_step": 3, "compression": "zlib"}])
-def test_caches_of_every_form_come_back(cluster, tmp_path, form):
-    parameters = SMALL.replace(**form)
-    server = serving(cluster, clients=1, parameters=parameters)
-    server.snapshot(tmp_path / "a")
-    again = cluster.server(parameters=parameters)
-    again.restore([tmp_path / "a"])
-    mine, theirs = server.get_batch(64), again.get_batch(64)
-    order = [np.argsort(batch.ids["number"], kind="stable") for batch in (mine, theirs)]
-    np.testing.assert_array_equal(mine["obs"][order[0]], theirs["obs"][order[1]])
-
-
-def test_parameters_come_along_when_they_are_asked_for(cluster, tmp_path):
-    stacked = SMALL.replace(frame_stack=2, importance_exponent=0.9)
-    serving(cluster, parameters=stacked).snapshot(tmp_path / "a")
-    again = cluster.server()
-    with pytest.raises(SnapshotMismatch, match="frame_stack=2"):
-        again.restore([tmp_path / "a"])
-    assert again.restore([tmp_path / "a"], configure=True).caches == 12
-    assert again.parameters == stacked
-    again.get_batch(5)
 
 
 def test_a_client_that_goes_on_is_counted_once(cluster, tmp_path):
@@ -297,26 +239,6 @@ def archive_of(folder, at=lambda dispatcher: None, begun=lambda dispatcher: None
         clock=lambda: begun(dispatcher) or 1000.0,
         at=lambda point: at(dispatcher),
     )
-
-
-def test_the_same_order_is_carried_out_once(tmp_path):
-    archive = archive_of(tmp_path)
-    body = messages.TakeSnapshot(name="a", order=bytes(16))
-    assert archive.order(HEADER, body, None).body.state == "writing"
-    done = until(lambda: (told := archive.order(HEADER, body, None).body).state == "done" and told)
-    assert archive.taken == 1 and done.path == str(tmp_path / "snapshots" / "a.snapshot")
-
-
-def test_one_snapshot_is_ordered_at_a_time(tmp_path):
-    go_on = threading.Event()
-    archive = archive_of(tmp_path, lambda dispatcher: go_on.wait(100.0) and 1 / 0)
-    first = messages.TakeSnapshot(name="a", order=bytes(16))
-    archive.order(HEADER, first, None)
-    with pytest.raises(MemoireError, match="'a' is being written"):
-        archive.order(HEADER, messages.TakeSnapshot(name="b", order=bytes([1] * 16)), None)
-    go_on.set()
-    failed = until(lambda: (told := archive.order(HEADER, first, None).body).state == "failed" and told)
-    assert "ZeroDivisionError" in failed.text
 
 
 def test_a_run_that_begins_meanwhile_is_not_mixed_in(tmp_path):
@@ -717,35 +639,6 @@ def test_only_the_heir_of_a_whole_file_draws_with_the_generator_of_the_file(tmp_
     assert draws(seed=7) == draws(seed=7) != expected
     assert len({tuple(draws(own=[98, 99])), tuple(draws(own=[98, 99])), tuple(expected)}) == 3
     assert len({tuple(draws(part=(0, 2))), tuple(draws(part=(0, 2)))}) == 2
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_clients_whose_samples_are_used_up_count_for_the_least_size_as_before(tmp_path, form):
-    options = {"cache_size": 16, "schema": SCHEMA, "name": "s", "min_size": 40}
-    options |= {"state_dir": tmp_path / "state", "snapshot_caches": True} if form == "restart" else {}
-    server = Server(None, **options)
-    fill(server, range(3))
-    server.get_batch(32)
-    assert server.stats().held_caches == 1, "one of the two clients has none left"
-    for _ in range(2):
-        server = FORMS[form](server, options, tmp_path)
-        assert len(server.get_batch(8)["obs"]) == 8
-    server.close(20.0)
-
-
-def test_a_server_that_holds_nothing_any_more_goes_on_too(tmp_path):
-    """Beta's progress, the generator and the limiter's counts; and a start with another discount is not refused."""
-    options = {"cache_size": 16, "schema": SCHEMA, "name": "s", "state_dir": tmp_path, "snapshot_caches": True}
-    options |= {"sampler": Prioritized(0.6, beta=Linear(0.4, 1.0, 50))}
-    server = Server(None, **options)
-    fill(server, range(2))
-    server.get_batch(32)
-    before = pool_in(server).state(), table_in(server).limiter.state()
-    server.close(20.0)
-    server = Server(None, **options)
-    assert (pool_in(server).state(), table_in(server).limiter.state()) == before
-    server.close(20.0)
-    Server(None, **options, discount=0.5).close(20.0)
 
 
 @pytest.mark.parametrize("storage", ["caches", "episodes"])

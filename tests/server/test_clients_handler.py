@@ -120,12 +120,6 @@ def test_a_client_that_moves_to_another_table_takes_its_counts_along(durable, di
     ledger.check_invariants()
 
 
-def test_a_client_keeps_the_owner_that_it_had_before_its_account(ends):
-    ends.owners.check(ME, "actor/a", NOW)
-    ends.hello()
-    assert ends.state.ledger.find(ME).owner == "actor/a"
-
-
 # ----------------------------------------------------------------------------------------------------------- UPDATE
 
 
@@ -135,21 +129,6 @@ def test_an_update_that_comes_again_changes_nothing(ends):
     assert first == again and (first.body.episodes, first.body.steps, first.body.lines_through) == (3, 30, 1)
     assert [[entry.line.text for entry in lines] for lines in ends.lines] == [["x"]]
     ends.state.ledger.check_invariants()
-
-
-def test_updated_says_what_has_been_counted(ends):
-    ended = messages.Ended(number=1, time=0.0, length=30, returned=1.5)
-    told = ends.update(epoch=7, episodes=1, steps=30, caches=2, cache_bytes=200, ended=[ended], now=NOW + 5).body
-    assert (told.epoch, told.ended_through, told.caches, told.received_bytes) == (7, 1, 0, 0)
-    assert (told.run_name, told.time, told.durable, told.wait) == ("run", NOW + 5, False, "")
-    assert ends.state.ledger.find(ME).pushed_caches == 2
-    assert ends.update(now=-5.0).body.time == 0.0, "a clock that says less has no message for it"
-
-
-def test_a_client_that_says_goodbye_is_not_told_that_what_it_has_just_sent_is_lost(ends):
-    said = ends.update(epoch=7, caches=2, cache_bytes=200, leaving=True).body
-    assert (said.lost, said.lost_bytes) == (0, 0)
-    assert (ends.state.ledger.find(ME).lost_caches, ends.state.ledger.find(ME).lost_bytes) == (2, 200)
 
 
 def test_lines_are_written_when_they_are_on_disk(durable, disk):
@@ -235,14 +214,6 @@ def test_priorities_are_given_until_they_are_applied(ends):
     assert ends.state.ledger.find(ME).waiting_feedback == 0
 
 
-def test_priorities_of_a_client_that_leaves_are_lost(ends):
-    ends.update(steps=5)
-    feed(ends)
-    ends.update(steps=5, leaving=True)
-    assert ends.feedback.lost == 3 and ends.state.ledger.totals().lost_feedback == 3
-    ends.state.ledger.check_invariants()
-
-
 # --------------------------------------------------------------------------------------------------- the run is over
 
 
@@ -263,14 +234,6 @@ def test_a_client_knows_that_the_run_is_over_when_it_says_so(ends):
     ends.control.resume()
     ends.control.finish()
     assert ends.clients.untold(2.0, NOW) == 1, "that was another end"
-
-
-def test_a_client_of_a_former_run_has_not_heard_the_end_of_the_present_one(ends):
-    ends.update(steps=1)
-    ends.control.begin_run("next", NOW)
-    ends.control.finish()
-    ends.update(run=RUN, steps=1, finished=True)
-    assert ends.state.informed == set()
 
 
 def test_who_only_tries_the_way_there_and_back_is_in_no_total(ends):
@@ -306,15 +269,6 @@ def test_nobody_owns_anything_where_no_keys_are_asked_for(state):
     owner.check(NO_CLIENT, "actor/a", NOW)
     owner.check(NO_CLIENT, "actor/b", NOW)
     owner.check(ME, "actor/a", NOW)
-
-
-def test_an_id_without_an_account_belongs_to_whoever_uses_it_first(state):
-    owner = ClientOwners(state)
-    owner.check(READER, "reader/a", NOW)
-    owner.check(READER, "reader/a", NOW)
-    detail = refused(owner, READER, "reader/b")
-    assert detail == f"client {READER.hex()[:8]} belongs to the key reader/a, not reader/b"
-    owner.check(YOU, "reader/b", NOW)
 
 
 def test_an_account_knows_its_owner_and_has_it_saved():
@@ -399,22 +353,6 @@ def test_clients_that_are_gone_share_no_more_and_silent_ones_are_counted_once_a_
     state_of_credit.ledger.greet(bytes([9]) * 16, late)
     assert credits.of(state_of_credit.tables.first, late + 0.9) == 5000 // 7
     assert credits.of(state_of_credit.tables.first, late + 1.0) == 5000 // 8
-
-
-def test_a_clock_that_goes_back_has_clients_counted_again(state_of_credit):
-    credits = Credits(state_of_credit)
-    greet(state_of_credit, 10, now=NOW - 100.0)
-    assert credits.of(state_of_credit.tables.first, NOW) == 1000, "all are silent"
-    assert credits.of(state_of_credit.tables.first, NOW - 50.0) == 500
-
-
-def test_another_run_has_its_own_clients(state_of_credit):
-    credits = Credits(state_of_credit)
-    greet(state_of_credit, 10, now=NOW - 100.0)
-    assert credits.of(state_of_credit.tables.first, NOW) == 1000
-    state_of_credit.runs.begin("next", NOW)
-    greet(state_of_credit, 10)
-    assert credits.of(state_of_credit.tables.first, NOW) == 500
 
 
 def test_entries_are_granted_to_each_client_of_a_table():
@@ -534,15 +472,6 @@ def test_a_run_that_begins_between_check_and_accept_takes_nothing(state):
     former.check_invariants()
 
 
-def test_what_is_refused_is_counted_for_its_client(state):
-    handler, made = IntakeHandler(state), pushed()
-    handler.reject(NOW, made.header, made.body, "schema")
-    account = state.ledger.find(ME)
-    assert (account.rejected, account.received_bytes, account.accepted_caches) == ({"schema": 1}, CACHE.nbytes, 0)
-    assert account.table == 0
-    state.ledger.check_invariants()
-
-
 def test_nobody_is_counted_who_has_no_id_or_names_a_run_that_never_was(state):
     handler = IntakeHandler(state)
     for made in (pushed(client=NO_CLIENT), pushed(run=NEXT)):
@@ -567,15 +496,3 @@ def test_too_many_new_clients_are_refused_though_their_cache_is_held():
         accept(handler, other)
     with pytest.raises(ProtocolError, match="too many new clients at once"):
         handler.reject(NOW, other.header, other.body, "busy")
-
-
-def test_what_is_counted_is_saved():
-    disk = Disk()
-    state = state_of(store=store_of(disk))
-    handler = IntakeHandler(state)
-    accept(handler, pushed())
-    assert not state.committer.is_saved("run", ME)
-    save(state, disk)
-    made = pushed(2)
-    handler.reject(NOW, made.header, made.body, "schema")
-    assert not state.committer.is_saved("run", ME)

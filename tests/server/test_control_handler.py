@@ -60,12 +60,6 @@ def test_a_mistake_ends_an_order_and_what_comes_after_it_is_not_done(ends, wrong
     assert (ends.state.run.finished, ends.state.leaving, ends.state.run.name) == (False, False, "run")
 
 
-def test_one_order_may_say_all(ends):
-    told = control(ends, parameters={"cache_size": 4}, run="next", finish=True, drain=True).body
-    assert (told.parameters_version, told.finished, ends.state.run.name, ends.state.leaving) == (2, True, "next", True)
-    assert not ends.state.runs.named("run").finished and len(ends.news) == 4
-
-
 def test_the_end_of_a_run_is_said_once(ends, disk):
     ends.control.resume()
     assert ends.news == []
@@ -191,15 +185,6 @@ def test_a_model_from_far_away_is_published_when_it_is_whole(ends_of_models_hand
     assert shown(ends_of_models_handler) == [(1, body)]
 
 
-def test_a_chunk_alone_promises_nothing(ends_of_models_handler):
-    reply = publish(ends_of_models_handler)
-    assert (reply.body.received, reply.body.version, reply.until_saved) == (
-        10,
-        0,
-        False,
-    ) and ends_of_models_handler.shown == []
-
-
 def test_a_version_that_is_here_is_taken_again_at_once(ends_of_models_handler):
     """A reader publishes what it has to a server that comes back, which may have it from its disk."""
     publish(ends_of_models_handler)
@@ -211,18 +196,6 @@ def test_a_version_that_is_here_is_taken_again_at_once(ends_of_models_handler):
     with pytest.raises(ProtocolError) as caught:
         publish_all(ends_of_models_handler, b"y", client=YOU, version=4)
     assert caught.value.code == "topic" and shown(ends_of_models_handler) == [(4, BODY)]
-
-
-def test_a_model_is_nobodys_before_it_is_on_disk(durable_of_models_handler, disk):
-    reply = publish_all(durable_of_models_handler)
-    assert (reply.body.version, reply.until_saved, durable_of_models_handler.shown) == (1, True, [])
-    assert durable_of_models_handler.state.models.newest("t") is None
-    again = publish_all(durable_of_models_handler)
-    assert again.body.version == 2, "nobody asked for version 1 again"
-    assert publish(durable_of_models_handler, version=2).body.version == 2, "it is about to be here"
-    durable_of_models_handler.models.collected()
-    save(durable_of_models_handler.state, disk)
-    assert shown(durable_of_models_handler) == [(1, BODY), (2, BODY)] and disk.models["run"]["t"].version == 2
 
 
 def test_what_is_published_while_a_group_is_saved_waits_for_the_next_one(durable_of_models_handler, disk):
@@ -289,13 +262,6 @@ def test_a_chunk_says_the_checksum_of_the_body_and_one_of_all_of_it_is_not_summe
         is_whole = len(body) == 10
         assert reply.body.checksum == _bytes.checksum(body)
         assert dict(reply.changed) == ({"payload_checksum": _bytes.checksum(body)} if is_whole else {})
-
-
-def test_a_body_with_another_hash_than_its_publisher_said_is_never_shown(ends_of_models_handler):
-    said = messages.Publish(topic="t", size=5, checksum=0)
-    with pytest.raises(ProtocolError, match="XXH3"):
-        ask(ends_of_models_handler.models.receive, said, ME, payload=b"model")
-    assert shown(ends_of_models_handler) == []
 
 
 # --- What readers draw, message by message

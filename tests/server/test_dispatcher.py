@@ -26,13 +26,11 @@ from memoire.server.handlers.accounts import FEEDBACK_SAMPLES
 from memoire.tables.caches.pool import Pool
 from memoire.tables.desk import Reply
 from memoire.tables.table import Table, Tables
-from memoire.wire import _bytes, messages
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
+from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.containers import unpacked_bytes
 from memoire.wire.frames import NO_CLIENT, name_hash, parse
-from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
+from memoire.wire.rows import CLIENT_COUNTS, unpack_sums
 from netkit import SCHEMA
 from serverkit import ME, NOW, PARAMETERS, READER, RUN, YOU, cache_of, message, server_options, store_of, tables_of
 
@@ -202,14 +200,6 @@ def test_a_cache_takes_few_calls_of_python(dispatcher):
     assert len(called) <= MAX_CALLS, called
 
 
-def test_a_cache_that_is_refused_is_counted_by_its_code(dispatcher):
-    made = message(messages.Cache(number=1), payload=cache_of(), fingerprint=1)
-    with pytest.raises(ProtocolError) as caught:
-        dispatcher.arrived(made.header, made.body, made.payload)
-    assert caught.value.code == "schema" and dispatcher.refused == {"schema": 1}
-    assert dispatcher.ledger.find(ME).rejected == {"schema": 1}
-
-
 def test_a_reader_is_known_by_what_it_said(dispatcher):
     dispatcher.answer(message(messages.Hello(role="reader", codecs=["lz4"]), READER))
     assert dispatcher._can_undo(READER, "lz4") and not dispatcher._can_undo(ME, "lz4")
@@ -224,26 +214,6 @@ def saved(dispatcher, disk):
         dispatcher.saved()
         for ticket in group.tickets:
             ticket()
-
-
-def test_a_reply_that_promises_something_is_sent_when_it_is_on_disk():
-    disk, sent = Disk(), []
-    dispatcher = dispatcher_of(store=store_of(disk))
-    made = message(messages.Update(steps=1))
-    dispatcher.send(made.header, dispatcher.answer(made), sent.append)
-    assert sent == []
-    saved(dispatcher, disk)
-    assert [reply.body.steps for reply in sent] == [1]
-    again = message(messages.Update(steps=1), number=2)
-    dispatcher.send(again.header, dispatcher.answer(again), sent.append)
-    assert len(sent) == 2 and is_free(dispatcher.lock)
-
-
-def test_without_a_folder_every_reply_goes_at_once(dispatcher):
-    sent, made = [], message(messages.Control())
-    dispatcher.send(made.header, dispatcher.answer(made), lambda reply: sent.append(is_free(dispatcher.lock)))
-    assert sent == [True] and not dispatcher.is_durable
-    dispatcher.start_saving(pytest.fail, pytest.fail)
 
 
 def test_a_store_hands_out_what_waited_for_a_group():
@@ -319,36 +289,6 @@ def test_credit_is_news_for_everyone():
     assert len(news) == 3
 
 
-def test_priorities_of_unknown_clients_are_lost(dispatcher):
-    dispatcher.answer(message(messages.Update(steps=3)))
-    ids = np.zeros(3, ID)
-    ids["client"][:2] = np.frombuffer(ME, "<u8")
-    assert dispatcher.hand_on(ids, np.ones(3)).lost == 1
-    assert (dispatcher.feedback_given, dispatcher.feedback_lost) == (3, 1)
-
-
-def test_accounts_are_read_page_by_page_and_folded(caplog):
-    now = [NOW]
-    dispatcher = dispatcher_of(clock=lambda: now[0])
-    dispatcher.answer(message(messages.Update(steps=3)))
-    dispatcher.inherit("run", False, np.zeros(0, ACCOUNT))
-    assert [rows["steps"].tolist() for rows in dispatcher.pages(dispatcher.runs.current)] == [[3]]
-    assert dispatcher.ended(0, 5) == ("run", 1, []) and dispatcher.untold(2.0) == 0
-    now[0] += 10_000.0
-    dispatcher.fold()
-    assert len(dispatcher.ledger) == 0 and dispatcher.trouble() == "" and caplog.text == ""
-
-
-def test_too_many_new_clients_are_logged_once_for_a_while(caplog):
-    limits = Limits(new_clients=2, new_clients_rate=0.001)
-    dispatcher = Dispatcher(tables=tables_of(), run="run", name="home", limits=limits, clock=lambda: NOW, epoch=7)
-    for client in (ME, YOU):
-        dispatcher.answer(message(messages.Update(steps=1), client))
-    for _ in range(2):
-        dispatcher.fold()
-    assert [record.getMessage() for record in caplog.records] == [f"server home: {dispatcher.trouble()}"]
-
-
 def test_a_client_id_belongs_to_a_key(dispatcher):
     dispatcher.own(ME, "actor/a")
     with pytest.raises(ProtocolError) as caught:
@@ -411,37 +351,6 @@ def test_another_run_begins_its_band_anew():
     assert limiter.stats().surplus == 4.0
 
 
-def test_hello_says_all_that_a_client_needs(dispatcher_of_answers):
-    reply = Asker(dispatcher_of_answers).ask(messages.Hello(label=7, codecs=["zlib", "unheard of"]))
-    told = reply.body
-    assert (told.run_name, told.home_name, told.servers, told.codecs) == ("run", "home", ["home"], ["zlib"])
-    assert Parameters.from_wire(told.parameters).cache_size == 64 and told.credit == Limits().credit
-    assert reply.changed == {
-        "run": name_hash("run"),
-        "home": name_hash("home"),
-        "fingerprint": SCHEMA.fingerprint,
-        "table": 0,
-    }
-
-
-def test_an_update_that_comes_again_changes_nothing(dispatcher_of_answers, told):
-    me = Asker(dispatcher_of_answers)
-    line = messages.Line(number=1, time=0.0, label=7, text="x")
-    update = messages.Update(episodes=3, steps=30, lines=[line])
-    first, again = me.ask(update), me.ask(update, again=True)
-    assert first == again and (first.body.episodes, first.body.lines_through) == (3, 1)
-    assert len(told["lines"]) == 1 and dispatcher_of_answers.ledger.episodes == 3
-    dispatcher_of_answers.ledger.check_invariants()
-
-
-def test_parameters_are_sent_to_those_that_have_others(dispatcher_of_answers):
-    me = Asker(dispatcher_of_answers)
-    assert me.ask(messages.Update(parameters_version=1)).body.parameters is None
-    dispatcher_of_answers.configure(dispatcher_of_answers.tables.first, {"cache_size": 32})
-    assert me.ask(messages.Update(parameters_version=1)).body.parameters["cache_size"] == 32
-    assert me.ask(messages.Update(parameters_version=2)).body.parameters is None
-
-
 def test_a_draw_that_is_asked_for_again_takes_no_samples(dispatcher_of_answers):
     arrive(dispatcher_of_answers, cache_of_of_answers())
     reader = Asker(dispatcher_of_answers, YOU_ANSWERS)
@@ -456,76 +365,6 @@ def test_a_draw_that_is_asked_for_again_takes_no_samples(dispatcher_of_answers):
     reader.number -= 3
     overtaken = reader.ask(messages.Draw(counts=counts.tobytes(), reserve=64))
     assert overtaken.body.code == "missing" and dispatcher_of_answers.tables.first.pool.stats().drawn == 30
-
-
-@pytest.mark.parametrize("body", [b"", b"x", b"twenty-five bytes of model"])
-def test_a_model_is_published_once_however_often_its_stretches_come(dispatcher_of_answers, told, body):
-    me = Asker(dispatcher_of_answers)
-    checksum = _bytes.checksum(body)
-    for offset in range(0, max(1, len(body)), 10):
-        publish = messages.Publish(topic="t", size=len(body), checksum=checksum, offset=offset)
-        chunk = body[offset : offset + 10] or None
-        first = me.ask(publish, payload=chunk)
-        assert me.ask(publish, payload=chunk, again=True) == first
-    assert first.body.version == 1 and [model.body for model in told["models"]] == [body]
-    publish = messages.Publish(topic="t", size=1, checksum=_bytes.checksum(b"n"), version=1)
-    assert me.ask(publish, payload=b"n").body.code == "topic"
-    late = messages.Publish(topic="t", size=30, checksum=checksum, offset=10)
-    assert me.ask(late, payload=b"0123456789").body.code == "missing"
-    huge = messages.Publish(topic="t", size=1001, checksum=checksum)
-    assert me.ask(huge, payload=b"0").body.code == "too_large"
-
-
-def test_a_version_that_is_here_is_taken_again_at_once(dispatcher_of_answers, told):
-    """A reader publishes what it has to a server that comes back, which may have it from its disk."""
-    model = dispatcher_of_answers.publish("t", b"x" * 30, 4)
-    publish = messages.Publish(topic="t", size=30, checksum=model.checksum, version=4)
-    said = Asker(dispatcher_of_answers).ask(publish, payload=b"x" * 10).body
-    assert (said.received, said.version) == (30, 4) and told["models"] == [model]
-    other = messages.Publish(topic="t", size=1, checksum=_bytes.checksum(b"y"), version=4)
-    assert Asker(dispatcher_of_answers, YOU_ANSWERS).ask(other, payload=b"y").body.code == "topic"
-
-
-def test_a_model_is_fetched_in_stretches(dispatcher_of_answers):
-    dispatcher_of_answers.publish("t", b"fifteen bytes..")
-    me = Asker(dispatcher_of_answers)
-    first = me.ask(messages.Fetch(topic="t"))
-    assert (first.body.version, first.body.size, bytes(first.payload)) == (1, 15, b"fifteen by")
-    assert bytes(me.ask(messages.Fetch(topic="t", version=1, offset=10)).payload) == b"tes.."
-    assert bytes(me.ask(messages.Fetch(topic="t", version=1, offset=2, size=3)).payload) == b"fte"
-    for wrong in (
-        messages.Fetch(topic="t", version=2),
-        messages.Fetch(topic="u"),
-        messages.Fetch(topic="t", offset=16),
-    ):
-        assert me.ask(wrong).body.code == "missing"
-
-
-def test_a_model_that_was_overtaken_while_it_was_asked_for_is_missing_and_nothing_to_worry_about(dispatcher_of_answers):
-    for body in range(20):
-        dispatcher_of_answers.publish("t", bytes([body]) * dispatcher_of_answers.limits.model_bytes)
-    me = Asker(dispatcher_of_answers)
-    assert me.ask(messages.Fetch(topic="t", version=1)).body.code == "missing"
-    assert dispatcher_of_answers.refused == {}
-    assert me.ask(messages.Fetch(topic="t", version=21)).body.code == "missing"
-    assert dispatcher_of_answers.refused == {"missing": 1}
-
-
-def test_feedback_waits_for_its_owner_and_is_given_until_it_is_applied(dispatcher_of_answers):
-    me = Asker(dispatcher_of_answers)
-    me.ask(messages.Update(steps=5))
-    ids = np.zeros(5, ID)
-    ids["client"], ids["number"] = np.frombuffer(ME_ANSWERS, "<u8"), np.arange(5)
-    assert dispatcher_of_answers.hand_on(ids, np.arange(5.0)).lost == 0
-    for _ in range(2):
-        reply = me.ask(messages.Update(steps=5))
-        numbers, errors = unpack.read_feedback(reply.payload, SCHEMA)[ME_ANSWERS]
-        assert numbers.tolist() == errors.tolist() == [0, 1, 2, 3, 4]
-    account = dispatcher_of_answers.ledger.find(ME_ANSWERS)
-    assert account.waiting_feedback == 5
-    done = messages.Update(epoch=reply.body.epoch, feedback_through=reply.body.feedback_through, applied=4, stale=1)
-    assert me.ask(done).payload is None
-    assert (account.waiting_feedback, account.report.applied, account.report.stale) == (0, 4, 1)
 
 
 def test_feedback_that_nobody_fetches_is_bounded_and_counted(dispatcher_of_answers, caplog):
@@ -553,136 +392,6 @@ def test_feedback_that_nobody_fetches_is_bounded_and_counted(dispatcher_of_answe
         ids
     ) and dispatcher_of_answers.feedback_lost == 7 * len(ids)
     dispatcher_of_answers.ledger.check_invariants()
-
-
-def test_feedback_over_the_wire_is_taken_once(dispatcher_of_answers):
-    Asker(dispatcher_of_answers).ask(messages.Update(steps=3))
-    ids = np.zeros(3, ID)
-    ids["client"] = np.frombuffer(ME_ANSWERS, "<u8")
-    reader = Asker(dispatcher_of_answers, YOU_ANSWERS)
-    payload = pack.pack_feedback(SCHEMA, ids, np.ones(3, np.float32))
-    for again in (False, True):
-        reply = reader.ask(messages.Feedback(), payload=payload, again=again)
-        assert (reply.body.samples, reply.body.lost) == (3, 0)
-    assert dispatcher_of_answers.feedback_given == 3
-
-
-@pytest.mark.parametrize(
-    ("changed", "code"),
-    [({"fingerprint": 1}, "schema"), ({"run": 1}, "run"), ({"client": bytes(16)}, "client")],
-)
-def test_a_cache_from_elsewhere_is_refused_by_code(dispatcher_of_answers, changed, code):
-    with pytest.raises(ProtocolError) as caught:
-        arrive(dispatcher_of_answers, cache_of_of_answers(), **changed)
-    assert caught.value.code == code and dispatcher_of_answers.refused == {code: 1}
-    assert (
-        dispatcher_of_answers.ledger.accepted_caches == 0
-        and dispatcher_of_answers.tables.first.pool.stats().caches == 0
-    )
-
-
-def test_a_cache_is_accounted_whether_it_is_taken_or_not(dispatcher_of_answers):
-    good = cache_of_of_answers()
-    assert arrive(dispatcher_of_answers, good) == 64
-    broken = good.copy()
-    broken[100] ^= 1
-    with pytest.raises(ProtocolError):
-        arrive(dispatcher_of_answers, broken, sequence=2)
-    account = dispatcher_of_answers.ledger.find(ME_ANSWERS)
-    assert (account.accepted_caches, sum(account.rejected.values())) == (1, 1)
-    assert account.received_bytes == 2 * good.nbytes
-    dispatcher_of_answers.ledger.check_invariants()
-
-
-def test_a_learner_may_end_the_run_and_change_parameters_but_not_wrongly(dispatcher_of_answers):
-    me = Asker(dispatcher_of_answers)
-    assert me.ask(messages.Control(parameters={"cache_size": 8})).body.parameters_version == 2
-    for wrong in ({"cache_size": 0}, {"no such parameter": 1}):
-        assert me.ask(messages.Control(parameters=wrong, finish=True)).body.code == "parameters"
-    assert not dispatcher_of_answers.finished and dispatcher_of_answers.tables.first.parameters.cache_size == 8
-    assert me.ask(messages.Control(finish=True)).body.finished
-    assert me.ask(messages.Update()).body.finished
-
-
-def test_what_a_learner_says_again_undoes_nothing(dispatcher_of_answers):
-    first, me = Asker(dispatcher_of_answers), Asker(dispatcher_of_answers, YOU_ANSWERS)
-    first.ask(messages.Control(run="one", parameters={"cache_size": 8}))
-    me.ask(messages.Control(run="two", parameters={"cache_size": 9}))
-    said = first.ask(messages.Control(run="one", parameters={"cache_size": 8}), again=True).body
-    assert (
-        dispatcher_of_answers.run_name,
-        dispatcher_of_answers.tables.first.parameters.cache_size,
-        said.parameters_version,
-    ) == (
-        "two",
-        9,
-        2,
-    )
-
-
-def test_a_client_knows_that_the_run_is_over_when_it_says_so(dispatcher_of_answers):
-    """The reply that tells it may be lost with the connection of a server that ends."""
-    me, you = Asker(dispatcher_of_answers), Asker(dispatcher_of_answers, YOU_ANSWERS)
-    for asker in (me, you):
-        asker.ask(messages.Hello())
-    assert dispatcher_of_answers.untold(2.0) == 0
-    dispatcher_of_answers.finish()
-    assert me.ask(messages.Update(episodes=1)).body.finished and dispatcher_of_answers.untold(2.0) == 2
-    me.ask(messages.Update(episodes=1, finished=True))
-    assert dispatcher_of_answers.untold(2.0) == 1
-    you.ask(messages.Update(leaving=True))
-    assert dispatcher_of_answers.untold(2.0) == 0
-
-
-def test_credit_is_shared_by_those_who_are_there(told):
-    now = [1000.0]
-    dispatcher = made_dispatcher(told, clock=lambda: now[0])
-    dispatcher.grant(1000)
-    dispatcher.tables.first.pool.limit(5000)
-    askers = [Asker(dispatcher, bytes([number + 1]) * 16) for number in range(10)]
-    for asker in askers:
-        asker.ask(messages.Hello())
-    assert dispatcher.credit(dispatcher.tables.first) == 500
-    askers[0].ask(messages.Update(leaving=True))
-    askers[1].ask(messages.Update(leaving=True))
-    assert dispatcher.credit(dispatcher.tables.first) == 5000 // 8  # at once
-    now[0] += 59.0
-    for asker in askers[2:8]:
-        asker.ask(messages.Update())
-    now[0] += 2.0  # two have been silent for too long
-    assert dispatcher.credit(dispatcher.tables.first) == 5000 // 6
-    askers[9].ask(messages.Update())
-    now[0] += 1.0
-    assert dispatcher.credit(dispatcher.tables.first) == 5000 // 7
-    assert dispatcher.ledger.gone == 0  # they have reported nothing that counts: nobody has to remember them
-
-
-def test_credit_is_shared_when_many_ask(dispatcher_of_answers):
-    dispatcher_of_answers.grant(1000)
-    dispatcher_of_answers.tables.first.pool.limit(5000)
-    for number in range(10):
-        credit = Asker(dispatcher_of_answers, bytes([number + 1]) * 16).ask(messages.Hello()).body.credit
-    assert credit == 500
-
-
-def test_accounts_of_a_drained_server_are_kept_once(dispatcher_of_answers):
-    def brought(count, steps, name="run"):
-        rows = np.zeros(count, ACCOUNT)
-        rows["client"][:, 0], rows["home"], rows["steps"] = range(count), 7, steps
-        return (
-            Asker(dispatcher_of_answers, YOU_ANSWERS).ask(messages.Inherit(run_name=name, accounts=rows.tobytes())).body
-        )
-
-    assert brought(10, 5).samples == 10
-    assert brought(10, 5).samples == 10  # again
-    Asker(dispatcher_of_answers).ask(messages.Update(steps=3))
-    told = Asker(dispatcher_of_answers).ask(messages.Ledger()).body
-    rows = unpack_accounts(told.accounts)
-    assert (len(rows), rows["steps"].sum(), told.run_name, told.runs) == (11, 53, "run", ["run"])
-    assert brought(2, 5, "elsewhere").samples == 2
-    assert Asker(dispatcher_of_answers).ask(messages.Ledger(run="elsewhere")).body.runs == ["elsewhere", "run"]
-    assert Asker(dispatcher_of_answers).ask(messages.Ledger(run="never")).body.code == "run"
-    assert brought(2, 5, "\n").code == "parameters"
 
 
 # --- The bytes that a server holds for its peers: asked for before they are allocated, and named by holder

@@ -26,13 +26,6 @@ def give(given, number, now=0.0, **facts):
     given.keep(header(number, **facts), reply(number))
 
 
-def test_a_request_that_comes_again_gets_the_reply_of_the_first_time():
-    given = GivenReplies()
-    give(given, 1)
-    give(given, 2)
-    assert find(given, 1) == reply(1) and find(given, 2) == reply(2)
-
-
 def test_one_that_is_older_than_all_that_are_kept_is_refused():
     given = GivenReplies()
     for number in (5, 6, 7):
@@ -47,12 +40,6 @@ def test_requests_may_come_in_another_order_while_there_is_room():
     for number in (9, 3):
         give(given, number)
     assert find(given, 3) == reply(3) and find(given, 9) == reply(9)
-
-
-def test_one_that_was_refused_by_its_handler_may_be_granted_later():
-    given = GivenReplies()
-    assert find(given, 1) is None
-    give(given, 1)
 
 
 def test_clients_tables_and_types_have_numbers_of_their_own():

@@ -10,27 +10,26 @@ from memoire.accounting.logbook import MAX_FOUND_LINES, LineFilter
 from memoire.accounting.merge import key_of, merge
 from memoire.accounting.runs import RunFacts
 from memoire.errors import ParameterError, ProtocolError, WrongType
-from memoire.limits import GiB, Limits, MiB, wall_clock
+from memoire.limits import GiB, Limits, MiB
 from memoire.models.model import make
 from memoire.replay.parameters import Parameters
-from memoire.replay.sampling import Prioritized
 from memoire.server import build
 from memoire.server.build import ServerOptions, check_bytes
 from memoire.server.dispatch import Dispatcher
 from memoire.server.durability import Announcements
 from memoire.server.handlers.control import MAX_UPLOADS, UPLOAD_TIMEOUT, Uploads
 from memoire.server.io_addresses import limit_pushes
-from memoire.server.io_snapshots import MAX_ORDERS, MAX_TEXT, SnapshotOrders, failed
+from memoire.server.io_snapshots import MAX_ORDERS, SnapshotOrders, failed
 from memoire.server.server import Server
-from memoire.server.stats import KNOWN_RUNS, Queries, figures_of, table_stats
+from memoire.server.stats import Queries, figures_of, table_stats
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.tables.table import Table, Tables
 from memoire.wire import _bytes, messages
 from memoire.wire.byte_budget import ByteBudget
-from memoire.wire.frames import DEFAULT_TABLE, encode, parse, table_number
+from memoire.wire.frames import encode, parse
 from netkit import SCHEMA
-from serverkit import ME, YOU, server_options
+from serverkit import ME, server_options
 
 # --- What a server may be asked for, and what is made of it: no socket, no folder
 
@@ -42,24 +41,6 @@ def options(**changes):
 def test_options_are_what_a_server_takes():
     fields = inspect.signature(ServerOptions).parameters
     assert list(fields) == list(inspect.signature(Server).parameters)
-
-
-def test_a_schema_makes_one_table_of_the_options_that_shape_it():
-    made = options(sampler=Prioritized(0.7), multi_step=3, storage="episodes", capacity=100, client_capacity=50)
-    (table,) = made.settings.values()
-    assert list(made.settings) == [DEFAULT_TABLE]
-    assert (table.storage, table.capacity, table.client_capacity, table.parameters.multi_step) == (
-        "episodes",
-        100,
-        50,
-        3,
-    )
-    assert made.budgets == {DEFAULT_TABLE: 1_000_000}
-
-
-def test_room_and_fields_of_parameters_are_the_tables():
-    table = options(cache_limit=7, fields={"min_size": 9}).settings[DEFAULT_TABLE]
-    assert (table.cache_limit, table.capacity, table.parameters.min_size) == (7, 0, 9)
 
 
 def test_tables_share_what_may_be_held():
@@ -117,12 +98,6 @@ def test_tables_get_pools_of_their_storage_and_budget(storage, seed):
     assert tables.first.pool.byte_limit == 1 << 20
 
 
-def test_tables_of_one_seed_draw_differently():
-    tables = build.make_tables(options(schema=None, tables={"a": Table(SCHEMA), "b": Table(SCHEMA)}, seed=9))
-    seeds = {table.name: int.from_bytes(table.pool.state()["random"], "little") for table in tables}
-    assert seeds == {name: 9 ^ table_number(name) for name in ("a", "b")}
-
-
 class Folder:
     """A state folder with nothing in it."""
 
@@ -139,15 +114,6 @@ class Folder:
 
     def close(self, timeout):
         self.closed = True
-
-
-def test_a_server_without_a_state_folder_has_no_store(store_by):
-    asked = []
-    store_by(lambda *given: asked.append(given) or Folder())
-    assert build.make_store(options(), "host") is None and asked == []
-    made = options(state_dir="x", name="mine")
-    assert isinstance(build.make_store(made, "host"), Folder)
-    assert asked == [("x", "mine", "host", made.limits, wall_clock)]
 
 
 def test_a_state_folder_goes_by_the_default_name_until_it_has_one(tmp_path):
@@ -235,13 +201,6 @@ def test_a_single_entry_that_fits_no_message_is_refused_before_a_server_is_made(
         build.make_tables(options(storage=storage, schema=schema, limits=Limits(message_bytes=3_000_000)))
 
 
-def test_the_memory_of_a_client_bounds_the_frames_of_its_caches():
-    schema = {"obs": (np.uint8, (2_000_000,)), "reward": np.float32}
-    build.make_tables(options(schema=schema, client_capacity=60, limits=Limits()))
-    with pytest.raises(ParameterError, match="^cache_size must be at most"):
-        build.make_tables(options(schema=schema, client_capacity=70, limits=Limits()))
-
-
 @pytest.mark.parametrize("value", [None, 1, 1 << 40])
 def test_a_number_of_bytes_is_whole_and_above_0_or_left_out(value):
     check_bytes("credit", value)
@@ -319,14 +278,6 @@ def test_totals_are_of_the_run_that_is_asked_for(served):
     assert [facts.name for facts in served.queries.runs()] == ["one", "two"]
 
 
-def test_a_client_is_shown_with_the_models_that_were_the_newest_when_it_reported(served):
-    served.dispatcher.models.put(make("policy", b"weights", 4))
-    served.report(ACTORS[0], steps=1, models={"policy": 3})
-    served.dispatcher.models.put(make("policy", b"weights", 9))
-    (client,) = served.queries.clients("", None)
-    assert (client.models, client.newest_models) == ({"policy": 3}, {"policy": 4})
-
-
 def test_totals_add_what_drained_servers_have_brought(served):
     served.report(ACTORS[0], episodes=1, steps=10)
     other = Served()
@@ -353,23 +304,6 @@ def test_a_run_that_there_is_not_is_refused_with_those_that_there_are(served, as
         ask(served.queries)
 
 
-def test_an_error_names_the_newest_runs_alone(served):
-    for number in range(KNOWN_RUNS + 5):
-        served.dispatcher.begin_run(f"r{number}")
-    with pytest.raises(ParameterError) as refused:
-        served.queries.totals("none")
-    named = refused.value.expected.split(", ")
-    assert len(named) == KNOWN_RUNS and named[-1] == f"'r{KNOWN_RUNS + 4}'"
-
-
-def test_accounts_say_whose_they_are_and_when(served):
-    served.report(ACTORS[0], steps=10, episodes=1)
-    served.dispatcher.finish()
-    told = served.queries.accounts(None)
-    assert (told.run, told.runs, told.finished, told.durable) == ("one", ("one",), True, False)
-    assert (told.epoch, told.time, told.rows["steps"].tolist()) == (7, 1000.0, [10])
-
-
 def test_accounts_come_in_pages_in_the_order_of_their_keys(served):
     for actor in ACTORS:
         served.report(actor, steps=1, episodes=1)
@@ -389,16 +323,6 @@ def test_accounts_that_were_heard_lately_come_whole(served):
     assert not more and sorted(row["client"].tobytes()[0] for row in told.rows) == [1, 2]
     told, more = served.queries.account_page(None, b"", served.now - Limits().client_timeout, 1)
     assert more and len(told.rows) == 1  # so long ago that some may have left memory: page by page
-
-
-def test_clients_come_in_the_order_of_their_ids_guests_among_them(served):
-    served.report(ACTORS[0], steps=1, episodes=1)
-    served.ask(ACTORS[1], messages.Hello(role="actor", host="here"))
-    clients = served.queries.clients("", None)
-    assert [each.client for each in clients] == [ACTORS[1].hex(), ACTORS[0].hex()]
-    assert (clients[0].host, clients[1].steps, clients[1].table) == ("here", 1, "default")
-    assert [each.client for each in served.queries.clients("", 1)] == [ACTORS[1].hex()]
-    assert [each.client for each in served.queries.clients(ACTORS[1].hex(), None)] == [ACTORS[0].hex()]
 
 
 def test_closed_episodes_come_with_their_client_and_from_a_number_on(served):
@@ -486,15 +410,6 @@ def goes_on(uploads, topic, offset, size=500):
         return False
 
 
-def test_a_model_is_whole_with_its_last_chunk():
-    uploads, body = uploads_of(), b"fifteen bytes.."
-    checksum = _bytes.checksum(body)
-    assert receive(uploads, publish("t", 15, 0, checksum), body[:10]) == (10, None)
-    assert receive(uploads, publish("t", 15, 0, checksum), body[:10]) == (10, None), "a resend"
-    offset, model = receive(uploads, publish("t", 15, 10, checksum), body[10:])
-    assert (offset, model.body, model.version, len(uploads)) == (15, body, 0, 0)
-
-
 def test_a_model_with_a_wrong_chunk_is_forgotten_and_can_be_sent_again():
     uploads, body = uploads_of(), b"fifteen bytes.."
     checksum = _bytes.checksum(body)
@@ -521,39 +436,6 @@ def test_a_chunk_that_does_not_fit_leaves_the_upload_as_it_was():
     assert goes_on(uploads, "t", 3)
 
 
-def test_a_model_without_a_byte_is_whole_at_once():
-    offset, model = receive(uploads_of(), publish("t", 0, checksum=_bytes.checksum(b"")), None)
-    assert (offset, model.body) == (0, b"")
-
-
-def test_another_body_under_the_same_topic_begins_again():
-    uploads = uploads_of()
-    receive(uploads, publish("t"), b"xxx")
-    with pytest.raises(ProtocolError, match="a stretch at 3 of a model whose beginning is not here"):
-        receive(uploads, publish("t", offset=3, checksum=1), b"x")
-    assert receive(uploads, publish("t", checksum=1), b"y") == (1, None)
-    assert not goes_on(uploads, "t", 3) and len(uploads) == 1
-
-
-def test_two_clients_send_models_of_one_topic_side_by_side():
-    uploads = uploads_of()
-    receive(uploads, publish("t"), b"xxx")
-    receive(uploads, publish("t"), b"y", YOU)
-    assert receive(uploads, publish("t", offset=3), b"x") == (4, None)
-    uploads.drop(YOU, "t")
-    uploads.drop(YOU, "t")
-    assert goes_on(uploads, "t", 4) and len(uploads) == 1
-    uploads.clear()
-    assert not goes_on(uploads, "t", 5)
-
-
-def test_a_model_that_is_too_large_is_refused_before_anything_is_kept():
-    uploads = uploads_of()
-    with pytest.raises(ProtocolError) as caught:
-        receive(uploads, publish("t", 1001), b"x")
-    assert caught.value.code == "too_large" and len(uploads) == 0
-
-
 def test_uploads_are_bounded_in_number_and_a_further_one_waits_without_harm_to_them():
     uploads = uploads_of()
     for number in range(MAX_UPLOADS):
@@ -566,16 +448,6 @@ def test_uploads_are_bounded_in_number_and_a_further_one_waits_without_harm_to_t
     assert receive(uploads, publish("whole", 1, checksum=_bytes.checksum(b"x")), b"x")[1].body == b"x"
     uploads.drop(ME, "t3")
     assert receive(uploads, publish("new", 50), b"x") == (1, None)
-
-
-def test_whole_sizes_of_uploads_are_within_the_bytes_of_models():
-    uploads = uploads_of()
-    receive(uploads, publish("first", 600), b"x")
-    with pytest.raises(ProtocolError, match="one of 500 bytes was to come; 16 at a time may, of 1000 bytes") as caught:
-        receive(uploads, publish("second", 500), b"x")
-    assert caught.value.code == "busy"
-    assert receive(uploads, publish("first", 990, checksum=1), b"x") == (1, None), "the same publisher's next one"
-    assert len(uploads) == 1
 
 
 def test_an_upload_without_a_chunk_for_a_while_is_given_up_and_leaves_its_place():
@@ -643,11 +515,6 @@ def test_a_name_is_a_file_in_the_folder_and_nowhere_else(name):
     assert refused.value.code == "parameters"
 
 
-@pytest.mark.parametrize("name", ["a", "_a", "A-1.b_c", "a" * 100])
-def test_letters_digits_and_three_signs_are_a_name(name):
-    assert SnapshotOrders().receive(order(1, name))[1]
-
-
 def test_the_newest_orders_are_remembered():
     orders = SnapshotOrders()
     for number in range(MAX_ORDERS + 1):
@@ -655,8 +522,3 @@ def test_the_newest_orders_are_remembered():
         orders.finish(order(number), done(order(number)))
     assert not orders.receive(order(1))[1]
     assert orders.receive(order(0))[1]
-
-
-def test_why_an_order_failed_is_told_in_a_bounded_text():
-    told = failed(order(1), "x" * 2 * MAX_TEXT)
-    assert (told.state, told.text) == ("failed", "x" * MAX_TEXT)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fake_store import Disk, MemoryStore
-from memoire.accounting.runs import RunFacts, SavedGroup
+from memoire.accounting.runs import SavedGroup
 from memoire.errors import ParameterError, UnknownName
 from memoire.limits import Limits
 from memoire.server.dispatch import Dispatcher
@@ -102,16 +102,6 @@ def pool_of(name, table):
 def dispatcher_of(folder=None):
     tables = Tables({"default": Table(SCHEMA), "p": PROMPTS}, pool_of)
     return Dispatcher(tables=tables, run="one", name="home", limits=Limits(), clock=lambda: 1.0, epoch=1, store=folder)
-
-
-def test_without_a_folder_every_reply_leaves_at_once():
-    sent = []
-    dispatcher = dispatcher_of()
-    saving = ReplySaver(dispatcher, None, Thread())
-    saving.start()
-    dispatcher.send(HEADER, WAITING, sent.append)
-    saving.close(1.0)
-    assert sent == [WAITING] and saving.lost is None
 
 
 def test_a_reply_that_promises_nothing_leaves_at_once(disk):
@@ -334,14 +324,6 @@ def test_a_server_without_a_folder_counts_the_run_that_it_is_given():
     assert run_to_count(None, None, committer) == DEFAULT_RUN and run_to_count(None, "a", committer) == "a"
 
 
-def test_a_server_goes_on_with_the_run_that_it_counted_last(disk_of_recovery):
-    assert begin(disk_of_recovery).state.run.name == DEFAULT_RUN
-    ends = begin(disk_of_recovery)
-    ends.control.begin_run("next", NOW + 1.0)
-    save(ends.state, disk_of_recovery)
-    assert begin(disk_of_recovery).state.run.name == "next"
-
-
 def test_a_run_that_is_given_again_does_not_undo_one_that_began_since(disk_of_recovery):
     ends = begin(disk_of_recovery, "a")
     ends.control.begin_run("b", NOW + 1.0)
@@ -350,23 +332,6 @@ def test_a_run_that_is_given_again_does_not_undo_one_that_began_since(disk_of_re
     assert begin(disk_of_recovery, "c").state.run.name == "c", "another one than was given then"
     assert [facts.name for facts in begin(disk_of_recovery, "c").state.runs.facts()] == ["a", "b", "c"]
     assert disk_of_recovery.runs["b"].ended == NOW
-
-
-def test_a_folder_in_which_all_runs_have_ended_counts_the_one_that_is_given(disk_of_recovery):
-    disk_of_recovery.runs["a"] = RunFacts("a", began=1.0, ended=2.0)
-    disk_of_recovery.texts["run"] = "b"
-    assert begin(disk_of_recovery).state.run.name == DEFAULT_RUN
-    disk_of_recovery.runs.pop(DEFAULT_RUN)
-    assert begin(disk_of_recovery, "b").state.run.name == "b"
-
-
-def test_models_of_the_run_are_here_again_and_the_tables_hear_of_them(disk_of_recovery):
-    ends = begin(disk_of_recovery)
-    ends.models.publish(made("t", b"x", ends.state.limits), 4)
-    save(ends.state, disk_of_recovery)
-    again = begin(disk_of_recovery).state
-    assert again.models.newest("t").body == b"x" and again.models.version("t") == 4
-    assert begin(disk_of_recovery, "other").state.models.versions() == {}
 
 
 def test_versions_go_on_after_a_restart_into_another_run(disk_of_recovery):
@@ -379,15 +344,6 @@ def test_versions_go_on_after_a_restart_into_another_run(disk_of_recovery):
     ends = begin(disk_of_recovery, "a")
     assert ends.state.models.newest("t").body == b"x"
     assert ends.models.publish(made("t", b"z", ends.state.limits)).version == 6
-
-
-def test_parameters_that_were_configured_hold_on(disk_of_recovery):
-    ends = begin(disk_of_recovery)
-    ends.control.configure(ends.state.tables["other"], {"cache_size": 4})
-    save(ends.state, disk_of_recovery)
-    tables = begin(disk_of_recovery).state.tables
-    assert (tables["other"].parameters.cache_size, tables["other"].parameters_version) == (4, 2)
-    assert (tables.first.parameters.cache_size, tables.first.parameters_version) == (8, 1)
 
 
 def test_parameters_that_are_given_differently_replace_them(disk_of_recovery):

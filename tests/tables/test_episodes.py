@@ -1,6 +1,5 @@
 """Episodes at the server: what an actor ships is stored as a memory would store it, checked, drawn and named rightly."""
 
-import random
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +32,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.tables.caches.queues import MAX_DRAWN
 from memoire.tables.draws import finish, plan
-from memoire.tables.episodes.draw import ANY_NUMBER, copied, distribution_of, drawn_for, sampled, sums_of, why_nothing
+from memoire.tables.episodes.draw import drawn_for, why_nothing
 from memoire.tables.episodes.memory import MAX_DEFAULT_ENTRIES, ByteRoom, CheckedEpisode, EpisodeMemory, NamedMemory
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.wire import _bytes, messages
@@ -203,26 +202,6 @@ def test_frames_cross_once_and_a_closed_episode_leaves_nothing_behind() -> None:
     actor.open.check_invariants()
 
 
-def test_only_what_changes_little_is_packed() -> None:
-    still, noise = np.zeros((50, 2), np.float32), np.random.default_rng(0).bytes(400)
-    for values, codec in ((still, 1), (np.frombuffer(noise, np.float32), 0)):
-        arrays = {"obs": values.reshape(50, 2), "action": np.zeros(50, np.int32), "reward": np.zeros(50, np.float32)}
-
-        def fill(name: str, target: Any, arrays: Any = arrays) -> None:
-            target[:] = arrays[name].reshape(-1).view(np.uint8)
-
-        facts = np.ones(50, np.float32), np.zeros(50, np.float32), np.zeros(50, np.int64)
-        payload = pack_episode(PLAIN, fill, *facts, now=1.0, compression="zlib")
-        assert [row.codec for row in unpack.table(payload) if row.column == 0] == [codec]
-        held = unpack.check(payload, layout_of(PLAIN, Parameters(), ContainerKind.EPISODE))
-        np.testing.assert_array_equal(
-            unpack.read_episode(held, layout_of(PLAIN, Parameters(), ContainerKind.EPISODE))
-            .columns["obs"]
-            .view(np.uint32),
-            arrays["obs"].view(np.uint32),
-        )
-
-
 def test_ages_go_on_where_they_were_recorded() -> None:
     actor = Actor(Parameters())
     actor.open.open(0)
@@ -383,14 +362,6 @@ def test_the_oldest_episodes_make_room() -> None:
     assert stats.bytes == 8 * (SCHEMA.entry_bytes + ENTRY_OVERHEAD)
 
 
-def test_values_of_any_length_are_counted_among_the_bytes_that_are_held() -> None:
-    made = EpisodePool(Schema({"obs": Column(np.uint8, (None,), "state")}), capacity=10)
-    before = made.stats().bytes
-    made.memory.open()
-    made.memory.add(0, (np.zeros(100_000, np.uint8),))
-    assert made.stats().bytes >= before + 100_000
-
-
 def test_an_episode_for_which_the_memory_became_too_small_is_refused() -> None:
     made, actor = EpisodePool(SCHEMA, byte_limit=100_000), Actor(Parameters())
     shipment = actor.open.whole(arrays_of(20), 1.0, 0, {"terminated": True})
@@ -465,26 +436,6 @@ def test_ids_name_the_memory_and_a_memory_that_begins_anew_has_another_name() ->
     assert made.stats().held == 0
 
 
-def test_another_byte_limit_moves_the_newest_episodes_with_all_that_is_known_of_them() -> None:
-    size = SCHEMA.entry_bytes + ENTRY_OVERHEAD
-    made, _ = played(byte_limit=300 * size)
-    made.apply(made.owner, made.get(5).gathered.ids["number"], np.full(5, 7.0, np.float32))
-    before, owner = made.memory.sums(), made.owner
-    ages = sorted(made.memory.contents()["meta"]["born"])[-made.memory.num_entries :]
-    assert made.limit(200 * size) == 0
-    assert made.capacity == 200
-    assert made.owner != owner
-    np.testing.assert_allclose(made.memory.sums(), before, rtol=1e-12)
-    assert sorted(made.memory.contents()["meta"]["born"])[-made.memory.num_entries :] == ages
-    entries, episodes = made.memory.num_entries, made.memory.num_episodes
-    assert made.limit((entries - 1) * size) >= 1
-    assert made.memory.num_episodes < episodes
-    assert made.byte_limit == (entries - 1) * size
-    with pytest.raises(ParameterError):
-        made.limit(0)
-    made.memory.check_invariants()
-
-
 def test_parameters_weigh_what_is_stored_anew() -> None:
     made, reference = played(capacity=300)
     for changes in ({"priority_exponent": 1.0}, {"multi_step": 3, "frame_stack": 2}, {"discount": (0.5,)}):
@@ -498,17 +449,6 @@ def test_parameters_weigh_what_is_stored_anew() -> None:
 
 
 # What goes out
-
-
-def test_batches_have_the_importance_of_a_buffer() -> None:
-    made, reference = played(Parameters(importance_exponent=1.0, normalize="global"), capacity=300)
-    drawn = made.get(100)
-    total, positives, smallest = made.memory.sums()
-    chance = made.memory.weights(drawn.gathered.ids["number"]) / total
-    np.testing.assert_allclose(drawn.importance, (smallest / total) / chance, rtol=1e-6)
-    assert drawn.left_out == 0.0
-    assert drawn.divisor == pytest.approx(1.0 / (positives * smallest / total))
-    assert made.stats().drawn == 100
 
 
 def test_arrays_of_the_caller_are_filled() -> None:
@@ -588,17 +528,6 @@ def test_a_reader_gets_the_samples_that_the_memory_has(name: str) -> None:
         alike(gathered, expected)
     chance = made.memory.weights(gathered.ids["number"]) / made.memory.total_weight
     np.testing.assert_allclose(drawn.importance * drawn.divisor, 1.0 / (made.memory.num_positive * chance), rtol=1e-5)
-
-
-def test_a_reader_is_given_nothing_where_there_is_nothing() -> None:
-    made, counts = EpisodePool(SCHEMA, capacity=300), np.zeros(2, CLIENT_COUNTS)
-    assert len(made.reserve(b"r" * 16, 10)) == 0
-    assert made.draw_counts(b"r" * 16, counts) is None  # asked of somebody else
-    counts["client"], counts["count"] = np.frombuffer(made.owner, "<u8"), 3
-    assert made.draw_counts(b"r" * 16, counts) is None
-    counts["count"] = MAX_DRAWN
-    with pytest.raises(ProtocolError, match="samples at once"):
-        made.draw_counts(b"r" * 16, counts)
 
 
 def test_entries_are_drawn_no_more_often_than_they_may_by_anybody() -> None:
@@ -723,7 +652,6 @@ def test_threads_add_draw_and_change_at_once() -> None:
 # --- The memory under a pool of episodes, call by call: room, replacement, what comes back once, and draws for a reader
 
 SCHEMA_EPISODE_MEMORY = Schema({"obs": (np.float32, (3,)), "reward": np.float32})
-RAGGED = Schema({"obs": Column(np.float32, (None, 3), "state"), "reward": np.float32})
 SIZE = SCHEMA_EPISODE_MEMORY.entry_bytes + ENTRY_OVERHEAD
 
 
@@ -756,23 +684,6 @@ def kept_of(made: EpisodeMemory) -> list[KeptEpisode]:
     return [KeptEpisode(made.now.owner, number, episode) for number, episode in dataset.walk(made.now.memory)]
 
 
-def test_entries_are_as_old_as_they_came_wherever_they_lie() -> None:
-    """Rows of an episode lie side by side, or go on at the memory's begin; those of former episodes keep their age."""
-    made = stored(capacity=10)
-    memory, expected = made.now.memory, dict[int, float]()
-    memory.set_clock(1000.0)
-    for turn, length in enumerate((4, 3, 5, 4, 6, 10, 1)):
-        checked, first = episode_of(length), max(expected, default=-1) + 1
-        age = np.arange(length, dtype=np.float32) + np.float32(turn)
-        made.add(CheckedEpisode(checked.episode, age, length))
-        meta = memory.contents()["meta"]
-        here = {int(number): float(born) for number, born in zip(meta["number"], meta["born"], strict=True)}
-        new = sorted(number for number in here if number >= first)
-        expected |= dict(zip(new, (1000.0 - age).tolist(), strict=True))
-        held = [number for each in kept_of(made) for number in range(each.number, each.number + len(each.episode))]
-        assert {number: here[number] for number in held} == {number: expected[number] for number in held}
-
-
 # Room
 
 
@@ -794,36 +705,7 @@ def test_room_is_as_many_entries_as_fit_or_as_were_asked_for() -> None:
         ByteRoom(SCHEMA_EPISODE_MEMORY, 8).entries(8 * SIZE - 1)
 
 
-def test_half_of_the_bytes_are_for_values_of_ragged_columns_unless_a_capacity_says_otherwise() -> None:
-    room, size = ByteRoom(RAGGED, 0), ByteRoom(RAGGED, 0).entry_bytes
-    assert room.entries(10 * size) == 5 and room.value_bytes(5, 10 * size) == 5 * size
-    assert room.entries(size) == 1 and room.value_bytes(1, size) == 1, "a limit of 0 bytes would be none"
-    assert ByteRoom(RAGGED, 9).entries(10 * size) == 9
-    assert ByteRoom(SCHEMA_EPISODE_MEMORY, 0).value_bytes(5, 10 * SIZE) == 0
-
-
 # What comes in
-
-
-def test_the_oldest_episodes_make_room_of_episode_memory() -> None:
-    made = stored(8, 8)
-    assert made.add(episode_of(3)) == (0, 0)
-    assert made.add(episode_of(10)) == (2, 16)
-    assert made.now.memory.num_entries == 13
-    with pytest.raises(ProtocolError, match="room for 20 in all"):
-        made.add(episode_of(21))
-    assert made.now.memory.num_episodes == 2
-
-
-def test_only_what_is_not_here_is_put_back() -> None:
-    made = stored(5, 6)
-    kept = kept_of(made)
-    assert [made.put_back(each) for each in kept] == [(False, 0)] * 2
-    other = stored(18)
-    assert [other.put_back(each) for each in kept] == [(True, 1), (True, 0)]
-    assert [other.put_back(each) for each in kept] == [(False, 0)] * 2, "its new number is known by its old name"
-    assert other.add(episode_of(19))[0] == 2
-    assert other.put_back(kept[0]) == (True, 1), "it has left again"
 
 
 def test_names_of_episodes_that_have_left_are_forgotten() -> None:
@@ -866,26 +748,6 @@ def test_episodes_that_were_put_back_keep_their_names_when_they_move() -> None:
     assert [made.put_back(each)[0] for each in reversed(kept)] == [False, True]
 
 
-def test_a_memory_that_is_emptied_begins_with_another_name_and_the_same_settings() -> None:
-    parameters = Parameters(discount=(0.5,))
-    made = stored(5, 6, parameters=parameters)
-    first, kept = made.now, kept_of(made)
-    first.memory.saw_model(3)
-    assert made.clear() == 2 and made.now.memory.num_entries == 0 and made.now.owner != first.owner
-    assert (made.now.memory.parameters, made.now.memory.newest_model, made.now.memory.capacity) == (parameters, 3, 20)
-    assert made.put_back(kept[0]) == (True, 0)
-    made.clear()
-    made.add(episode_of(5))
-    assert made.put_back(kept[0]) == (True, 0), "under the number that it had there is another one now"
-
-
-def test_a_new_longest_episode_lets_the_longer_ones_go() -> None:
-    made = stored(3, 9, 4)
-    assert made.configure(Parameters(discount=(0.5,))) == 0
-    assert made.configure(Parameters(max_episode=2)) == 1
-    assert made.now.memory.num_episodes == 2
-
-
 # What goes out
 
 
@@ -893,28 +755,6 @@ def counts_of(owner: bytes, count: int) -> Any:
     rows = np.zeros(2, CLIENT_COUNTS)
     rows["client"][0], rows["count"] = np.frombuffer(owner, "<u8"), count
     return rows
-
-
-def test_samples_are_named_by_the_memory_and_weighed_by_its_sums() -> None:
-    now = stored(5, 6).now
-    made = sampled(now, 40, None)
-    assert {client.tobytes() for client in made.gathered.ids["client"]} == {now.owner}
-    assert set(made.gathered.ids["number"]) <= set(range(11)) and made.population == now.memory.num_positive
-    drawn = made.pooled(0.0)
-    assert (drawn.importance == 1.0).all() and drawn.left_out == 0.0
-    with pytest.raises(EmptyMemory):
-        sampled(stored().now, 1, None)
-
-
-def test_a_reader_is_told_of_the_memory_as_of_one_client() -> None:
-    now = stored(5, 6).now
-    (row,) = sums_of(now, 9)
-    assert (row["client"].tobytes(), row["sequence"], row["flags"]) == (now.owner, 9, ANY_NUMBER)
-    assert row["reserved"] == row["positives"] == now.memory.num_positive
-    assert row["total_weight"] == now.memory.total_weight
-    assert len(sums_of(stored().now, 1)) == 0
-    (row,) = sums_of(stored(5, parameters=Parameters(max_times_sampled=3)).now, 1)
-    assert (row["reserved"], row["flags"]) == (3 * row["positives"], 0)
 
 
 def test_a_reader_gets_what_it_asks_of_this_memory() -> None:
@@ -931,13 +771,6 @@ def test_a_reader_gets_what_it_asks_of_this_memory() -> None:
         drawn_for(now, counts_of(now.owner, MAX_DRAWN + 1), now=0.0, compression="none")
 
 
-def test_a_reader_gets_what_is_left_where_entries_are_used_up() -> None:
-    now = stored(5, parameters=Parameters(max_times_sampled=1)).now
-    left = now.memory.draws_left
-    assert drawn_for(now, counts_of(now.owner, 100), now=0.0, compression="none")[1] == left
-    assert drawn_for(now, counts_of(now.owner, 1), now=0.0, compression="none") == (None, 0)
-
-
 @pytest.mark.parametrize(
     ("error", "words"),
     [
@@ -951,15 +784,3 @@ def test_why_a_draw_waits_is_said_in_words(error: EmptyMemory, words: str) -> No
 
 
 # Inspection
-
-
-def test_a_look_at_a_memory_takes_nothing() -> None:
-    now, rng = stored(5, 6, parameters=Parameters(max_times_sampled=1)).now, random.Random(1)
-    left = now.memory.draws_left
-    found = distribution_of(now.memory, rng)
-    assert (found.looked, found.held, found.population) == (11, 11, float(now.memory.num_positive))
-    seen = copied(now, 0.4, rng)
-    assert seen is not None and seen.place.episode in (5, 6) and seen.gathered.ids["client"].tobytes() == now.owner
-    assert now.memory.draws_left == left
-    empty = stored().now
-    assert copied(empty, 0.4, rng) is None and distribution_of(empty.memory, rng).effective is None

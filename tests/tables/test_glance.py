@@ -88,17 +88,6 @@ def test_the_effective_size_of_what_caches_stand_for_is_that_of_the_clients_memo
     assert pool_of([]).distribution().effective is None
 
 
-def test_of_many_caches_some_are_looked_at_and_used_samples_are_not() -> None:
-    memories = [memory_of(np.ones(100)) for _ in range(4)]
-    pool = pool_of(memories, caches=4)
-    pool.get(200)
-    assert pool.distribution().looked == pool.distribution().held == 4 * 4 * 64 - 200
-    some = pool.distribution(512)
-    assert 0 < some.looked <= 512 < some.held
-    assert pool.distribution(40).looked == 40  # however many samples a cache has
-    assert some.effective == pytest.approx(4 * 99, rel=1e-6)  # all alike, and a stack of two leaves the first one out
-
-
 def test_a_sample_in_a_cache_is_older_the_longer_it_is_held() -> None:
     clock = Clock()
     pool = pool_of([memory_of(np.ones(100))], caches=2, clock=clock)
@@ -179,17 +168,6 @@ def test_one_steps_through_what_is_held_of_a_client_without_taking_it(changes: d
         assert (newest == each.number % 200).all() and (each.place.step, each.place.td_error) == (None, None)
     assert pool.stats() == before
     assert pool.peek((name(0), 12_345)) is None and pool.peek((name(7), steps[0].number)) is None
-
-
-def test_weights_whose_sum_is_no_number_break_no_look() -> None:
-    pool = Pool(SCHEMA, SETTINGS, seed=1, clock=Clock())
-    memory, layout = memory_of(np.ones(100)), layout_of(SCHEMA, SETTINGS)
-    for i in range(3):
-        pool.add(name(i), 0, unpack.check(pack.build(memory, 64, now=0.0), layout))
-        pool.sums(name(i), 1, 1.5e308, 99, 1.0)
-    found, seen = pool.distribution(), pool.peek()
-    assert found.effective == pytest.approx(3 * 99, rel=1e-3) and np.isfinite(found.total_weight)
-    assert seen is not None and seen.probability == pytest.approx(1 / (3 * 99), rel=1e-3)
 
 
 # Entries of episodes

@@ -30,24 +30,6 @@ def put(store, key, partition="p", tags=(), **fields):
     return store.put(partition, [RowChange(key, dict(tags), fields)])[0]
 
 
-def test_fields_and_tags_replace_those_of_their_name_and_leave_the_others():
-    store = store_of()
-    put(store, "a", x=b"1", y=b"2", tags={"s": b"0"})
-    row = put(store, "a", y=b"3", z=b"4", tags={"t": b"1"})
-    assert (row.fields, row.tags) == ({"x": b"1", "y": b"3", "z": b"4"}, {"s": b"0", "t": b"1"})
-    assert store.find("p", ["a", "b"]) == [row, None]
-
-
-def test_rows_are_listed_in_the_order_in_which_they_were_made():
-    store = store_of()
-    for partition, key in (("q", "b"), ("p", "a"), ("q", "a")):
-        put(store, key, partition)
-    put(store, "b", "q", x=b"")
-    assert [(name, key) for name, key, _ in store.walk(None, 0)] == [("q", "b"), ("p", "a"), ("q", "a")]
-    assert [key for _, key, _ in store.walk("q", 1)] == ["a"]
-    assert store.partitions(None) == ["q", "p"] and store.partitions("none") == []
-
-
 def test_what_does_not_fit_is_refused_and_nothing_of_it_is_written():
     store = store_of(3000)
     put(store, "a", x=bytes(600))

@@ -80,17 +80,6 @@ def test_shares_are_those_of_the_slow_model(rows: list[tuple[float, int, int]], 
     assert (batch * share <= unused * (1 + 1e-9)).all()
 
 
-def test_clients_that_can_always_serve_share_by_weight_alone() -> None:
-    unused = np.full(3, np.inf)
-    share = _draw.shares(np.array([1.0, 2.0, 5.0]), unused, np.array([1e9, 0.0, 7.0]), 100.0)
-    np.testing.assert_allclose(share, [0.125, 0.25, 0.625])
-
-
-def test_a_client_that_pushes_less_than_it_is_drawn_is_held_back() -> None:
-    share = _draw.shares(np.array([9.0, 1.0]), np.array([200.0, 4000.0]), np.array([2000.0, 100.0]), 100.0)
-    np.testing.assert_allclose(share, [0.1, 0.9])  # 200 / 2000, although its weight asks for 0.9
-
-
 @settings(max_examples=300)
 @given(clients, st.integers(1, 256), st.floats(0.0, 1.0, exclude_max=True))
 def test_counts_are_whole_add_up_and_never_exceed_what_is_there(rows: Any, batch: int, start: float) -> None:
@@ -173,13 +162,6 @@ def test_a_client_gives_its_oldest_samples_first() -> None:
     pool = pool_of([30])
     for begin in range(0, 30, 6):
         assert sorted(pool.get(6).gathered.ids["number"]) == list(range(begin, begin + 6))
-
-
-def test_a_batch_is_shuffled_over_clients_and_caches() -> None:
-    gathered = pool_of([500, 500]).get(600).gathered
-    order = clients_of(gathered).astype(float)
-    assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.2
-    assert abs(np.corrcoef(np.arange(600), gathered.ids["number"])[0, 1]) < 0.2
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
@@ -319,12 +301,6 @@ def test_the_oldest_cache_of_the_largest_holder_makes_room() -> None:
     assert sorted(gathered.ids["number"][clients_of(gathered) == 1]) == list(range(5, 20))
 
 
-def test_the_number_of_caches_is_a_limit_too() -> None:
-    pool = Pool(SCHEMA, PLAIN, cache_limit=3, seed=0)
-    assert sum(pool.add(name(0), turn, made(5, first=5 * turn)) for turn in range(10)) == 7
-    assert sorted(pool.get(15).gathered.ids["number"]) == list(range(35, 50))
-
-
 def test_a_cache_larger_than_the_pool_is_refused() -> None:
     pool = Pool(SCHEMA, PLAIN, byte_limit=100, seed=0)
     with pytest.raises(ProtocolError, match="the pool holds 100 in all"):
@@ -343,18 +319,6 @@ def test_silent_clients_leave_when_their_samples_are_used() -> None:
     assert pool.expire() == 2
     assert pool.stats().clients == 1
     assert pool.stats().left == 3
-
-
-def test_a_client_that_said_goodbye_leaves_as_soon_as_its_samples_are_used() -> None:
-    clock = Clock()
-    pool = pool_of([5, 5], client_timeout=10.0, clock=clock)
-    pool.goodbye(name(0))
-    pool.goodbye(name(7))  # unknown: nothing to do
-    assert pool.expire() == 0 and pool.get(10).left_out == 0.0
-    assert pool.expire() == 1 and pool.stats().clients == 1
-    again = pool_of([5, 5], PLAIN.replace(reuse_cache=True), client_timeout=10.0, clock=clock)
-    again.goodbye(name(0))  # its samples are never used up: a learner may go on with them
-    assert again.expire() == 0
 
 
 def test_with_reuse_silent_clients_leave_at_once() -> None:
@@ -464,15 +428,6 @@ def test_a_closed_pool_takes_nothing_in() -> None:
     assert (pool.stats().caches, pool.stats().clients) == (0, 0)
 
 
-def test_one_large_cache_of_the_past_does_not_slow_reuse() -> None:
-    pool = Pool(SCHEMA, PLAIN.replace(reuse_cache=True), cache_limit=3, seed=1)
-    pool.add(name(0), 0, made(200_000))
-    for sequence in range(1, 4):
-        pool.add(name(0), sequence, made(2, first=10 * sequence))
-    one = pool.get(3000, timeout=0.0)  # with the former size it would look 10**5 times for each
-    assert set(one.gathered.ids["number"]) == {10, 11, 20, 21, 30, 31}
-
-
 def wait_for(pool: Pool, samples: int, change: Any) -> int:
     """Samples that a waiting draw gets once `change` was called."""
     got: list[int] = []
@@ -485,14 +440,6 @@ def wait_for(pool: Pool, samples: int, change: Any) -> int:
     return got[0]
 
 
-def test_waiting_ends_when_parameters_or_sums_allow_it() -> None:
-    pool = pool_of([5])
-    assert wait_for(pool, 8, lambda: pool.configure(PLAIN.replace(reuse_cache=True))) == 8
-    pool = pool_of([8])
-    pool.sums(name(0), 10, 0.0, 0, 0.0)
-    assert wait_for(pool, 8, lambda: pool.sums(name(0), 11, 1.0, 1, 1.0)) == 8
-
-
 def test_waiting_ends_when_a_reader_gives_back() -> None:
     pool = pool_of([20])
     pool.reserve(b"r" * 16, 1000)
@@ -501,15 +448,6 @@ def test_waiting_ends_when_a_reader_gives_back() -> None:
     pool = pool_of([20], client_timeout=10.0, clock=clock)
     pool.reserve(b"r" * 16, 1000)
     assert wait_for(pool, 20, lambda: setattr(clock, "now", clock.now + 11.0)) == 20
-
-
-def test_clients_leave_although_nobody_draws() -> None:
-    clock = Clock()
-    pool = Pool(SCHEMA, PLAIN, client_timeout=10.0, clock=clock)
-    for i in range(20):
-        pool.sums(name(i), 1, 1.0, 1, 1.0)
-        clock.now += 2.0
-    assert pool.stats().clients < 8
 
 
 def test_waiting_ends_as_soon_as_there_is_enough() -> None:
@@ -661,49 +599,6 @@ def test_a_reader_gets_the_samples_of_several_servers_as_they_are(parameters: Pa
         assert gathered.prev["action"][row] == one.block(Part.PREV, "action")[j]
 
 
-def test_a_reader_weighs_as_the_server_itself_does() -> None:
-    parameters = PLAIN.replace(normalize="global")
-    near, far = pool_of([60, 60, 60], parameters), pool_of([60, 60, 60], parameters)
-    here, there = near.get(90), drawn_by(b"r" * 16, [far], 90, keep=180)
-    assert there.divisor == pytest.approx(here.divisor)
-    assert there.left_out == pytest.approx(here.left_out, abs=1e-12)
-    for client in range(3):
-        ours = np.unique(here.importance[clients_of(here.gathered) == client])
-        theirs = np.unique(there.importance[clients_of(there.gathered) == client])
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-
-
-def test_what_is_kept_for_a_reader_is_not_drawn_by_others() -> None:
-    pool = pool_of([20])
-    kept = int(pool.reserve(b"r" * 16, 12)["reserved"][0])
-    assert kept >= 12
-    with pytest.raises(NotEnoughSamples, match=f"but {20 - kept} are held"):
-        pool.get(20 - kept + 1)
-    other = pool.reserve(b"s" * 16, 100)
-    assert other["reserved"][0] == 20 - kept
-    pool.reserve(b"s" * 16, 0)
-    pool.get(20 - kept)
-    counts = np.zeros(1, CLIENT_COUNTS)
-    counts["client"], counts["count"] = np.frombuffer(name(0), "<u8"), 100
-    payload = pool.draw_counts(b"r" * 16, counts)
-    held = unpack.check(payload, layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN))
-    assert held.samples == kept
-    assert pool.draw_counts(b"r" * 16, counts) is None
-    assert pool.stats().unused == 0
-
-
-def test_a_reader_is_kept_samples_by_weight_however_much_others_have_in_store() -> None:
-    pool = Pool(SCHEMA, PLAIN, seed=0)
-    for turn in range(40):
-        pool.add(name(0), turn, made(50, first=50 * turn, total=10.0))
-    pool.add(name(1), 1, made(50, total=30.0))
-    kept = dict(
-        zip(*[pool.reserve(b"r" * 16, 40)[field].tolist() for field in ("total_weight", "reserved")], strict=True)
-    )
-    assert kept[30.0] == 31  # three quarters of the weight
-    assert kept[10.0] == 40  # nearly all of the samples
-
-
 def test_what_a_reader_draws_elsewhere_counts_between_two_caches() -> None:
     pool, reader = Pool(SCHEMA, PLAIN, seed=0), b"r" * 16
     pool.add(name(0), 1, made(50))
@@ -742,13 +637,6 @@ def test_a_client_that_two_servers_hold_counts_once_with_its_newest_sums() -> No
     assert plan([], 1, 0.5) is None
 
 
-def test_with_reuse_a_reader_draws_again_and_again() -> None:
-    pool = pool_of([4, 12], PLAIN.replace(reuse_cache=True))
-    result = drawn_by(b"r" * 16, [pool], 90)
-    np.testing.assert_allclose(np.bincount(clients_of(result.gathered).astype(int)), [30, 60], atol=1)
-    assert pool.stats().held == 16
-
-
 def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
     pool = pool_of([10, 10])
     chosen = plan([pool.reserve(b"r" * 16, 100)[:1]], 5, 0.5)
@@ -760,20 +648,6 @@ def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
     held = unpack.check(pool.draw_counts(b"r" * 16, counts), layout)
     with pytest.raises(ProtocolError, match="not asked for"):
         chosen.checked(held)
-
-
-def test_samples_of_a_client_without_a_share_are_refused() -> None:
-    pool = pool_of([10, 10])
-    pool.sums(name(1), 100, 0.0, 0, 0.0)
-    table = np.concatenate([pool.reserve(b"r" * 16, 100), np.zeros(1, CLIENT_SUMS)])
-    table["client"][-1] = np.frombuffer(name(1), "<u8")
-    chosen = plan([table], 5, 0.5)
-    assert chosen is not None and chosen.asked.keys() == {name(0)}
-    counts = np.zeros(1, CLIENT_COUNTS)
-    counts["client"], counts["count"] = np.frombuffer(name(1), "<u8"), 5
-    layout = layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN)
-    with pytest.raises(ProtocolError, match="not asked for"):
-        chosen.checked(unpack.check(pool.draw_counts(b"r" * 16, counts), layout))
 
 
 @pytest.mark.parametrize("reuse", [False, True])

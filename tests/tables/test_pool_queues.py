@@ -1,9 +1,6 @@
 """Queues of held caches, their readers, waits, walks, limits, and how far actors may run ahead."""
 
-import itertools
 import math
-import threading
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
+from memoire.errors import NotEnoughSamples, ParameterError, ProtocolError
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.tables.base import EXPIRY_INTERVAL, PoolLock, Presence
+from memoire.tables.base import EXPIRY_INTERVAL, Presence
 from memoire.tables.caches import queues as readers
 from memoire.tables.caches.inspection import CacheRestore, CacheWalk, KeptCache, KeptClient
 from memoire.tables.caches.pool import Pool
@@ -51,51 +48,6 @@ def queues_of(*counts: int, parameters: Parameters = PLAIN, **limits: int) -> Ca
     return made
 
 
-def held_of(queues: CacheQueues) -> dict[bytes, int]:
-    return {client: held.caches for client, held in queues.clients.items()}
-
-
-def test_a_cache_that_comes_is_its_clients_newest_and_its_client_is_heard() -> None:
-    queues = queues_of(5)
-    assert queues.add(name(0), 2, cache_of(3, total=20.0), 130.0) == 0
-    client = queues.clients[name(0)]
-    assert (client.caches, client.unused, client.heard, client.total_weight) == (2, 8, 130.0, 20.0)
-    assert [cache.arrived for cache in client.queued()] == [100.0, 130.0]
-    queues.add(name(0), 1, cache_of(3, total=30.0), 131.0)
-    assert client.total_weight == 20.0, "the sums of an older message do not count"
-    assert queues.counts.added == 3
-
-
-def test_the_oldest_cache_of_the_client_with_most_bytes_makes_room() -> None:
-    queues = queues_of(5, 5, 5, cache_limit=3)
-    assert queues.add(name(2), 2, cache_of(5), 110.0) == 1
-    assert held_of(queues) == {name(0): 1, name(1): 1, name(2): 1}
-    assert queues.clients[name(2)].queued()[0].arrived == 110.0
-    assert (queues.counts.overwritten, queues.counts.overwritten_samples) == (1, 5)
-    size = queues.held.nbytes // 3
-    assert queues.limit(size) == 2 and queues.held.caches == 1 and queues.byte_limit == size
-
-
-def test_a_cache_that_is_too_large_or_of_another_layout_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="the pool holds 100 in all"):
-        queues_of(byte_limit=100).check(cache_of(50))
-    queues = queues_of()
-    queues.check(cache_of(5))
-    with pytest.raises(ProtocolError, match="parameters that have changed since"):
-        queues.check(cache_of(5, parameters=PLAIN.replace(frame_stack=2)))
-
-
-def test_only_parameters_of_another_layout_empty_the_queues() -> None:
-    queues = queues_of(5, 5)
-    assert queues.configure(REUSE) == 0 and queues.held.caches == 2
-    assert queues.configure(PLAIN.replace(frame_stack=2), discard_mismatched=True) == 2
-    assert held_of(queues) == {name(0): 0, name(1): 0}, "clients stay"
-    before = queues.parameters
-    with pytest.raises(ParameterError):
-        queues.configure(PLAIN.replace(discount=(0.5, 0.5)))
-    assert queues.parameters is before
-
-
 def test_sums_alone_make_a_client_known_and_older_ones_change_nothing() -> None:
     queues = queues_of()
     assert queues.sums(name(0), 2, 5.0, 7, 0.5, 100.0)
@@ -104,69 +56,12 @@ def test_sums_alone_make_a_client_known_and_older_ones_change_nothing() -> None:
     assert (client.total_weight, client.positives, client.heard) == (5.0, 7.0, 101.0)
 
 
-def test_a_client_without_weight_whose_entries_are_used_up_can_be_drawn_from_yet() -> None:
-    limited = PLAIN.replace(max_times_sampled=1)
-    for parameters, expected in ((PLAIN, False), (limited, True)):
-        queues = queues_of(5, parameters=parameters)
-        assert queues.sums(name(0), 2, 0.0, 0, 0.0, 101.0) is not expected
-        assert (queues.draw(5, 101.0) is not None) is expected
-
-
-def test_silent_clients_leave_when_their_samples_are_used() -> None:
-    queues = queues_of(5, 3)
-    assert queues.expire(200.0) == 0, "samples are left"
-    assert queues.draw(8, 101.0) is not None
-    assert queues.expire(100.5) == 1 and held_of(queues) == {name(1): 0}
-    queues.heard(name(1), 300.0)
-    queues.heard(name(7), 300.0)  # nobody
-    assert queues.expire(200.0) == 0 and queues.counts.left == 1
-
-
-def test_with_reuse_silent_clients_leave_with_all_they_hold() -> None:
-    queues = queues_of(5, 3, parameters=REUSE)
-    assert queues.expire(100.5) == 1 and held_of(queues) == {name(1): 1}
-
-
 @pytest.mark.parametrize("parameters", [PLAIN, REUSE])
 def test_a_client_that_ended_is_not_waited_for_unless_its_caches_are_used_again(parameters: Parameters) -> None:
     queues = queues_of(5, parameters=parameters)
     queues.goodbye(name(0))
     queues.goodbye(name(7))
     assert queues.clients[name(0)].heard == (100.0 if parameters.reuse_cache else -math.inf)
-
-
-def test_a_client_that_is_forgotten_takes_what_it_holds_along() -> None:
-    queues = queues_of(5, 3)
-    assert queues.forget(name(0)) == 5 and queues.forget(name(0)) == 0
-    assert queues.held.unused == 3
-    queues.forget_all()
-    assert not queues.clients and queues.held.nbytes == 0 and len(queues.held) == 0
-
-
-def test_a_draw_takes_all_or_nothing() -> None:
-    queues = queues_of(5, 3)
-    assert queues.draw(9, 100.0) is None and queues.drawable() == 8
-    picks = queues.draw(8, 100.0)
-    assert picks is not None and picks.size == 8 and queues.drawable() == 0
-    assert queues_of(5, parameters=REUSE).drawable() == 0, "any number"
-
-
-def test_what_has_become_too_old_is_passed_over_before_a_draw() -> None:
-    queues = queues_of(5, parameters=PLAIN.replace(max_age=50.0))
-    queues.add(name(1), 1, cache_of(3, parameters=queues.parameters), 160.0)
-    assert queues.draw(8, 170.0) is None, "client 0's cache came at 100"
-    assert queues.counts.passed_over == 5 and queues.held.unused == 3
-    assert queues.draw(3, 170.0) is not None
-
-
-def test_what_a_model_of_long_ago_recorded_is_passed_over() -> None:
-    queues = queues_of(5, parameters=PLAIN.replace(max_model_lag=2))
-    queues.pass_over(100.0)
-    assert queues.counts.passed_over == 0
-    queues.saw_model(1_000_000)
-    queues.saw_model(3)
-    queues.pass_over(100.0)
-    assert queues.counts.passed_over == 5, "the newest version never goes back"
 
 
 # --- Readers of a pool, request by request: what is kept for each, what it takes, and when it is forgotten
@@ -194,15 +89,6 @@ def reserved(rows: Iterable[np.void]) -> list[int]:
     return [int(row["reserved"]) for row in rows]
 
 
-def test_what_is_kept_for_a_reader_is_nobody_elses_until_it_asks_for_less() -> None:
-    queues, each = made(20, 20)
-    assert sum(reserved(each.reserve(ONE, 30, 0, WHOLE, 100.0))) >= 30
-    free = queues.drawable()
-    assert free <= 10 and sum(reserved(each.reserve(OTHER, 100, 0, WHOLE, 100.0))) == free
-    assert reserved(each.reserve(ONE, 0, 0, WHOLE, 100.0)) == [0, 0]
-    assert queues.drawable() == 40 - free
-
-
 def test_each_part_of_the_clients_is_a_readers_own() -> None:
     _, each = made(5, 6, 7)
     rows = each.reserve(ONE, 100, 0, (1, 2), 100.0)
@@ -212,31 +98,6 @@ def test_each_part_of_the_clients_is_a_readers_own() -> None:
 def test_samples_below_zero_are_refused() -> None:
     with pytest.raises(ParameterError, match="samples must be at least 0"):
         made(5)[1].reserve(ONE, -1, 0, WHOLE, 100.0)
-
-
-def test_a_reader_takes_what_there_is_of_the_clients_that_it_names() -> None:
-    queues, each = made(5, 6)
-    picks, _ = each.take(ONE, counts_of((1, 4), (7, 9), (0, 50)), 100.0)
-    assert picks.size == 9 and queues.held.unused == 2, "client 7 is not here, and client 0 has 5"
-    assert each.take(ONE, counts_of(), 100.0)[0].size == 0
-
-
-def test_a_reader_does_not_take_what_is_kept_for_another() -> None:
-    _, each = made(10)
-    each.reserve(ONE, 10, 0, WHOLE, 100.0)
-    assert each.take(OTHER, counts_of((0, 10)), 100.0)[0].size == 0
-    assert each.take(ONE, counts_of((0, 10)), 100.0)[0].size == 10
-
-
-def test_what_is_kept_for_a_silent_reader_is_free_again() -> None:
-    queues, each = made(10)
-    each.reserve(ONE, 10, 0, WHOLE, 100.0)
-    each.take(OTHER, counts_of(), 105.0)
-    assert not each.present.is_due(101.0) and each.present.is_due(101.5)
-    assert not each.expire(110.0) and queues.drawable() == 0
-    assert each.expire(110.5) and queues.drawable() == 10
-    assert not each.expire(111.0), "the other one was heard at 105"
-    assert each.expire(115.5)
 
 
 def test_draws_from_other_pools_count_between_two_caches_of_a_client() -> None:
@@ -263,13 +124,6 @@ def test_there_is_a_limit_of_readers_and_those_that_are_known_may_go_on() -> Non
     assert each.take(OTHER, counts_of((0, 1)), 120.0)[0].size == 1
 
 
-def test_samples_that_have_become_too_old_are_neither_kept_nor_taken() -> None:
-    queues, each = made(10, parameters=PLAIN.replace(max_age=50.0))
-    assert reserved(each.reserve(ONE, 10, 0, WHOLE, 120.0)) == [10]
-    assert each.take(ONE, counts_of((0, 10)), 1000.0)[0].size == 0
-    assert reserved(each.reserve(ONE, 10, 0, WHOLE, 1000.0)) == [0] and queues.counts.passed_over == 10
-
-
 def test_more_samples_at_once_than_a_message_may_ask_for_are_refused() -> None:
     readers.check_count(readers.MAX_DRAWN)
     with pytest.raises(ProtocolError, match=r"1048577 samples at once; 1048576 are allowed. Draw smaller batches"):
@@ -277,58 +131,6 @@ def test_more_samples_at_once_than_a_message_may_ask_for_are_refused() -> None:
 
 
 # --- The wait of those who draw, and who counts as present: with a clock that stands still, or a deadline in the past
-
-
-def test_a_wait_whose_deadline_has_passed_ends_at_once_and_counts_nobody() -> None:
-    waiter = PoolLock()
-    with waiter.lock:
-        assert not waiter.wait(time.monotonic() - 1.0)
-        assert waiter.wait(time.monotonic() + 60.0, at_most=0.0), "time is left, so the caller looks again"
-        assert waiter.waiting == 0
-
-
-def test_what_is_told_ends_a_wait_and_is_counted_also_where_nobody_waits() -> None:
-    waiter, ended = PoolLock(), []
-
-    def wait() -> None:
-        with waiter.lock:
-            before = waiter.changes
-            while waiter.changes == before:
-                waiter.wait(time.monotonic() + 60.0)
-            ended.append(waiter.changes)
-
-    with waiter.lock:
-        waiter.tell()
-    thread = threading.Thread(target=wait)
-    thread.start()
-    while not waiter.waiting:
-        pass
-    with waiter.lock:
-        waiter.tell()
-    thread.join(60.0)
-    assert ended == [2] and waiter.waiting == 0
-
-
-def test_a_closed_pool_says_so_to_those_who_ask_and_wakes_those_who_wait() -> None:
-    waiter = PoolLock()
-    with waiter.lock:
-        waiter.check_open()
-        waiter.close()
-        assert waiter.changes == 1
-        with pytest.raises(Closed, match="the pool"):
-            waiter.check_open()
-
-
-def test_who_is_silent_for_longer_than_the_timeout_is_gone() -> None:
-    present = Presence(10.0, now=100.0)
-    present.heard(b"a", 100.0)
-    present.heard(b"b", 105.0)
-    assert present.expire(110.0) == [], "not silent for longer than 10 s yet"
-    present.heard(b"a", 111.0)
-    assert present.expire(116.0) == [b"b"] and b"a" in present and b"b" not in present and len(present) == 1
-    present.forget(b"a")
-    present.forget(b"a")
-    assert len(present) == 0
 
 
 def test_silent_ones_are_looked_for_about_once_a_second() -> None:
@@ -365,16 +167,6 @@ def words(kept: list[KeptClient | KeptCache]) -> list[bytes | float]:
     return [each.id if isinstance(each, KeptClient) else each.age for each in kept]
 
 
-def test_each_client_that_has_entries_comes_before_its_caches_the_oldest_first() -> None:
-    queues = queues_of_of_pool_walk(2, 0, 1)
-    kept = rest_of(CacheWalk(queues))
-    assert words(kept) == [name(0), 10.0, 9.0, name(1), name(2), 10.0]
-    assert kept[0] == KeptClient(name(0), 3, 10.0, 50.0, 0.5, 0.0)
-    assert kept[1] == KeptCache(4, 0, 10.0, queues.clients[name(0)].queued()[0].payload)
-    assert kept[3] == KeptClient(name(1), 1, 10.0, 50.0, 0.5, 0.0, has_caches=False)
-    assert rest_of(CacheWalk(queues_of_of_pool_walk())) == []
-
-
 def test_caches_that_leave_between_two_steps_are_passed_by_and_newcomers_do_not_lengthen_the_walk() -> None:
     queues = queues_of_of_pool_walk(4)
     walk = CacheWalk(queues)
@@ -396,30 +188,9 @@ def test_a_client_that_has_left_before_its_turn_does_not_come() -> None:
     assert rest_of(walk) == []
 
 
-def test_a_walk_ends_where_caches_of_another_form_are_held() -> None:
-    queues = queues_of_of_pool_walk(2)
-    walk = CacheWalk(queues)
-    walk.step(110.0), walk.step(110.0)
-    queues.configure(PLAIN.replace(frame_stack=2), discard_mismatched=True)
-    queues.add(name(0), 9, cache_of(4, parameters=queues.parameters), 110.0)
-    assert rest_of(walk) == []
-
-
 def put_back(restore: CacheRestore, client: KeptClient, kept: KeptCache, **options: object) -> tuple[bool, int]:
     held = unpack.check(kept.payload, layout_of(SCHEMA, PLAIN))
     return restore.put_back(client, held, **{"age": kept.age, "stays": True, "now": 50.0} | options)
-
-
-def test_what_was_walked_over_comes_back_once() -> None:
-    client, *kept = rest_of(CacheWalk(queues_of_of_pool_walk(3)))
-    again = CacheQueues(SCHEMA, PLAIN, byte_limit=1 << 30, cache_limit=2, seed=1)
-    restore = CacheRestore(again)
-    assert [put_back(restore, client, each) for each in kept] == [(True, 0), (True, 0), (True, 1)]
-    held = again.clients[name(0)]
-    assert [cache.arrived for cache in held.queued()] == [41.0, 42.0]
-    assert (held.sequence, held.total_weight, held.between, held.heard) == (4, 10.0, 0.0, math.inf)
-    assert put_back(restore, client, kept[1]) == (False, 0) and held.caches == 2
-    assert put_back(restore, client, kept[0]) == (True, 1), "it was overwritten meanwhile"
 
 
 def test_a_cache_that_only_looks_like_a_held_one_is_another() -> None:
@@ -463,38 +234,6 @@ def test_held_samples_are_drawn_though_their_client_has_used_up_its_entries(reus
         pool.get(1)
 
 
-def test_samples_are_passed_over_as_they_become_too_old() -> None:
-    clock, parameters = Clock(), PLAIN.replace(max_age=10.0)
-    pool = Pool(SCHEMA, parameters, clock=clock, seed=1)
-    pool.add(name(1), 1, held([0.0, 4.0, 8.0, 9.9, 12.0], [0] * 5, parameters))
-    assert pool.stats().unused == 5
-    with pytest.raises(NotEnoughSamples, match="4 are held"):
-        pool.get(5)
-    assert (pool.stats().unused, pool.stats().passed_over) == (4, 1)
-    clock.now += 3.0
-    assert numbers(pool, 2) == [0, 1] and pool.stats().passed_over == 3
-    assert pool.stats().caches == 0, "what is used up and passed over is held no longer"
-    assert (pool.stats().unused, pool.stats().held, pool.stats().bytes) == (0, 0, 0)
-
-
-def test_samples_of_older_models_are_passed_over() -> None:
-    parameters = PLAIN.replace(max_model_lag=2)
-    pool = Pool(SCHEMA, parameters, seed=1)
-    pool.add(name(1), 1, held([0.0] * 4, [5, 3, 4, 6], parameters))
-    pool.saw_model(6)
-    assert numbers(pool, 3) == [0, 2, 3] and pool.stats().passed_over == 1
-    pool.add(name(1), 2, held([0.0] * 4, [5, 3, 4, 6], parameters, first=10))
-    pool.saw_model(8)
-    assert numbers(pool, 1) == [13]
-
-
-def test_a_changed_limit_holds_from_the_next_draw_on() -> None:
-    pool = Pool(SCHEMA, PLAIN, seed=1)
-    pool.add(name(1), 1, held([0.0, 50.0, 0.0, 50.0], [0] * 4, PLAIN))
-    pool.configure(PLAIN.replace(max_age=20.0))
-    assert numbers(pool, 2) == [0, 2] and pool.stats().passed_over == 2
-
-
 def test_what_is_kept_for_a_reader_is_passed_over_too() -> None:
     clock, parameters = Clock(), PLAIN.replace(max_age=10.0)
     pool = Pool(SCHEMA, parameters, clock=clock, seed=1)
@@ -509,41 +248,6 @@ def test_what_is_kept_for_a_reader_is_passed_over_too() -> None:
     layout = layout_of(SCHEMA, parameters, ContainerKind.DRAWN)
     drawn = unpack.check(pool.draw_counts(b"r" * 16, made.counts[0]), layout)
     assert sorted(finish(made, [drawn], layout, parameters, 1, 1.0).gathered.ids["number"].tolist()) == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(["first", "second", "nothing is left"])))
-@pytest.mark.parametrize("reuse", [False, True])
-def test_what_used_up_a_clients_entries_is_drawn_whatever_comes_first(order: Any, reuse: bool) -> None:
-    """Caches and UPDATEs go different ways: that all is used up may be told before the caches come that did it."""
-    limited = PLAIN.replace(max_times_sampled=1, reuse_cache=reuse)
-    pool = Pool(SCHEMA, limited, seed=1)
-    for what in order:
-        if what == "first":
-            pool.add(name(1), 1, held([0.0] * 3, [0] * 3, limited))
-        elif what == "second":
-            pool.add(name(1), 2, held([0.0] * 3, [0] * 3, limited, first=3))
-        else:
-            pool.sums(name(1), 3, 0.0, 0, 0.0)
-    made = plan([pool.reserve(b"r" * 16, 3)], 3, 0.5)
-    assert made is not None and made.left_out == 0.0
-    pool.reserve(b"r" * 16, 0)
-    assert sorted(numbers(pool, 6)) == [0, 1, 2, 3, 4, 5]
-    pool.sums(name(1), 4, 0.0, 0, 0.0)
-    assert pool.entries() == 0, "nothing of it is held, and nothing comes"
-
-
-def test_with_reuse_no_held_sample_is_drawn_more_often_than_it_may_be() -> None:
-    parameters = PLAIN.replace(reuse_cache=True, max_times_sampled=3)
-    pool = Pool(SCHEMA, parameters, seed=1)
-    for first, count in ((0, 5), (5, 3), (8, 4)):
-        pool.add(name(first % 2), first, held([0.0] * count, [0] * count, parameters, first=first))
-    seen: list[int] = []
-    for _ in range(6):
-        seen += numbers(pool, 6)
-    assert np.bincount(seen).tolist() == [3] * 12
-    with pytest.raises(NotEnoughSamples):
-        pool.get(1)
-    assert (pool.stats().caches, pool.stats().held, pool.stats().bytes) == (0, 0, 0)
 
 
 def test_a_limit_of_draws_can_be_set_and_lifted_while_samples_are_held() -> None:
@@ -670,29 +374,6 @@ def drawing_fast(rate):
     return demand
 
 
-def test_everything_is_wanted_while_nobody_draws():
-    assert room(Demand(), 10**6) is None
-    demand = drawing()
-    assert room(demand, 10**6, now=10.0 + DRAWING_TIMEOUT) == 0
-    assert room(demand, 10**6, now=10.1 + DRAWING_TIMEOUT) is None
-
-
-def test_a_client_is_wanted_up_to_its_stock_and_again_once_a_part_of_it_was_drawn():
-    demand = drawing()
-    assert room(demand, 0) == 1000 and room(demand, 936) == 64
-    assert room(demand, 937) == 0 and room(demand, 5000) == 0
-    assert room(demand, 750, cache_size=300) == 250 and room(demand, 751, cache_size=300) == 0, "at most a quarter"
-    fast = drawing_fast(8000)
-    assert room(fast, 800, now=2.0) == 200 and room(fast, 801, now=2.0) == 0, "a tenth of a second"
-
-
-def test_a_draw_that_found_too_little_lifts_the_rule_at_once():
-    demand = drawing()
-    demand.was_short(100, 10.0)
-    assert room(demand, 10**6) is None
-    assert room(demand, 10**6, now=10.0 + SHORTAGE_TIMEOUT) == 0
-
-
 def test_a_stock_has_two_caches_at_least_and_a_part_of_four_large_draws():
     assert room(drawing(), 0, stock=1) == 128
     assert room(drawing(1000), 0, stock=1) == 1000, "four draws, from four clients"
@@ -761,16 +442,6 @@ def test_a_pool_holds_a_client_back_whose_samples_are_not_drawn(draw):
     assert pool.room(CLIENT, 1) is None
 
 
-def test_a_pool_wants_everything_that_a_waiting_draw_is_short_of():
-    pool, _ = pool_of()
-    pushed(pool, 20)
-    draw_here(pool)
-    assert pool.room(CLIENT, 1) == 0
-    with pytest.raises(RuntimeError):
-        pool.get(10_000)
-    assert pool.room(CLIENT, 1) is None
-
-
 def test_a_pool_wants_everything_that_a_reader_waits_for_which_cannot_draw_as_much_as_it_wants_now():
     pool, clock = pool_of()
     pushed(pool, 20)
@@ -807,12 +478,6 @@ def test_a_reader_that_draws_seldom_does_not_wait_unless_it_says_so():
     assert room(demand, 10**6, now=later) == 0
     demand.kept(READER, 639, 4, 1280, True, later)
     assert room(demand, 10**6, now=later) is None
-
-
-def test_a_reader_to_whom_no_client_belongs_wants_nothing_of_the_others():
-    demand = drawing()
-    demand.kept(READER, 0, 0, 1280, True, 10.0)
-    assert room(demand, 10**6) == 0
 
 
 def test_a_stock_has_four_draws_of_each_reader_that_shares_the_clients_or_of_the_one_that_has_a_client_for_itself():
