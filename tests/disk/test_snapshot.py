@@ -99,15 +99,6 @@ def test_what_was_not_drawn_comes_back_and_nothing_else(tmp_path, drawn):
     assert sorted(ids) == sorted([*range(12), *range(18)])
 
 
-def test_with_reuse_drawn_caches_come_back_too(tmp_path):
-    reuse = Parameters(reuse_cache=True)
-    pool, again = pool_of([10], reuse), Pool(SCHEMA, reuse)
-    pool.get(50)
-    save(tmp_path / "a", table(pool))
-    assert load([tmp_path / "a"], table(again)).caches == 2
-    again.get(50)
-
-
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=9), st.integers(1, 4), st.integers(0, 60))
 @settings(max_examples=30)
 def test_parts_share_everything_out_and_each_client_goes_to_one(tmp_path_factory, counts, of, drawn):
@@ -190,39 +181,6 @@ def test_the_pool_goes_on_while_it_is_walked(tmp_path):
     assert Counter(client for client, _ in seen).keys() == set(clients)
 
 
-def test_a_walk_ends_where_the_form_of_caches_changes():
-    pool = pool_of([10, 10])
-    walk = pool.walk()
-    kept = [next(walk), next(walk)]
-    pool.configure(PLAIN.replace(frame_stack=2), discard_mismatched=True)
-    pool.add(name(1), 99, made(5, parameters=PLAIN.replace(frame_stack=2)))
-    kept += walk
-    assert [type(each) for each in kept[:2]] == [KeptClient, KeptCache]
-    assert not any(isinstance(each, KeptCache) for each in kept[2:])
-
-
-def test_a_walk_goes_on_behind_what_was_drawn_meanwhile():
-    pool = pool_of([40])
-    first = []
-    for kept in pool.walk():
-        if isinstance(kept, KeptCache):
-            first.append(int(np.frombuffer(unpack.check(kept.payload, pool.layout).part(Part.NUMBER), "<i8")[0]))
-            if len(first) == 1:
-                pool.get(15)
-    assert first == [0, 15, 20, 25, 30, 35]
-
-
-def test_a_client_has_again_how_much_is_drawn_between_its_caches(tmp_path):
-    pool = pool_of([10, 10])
-    pool.get(8)
-    pool.add(name(0), 50, made(5, first=10, total=10.0))
-    save(tmp_path / "a", table(pool))
-    again = Pool(SCHEMA, PLAIN)
-    load([tmp_path / "a"], table(again))
-    rows = [{bytes(row["client"]): row["drawn_between"] for row in each.reserve(name(9), 1)} for each in (pool, again)]
-    assert rows[0] == rows[1] and max(rows[0].values()) > 0
-
-
 def test_caches_grow_older_in_a_file(tmp_path):
     """So those that are too old to be drawn stay so: 6 s and 3 s in one pool, 10 s in the file."""
     now = [100.0]
@@ -299,31 +257,6 @@ def test_episodes_come_back_with_all_that_is_known_of_them(tmp_path, of):
     assert sum(each[0] for each in sums) == pytest.approx(memory.total_weight, rel=1e-12)
     assert sum(each[1] for each in sums) == memory.num_positive
     assert max(part.max_priority for part in parts) == memory.max_priority
-
-
-def test_episodes_of_several_files_leave_in_the_order_in_which_they_were_closed(tmp_path):
-    one, other = memory_of([3] * 10), memory_of([3] * 10, seed=1)  # the other's are 1000 s younger, 60 s apart
-    for path, memory in (("b", other), ("a", one)):
-        save(tmp_path / path, table(episodes_of(memory), storage="episodes"))
-    again = Memory(STATES, 1000)
-    load([tmp_path / "b", tmp_path / "a"], table(episodes_of(again), storage="episodes"))
-    closed = [episode.born[-1] for _, episode in dataset.walk(again)]
-    assert closed == sorted(closed) and len(closed) == 20
-
-
-def test_the_memory_goes_on_while_its_episodes_are_walked():
-    memory = memory_of([4] * 20, capacity=80)
-    seen = []
-    for number, episode in dataset.walk(memory):
-        seen.append((number, episode.columns["reward"].tobytes()))
-        if len(seen) == 5:
-            for _ in range(12):  # the next seven leave meanwhile
-                memory.open()
-                memory.extend(0, [np.ones((4, 3), np.float32), np.full(4, 7.0, np.float32)])
-                memory.close()
-    numbers = [number for number, _ in seen]
-    assert numbers == sorted(set(numbers)) and len(seen) == 20
-    assert numbers[4] == 16 and numbers[5] == 48
 
 
 def test_episodes_of_states_of_any_length_come_back(tmp_path):
@@ -420,14 +353,6 @@ def test_no_episode_is_held_twice(tmp_path):
     assert load([tmp_path / "a"], table(pool, storage="episodes")).known == 3, "also where the memory was made anew"
 
 
-def test_what_was_put_back_and_has_left_is_not_remembered_for_ever(tmp_path):
-    pool = episodes_of(Memory(STATES, 20))
-    for _ in range(150):
-        for kept in episodes_of(memory_of([5, 6, 7])).walk():
-            assert pool.put_back(kept)[0] and not pool.put_back(kept)[0]
-    assert len(pool._stored._put_back) <= 2 * pool.memory.num_episodes + 100
-
-
 def test_an_episode_that_is_too_long_is_counted_and_the_others_are_taken(tmp_path):
     save(tmp_path / "a", table(episodes_of(memory_of([5, 40, 6])), storage="episodes"))
     again = Memory(STATES, 20)
@@ -515,25 +440,6 @@ def test_samples_that_were_made_with_another_value_are_refused_by_name_at_every_
         pool.add(name(2), 1, unpack.check(payload, held.layout))
     assert refused.value.code == "parameters"
     assert pool.configure(told, discard_mismatched=True) == 1 and pool.parameters == told
-
-
-@pytest.mark.parametrize("field", sorted(APART))
-def test_parameters_of_drawing_are_taken_while_caches_are_held(tmp_path, field):
-    pool, _ = cached(PLAIN)
-    values = {
-        "compression": "lz4",
-        "normalize": "global",
-        "model_topic": "policy",
-        "reuse_cache": True,
-        "stratified": True,
-    }
-    value = values.get(field, 0.25 if "importance_exponent" in field or "final" in field else 2)
-    told = PLAIN.replace(**{field: value})
-    assert told != PLAIN
-    save(tmp_path / "a", table(pool))
-    other = Pool(VALUED, told)
-    assert load([tmp_path / "a"], table(other)).caches == 1
-    assert pool.configure(told) == 0 and pool.stats().caches == 1
 
 
 @pytest.mark.parametrize("field", ["discount", "reward_coeff", "mix_lambda"])

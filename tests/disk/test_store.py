@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from memoire.accounting.logbook import LineFilter, LogEntry, escape
 from memoire.accounting.runs import RunFacts, SavedGroup
 from memoire.disk import database, records
-from memoire.disk.database import NONE, SUMS, RowsChecksum
 from memoire.disk.records import MAX_TEXT, META, MODEL, SEGMENT, WORD, LogSegment, StateContents, condition
 from memoire.disk.records import RUN as RUN_STORED_ROWS
 from memoire.disk.state_file import StateFile
@@ -29,14 +28,12 @@ from memoire.limits import Limits
 from memoire.models.model import make
 from memoire.tables.table import Table
 from memoire.wire.messages import Line
-from memoire.wire.rows import ACCOUNT
 from netkit import QUICK, until
 from statekit import (
     CLIENTS,
     RUN,
     Keeper,
     account,
-    contents,
     folder_in_memory,
     fork,
     inherited,
@@ -48,25 +45,7 @@ from statekit import (
     transactions,
 )
 
-# --- A server's files: what was acknowledged is there again, whatever ended the process and whatever happened to the files
-
 # ---------------------------------------------------------------------------------------------- what comes back
-
-
-def test_everything_that_was_acknowledged_is_there_after_a_restart(tmp_path):
-    with keeper_of_all(tmp_path / "state") as keeper:
-        before = contents(keeper.store)
-        epoch = keeper.store.epoch
-    with Store(tmp_path / "state") as store:
-        assert contents(store) == before
-        assert store.name == "home" and store.epoch > epoch
-        assert store.versions() == {"policy": 7, "note": 3}
-        assert store.restored == 0 and store.is_healthy and store.trouble == ""
-    assert before["accounts"][3].rejected == {"schema": 3} and before["accounts"][3].report.steps == 30
-    assert [model.value for model in before["models"]] == ["hello", b"\x01" * 100_000]
-    assert before["count"] == 24
-    assert [one.lines_through for one in before["accounts"]] == [3] * 8
-    assert before["inherited"] == rows(5, 6)
 
 
 def test_a_folder_knows_since_when_it_has_forgotten_nothing(tmp_path):
@@ -100,40 +79,6 @@ def test_epochs_grow_whatever_the_clock_does(tmp_path):
     assert all(epoch >= now * 1e9 for epoch, now in zip(epochs, clocks, strict=True))
 
 
-def test_what_changes_replaces_what_was_there_and_nothing_else(tmp_path):
-    with keeper_of_all(tmp_path) as keeper:
-        keeper.save(
-            accounts=[account(CLIENTS[2], 100, 1000)],
-            inherited=[rows(6, episodes=9)],
-            models=[make("note", "bye", 4)],
-            runs=[RunFacts(RUN, finished=True, began=1.0)],
-        )
-        found = contents(keeper.store)
-    with Store(tmp_path) as store:
-        assert contents(store) == found
-    assert [one.report.episodes for one in found["accounts"]] == [0, 1, 100, 3, 4, 5, 6, 7]
-    assert np.frombuffer(found["inherited"], ACCOUNT)["episodes"].tolist() == [1, 9]
-    assert [(model.topic, model.version) for model in found["models"]] == [("note", 4), ("policy", 7)]
-    assert found["runs"] == [RunFacts(RUN, finished=True, began=1.0)]
-
-
-def test_runs_are_kept_apart_and_in_their_order(tmp_path):
-    with keeper_of_all(tmp_path) as keeper:
-        before = contents(keeper.store)
-        keeper.count, keeper.known = 0, {}
-        keeper.save(
-            runs=[RunFacts(RUN, began=1.0, ended=2.0), RunFacts("a later one", began=2.0)],
-            run="a later one",
-            accounts=[account(CLIENTS[0], 1)],
-            lines=[(CLIENTS[0], 1, "new")],
-        )
-        assert [facts.name for facts in keeper.store.runs()] == [RUN, "a later one"]
-        assert keeper.store.line_count("a later one") == 1 and len(own_accounts(keeper.store, "a later one")) == 1
-        assert keeper.store.models("a later one") == [] and inherited(keeper.store, "a later one") == b""
-        assert {**contents(keeper.store), "runs": before["runs"]} == before
-        assert own_accounts(keeper.store, "nobody") == [] == keeper.store.search("nobody")
-
-
 def test_the_log_file_has_the_documented_lines(tmp_path):
     with Keeper(tmp_path) as keeper:
         keeper.save(lines=[(CLIENTS[0], 1, "two\nlines"), (CLIENTS[1], 1, "and, a comma")])
@@ -144,25 +89,6 @@ def test_the_log_file_has_the_documented_lines(tmp_path):
     assert [path.name for path in (tmp_path / "log").iterdir()] == ["ant_7.00000001.log"]
 
 
-def test_only_what_is_on_disk_is_acknowledged(tmp_path):
-    reached = []
-    with Keeper(tmp_path, at=reached.append) as keeper:
-        reached.clear()
-        keeper.acknowledged = Watched(reached)
-        keeper.save(accounts=[account(CLIENTS[0], 1)], lines=[(CLIENTS[0], 1, "x")])
-    assert reached[:6] == ["before begin", "before commit", "after commit", "before text", "after text", "acknowledged"]
-
-
-class Watched(list):
-    def __init__(self, reached):
-        super().__init__()
-        self.reached = reached
-
-    def extend(self, tickets):
-        super().extend(tickets)
-        self.reached.append("acknowledged")
-
-
 def test_what_gathers_while_a_group_is_saved_is_the_next_group(tmp_path):
     with Keeper(tmp_path) as keeper:
         before = transactions(tmp_path)
@@ -171,20 +97,6 @@ def test_what_gathers_while_a_group_is_saved_is_the_next_group(tmp_path):
         keeper.hold.set()
         until(lambda: set(tickets) <= set(keeper.acknowledged))
         assert transactions(tmp_path) - before <= 2
-
-
-def test_a_group_of_tickets_alone_is_acknowledged_without_touching_the_disk(tmp_path):
-    with Keeper(tmp_path) as keeper:
-        before = transactions(tmp_path)
-        keeper.save()
-        assert transactions(tmp_path) == before
-
-
-def test_what_nobody_waits_for_is_saved_soon(tmp_path):
-    with Keeper(tmp_path) as keeper:
-        with keeper.lock:
-            keeper.journal.touch(RUN, account(CLIENTS[0], 5))
-        until(lambda: [one.report.episodes for one in own_accounts(keeper.store)] == [5])
 
 
 # ------------------------------------------------------------------------------------------------ whose folder
@@ -227,13 +139,6 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path):
         Store(tmp_path / "file" / "state", "a")
 
 
-def test_a_missing_database_beside_other_files_is_no_empty_folder(tmp_path):
-    keeper_of_all(tmp_path).close()
-    (tmp_path / "state.db").unlink()
-    with pytest.raises(StateCorrupt, match=r"it is missing, while .*state.db.backup-1 are there.*Put a backup back"):
-        Store(tmp_path, "home")
-
-
 def test_old_text_goes_when_there_is_too_much_and_leaves_the_search_with_it(tmp_path):
     with Keeper(tmp_path, limits=Limits(log_bytes=16_000)) as keeper:
         for n in range(1, 41):
@@ -260,17 +165,6 @@ def test_backups_are_made_now_and_then_while_something_changes(tmp_path):
         until(lambda: (tmp_path / "state.db.backup-1").exists())
         keeper.save(settings={"n": "2"})
         until(lambda: (tmp_path / "state.db.backup-2").exists())
-
-
-def test_a_closed_folder_is_free_though_a_child_has_not_yet_closed_what_it_was_forked_with(tmp_path):
-    keeper = keeper_of_all(tmp_path)
-    still_open = os.dup(keeper.store._opened._lock.opened)
-    with pytest.raises(StateLocked):
-        Store(tmp_path)
-    keeper.close()
-    with Store(tmp_path) as store:
-        assert store.settings()
-    os.close(still_open)
 
 
 def test_a_forked_child_neither_holds_the_folder_nor_writes_it(tmp_path):
@@ -541,28 +435,6 @@ def test_rows_are_sealed_right_whatever_is_remembered_of_former_ones(history, re
 # --- What a state file's rows are, without a file: sums that are sealed, what is kept of them, and searches
 
 PATH = Path("/nowhere/state.db")
-sums = st.dictionaries(st.integers(0, 5), st.integers(0, (1 << 63) - 1), max_size=6)
-
-
-@given(st.lists(sums, max_size=5), st.sampled_from(["facts", "lines", "accounts", "prompts"]))
-def test_a_seal_that_follows_every_change_is_the_sum_of_what_is_there(changes, what):
-    place = ["facts", "lines", "accounts", "prompts"].index(what)
-    seal, there = RowsChecksum(), {}
-    for changed in changes:
-        former = [there[key] for key in changed if key in there]
-        seal = seal.next(*[NONE] * place, (former, list(changed.values())))
-        there |= changed
-        assert (getattr(seal, what), getattr(seal, f"{what}_sum")) == (len(there), sum(there.values()) & SUMS)
-    seal = seal.next(*[NONE] * place, (list(there.values()), ()))
-    assert seal == RowsChecksum(generation=len(changes) + 1)
-
-
-def test_a_seal_comes_back_from_its_row():
-    seal = RowsChecksum(1, 2, SUMS, 4, 5, 6, 7, 8, 9)
-    assert RowsChecksum.unpack(seal.pack()) == seal
-    assert seal.without_lines() == RowsChecksum(1, 2, SUMS, 0, 0, 6, 7, 8, 9)
-    with pytest.raises(struct.error):
-        RowsChecksum.unpack(b"short")
 
 
 def segment(number=3, name="ant-7.00000003.log"):
@@ -591,40 +463,6 @@ def test_what_is_asked_for_often_follows_the_rows():
 def test_no_row_has_a_file_elsewhere_written(name):
     with pytest.raises(StateCorrupt, match="cannot be called"):
         StateContents(PATH).apply(*segment(name=name).fact)
-
-
-def test_words_are_numbered_without_a_gap():
-    with pytest.raises(StateCorrupt, match="a word is missing"):
-        StateContents(PATH).apply(WORD, b"\x02", b"schema")
-
-
-def test_new_runs_get_the_next_number_and_lines_say_how_many_there_are():
-    runs = {"former": 4}
-    lines = [("new", LogEntry(n, b"c" * 16, 1.0, Line(n, 0.0, 0, "text"))) for n in (1, 2)]
-    facts = records.pack_group(SavedGroup(runs=[RunFacts("new")], lines=lines, settings={"a": "b"}), runs)
-    assert runs == {"former": 4, "new": 5}
-    assert [kind for kind, _, _ in facts] == [RUN_STORED_ROWS, META, records.SETTING]
-    assert records.count_of(facts[1][2]) == 2
-    assert records.last_of_each([(1, b"k", b"1"), (1, b"k", None), (2, b"k", b"2")]) == [
-        (1, b"k", None),
-        (2, b"k", b"2"),
-    ]
-
-
-def test_a_row_of_another_checksum_is_damage():
-    entry = LogEntry(7, b"c" * 16, 1.5, Line(3, 0.5, 2, "text"))
-    row = records.line_row(2, entry)
-    assert records.entry_of(row, PATH) == entry and row[0] == 2 << records.INDEX_BITS | 7
-    with pytest.raises(StateCorrupt, match="log line 7 has a wrong checksum"):
-        records.entry_of((*row[:-1], row[-1] + 1), PATH)
-    fact = (RUN_STORED_ROWS, b"k", b"body", records.add_up(RUN_STORED_ROWS, b"k", b"body"))
-    assert records.checked_fact(fact, PATH) == fact
-    with pytest.raises(StateCorrupt, match="a row of kind 3 has a wrong checksum"):
-        records.checked_fact((RUN_STORED_ROWS, b"k", b"bodY", fact[3]), PATH)
-    account = (1, b"k", b"body", records.part_sum(1, b"k", b"body"))
-    assert list(records.checked_parts([account], PATH, "accounts")) == [account]
-    with pytest.raises(StateCorrupt, match="a row of accounts has a wrong checksum"):
-        list(records.checked_parts([(2, *account[1:])], PATH, "accounts"))
 
 
 def test_a_search_is_a_condition_of_all_that_is_wanted():

@@ -1,7 +1,6 @@
 """Damaged, restored and meddled-with state folders: exact or refused, never reset without being asked."""
 
 import logging
-import os
 import re
 import shutil
 import sqlite3
@@ -21,7 +20,6 @@ from statekit import (
     account,
     contents,
     folder_in_memory,
-    fork,
     keeper_of_all,
     lines_through,
     own_accounts,
@@ -49,13 +47,6 @@ def test_a_damaged_folder_is_exact_or_refused(folders, in_memory, seed):
     verdicts += mutations.run(closed, older, truth, in_memory, 55, seed)
     assert sum(verdicts.values()) == 165
     assert verdicts["refused"] > 40 and verdicts["exact"] > 20, verdicts
-
-
-def test_undamaged_copies_of_both_are_exact(folders, tmp_path):
-    killed, _, closed, truth = folders
-    for number, source in enumerate((killed, closed)):
-        shutil.copytree(source, tmp_path / str(number))
-        assert mutations.judge(tmp_path / str(number), truth) == "exact"
 
 
 def rows_of(folder, *commands):
@@ -87,26 +78,6 @@ def test_somebody_elses_change_of_a_row_is_found(folders, tmp_path, command, wor
     rows_of(tmp_path / "state", command)
     with pytest.raises(StateCorrupt, match=f"{words}.*left as it is.*state.db.backup-1.*empty folder"):
         Store(tmp_path / "state", "home")
-
-
-@pytest.mark.parametrize("change", ["body = x'00'", "key = x'0f'"])
-def test_a_changed_account_is_found_when_it_is_read_at_the_start(folders, tmp_path, change):
-    shutil.copytree(folders[2], tmp_path / "state")
-    rows_of(tmp_path / "state", f"UPDATE accounts SET {change} WHERE key = (SELECT max(key) FROM accounts)")
-    with Store(tmp_path / "state", "home") as store:
-        with pytest.raises(StateCorrupt, match="a row of accounts has a wrong checksum.*state.db.backup-1"):
-            store.accounts(RUN).sums()
-        with pytest.raises(StateCorrupt, match="a row of accounts has a wrong checksum"):
-            store.back_up()
-
-
-def test_a_changed_line_is_found_when_it_is_read(folders, tmp_path):
-    shutil.copytree(folders[2], tmp_path / "state")
-    rows_of(tmp_path / "state", "UPDATE lines SET text = 'other' WHERE id & 1023 = 3")
-    with Store(tmp_path / "state") as store:
-        assert len(store.search(RUN, LineFilter(before=3))) == 2
-        with pytest.raises(StateCorrupt, match="log line 3 has a wrong checksum"):
-            store.search(RUN, most=5)
 
 
 def test_a_log_of_sqlite_that_was_removed_is_missed(folders, tmp_path):
@@ -181,31 +152,6 @@ def test_a_log_of_sqlite_beside_a_backup_is_set_aside(folders, tmp_path):
         assert store.restored == 1
         assert [one.report.episodes for one in own_accounts(store)] == [39] * 8
     assert (tmp_path / "state" / "state.db-wal.set-aside").exists()
-
-
-def test_a_killed_start_from_a_backup_is_another_start_from_it(folders, tmp_path):
-    source = tmp_path / "state"
-    shutil.copytree(folders[0], source)
-    put_back(source)
-
-    class Ends(BaseException):
-        pass
-
-    for point in ("before begin", "before commit", "after commit", "before epoch"):
-        state = tmp_path / point
-        shutil.copytree(source, state)
-        child = fork()
-        if not child:
-
-            def at(here, point=point):
-                if here == point:
-                    os.kill(os.getpid(), 9)
-
-            Store(state, "home", at=at)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 9
-        with Store(state, "home") as store:
-            assert store.restored == 1 and [one.report.episodes for one in own_accounts(store)] == [39] * 8
 
 
 def test_two_backups_are_kept_and_another_is_made_when_it_is_closed(tmp_path):
@@ -403,12 +349,3 @@ def test_a_model_that_is_not_what_was_published_is_refused_and_a_missing_one_wai
         keeper.save(models=[make("policy", b"\x07" * 100_000, 9)])
     with Store(tmp_path) as store:
         assert [model.version for model in store.models(RUN)] == [3, 9]
-
-
-def test_files_of_models_that_nobody_names_go(tmp_path):
-    with keeper_of_all(tmp_path):
-        (tmp_path / "models" / "1-0123456789abcdef-3.model").write_bytes(b"x")
-        (tmp_path / "models" / f".1-0123456789abcdef-3.model.{'0' * 32}.draft").write_bytes(b"x")
-        (tmp_path / "models" / "my.model").write_bytes(b"x")
-    with Store(tmp_path):
-        assert len(list((tmp_path / "models").iterdir())) == 2

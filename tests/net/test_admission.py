@@ -75,34 +75,14 @@ def test_only_a_request_that_no_proxy_let_in_is_the_first_of_its_way(door, frame
     assert door.request(*frames, *said(messages.Hello(role="actor"))).is_first is is_first
 
 
-def test_a_client_with_keys_whose_first_frame_is_long_is_no_proxy(door):
-    door.gate.admit = lambda made, frames, place: (ACTOR, frames)
-    assert door.request(b"way", b"another", b"", *said(messages.Hello(role="actor"))).is_first
-
-
 def test_a_request_without_an_empty_frame_is_counted_and_gets_no_answer(door):
     assert door.request(b"way", b"header") is None
     assert door.refused == {"frames": 1}
 
 
-def test_a_passport_is_read_and_taken_off(door):
-    request = door.request(b"way", passport(ACTOR), b"", *said(messages.Hello(role="actor")))
-    assert request.peer == ACTOR and [bytes(frame) for frame in request.envelope] == [b"way", b""]
-
-
 def test_a_request_that_the_gate_refuses_is_counted_there_and_here(door):
     assert door.request(b"way", PASSPORT_MAGIC, b"", b"x") is None
     assert door.refused == {"passport": 1} and door.gate.refused == {"passport": 1}
-
-
-def test_what_an_open_peer_asks_belongs_to_nobody(door):
-    message = door.admission.parse(door.request(b"way", b"", *said(messages.Hello(role="actor"))), 0.0)
-    assert message.body.role == "actor" and message.header.client == CLIENT and door.owners == []
-
-
-def test_a_client_is_bound_to_the_key_that_it_came_by(door):
-    door.admission.parse(door.request(b"way", passport(ACTOR), b"", *said(messages.Hello(role="actor"))), 0.0)
-    assert door.owners == [(CLIENT, "actor/left")]
 
 
 @pytest.mark.parametrize(
@@ -153,11 +133,6 @@ def test_what_is_pushed_is_parsed_and_owned(door):
     assert door.owners == [(CLIENT, "actor/left")] and not door.refused
 
 
-def test_the_payload_of_a_cache_is_not_verified_at_the_door(door):
-    frames = said(CACHE, payload=b"0123")
-    assert door.push(*frames[:-1], b"4567") is not None
-
-
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(
     ("frames", "code"),
@@ -171,12 +146,6 @@ def test_the_payload_of_a_cache_is_not_verified_at_the_door(door):
 def test_what_may_not_be_pushed_is_counted(door, whole, frames, code):
     assert door.push(*frames, whole=whole) is None
     assert door.refused == {code: 1}
-
-
-def test_a_proxy_gets_header_peer_and_frames_of_what_is_pushed(door):
-    cache = said(CACHE, payload=b"0123", home=7)
-    header, peer, frames = door.push(passport(ACTOR), *cache, whole=False)
-    assert header.home == 7 and peer == ACTOR and [bytes(frame) for frame in frames] == cache
 
 
 @pytest.mark.parametrize(("place", "before"), [(REQUEST_PLACE, [b"way"]), (PUSH_PLACE, [])])
@@ -198,9 +167,3 @@ def test_a_refusal_goes_the_way_that_the_request_came(door):
     answer = parse(frames[2:])
     assert frames[:2] == [b"way", b""] and answer.body == messages.Refused(code="busy", text="x" * 1000)
     assert answer.header.client == CLIENT and door.refused == {"busy": 1}
-
-
-def test_whoever_sends_no_header_hears_nothing_and_is_counted(door):
-    request = door.request(b"way", b"", b"nothing of ours")
-    assert door.admission.refuse_request(request, ProtocolError("header", "none")) is None
-    assert door.refused == {"header": 1}

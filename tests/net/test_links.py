@@ -27,7 +27,7 @@ from memoire.net.poller import Poller
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.frames import NEWS_FRAME, encode, parse, peek, topic_frame
-from netkit import DEADLINE, Book, KeepingContext, record, until
+from netkit import Book, KeepingContext, record, until
 
 # --- The way to a peer: names that hang or move, addresses that fail, and what is known of a connection at once
 
@@ -102,16 +102,6 @@ def echoes(doors, made, answering):
 # --------------------------------------------------------------------------------------------------------- names
 
 
-def test_a_name_is_connected_to_by_its_address(context, doors, book):
-    answering = Answering(context)
-    book.known["proxy"] = ["127.0.0.1"]
-    made, link = dial(context, doors, f"tcp://proxy:{answering.port}", book)
-    assert link.address == "" and link.is_down
-    turning(doors, lambda: link.is_connected)
-    assert link.address == answering.endpoint and link.connections == 1
-    echoes(doors, made, answering)
-
-
 def test_an_address_that_does_not_answer_is_followed_by_the_next_one(context, doors, book):
     answering = Answering(context, "127.0.0.3")
     book.known["proxy"] = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
@@ -131,18 +121,6 @@ def test_addresses_that_all_fail_are_not_tried_in_a_spin(context, doors, book):
     seconds = time.monotonic() - began  # more than asked for, where the machine is busy
     assert link.failures <= 20 * seconds
     assert len(book.asked) <= 2 + 4 * seconds
-
-
-def test_a_dead_host_is_left_for_the_address_that_its_name_has_now(context, doors, book):
-    port = block(1)
-    former, later = Answering(context, "127.0.0.1", port), Answering(context, "127.0.0.2", port)
-    book.known["proxy"] = ["127.0.0.1"]
-    made, link = dial(context, doors, f"tcp://proxy:{port}", book)
-    echoes(doors, made, former)
-    book.known["proxy"] = ["127.0.0.2"]
-    former.close()
-    turning(doors, lambda: link.address == later.endpoint and link.is_connected)
-    echoes(doors, made, later)
 
 
 @pytest.mark.parametrize("later", ["127.0.0.1", "127.0.0.2"])
@@ -175,16 +153,6 @@ def test_an_address_is_known_in_either_spelling(one, other):
     assert place(one) == place(other) != place("tcp://127.0.0.1:2")
 
 
-def test_a_name_that_comes_into_being_is_found(context, doors, book):
-    answering = Answering(context)
-    made, link = dial(context, doors, f"tcp://proxy:{answering.port}", book)
-    turning(doors, lambda: book.asked)
-    assert "'proxy' could not be resolved (Name or service not known)" in link.explain()
-    book.known["proxy"] = ["127.0.0.1"]
-    turning(doors, lambda: link.is_connected)
-    echoes(doors, made, answering)
-
-
 def test_a_name_that_hangs_stalls_no_other_socket_of_the_context(context, doors, book):
     """ZeroMQ by itself stops all sockets of a context for ten seconds while it waits for a name server."""
     book.hanging.add("dead")
@@ -213,16 +181,6 @@ def test_sockets_that_joined_follow_the_link(context, doors, book):
     echoes(doors, joined, later)
     doors.drop(joined)
     assert not link._followers
-
-
-@pytest.mark.parametrize("host", ["::1", "127.0.0.1"])
-def test_names_may_lead_to_either_kind_of_address(context, doors, book, host):
-    answering = Answering(context, host)
-    book.known["proxy"] = [host]
-    made, link = dial(context, doors, f"tcp://proxy:{answering.port}", book)
-    turning(doors, lambda: link.is_connected)
-    assert link.address == answering.endpoint
-    echoes(doors, made, answering)
 
 
 def test_localhost_is_reached_by_whichever_address_is_listened_at(context, doors):
@@ -270,12 +228,6 @@ def test_a_lost_connection_is_known_at_once_and_so_is_its_return(context, doors)
     again.close()
 
 
-def test_inside_one_process_nothing_is_known_of_a_connection(context, doors):
-    made, link = dial(context, doors, "inproc://here")
-    assert not link.is_down and link.monitor is None
-    doors.drop(made)
-
-
 @contextlib.contextmanager
 def stranger(reply):
     """A TCP server that is not ZeroMQ's: sends `reply` and hangs up, or with None says nothing."""
@@ -314,18 +266,6 @@ def test_silence_is_told_from_a_stranger(context, doors):
         made.setsockopt(zmq.HANDSHAKE_IVL, 100)
         link = links.dial(doors, made, endpoint, watch=True)
         turning(doors, lambda: "says nothing" in link.explain())
-
-
-def test_a_refused_connection_is_called_so(context, doors):
-    _, link = dial(context, doors, f"tcp://127.0.0.1:{block(1)}")
-    assert "nothing listens at tcp://127.0.0.1" in link.explain() and "memoire doctor" in link.explain()
-
-
-def test_a_peer_that_does_not_answer_is_said_to_be_connected(context, doors):
-    answering = Answering(context)
-    _, link = dial(context, doors, answering.endpoint)
-    turning(doors, lambda: link.is_connected)
-    assert "is connected to" in link.explain() and "hangs" in link.explain()
 
 
 def test_what_a_dropped_socket_held_is_given_back(context, doors):
@@ -549,11 +489,6 @@ def answers(found, *hosts):
     return box
 
 
-def test_a_name_has_its_addresses_in_order(book_of_names):
-    box = answers(NameResolver(book_of_names), "proxy")
-    assert until(lambda: box)["proxy"].addresses == ("10.0.0.7", "fd00::7")
-
-
 def test_one_look_up_serves_all_who_ask_at_the_same_time(book_of_names):
     found, got = NameResolver(book_of_names, fresh=60.0), []
     for _ in range(50):
@@ -562,38 +497,10 @@ def test_one_look_up_serves_all_who_ask_at_the_same_time(book_of_names):
     assert book_of_names.asked == ["proxy"]
 
 
-def test_an_old_answer_is_not_used_again(book_of_names):
-    found, got = NameResolver(book_of_names, fresh=0.0), []
-    for expected in (["10.0.0.7"], ["10.0.0.8"]):
-        book_of_names.known["proxy"] = expected
-        found.ask("proxy", got.append)
-        assert list(until(lambda: got).pop().addresses) == expected
-
-
-def test_a_name_that_hangs_stalls_no_other(book_of_names):
-    book_of_names.hanging.add("dead")
-    found = NameResolver(book_of_names)
-    box = answers(found, "dead", "proxy")
-    assert until(lambda: "proxy" in box) and "dead" not in box
-    assert "no answer from the name server" in found.trouble("dead")
-    assert found.trouble("proxy") == ""
-
-
-def test_asking_what_is_wrong_waits_no_longer_than_it_may(book_of_names):
-    book_of_names.hanging.add("dead")
-    began = time.monotonic()
-    assert "no answer" in NameResolver(book_of_names).trouble("dead", 0.1)
-    assert time.monotonic() - began < DEADLINE
-
-
 @pytest.mark.parametrize("host", ["nobody", "no.such.name.", ""])
 def test_a_name_without_addresses_says_why(book_of_names, host):
     found = NameResolver(book_of_names)
     assert ("Name or service not known" in found.trouble(host, 10.0)) == bool(host)
-
-
-def test_a_name_that_no_name_can_be_is_trouble_too():
-    assert "could not be resolved" in NameResolver().trouble("a" * 70 + ".example", 10.0)
 
 
 def test_what_is_remembered_is_bounded(book_of_names):
@@ -645,27 +552,6 @@ def test_the_pause_before_a_resend_doubles_up_to_the_most(seed):
     for pause, bound in zip(pauses, [1, 2, 4, 8, 8, 8, 8, 8], strict=True):
         assert bound / 2 <= pause <= bound
     assert calls.resends == 7
-
-
-def test_a_reply_is_taken_once():
-    calls, call, _ = started()
-    assert calls.take(1) is call
-    assert calls.take(1) is None and calls.take(2) is None
-    assert calls.next_time() == float("inf")
-
-
-def test_a_call_expires_at_its_deadline_and_is_not_sent_after_it():
-    calls, call, _ = started(deadline=0.5)
-    calls.sent(call, 0.0)
-    assert calls.next_time() == 0.5
-    assert not calls.expired(0.4)
-    assert calls.expired(0.5) == [call]
-    assert len(calls) == 0 and not calls.due(10.0)
-
-
-def test_closing_ends_every_call():
-    calls, call, _ = started()
-    assert calls.all() == [call] and len(calls) == 0
 
 
 def test_what_was_sent_on_a_connection_that_was_lost_is_due_at_once_and_nothing_else():
@@ -794,10 +680,3 @@ def test_a_feed_that_is_opened_elsewhere_hears_nothing_of_the_former_node(heard)
     assert not heard.feed.is_open
     heard.feed.close()
     other.doors.close(0.0)
-
-
-def test_bodies_are_fetched_by_the_channel_and_patiently(heard):
-    finish = object()
-    heard.feed.fetch("policy", 3, 100, 50, finish)
-    asked = messages.Fetch(topic="policy", version=3, offset=100, size=50)
-    assert heard.asked.calls == [(asked, finish, 5.0 * LIMITS.resend_after)]

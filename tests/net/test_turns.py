@@ -73,30 +73,6 @@ def test_a_caller_that_waits_takes_the_turns_itself(turned):
     assert turned.most == 1
 
 
-def test_what_is_done_needs_no_turn_and_what_is_not_ends_at_the_deadline(turned):
-    assert turned.worker.wait_for(lambda: True, 0.0)
-    began = time.monotonic()
-    assert not turned.worker.wait_for(lambda: False, began + 0.05)
-    assert time.monotonic() >= began + 0.05
-
-
-def test_the_thread_takes_turns_again_once_no_caller_does(turned):
-    turned.worker.wait_for(lambda: False, time.monotonic() + 0.01)
-    turned.next_time, before = 0.0, len(turned.turns)
-    turned.until(lambda: "memoire-turns" in turned.turns[before:])
-
-
-def test_what_is_posted_runs_while_a_caller_waits_and_after_it(turned):
-    done, seen = threading.Event(), []
-    waiting = in_thread(lambda: seen.append(turned.worker.wait_for(done.is_set, time.monotonic() + PATIENCE)))
-    turned.worker.post(done.set)
-    waiting.join(PATIENCE)
-    assert seen == [True]
-    later = threading.Event()
-    turned.worker.post(later.set)  # the thread stands aside at this moment, and nobody waits
-    assert later.wait(PATIENCE)
-
-
 def test_several_callers_get_what_each_waits_for(turned):
     flags, found = [threading.Event() for _ in range(6)], []
 
@@ -251,23 +227,6 @@ def test_a_late_thread_of_a_process_that_waits_for_cores_is_slow(machine, share)
         assert machine.monitor.silence(turned) == 0.0
 
 
-def test_what_the_process_waited_for_before_the_first_look_does_not_count(machine):
-    turned = machine.now
-    machine.passes(60.0, waiting=60.0)
-    assert machine.monitor.silence(turned) == 0.0
-    machine.passes(10.0)
-    assert machine.monitor.silence(turned) == 70.0
-
-
-def test_another_turn_begins_another_judgement(machine):
-    turned = machine.now
-    machine.passes(STUCK_TIMEOUT + 1.0)
-    assert machine.monitor.silence(turned) == 0.0
-    turned = machine.now
-    machine.passes(STUCK_TIMEOUT + 1.0)
-    assert machine.monitor.silence(turned) == 0.0
-
-
 def test_beyond_all_patience_it_is_stuck_however_busy_the_machine_is(machine):
     turned = machine.now
     machine.passes(SLOW_TIMEOUT, waiting=SLOW_TIMEOUT)
@@ -345,24 +304,6 @@ def waits(monitor, change, **options):
         thread.join(DEADLINE)
 
 
-def test_a_wait_ends_when_the_condition_has_come_true(monitor):
-    assert waits(monitor, lambda: None)
-
-
-def test_what_is_true_already_is_not_waited_for(monitor):
-    monitor.wake = lambda: pytest.fail("nobody has to wake anybody")
-    with monitor.changed:
-        assert monitor.until(lambda: True, 0.0)
-
-
-def test_a_wait_ends_at_its_deadline(monitor):
-    with monitor.changed:
-        assert not monitor.until(lambda: False, monitor.now() - 1.0)
-        assert not monitor.until(lambda: False, monitor.now() + 0.01)
-    assert not monitor.wait(lambda: False, 0.01)
-    assert monitor.left(monitor.now() - 1.0) == 0.0 and 0.0 < monitor.left(monitor.now() + 9.0) <= 9.0
-
-
 def test_a_wait_ends_with_the_node(monitor):
     with pytest.raises(Closed, match="this node"):
         waits(monitor, lambda: setattr(monitor, "is_closing", True))
@@ -377,20 +318,6 @@ def test_a_wait_ends_with_what_the_node_failed_of(monitor):
     monitor.is_closing = True
     with pytest.raises(Closed):  # that is said first
         monitor.check_open()
-
-
-def test_the_caller_may_say_what_ends_a_wait_and_what_is_done_before(monitor):
-    done = []
-    monitor.wake = lambda: done.append("wake")
-    assert waits(monitor, lambda: setattr(monitor, "is_closing", True), check=lambda: done.append("check"))
-    assert done == ["wake", "check"]
-    assert waits(monitor, lambda: None, check=lambda: None, before=lambda: done.append("before"))
-    assert done == ["wake", "check", "before"]
-
-
-def test_a_condition_that_is_a_time_is_asked_again_without_a_word(monitor):
-    asked = []
-    assert monitor.wait(lambda: asked.append(0) or len(asked) > 2, DEADLINE, interval=0.001)
 
 
 def test_a_pause_ends_when_its_time_is_over(monitor):

@@ -68,13 +68,6 @@ def test_keys_are_the_columns_and_what_a_learner_needs() -> None:
     assert (batch.divisor, batch.left_out) == (2.0, 0.1)
 
 
-def test_reward_is_the_windows_sum_and_never_the_entrys_own() -> None:
-    gathered = gathered_for(SCHEMA)
-    batch = batch_for(gathered)
-    assert batch["reward"] is gathered.reward is batch.reward
-    assert batch.gathered.prev["reward"].tolist() == [0, 1, 2]
-
-
 def test_nested_observations_are_nested_again() -> None:
     gathered = gathered_for(SCHEMA)
     batch = batch_for(gathered)
@@ -90,22 +83,6 @@ def test_the_stack_axis_is_there_only_where_frames_are_stacked(frame_stack: int)
     shape = (B, 2, 2) if frame_stack == 1 else (B, frame_stack, 2, 2)
     assert batch.obs.shape == batch.next_obs.shape == shape
     assert batch.obs.flags.c_contiguous
-
-
-def test_other_columns_of_the_next_side_are_called_next() -> None:
-    batch = batch_for(gathered_for(SCHEMA, next_columns=("action",)))
-    assert batch["next_action"].tolist() == batch.next_action.tolist() == [100, 101, 102]
-
-
-def test_a_schema_without_reward_has_none() -> None:
-    schema = Schema({"obs": np.float32})
-    assert list(batch_for(gathered_for(schema), schema))[:3] == ["obs", "discount", "next_obs"]
-
-
-def test_priorities_go_to_the_batchs_own_memory() -> None:
-    gathered = gathered_for(SCHEMA)
-    ids, td = batch_for(gathered).update_priorities([1, 2, 3])
-    assert ids is gathered.ids and td == [1, 2, 3]
 
 
 def test_a_name_that_is_not_there_is_told_with_those_that_are() -> None:
@@ -184,23 +161,6 @@ def test_values_come_in_order_up_to_the_end(ahead: int) -> None:
     assert list(Numbers(10).ahead(ahead)) == list(range(10))
 
 
-def test_as_many_as_were_asked_for_are_drawn_before_they_are_taken() -> None:
-    numbers = Numbers()
-    drawn = numbers.ahead(3)
-    assert numbers.taken == 0  # nothing before the first is asked for
-    assert next(drawn) == 0
-    until(lambda: numbers.taken == 4)
-    assert next(drawn) == 1
-    until(lambda: numbers.taken == 5)
-    assert threading.get_ident() not in numbers.threads
-
-
-def test_none_ahead_is_drawn_in_the_callers_thread() -> None:
-    numbers = Numbers()
-    assert next(numbers.ahead(0)) == 0
-    assert (numbers.taken, numbers.threads) == (1, {threading.get_ident()})
-
-
 def test_whoever_stops_early_leaves_nobody_who_draws() -> None:
     numbers = Numbers()
     for value in numbers.ahead(2):
@@ -209,16 +169,6 @@ def test_whoever_stops_early_leaves_nobody_who_draws() -> None:
     del value
     until(lambda: numbers.is_ended, 30)
     assert numbers.taken <= 9
-
-
-def test_nothing_is_given_after_the_end() -> None:
-    numbers = Numbers()
-    drawn = numbers.ahead(2)
-    assert next(drawn) == 0
-    until(lambda: numbers.taken == 3)
-    numbers.is_over = True
-    assert list(drawn) == []
-    until(lambda: numbers.is_ended, 30)
 
 
 def test_an_error_comes_in_its_turn() -> None:
@@ -248,13 +198,6 @@ def test_whatever_is_made_of_values_is_made_ahead_of_the_calls(ahead: int) -> No
     until(lambda: numbers.taken == 1 + ahead)
     assert (threading.get_ident() in threads) == (ahead == 0)
     assert list(made) == [number * number for number in range(1, 10)]
-
-
-def test_what_cannot_be_made_fails_in_its_turn() -> None:
-    made = memoire.prefetch((1 / (3 - number) for number in range(5)), ahead=4)
-    assert [next(made) for _ in range(3)] == [1 / 3, 1 / 2, 1]
-    with pytest.raises(ZeroDivisionError):
-        next(made)
 
 
 @pytest.mark.parametrize("ahead", [-1, MAX_PREFETCH + 1, 1.0, True, None])
@@ -336,31 +279,6 @@ def test_arrays_are_as_numpy_makes_them(shape: tuple[int, ...], dtype: str) -> N
     assert made.all() and made.sum(dtype=np.int64) == made.size
 
 
-@pytest.mark.parametrize("dtype", [np.dtype(">f4"), np.dtype("O"), np.dtype([("a", "u1")]), np.dtype("U3")])
-def test_what_is_no_plain_number_is_left_to_numpy(dtype: np.dtype[Any]) -> None:
-    made = _core.empty((1_000_000,), dtype)
-    assert made.dtype == dtype and made.flags.owndata
-
-
-def test_memory_that_was_given_back_is_taken_again() -> None:
-    taken = []
-    for _ in range(5):  # a thread that an earlier test has left may be quicker once
-        first = _core.empty((LARGE,), BYTE)
-        place = address(first)
-        del first
-        taken.append(address(_core.empty((LARGE - 5,), BYTE)) == place)  # of about the same size
-    assert any(taken)
-
-
-def test_a_view_keeps_its_memory() -> None:
-    view = _core.empty((LARGE,), BYTE)[10:20]
-    view[:] = 7
-    others = [_core.empty((LARGE,), BYTE) for _ in range(3)]
-    for other in others:
-        other[:] = 1
-    assert (view == 7).all()
-
-
 @given(
     st.lists(
         st.tuples(st.booleans(), st.integers(0, 5), st.sampled_from([40_000, 41_000, 65_536, 300_000, LARGE])),
@@ -391,23 +309,6 @@ def test_what_is_kept_is_bounded() -> None:
     too_large = _core.empty((MAX_SPARE + 1,), BYTE)
     del too_large
     assert _core.spare_bytes() <= MAX_SPARE  # went back to the system
-
-
-def test_the_oldest_blocks_give_way_to_a_newer_one_that_does_not_fit_beside_them() -> None:
-    large, newest = MAX_SPARE * 15 // 16, MAX_SPARE * 10 // 16
-    for size in (LARGE, large, newest):
-        made = _core.empty((size,), BYTE)
-        del made
-    assert newest <= _core.spare_bytes() < newest + LARGE, "whatever is older than the large one went before it"
-
-
-def test_many_small_blocks_are_kept_to_a_number_too() -> None:
-    del_me = [_core.empty((40_000,), BYTE) for _ in range(200)]
-    del del_me
-    before = _core.spare_bytes()
-    again = [_core.empty((40_000,), BYTE) for _ in range(100)]
-    assert before - _core.spare_bytes() <= 64 * 50_000
-    del again
 
 
 def test_a_batch_takes_the_memory_of_the_one_before() -> None:

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import io
 import pickle
 import tempfile
 import threading
@@ -19,12 +18,10 @@ from hypothesis import strategies as st
 import memoire
 from coded_env import KINDS, CodedEnv, action_at, decode, reward_at
 from memoire.classic.notebook import PrioritizedReplayBuffer
-from memoire.errors import DataError, EmptyMemory, NotCopied, ParameterError
+from memoire.errors import EmptyMemory, NotCopied, ParameterError
 from memoire.replay.buffer import Buffer
-from memoire.replay.sampling import Prioritized, Uniform, importance
+from memoire.replay.sampling import Prioritized, Uniform
 from memoire.replay.schema import Schema
-
-# --- The single-process form: right targets, right transitions, from several threads, the same for the same seed
 
 # ------------------------------------------------------------------------------------- targets in closed form
 
@@ -75,22 +72,7 @@ def test_targets_are_the_true_values_at_both_kinds_of_end(multi_step: int, gamma
     np.testing.assert_allclose(batch.reward + batch.discount * value[after], value[t], rtol=1e-5)
 
 
-def test_each_reward_dimension_has_its_own_discount() -> None:
-    schema = Schema({"obs": np.float32, "reward": (np.float32, (2,))})
-    buffer = Buffer(schema, 20, multi_step=2, discount=(0.5, 0.9), seed=0)
-    writer = buffer.writer()
-    for t in range(3):
-        writer.step(t, None, np.float32([1, 10]), False, t == 2, t + 1)
-    batch = buffer.sample(100)
-    two = batch.steps == 2
-    np.testing.assert_allclose(batch.reward[two], np.broadcast_to([1.5, 19.0], (two.sum(), 2)))
-    np.testing.assert_allclose(batch.discount[two], np.broadcast_to([0.25, 0.81], (two.sum(), 2)), rtol=1e-6)
-    np.testing.assert_allclose(batch.reward[~two], np.broadcast_to([1.0, 10.0], ((~two).sum(), 2)))
-
-
 # --------------------------------------------------------------------------------- transitions told by content
-
-ENDS = ("terminated", "truncated", "both")
 
 
 def check_batch(
@@ -266,77 +248,11 @@ def buffer_of(seed: int | None = 0, **options: Any) -> Buffer:
     return buffer
 
 
-def test_the_same_seed_gives_the_same_batches() -> None:
-    draws = []
-    for seed in (3, 3, 4):
-        buffer = buffer_of(seed)
-        rounds = []
-        for _ in range(3):
-            batch = buffer.sample(32)
-            buffer.update_priorities(batch.ids, batch.action + 0.5)
-            rounds.append({name: array for name, array in batch.items() if name != "age"})
-        draws.append(rounds)
-    for one, two in zip(draws[0], draws[1], strict=True):
-        for name, array in one.items():
-            np.testing.assert_array_equal(array, two[name])
-    assert any((one["ids"] != two["ids"]).any() for one, two in zip(draws[0], draws[2], strict=True))
-
-
-def test_out_is_filled_by_the_next_batch() -> None:
-    buffer, other = buffer_of(5), buffer_of(5)
-    first = buffer.sample(16)
-    other.sample(16)
-    again = buffer.sample(16, out=first)
-    fresh = other.sample(16)
-    for name in fresh:
-        assert again[name] is first[name]
-        if name != "age":
-            np.testing.assert_array_equal(again[name], fresh[name])
-    with pytest.raises(ParameterError, match=r"out\['obs'\] must be an array float32\[8, 1\], got 'float32\[16, 1\]'"):
-        buffer.sample(8, out={"obs": first.obs})
-
-
-@pytest.mark.parametrize("normalize", ["batch", "global"])
-@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
-def test_importance_is_the_samplings(beta: float, normalize: Any) -> None:
-    buffer = buffer_of(5, normalize=normalize, importance_exponent=beta)
-    first = buffer.sample(32)
-    buffer.update_priorities(first.ids, np.linspace(0.01, 3.0, 32))
-    batch = buffer.sample(64)
-    total, population, smallest = buffer.memory.sums()
-    chances = buffer.memory.weights(batch.ids) / total
-    expected, divisor = importance(chances, population, beta, normalize, smallest / total)
-    np.testing.assert_allclose(batch.importance, expected, rtol=1e-6)
-    assert batch.divisor == pytest.approx(divisor)
-
-
-def test_arrays_that_are_not_contiguous_are_filled_too() -> None:
-    buffer, other = buffer_of(5), buffer_of(5)
-    out = {"obs": np.zeros((16, 2), np.float32)[:, :1], "ids": np.zeros(16, np.int64)}
-    batch, fresh = buffer.sample(16, out=out), other.sample(16)
-    for name in out:
-        assert batch[name] is out[name]
-        np.testing.assert_array_equal(out[name], fresh[name])
-
-
 def test_an_empty_buffer_says_so() -> None:
     buffer = Buffer(CHAIN, 10)
     assert buffer and len(buffer) == 0
     with pytest.raises(EmptyMemory, match="nothing to draw: 0 entries are stored"):
         buffer.sample(4)
-
-
-def test_writers_share_a_buffer_in_lanes_of_their_own() -> None:
-    buffer = Buffer(CHAIN, 1000, seed=0)
-    one = buffer.writer(num_envs=3, autoreset="disabled")
-    two, own = buffer.writer(), buffer.writer(longest=9)
-    assert one.lanes.tolist() == [0, 1, 2] and two.lanes.tolist() == [3] and own.lanes.tolist() == [4]
-    assert (one.longest, two.longest, own.longest) == (100, 100, 9)
-    two.close()
-    del two
-    gc.collect()
-    again = buffer.writer()
-    assert again.lanes.tolist() == [3], "the lanes of a writer that is gone are given to others"
 
 
 @pytest.mark.parametrize(("capacity", "members"), [(20_000, 1000), (33_000, 1000), (1000, 100), (10, 5), (2, 1)])
@@ -362,15 +278,6 @@ def test_a_vector_environment_that_has_no_room_is_refused() -> None:
     assert kept.lanes.tolist() == [0, 1, 2]
     with pytest.raises(ParameterError, match="num_envs must be at most 5 with those of other writers: two entries"):
         buffer.writer(num_envs=3, autoreset="disabled")
-
-
-def test_the_layout_is_the_environments() -> None:
-    envs = SyncVectorEnv([lambda: CodedEnv(0, [1], ENDS)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
-    buffer = Buffer(Schema.from_env(envs), 10)
-    writer = buffer.writer(envs)
-    assert (writer.num_envs, writer.autoreset) == (2, "same_step")
-    with pytest.raises(ParameterError, match="autoreset must be 'same_step', as the environment says"):
-        buffer.writer(envs, autoreset="disabled")
 
 
 def test_info_and_repr_say_what_is_there() -> None:
@@ -485,41 +392,6 @@ def test_a_copied_buffer_holds_the_same_and_goes_its_own_way(way):
     with made.writer() as writer:
         writer.step(np.zeros(3), 0, 0.0, True, False, np.ones(3))
     assert (len(made), len(buffer)) == (26, 25)
-
-
-@pytest.mark.parametrize("way", COPIES)
-def test_beta_goes_on_where_it_was(way):
-    buffer = buffer_of_of_copies(sampler=memoire.Prioritized(1.0, beta=memoire.Linear(0.0, 1.0, 10)))
-    for _ in range(10):
-        buffer.update_priorities(buffer.sample(64).ids, np.linspace(1.0, 9.0, 64))
-    importance = COPIES[way](buffer).sample(64).importance
-    assert importance.min() < 0.5, "beta is 1 from the tenth batch on"
-    assert buffer.sample(64).importance.min() < 0.5
-
-
-@pytest.mark.parametrize("way", COPIES)
-def test_an_empty_buffer_and_one_with_an_open_episode_are_copied(way):
-    assert len(COPIES[way](memoire.Buffer(SCHEMA, 10))) == 0
-    buffer = memoire.Buffer(SCHEMA, 10)
-    writer = buffer.writer()
-    writer.step(np.zeros(3), 0, 0.0, False, False, np.ones(3))
-    made = COPIES[way](buffer)
-    assert (len(made), made.num_episodes) == (1, 0)
-    made.writer()
-    assert (len(made), made.num_episodes, buffer.num_episodes) == (1, 1, 0)
-
-
-def test_a_pickle_that_is_cut_short_is_refused():
-    kind, arguments = buffer_of_of_copies().__reduce_ex__(4)
-    with pytest.raises(DataError, match="in memory"):
-        kind(arguments[0], arguments[1][:-100])
-
-
-def test_a_buffer_is_loaded_from_a_file_that_is_open(tmp_path):
-    buffer_of_of_copies().save(tmp_path / "replay.npz")
-    with open(tmp_path / "replay.npz", "rb") as file:
-        assert len(memoire.Buffer.load(file)) == 25
-    assert len(memoire.Buffer.load(io.BytesIO((tmp_path / "replay.npz").read_bytes()), capacity=12)) <= 12
 
 
 def test_a_pickled_batch_has_its_arrays_and_not_the_memory():

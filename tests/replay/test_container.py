@@ -12,7 +12,7 @@ import pytest
 from dockit import ROOT
 from memoire.errors import ParameterError
 from memoire.inference.node import Inference
-from memoire.limits import HELD_BYTES, MODEL_BYTES, Container, Limits, MiB, Reservation
+from memoire.limits import Container, Limits, MiB, Reservation
 from memoire.proxy.proxy import Proxy
 from memoire.replay.columns import Column
 from memoire.replay.conversion import ENTRY_OVERHEAD
@@ -173,23 +173,6 @@ def test_a_proxy_of_more_servers_than_its_container_has_room_for_keeps_those_tha
         with pytest.raises(ParameterError, match="^queue_bytes must be smaller"):
             made.set_servers([f"tcp://127.0.0.1:{port}" for port in range(1, 9)])
         assert len(made.stats().backs) == 1
-
-
-def test_without_a_limit_a_server_holds_what_it_always_did(tmp_path):
-    made = served(container(tmp_path, "0::/\n"))
-    assert (made.limits.held_bytes, sum(made.budgets.values())) == (HELD_BYTES, HELD_BYTES)
-    assert (Limits().model_bytes, made.limits.model_bytes) == (0, MODEL_BYTES)
-
-
-def test_values_of_ragged_columns_stay_within_the_container_and_the_oldest_make_room(tmp_path):
-    memory = Memory(RAGGED, 100, container=of(tmp_path, 1))
-    tokens = np.zeros(25_000, np.int32)  # 100 kB
-    for _ in range(20):
-        memory.open(0)
-        memory.extend(0, [np.zeros((1, 8), np.uint8), [tokens], np.zeros(1, np.float32)])
-        memory.close(0)
-    assert memory.ragged_bytes < MiB // 2
-    assert 2 <= memory.num_episodes <= 5
 
 
 def served(place: Container, **changes: object) -> ServerOptions:

@@ -71,16 +71,6 @@ def test_an_episode_inserted_as_a_whole_is_as_one_that_was_recorded(seed):
         whole.check_invariants()
 
 
-def test_an_episode_without_room_is_refused_and_nothing_of_it_stays():
-    memory = Memory(Schema({"obs": np.float32, "reward": np.float32}), 4)
-    ones = np.ones(5, np.float32)
-    with pytest.raises(EpisodeTooLong):
-        memory.insert([ones, ones], ones, np.zeros(5, np.int64), ones)
-    memory.insert([ones[:4], ones[:4]], ones[:4], np.zeros(4, np.int64), ones[:4], terminated=True)
-    assert (memory.num_episodes, memory.num_entries) == (1, 4)
-    memory.check_invariants()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12 if _core.CHECKED else 6))
 def test_whatever_a_memory_holds_comes_back_as_it_was(seed, tmp_path):
@@ -139,15 +129,6 @@ def test_a_buffer_is_saved_and_loaded_with_its_settings(tmp_path):
     assert len(smaller) <= 60 and smaller.parameters.priority_exponent == 0.0
     newest = np.load(path)["obs"][-len(smaller) :]
     assert {tuple(row) for row in smaller.sample(256).obs} <= {tuple(row) for row in newest}
-
-
-def test_a_quick_look_with_numpy_needs_nothing_of_ours(tmp_path):
-    buffer = cartpole()
-    buffer.save(tmp_path / "b.npz")
-    with np.load(tmp_path / "b.npz", allow_pickle=False) as file:
-        assert file["obs"].shape == (len(buffer), 4) and file["obs"].dtype == np.float32
-        assert file["memory..episodes"]["length"].sum() == len(buffer)
-        assert set(file["action"]) <= {0, 1}
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,8 @@ from memoire.errors import (
     EntryError,
     EpisodeClosedError,
     EpisodeTooLong,
-    FinalObservationMissing,
     NotFinite,
     ParameterError,
-    SchemaError,
     WrongType,
 )
 from memoire.replay.batch import ID, td_errors_for
@@ -26,14 +24,12 @@ from memoire.replay.conversion import (
     check_out,
     count_of,
     ending,
-    entry_numbers,
     exact_columns,
-    exact_fractions,
     init_weights,
     refuse,
 )
 from memoire.replay.schema import Schema
-from memoire.replay.steps import StepConverter, final_observation
+from memoire.replay.steps import StepConverter
 
 # --- What a memory is given becomes exact arrays, or is refused by name, without a memory
 
@@ -58,35 +54,6 @@ def test_a_value_for_each_column_becomes_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "received"), [((1, 2), "2 values"), ({"obs.near": 1}, "a dict"), (5, "a int"), ({1, 2, 3}, "a set")]
-)
-def test_values_are_a_sequence_of_one_for_each_column(values: Any, received: str) -> None:
-    with pytest.raises(EntryError, match=received):
-        exact_columns(SCHEMA, values, ())
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ([1.0, 2.0], 3),
-        {"obs.near": [1.0, 2.0], "obs.far": 3},
-        {"obs": {"near": [1.0, 2.0], "far": 3}},
-        {"near": [1.0, 2.0], "far": 3},
-    ],
-)
-def test_a_final_state_may_be_a_tuple_or_named_or_nested(given: Any) -> None:
-    _, _, states = ending(SCHEMA, 1.0, given, None, None)
-    assert states is not None
-    assert [state.tolist() for state in states] == [[1.0, 2.0], 3] and states[1].dtype == np.uint8
-
-
-def test_one_state_column_takes_its_array_as_it_is() -> None:
-    _, _, states = ending(ONE, 1.0, np.ones(2), None, None)
-    assert states is not None and states[0].tolist() == [1.0, 1.0]
-    assert ending(ONE, 1.0, None, True, None)[2] is None
-
-
-@pytest.mark.parametrize(
     ("given", "words"),
     [
         (([1.0, 2.0],), "2 final states"),
@@ -99,20 +66,6 @@ def test_one_state_column_takes_its_array_as_it_is() -> None:
 def test_a_final_state_has_every_state_column(given: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ending(SCHEMA, 1.0, given, None, None)
-
-
-def test_of_several_states_the_one_that_is_missing_is_named() -> None:
-    two = Schema({"left": Column(np.uint8, (), "state"), "right": Column(np.uint8, (), "state")})
-    assert [int(state) for state in ending(two, 1.0, {"right": 2, "left": 1}, None, None)[2] or ()] == [1, 2]
-    with pytest.raises(EntryError, match="right.*a final state for each state column.*only left"):
-        ending(two, 1.0, {"left": 1}, None, None)
-
-
-def test_the_value_of_the_end_is_a_number_or_one_for_each_reward() -> None:
-    assert ending(SCHEMA, 2, None, False, None)[:2] == (2.0, pytest.approx([0.0, 0.0]))
-    assert ending(SCHEMA, 1.0, None, None, 3)[1].tolist() == [3.0, 3.0]
-    assert ending(SCHEMA, 1.0, None, None, [1.5, 2.5])[1].tolist() == [1.5, 2.5]
-    assert ending(SCHEMA, 1.0, None, True, 0.0)[1].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -145,21 +98,6 @@ def test_weights_are_a_number_or_one_for_each_entry(given: Any, expected: list[f
 def test_weights_are_finite_and_not_negative(given: Any) -> None:
     with pytest.raises(ParameterError, match="init_w"), np.errstate(over="ignore"):
         init_weights(given, 2)
-
-
-def test_numbers_of_entries_are_whole_and_in_a_row() -> None:
-    assert entry_numbers(np.uint8([1, 2])).dtype == np.int64
-    assert entry_numbers([]).shape == (0,)
-    for wrong in ([0.5], [[1]], 3):
-        with pytest.raises(ParameterError, match="ids must be whole numbers"):
-            entry_numbers(wrong, "ids")
-
-
-def test_fractions_lie_below_one() -> None:
-    assert exact_fractions([0, 0.5], 2).tolist() == [0.0, 0.5]
-    for wrong in ([0.5], [0.5, 1.0], [-0.1, 0.5], [math.nan, 0.5]):
-        with pytest.raises(ParameterError, match=r"fractions must be 2 numbers in \[0, 1\)"):
-            exact_fractions(wrong, 2)
 
 
 def test_a_length_is_that_of_the_first_axis() -> None:
@@ -292,29 +230,6 @@ def test_extras_are_the_columns_that_a_step_has_no_argument_for() -> None:
         ONE_STEP_VALUES.check_extras({"value": 0.0, "logp": 0.0, "more": 1})
 
 
-def test_a_schema_that_a_step_cannot_fill_is_refused() -> None:
-    state = Column(np.float32, (), "state")
-    with pytest.raises(SchemaError, match="has the states a, b"):
-        StepConverter(Schema({"a": state, "b": state}), None)
-    with pytest.raises(SchemaError, match="Writer.step has a parameter of this name"):
-        StepConverter(Schema({"obs": state, "info": np.int64}), None)
-
-
-def test_values_of_several_environments_take_their_columns_form() -> None:
-    values = THREE.values(given(), np.ones((3, 1)))
-    forms = [(value.dtype, value.shape) for value in values]
-    assert forms == [(np.float32, (3, 2)), (np.int64, (3,)), (np.float32, (3,)), (np.float32, (3,)), (np.float32, (3,))]
-    exact = np.zeros((3, 2), np.float32)
-    assert THREE.values(given(obs=exact), [0.0] * 3)[0] is exact
-
-
-def test_values_of_one_environment_are_left_to_the_memory() -> None:
-    obs, _, reward, *_ = ONE_STEP_VALUES.values({"obs": [1, 2], "action": 3, "value": 0, "logp": 0}, [2])
-    assert (obs, reward) == ([1, 2], [2])
-    exact = ONE_STEP_VALUES.exact_entry([[1, 2], 3, np.ones(1), np.zeros((1, 1)), 0])
-    assert [value.shape for value in exact] == [(2,), (), (), (), ()]
-
-
 def test_nested_observations_fall_apart_and_ragged_ones_are_compared_by_value() -> None:
     two = StepConverter(NESTED, 2)
     obs = {"a": np.zeros((2, 2)), "b": [[1, 2], [3]]}
@@ -327,30 +242,10 @@ def test_nested_observations_fall_apart_and_ragged_ones_are_compared_by_value() 
         two.values({"obs": {"a": 1}}, None)
 
 
-def test_rewards_keep_their_precision_and_take_the_returns_form() -> None:
-    assert ONE_STEP_VALUES.rewards(0.1, (1,)) == 0.1
-    assert THREE.rewards([[1], [2], [3]], (3,)).tolist() == [1.0, 2.0, 3.0]
-    for wrong in ([1, 2], "x", None):
-        with pytest.raises(EntryError, match="for each of 3 environments"):
-            THREE.rewards(wrong, (3,))
-
-
-@pytest.mark.parametrize("value", [True, [1, 0, 1], np.array([1.0, 0.0, 1.0]), [[True], [False], [True]]])
-def test_flags_are_one_for_each_environment(value: Any) -> None:
-    values = ONE_STEP_VALUES if value is True else THREE
-    assert values.flags("truncated", value).tolist() == [True] if value is True else [True, False, True]
-
-
 @pytest.mark.parametrize("value", [[1, 2, 0], [True], ["a", "b", "c"], None, [[1], [2, 3]]])
 def test_what_is_no_flag_is_refused(value: Any) -> None:
     with pytest.raises(EntryError, match="True or False for each of 3 environments"):
         THREE.flags("terminated", value)
-
-
-def test_critics_estimates_are_there_for_a_value_column_alone() -> None:
-    assert THREE.bootstrap(None) == [None] * 3 and StepConverter(NESTED, 2).bootstrap(5) == [None] * 2
-    assert THREE.bootstrap(np.array([[1], [2], [3]])).tolist() == [1.0, 2.0, 3.0]
-    assert ONE_STEP_VALUES.bootstrap(1.5).tolist() == [1.5]
 
 
 def test_a_state_is_finite_and_picked_out_of_its_batch() -> None:
@@ -359,12 +254,6 @@ def test_a_state_is_finite_and_picked_out_of_its_batch() -> None:
     assert ONE_STEP_VALUES.member_state(obs[0], 0)[0].tolist() == [1.0, 2.0]
     with pytest.raises(NotFinite):
         THREE.member_state(obs, 2)
-
-
-def test_two_nan_are_no_difference() -> None:
-    one, two = np.full((3, 2), math.nan), np.full((3, 2), math.nan)
-    two[1, 0] = 0.0
-    assert THREE.differ(one, two).tolist() == [False, True, False]
 
 
 def test_a_step_of_another_number_of_environments_gets_advice() -> None:
@@ -376,16 +265,3 @@ def test_a_step_of_another_number_of_environments_gets_advice() -> None:
     assert THREE.advice(np.zeros(7), flags, flags, flags, np.zeros(7)) == ""
     assert ONE_STEP_VALUES.advice(object(), 0, 0, 0, object()) == ""
     assert StepConverter(NESTED, 2).advice({}, 0, 0, 0, {}) == ""
-
-
-def test_the_final_observation_is_found_in_any_gymnasium_s_info() -> None:
-    each = np.array([None, "last"], object)
-    assert final_observation({"final_obs": each, "_final_obs": [False, True]}, 1, False) == ("last", None)
-    assert final_observation({"final_observation": each}, 1, False) == ("last", None)
-    assert final_observation({"final_obs": [4, 5]}, 1, False) == ([4, 5], 1)
-    assert final_observation({"final_obs": "last"}, 0, True) == ("last", None)
-    for info in (None, {}, {"final_obs": None}, {"final_obs": each, "_final_obs": [True, False]}):
-        with pytest.raises(FinalObservationMissing):
-            final_observation(info, 1, False)
-    with pytest.raises(FinalObservationMissing):
-        final_observation({"final_obs": each}, 0, False)

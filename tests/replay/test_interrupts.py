@@ -426,16 +426,6 @@ def test_forked_children_draw_apart_and_the_same_in_the_next_run(name, number):
     assert first == again and not set(first) & set(unseeded)
 
 
-def test_the_children_draw_as_numpy_spawns():
-    def run():
-        made = ForkedGenerator(7)
-        draws = lambda: made.integers(1 << 40, size=4).tolist()  # noqa: E731
-        return [drawn_in_child(draws)[0], *drawn_in_child(draws, 1), draws()]
-
-    seeds = [np.random.SeedSequence(7, spawn_key=key) for key in ((0,), (1,), (1, 0), ())]
-    assert drawn_in_child(run)[0] == [np.random.default_rng(each).integers(1 << 40, size=4).tolist() for each in seeds]
-
-
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
 def test_a_copied_generator_goes_on_where_it_was_and_is_apart_in_children(way):
     made = ForkedGenerator(7)

@@ -4,16 +4,14 @@ import math
 import random
 import sys
 import threading
-from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from scipy import stats
 
-from memoire import Buffer, Prioritized, Uniform, _core
+from memoire import Buffer, Prioritized, _core
 from memoire.errors import (
     EmptyEpisodeError,
     EmptyMemory,
@@ -57,30 +55,6 @@ def memory_of(capacity=100, length=20, episodes=1, parameters=None, **kwargs):
 # Contract of the seed documents
 
 
-def test_an_episode_counts_when_it_is_closed():
-    memory = Memory(SEVEN, 10)
-    memory.open()
-    assert memory.num_episodes == 0
-    memory.add(0, entry())
-    assert memory.num_episodes == 0
-    memory.close()
-    assert memory.num_episodes == 1
-    memory.open()
-    assert memory.num_episodes == 1
-
-
-def test_opening_again_clears_the_entries_and_gives_their_room_back():
-    memory = memory_of(capacity=10, length=5)
-    for _ in range(7):
-        memory.open()
-        for t in range(5):
-            memory.add(0, entry(t))
-        assert (memory.num_entries, memory.num_episodes) == (10, 1)
-    memory.open()
-    assert (memory.num_entries, memory.num_episodes, memory.generated) == (5, 1, 40)
-    memory.check_invariants()
-
-
 @pytest.mark.parametrize("capacity", [1, 2, 3, 7, 97, 128, 255, 256, 257, 1000, 1543])
 def test_exactly_the_capacity_fits_also_as_one_episode(capacity):
     memory = Memory(SEVEN, capacity)
@@ -104,27 +78,6 @@ def test_exactly_the_capacity_fits_also_as_one_episode(capacity):
         np.testing.assert_array_equal(memory.gather(numbers).prev["action"], np.arange(capacity))
 
 
-def test_whole_episodes_leave_oldest_first_when_their_rows_are_needed():
-    memory = memory_of(capacity=10, length=3, episodes=3)
-    memory.open()
-    memory.add(0, entry())
-    assert (memory.num_episodes, memory.num_entries) == (3, 10)
-    memory.add(0, entry())
-    assert (memory.num_episodes, memory.num_entries) == (2, 8)
-
-
-def test_the_first_entry_of_the_next_episode_evicts_the_oldest_at_the_limit():
-    memory = memory_of(episodes=3, parameters=Parameters(max_episode=3))
-    memory.open()
-    assert memory.num_episodes == 3
-    memory.add(0, entry())
-    assert memory.num_episodes == 2
-    memory.close()
-    assert memory.num_episodes == 3
-    memory.configure(max_episode=1)
-    assert (memory.num_episodes, memory.num_entries) == (1, 1)
-
-
 def test_closing_or_adding_where_nothing_is_open_is_an_error():
     memory = Memory(SEVEN, 10)
     with pytest.raises(EpisodeClosedError, match="cannot add an entry: episode 0 is not open"):
@@ -140,18 +93,6 @@ def test_closing_or_adding_where_nothing_is_open_is_an_error():
     memory.close()
     with pytest.raises(EpisodeClosedError):
         memory.close()
-
-
-def test_drawing_from_an_empty_memory_is_a_runtime_error():
-    memory = Memory(SEVEN, 10)
-    for draw in (memory.draw, memory.sample, memory.draw_windows):
-        with pytest.raises(EmptyMemory, match="0 entries are stored") as caught:
-            draw(4)
-        assert isinstance(caught.value, RuntimeError)
-    filled_but_short = memory_of(length=1)
-    assert filled_but_short.sums() == (0.0, 0, 0.0)
-    with pytest.raises(EmptyMemory, match="1 entries are stored and none has a positive weight"):
-        filled_but_short.draw(1)
 
 
 def test_the_first_stack_and_the_last_steps_are_not_drawn_unless_the_end_is_known():
@@ -170,26 +111,6 @@ def test_the_first_stack_and_the_last_steps_are_not_drawn_unless_the_end_is_know
     np.testing.assert_allclose(got.discount, [0.99**2, 0.99])
 
 
-def test_a_terminal_entry_is_replayed_with_discount_zero():
-    memory = Memory(SEVEN, 10)
-    memory.open()
-    memory.add(0, entry(1.0, reward=5.0))
-    memory.close(terminated=True, final_state=np.full(3, 9, np.float32))
-    got = memory.gather(memory.draw(3))
-    np.testing.assert_array_equal(got.reward, 5.0)
-    np.testing.assert_array_equal(got.discount, 0.0)
-    np.testing.assert_array_equal(got.next["state"][:, 0], 9.0)
-
-
-def test_the_multiplier_scales_an_episode():
-    memory = memory_of(length=6, parameters=Parameters(priority_exponent=1.0))
-    memory.open()
-    for t in range(6):
-        memory.add(0, entry(t))
-    memory.close(multiplier=2.5)
-    np.testing.assert_allclose(memory.weights(np.arange(6, 12)), 2.5 * memory.weights(np.arange(6)))
-
-
 def test_without_update_weight_weights_are_init_w_and_without_update_value_returns_are_zero():
     memory = Memory(SEVEN, 20, Parameters(priority_exponent=1.0))
     memory.open()
@@ -206,52 +127,7 @@ def test_without_update_weight_weights_are_init_w_and_without_update_value_retur
     assert memory.weights([4])[0] == pytest.approx(7.0**0.3 * 3.0**0.3)
 
 
-def test_an_init_w_of_zero_is_never_drawn():
-    memory = Memory(SEVEN, 20)
-    memory.open()
-    for t in range(10):
-        memory.add(0, entry(t), init_w=t % 2)
-    memory.close(terminated=True)
-    assert set(memory.draw(1000) % 2) == {1}
-
-
-@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, -0.001, 1e308, 1e-308, 1e-40])
-def test_an_init_w_that_is_no_weight_is_refused(bad):
-    memory = Memory(SEVEN, 20)
-    memory.open()
-    with pytest.raises(ParameterError, match="init_w must be a finite number of at least 0"):
-        memory.add(0, entry(), bad)
-    many = [np.zeros((2, *SEVEN[n].shape), SEVEN[n].dtype) for n in SEVEN.entry_names]
-    with pytest.raises(ParameterError, match="init_w must be a finite number of at least 0"):
-        memory.extend(0, many, [1.0, bad])
-    assert memory.generated == 0
-
-
-@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, True, "2", None])
-def test_a_multiplier_that_is_none_is_refused_and_the_episode_stays_open(bad):
-    memory = Memory(SEVEN, 20)
-    memory.open()
-    memory.add(0, entry())
-    with pytest.raises(ParameterError, match="multiplier"):
-        memory.close(multiplier=bad)
-    assert memory.open_length() == 1
-
-
 # Values
-
-
-def test_the_slow_path_takes_what_fits_and_names_the_column_of_what_does_not():
-    memory = Memory(SEVEN, 20)
-    memory.open()
-    memory.add(0, ([1, 2, 3], np.int32(4), np.float64(5), 6, np.array(7.0), (8, 9)))
-    memory.add(0, (np.arange(6, dtype=">f8")[::2], np.uint8(4), True, np.float16(6), 7, np.arange(2, dtype=np.int64)))
-    memory.add(0, [np.arange(3), 4, 5, 6, 7, [8, 9]])
-    memory.close(terminated=True)
-    got = memory.gather([0, 1, 2]).prev
-    np.testing.assert_array_equal(got["state"][:, 0], [[1, 2, 3], [0, 2, 4], [0, 1, 2]])
-    np.testing.assert_array_equal(got["action"], 4)
-    np.testing.assert_array_equal(got["reward"], [5, 1, 5])
-    np.testing.assert_array_equal(got["info"], [[8, 9], [0, 1], [8, 9]])
 
 
 @pytest.mark.parametrize(
@@ -338,16 +214,6 @@ def test_every_dtype_and_size_comes_back_as_it_was(dtype):
 # Numbers
 
 
-def test_numbers_are_consecutive_in_one_lane_and_rows_are_numbers_modulo_capacity():
-    memory = Memory(SEVEN, 7)
-    numbers = []
-    for _ in range(5):
-        memory.open()
-        numbers += [memory.add(0, entry(t)) for t in range(3)]
-        memory.close()
-    assert numbers == list(range(15))
-
-
 def test_what_was_overwritten_is_stale():
     memory = memory_of(capacity=10, length=5, episodes=3)
     with pytest.raises(StaleEntry, match=r"entry 4 \(position 1 of those asked for\) is not in this memory"):
@@ -358,16 +224,6 @@ def test_what_was_overwritten_is_stale():
     with pytest.raises(ParameterError, match="numbers"):
         memory.gather([0.5])
     assert memory.gather([]).steps.shape == (0,)
-
-
-def test_updates_apply_to_what_is_there_and_count_what_has_left():
-    memory = memory_of(capacity=10, length=5, episodes=3, parameters=Parameters(priority_exponent=1.0))
-    assert memory.update_priorities([10, 4, 11, -5, 99], [2.0, 1.0, -3.0, 1.0, 1.0]) == (2, 3)
-    np.testing.assert_allclose(memory.weights([10, 11]), [2 + 1e-6, 3 + 1e-6])
-    assert memory.update_priorities([10, 10], [1.0, 7.0]) == (2, 0)
-    assert memory.weights([10])[0] == pytest.approx(7 + 1e-6)
-    memory.update_priorities([10], [0.0])
-    assert memory.weights([10])[0] > 0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -467,30 +323,6 @@ def test_a_parameter_that_does_not_fit_changes_nothing():
 # Drawing
 
 
-def test_draws_follow_the_weights():
-    memory = memory_of(capacity=1000, length=60, episodes=3, parameters=Parameters(priority_exponent=0.7))
-    rng = np.random.default_rng(5)
-    memory.update_priorities(np.arange(180), rng.normal(size=180) * 4)
-    weights = memory.weights(np.arange(180))
-    drawn = np.bincount(memory.draw(200_000), minlength=180)
-    expected = weights / weights.sum() * drawn.sum()
-    assert not drawn[weights == 0].any()
-    assert stats.chisquare(drawn[weights > 0], expected[weights > 0]).pvalue > 1e-4
-
-
-def test_a_seed_repeats_its_draws_and_no_seed_does_not():
-    draws = [Memory(SEVEN, 50, seed=seed) for seed in (7, 7, 8, None, None)]
-    numbers = []
-    for memory in draws:
-        memory.open()
-        for t in range(50):
-            memory.add(0, entry(t))
-        memory.close()
-        numbers.append(memory.draw(40).tolist())
-    assert numbers[0] == numbers[1]
-    assert len({tuple(each) for each in numbers}) == 4
-
-
 def test_fractions_say_where_to_draw():
     memory = memory_of(length=5, parameters=Parameters(priority_exponent=0.0))
     np.testing.assert_array_equal(memory.draw(4, [0.0, 0.25, 0.5, 0.999]), [0, 1, 2, 3])
@@ -499,52 +331,7 @@ def test_fractions_say_where_to_draw():
             memory.draw(4, wrong)
 
 
-def test_live_entries_are_drawn_as_soon_as_their_window_is_complete():
-    memory = Memory(SEVEN, 20, Parameters(frame_stack=2, multi_step=2), live=True)
-    memory.open()
-    drawable = []
-    for t in range(6):
-        memory.add(0, entry(t))
-        drawable.append(memory.num_positive)
-    assert drawable == [0, 0, 0, 1, 2, 3]
-    np.testing.assert_array_equal(memory.weights(np.arange(6)), [0, 1, 1, 1, 0, 0])  # the largest priority so far: 1
-    got = memory.gather([3])
-    np.testing.assert_array_equal(got.next["state"][0, :, 0], [4, 5])
-    memory.update_priorities([2], [5.0])
-    memory.close(final_state=np.zeros(3, np.float32))
-    assert memory.num_positive == 5
-    assert memory.weights([2])[0] == pytest.approx((5 + 1e-6) ** 0.6)  # what a learner said stays
-
-
-def test_columns_can_be_chosen_for_either_side():
-    memory = memory_of(parameters=Parameters(prev=("state", "reward"), next=("action", "value")))
-    got = memory.gather(memory.draw(4))
-    assert list(got.prev) == ["state", "reward"] and list(got.next) == ["action", "value"]
-    np.testing.assert_array_equal(got.next["action"], got.prev["state"][:, 0, 0] + 1)
-
-
-def test_the_value_at_a_final_state_is_the_bootstrap_value():
-    memory = Memory(SEVEN, 20, Parameters(next=SEVEN.names))
-    memory.open()
-    memory.add(0, entry())
-    memory.close(final_state=np.ones(3, np.float32), bootstrap_value=2.5)
-    got = memory.gather([0]).next
-    assert (got["value"][0], got["reward"][0], got["action"][0], got["state"][0, 0, 0]) == (2.5, 0.0, 0, 1.0)
-
-
 # Final states
-
-
-def test_a_final_state_may_be_nested_a_tuple_or_by_name():
-    schema = Schema({"obs": {"a": np.float32, "b": (np.uint8, (2,))}, "action": np.int64})
-    memory = Memory(schema, 20)
-    forms = ({"a": 1, "b": [2, 3]}, {"obs": {"a": 1, "b": [2, 3]}}, {"obs.a": 1, "obs.b": [2, 3]}, (1.0, [2, 3]))
-    for i, form in enumerate(forms):
-        memory.open()
-        memory.add(0, (np.float32(0), np.zeros(2, np.uint8), 0))
-        memory.close(final_state=form, terminated=False)
-        got = memory.gather([i]).next
-        assert got["obs.a"][0, 0] == 1 and got["obs.b"][0, 0].tolist() == [2, 3]
 
 
 def test_an_end_that_does_not_fit_is_refused_and_the_episode_stays_open():
@@ -568,38 +355,7 @@ def test_an_end_that_does_not_fit_is_refused_and_the_episode_stays_open():
     memory.check_invariants()
 
 
-def test_final_states_are_given_back_when_their_episode_leaves():
-    memory = Memory(SEVEN, 10)
-    for _ in range(200):
-        memory.open()
-        memory.add(0, entry())
-        memory.close(final_state=np.zeros(3, np.float32))
-    assert memory.contents()["final_rows"] == 16
-    memory.check_invariants()
-
-
 # Lanes
-
-
-def test_lanes_share_the_memory_and_keep_their_windows_apart():
-    memory = Memory(SEVEN, 64, Parameters(frame_stack=3, multi_step=2, next=("action", "state")), page_rows=4)
-    lanes = np.arange(4)
-    for lane in lanes:
-        memory.open(lane)
-    for t in range(30):
-        columns = [np.stack([np.asarray(entry(100 * lane + t)[i]) for lane in lanes]) for i in range(6)]
-        if t == 14:
-            for lane in lanes[::2]:
-                memory.close(lane)
-                memory.open(lane)
-        memory.add_many(lanes, columns) if t < 14 else memory.add_many(lanes[::2], [c[::2] for c in columns])
-        memory.check_invariants()
-    for lane in lanes:
-        memory.close(lane)
-    got = memory.gather(memory.draw(200))
-    frames = got.prev["state"][:, :, 0]
-    np.testing.assert_array_equal(np.diff(frames), 1)
-    np.testing.assert_array_equal(got.next["state"][:, -1, 0], frames[:, -1] + 2)
 
 
 def test_adding_to_many_lanes_is_all_or_none():
@@ -666,17 +422,6 @@ def test_windows_and_copies_say_the_same_as_gather():
             np.testing.assert_array_equal(out, side[name])
 
 
-def test_frames_of_one_side_only_can_be_asked_for():
-    codes = np.array([[5, -1, 7], [7, 5, -2]])
-    sources, prev, next_ = _core.unique_frames(codes, None, False)
-    assert sources.tolist() == [5, 7, -2] and next_ is None
-    assert prev.tolist() == [[0, 0xFFFFFFFF, 1], [1, 0, 2]]
-    sources, prev, next_ = _core.unique_frames(None, codes, True)
-    assert sources.tolist() == [-2, 5, 7] and prev is None
-    assert next_.tolist() == [[1, 0xFFFFFFFF, 2], [2, 1, 0]]
-    assert _core.unique_frames(None, None, True)[0].shape == (0,)
-
-
 def test_a_row_or_code_that_cannot_be_is_refused():
     memory = memory_of(capacity=30, length=10)
     out = np.empty((1, 3), np.float32)
@@ -709,15 +454,6 @@ def test_ages_and_model_versions_are_those_of_the_entry():
     got = memory.gather(np.arange(4))
     np.testing.assert_array_equal(got.age, ages)
     np.testing.assert_array_equal(got.model_version, versions)
-
-
-def test_the_clock_is_the_wall_clock():
-    memory = memory_of(length=3)
-    assert (memory.gather([0]).age < 60).all()
-    age = np.empty(1, np.float32)
-    memory.set_clock(None)
-    memory.ages(np.array([0]), age)
-    assert 0 <= age[0] < 60
 
 
 # Threads and cost
@@ -849,12 +585,6 @@ def test_info_and_repr_say_what_there_is():
     assert "20 of 100 entries, 1 episodes" in repr(memory)
 
 
-def test_chances_are_exact_shares():
-    memory = memory_of(length=9, parameters=Parameters(priority_exponent=0.0))
-    share = Fraction(memory.weights([0])[0]) / Fraction(memory.total_weight)
-    assert share == Fraction(1, 8) and memory.num_positive == 8 and memory.min_weight == 1.0
-
-
 @pytest.mark.parametrize("prioritization", ["proportional", "rank", "greedy"])
 @pytest.mark.parametrize("multi_step", [1, 3])
 @pytest.mark.parametrize("frame_stack", [1, 2])
@@ -978,22 +708,6 @@ def compare(got, i, parameters, begin, t, length, ending):
         assert got.mask[i, j] == (there and (t == 0 or j >= parameters.burn_in))
 
 
-@pytest.mark.parametrize("burn_in", [0, 2])
-def test_a_sequences_priority_mixes_the_largest_and_the_mean_of_its_entries(burn_in):
-    parameters = Parameters(
-        sequence_length=4, sequence_overlap=2, burn_in=burn_in, sequence_max_share=0.75, priority_exponent=1.0,
-        discount=0.9, mix_lambda=0.8,
-    )  # fmt: skip
-    memory = Memory(SCHEMA, 64, parameters, seed=1)
-    numbers = record(memory, 11, 3, "terminated")
-    plain = Memory(SCHEMA, 64, parameters.replace(sequence_length=0, sequence_overlap=0, burn_in=0), seed=1)
-    record(plain, 11, 3, "terminated")
-    errors = plain.weights(np.arange(11))
-    for t in starts(11, parameters, "terminated"):
-        own = errors[t if t == 0 else t + burn_in : t + 4]
-        assert memory.weights([numbers[t]])[0] == pytest.approx(0.75 * own.max() + 0.25 * own.mean(), rel=1e-5)
-
-
 def test_a_batch_of_sequences_has_a_time_axis_a_mask_and_takes_errors_by_entry():
     buffer = Buffer(
         Schema({"obs": Column(np.float32, (3,), "state"), "action": np.int64, "reward": np.float32}), 200,
@@ -1021,18 +735,6 @@ def test_a_batch_of_sequences_has_a_time_axis_a_mask_and_takes_errors_by_entry()
     assert again.obs is batch.obs and again.mask is batch.mask
     with pytest.raises(ParameterError, match="as the mask has"):
         batch.update_priorities(errors[:, :3])
-
-
-def test_open_episodes_give_sequences_as_soon_as_the_state_behind_them_is_there():
-    buffer = Buffer(
-        Schema({"obs": (np.float32, (1,)), "reward": np.float32}), 50, sampler=Uniform(), sequence_length=3, seed=1
-    )
-    writer = buffer.writer(num_envs=1, autoreset="disabled")
-    for step in range(7):
-        assert buffer.memory.num_positive == max(0, step - 1) // 3
-        obs = np.full((1, 1), step, np.float32)
-        writer.step(obs, None, np.ones(1), np.zeros(1, bool), np.zeros(1, bool), obs + 1)
-    assert sorted(set(buffer.sample(50).obs[:, 0, 0])) == [0.0, 3.0]
 
 
 def test_the_advantage_is_the_generalized_advantage_estimate():

@@ -1,6 +1,5 @@
 """Ragged columns in one process: values of any length, stored without padding and handed out padded."""
 
-import os
 import pickle
 import resource
 import zipfile
@@ -52,12 +51,6 @@ def test_ragged_values_are_views_and_slices_and_choices_of_them_ragged_again() -
     assert repr(ragged) == "Ragged(9 values of float32[any, 3])"
 
 
-def test_padding_puts_zeros_behind_each_value() -> None:
-    ragged = Ragged(np.arange(1, 5), [1, 0, 3])
-    np.testing.assert_array_equal(ragged.padded(), [[1, 0, 0], [0, 0, 0], [2, 3, 4]])
-    assert Ragged(np.empty((0, 2)), [0, 0]).padded().shape == (2, 1, 2)
-
-
 @pytest.mark.parametrize("lengths", [[1, 2], [5, -1], [[4]], [3, 2]])
 def test_lengths_that_are_not_those_of_the_values_are_refused(lengths) -> None:
     with pytest.raises(ParameterError, match="that add up to"):
@@ -65,16 +58,6 @@ def test_lengths_that_are_not_those_of_the_values_are_refused(lengths) -> None:
 
 
 # Schemas
-
-
-def test_a_schema_with_a_free_axis_goes_through_json_and_keeps_its_fingerprint() -> None:
-    schema = Schema({"obs": POINTS, "action": np.int32, "reward": np.float32, "tokens": (np.int64, (None,))})
-    again = Schema.from_json(schema.to_json())
-    assert '["obs","<f4",[null,3],"state"]' in schema.to_json()
-    assert again == schema and again.fingerprint == schema.fingerprint and again.ragged == ("obs", "tokens")
-    assert str(schema["obs"]) == "float32[any, 3]"
-    assert Schema({"obs": Column(np.float32, (3, 3), "state")}).fingerprint != schema.fingerprint
-    assert (schema["obs"].is_ragged, schema["obs"].element, schema["obs"].nbytes) == (True, (3,), 12)
 
 
 @pytest.mark.parametrize(
@@ -198,15 +181,6 @@ def test_a_sequence_of_what_has_no_fixed_shape_is_refused() -> None:
 # What is taken, and what is not
 
 
-def test_values_are_converted_as_those_of_fixed_shape_are() -> None:
-    assert exact("obs", POINTS, []).shape == (0, 3)
-    assert exact("obs", POINTS, [[1, 2, 3]]).dtype == np.float32
-    several = exact("obs", POINTS, [[], [[1, 2, 3]], np.zeros((2, 3))], (3,))
-    assert several.lengths.tolist() == [0, 1, 2] and several.values.dtype == np.float32
-    assert exact("obs", POINTS, np.zeros((4, 2, 3)), (4,)).lengths.tolist() == [2] * 4
-    assert exact("obs", POINTS, several, (3,)) is several
-
-
 @pytest.mark.parametrize(
     ("value", "axes", "problem"),
     [
@@ -226,34 +200,12 @@ def test_what_does_not_fit_a_ragged_column_is_refused_with_both_forms(value, axe
         exact("obs", POINTS, value, axes)
 
 
-def test_a_reward_that_is_none_is_named_beside_values_of_several_lengths() -> None:
-    memory = Memory(Schema({"obs": Column(np.uint8, (None,), "state"), "reward": np.float32}), 10)
-    memory.open()
-    with pytest.raises(EntryError, match="reward"):
-        memory.extend(0, ([np.ones(1, np.uint8), np.ones(2, np.uint8)], [1.0, np.nan]))
-    assert memory.num_entries == 0
-
-
 def test_a_value_beyond_the_limit_of_an_entry_is_refused() -> None:
     large = np.broadcast_to(np.zeros(3, np.float32), ((64 << 20) // 12 + 1, 3))
     memory = Memory(Schema({"obs": POINTS}), 4)
     memory.open()
     with pytest.raises(EntryError, match="of at most 67108864 bytes"):
         memory.add(0, (large,))
-    memory.check_invariants()
-
-
-def test_a_refused_entry_leaves_nothing_in_the_heap() -> None:
-    memory = Memory(Schema({"obs": POINTS, "reward": np.float32}), 2)
-    memory.open()
-    memory.add(0, (np.ones((2, 3), np.float32), 0.0))
-    before = memory.ragged_bytes
-    with pytest.raises(EntryError):
-        memory.add(0, (np.ones((2, 3), np.float32), np.nan))
-    memory.add(0, (np.ones((0, 3), np.float32), 0.0))
-    with pytest.raises(memoire.MemoireError, match="2"):  # longer than the memory
-        memory.add(0, (np.ones((2, 3), np.float32), 0.0))
-    assert memory.ragged_bytes == before
     memory.check_invariants()
 
 
@@ -438,35 +390,6 @@ def test_a_million_bytes_of_random_lengths_stay_as_they_are_and_take_little_more
     assert memory.ragged_bytes <= stored.nbytes + 23 * len(rows)
 
 
-def test_in_one_lane_nothing_but_the_values_is_held() -> None:
-    rng = np.random.default_rng(4)
-    memory = Memory(Schema({"obs": Column(np.uint8, (None,), "state")}), 3000)
-    for step in range(20):
-        memory.open()
-        memory.extend(0, ([np.zeros(rng.integers(0, 4000), np.uint8) for _ in range(500)],))
-        memory.close(terminated=True)
-        if step > 8:
-            # The oldest and the newest segment are used in part.
-            assert memory.ragged_room < 1.01 * memory.ragged_bytes + (1 << 19)
-    memory.check_invariants()
-
-
-def test_what_leaves_the_memory_leaves_the_heap() -> None:
-    memory = Memory(Schema({"obs": POINTS}), 100)
-    for _ in range(4):
-        memory.open()
-        memory.extend(0, (np.ones((20, 5, 3), np.float32),))
-        memory.close(final_state=np.ones((9, 3), np.float32))
-    full = memory.ragged_bytes
-    memory.configure(max_episode=1)
-    assert memory.ragged_bytes * 4 == full == 4 * (20 * (16 + 64) + 16 + 112)
-    memory.open()
-    memory.extend(0, (np.ones((20, 5, 3), np.float32),))
-    memory.open()  # discards them; the closed one left when the first was added
-    assert memory.ragged_bytes == 0
-    memory.check_invariants()
-
-
 @pytest.mark.slow
 def test_a_limit_of_bytes_has_the_oldest_episodes_make_room_for_values() -> None:
     rng = np.random.default_rng(5)
@@ -567,31 +490,7 @@ def test_a_memory_gives_its_values_back_when_it_goes() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000  # KiB; 180 MB were used
 
 
-def test_a_child_process_has_a_copy_of_its_own() -> None:
-    buffer = buffer_of(40)
-    child = os.fork()
-    if child == 0:
-        with buffer.writer() as writer:
-            writer.step(np.ones((2, 3)), 0, 0.0, True, False, np.ones((1, 3)))
-        buffer.memory.check_invariants()
-        os._exit(0 if len(buffer) == 41 and buffer.sample(8).obs.shape[2:] == (3,) else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert len(buffer) == 40
-
-
 # Files
-
-
-def test_episodes_of_ragged_columns_go_to_a_file_and_back(tmp_path) -> None:
-    buffer = buffer_of(95, 60)
-    buffer.save(tmp_path / "some.npz")
-    again = memoire.Buffer.load(tmp_path / "some.npz")
-    for one, other in zip(dataset.episodes(buffer.memory), dataset.episodes(again.memory), strict=True):
-        np.testing.assert_array_equal(one.columns["obs"].lengths, other.columns["obs"].lengths)
-        np.testing.assert_array_equal(one.columns["obs"].values, other.columns["obs"].values)
-        np.testing.assert_array_equal(one.final_state["obs"], other.final_state["obs"])
-    quick = np.load(tmp_path / "some.npz")
-    assert len(quick["obs"]) == quick["obs_length"].sum() and len(quick["obs_length"]) == len(buffer)
 
 
 @pytest.mark.parametrize("length", [-1, 1 << 40, 10_000])
@@ -655,12 +554,3 @@ def test_vector_environments_with_sets_are_recorded_member_by_member(mode) -> No
             assert batch["next_obs.set_length"][i] == batch["obs.set_length"][i] + 1
     assert batch.obs["set"] is batch["obs.set"]
     np.testing.assert_array_equal(batch.discount == 0, batch["next_obs.step"] == 7)
-
-
-def test_an_observation_that_is_not_where_the_step_before_ended_is_noticed() -> None:
-    buffer = buffer_of(0)
-    writer = buffer.writer()
-    writer.step(np.ones((2, 3)), 0, 0.0, False, False, np.ones((3, 3)))
-    with pytest.raises(memoire.errors.EpisodeTorn):
-        writer.step(np.ones((2, 3)), 0, 0.0, False, False, np.ones((3, 3)))
-    writer.step(np.ones((3, 3)), 0, 0.0, False, False, np.ones((0, 3)))

@@ -214,13 +214,6 @@ def test_parameters_of_samplers_are_checked_and_told():
 chances = arrays(np.float64, st.integers(1, 20), elements=st.floats(1e-9, 1.0))
 
 
-def test_samplers_become_parameters():
-    made = Parameters().replace(**Prioritized(0.7, beta=0.5, normalize="global").fields())
-    assert (made.priority_exponent, made.importance_exponent, made.normalize) == (0.7, 0.5, "global")
-    made = made.replace(**Uniform().fields())
-    assert (made.priority_exponent, made.importance_exponent, made.normalize) == (0.0, 0.0, "batch")
-
-
 @pytest.mark.parametrize("wrong", [{"exponent": -1}, {"beta": 2}, {"normalize": "max"}])
 def test_a_sampler_refuses_a_field_outside_its_range(wrong):
     with pytest.raises(ParameterError):
@@ -243,15 +236,6 @@ def test_global_importance_is_divided_by_what_the_least_chance_would_have(probab
     assert (got <= 1.0).all()
 
 
-def test_full_correction_gives_the_uniform_mean():
-    rng = np.random.default_rng(1)
-    weights, values = rng.random(50) + 0.1, rng.normal(size=50)
-    chance = weights / weights.sum()
-    drawn = rng.choice(50, 400_000, p=chance)
-    undivided, divisor = importance(chance[drawn], 50, 1.0)
-    assert (undivided * divisor * values[drawn]).mean() == pytest.approx(values.mean(), abs=0.01)
-
-
 @pytest.mark.parametrize("wrong", [[0.0], [-0.1], [np.nan], [np.inf], [0.5, 0.0]])
 def test_a_chance_that_is_none_is_refused(wrong):
     with pytest.raises(ParameterError, match="probability must be above 0"):
@@ -266,11 +250,6 @@ def test_what_is_missing_or_wrong_is_named():
         importance([0.5], 10, 0.5, "global")
     with pytest.raises(ParameterError, match="normalize"):
         importance([0.5], 10, 0.5, "largest")
-
-
-def test_an_empty_batch_has_an_empty_importance():
-    got, divisor = importance([], 10, 0.5)
-    assert got.shape == (0,) and divisor == 1.0
 
 
 # --- The priority tree against cumulative sums
@@ -330,28 +309,6 @@ def test_any_order_of_updates_leaves_what_was_written_last(size, data):
         assert tree.total == pytest.approx(truth.sum(), rel=1e-12)
         assert tree.positive == (truth > 0).sum()
         assert tree.minimum == truth[truth > 0].min(initial=np.inf)
-
-
-def test_sums_do_not_drift():
-    rng = np.random.default_rng(0)
-    tree, truth = PriorityTree(1000), np.zeros(1000)
-    for _ in range(500):
-        indices, weights = rng.integers(0, 1000, 20), rng.random(20) * 10.0 ** rng.integers(-12, 12, 20)
-        tree.set(indices, weights)
-        truth[indices] = 0.0
-        for index, weight in zip(indices, weights, strict=True):
-            truth[index] = weight
-    tree.set(np.flatnonzero(truth > 1e-3), 0.0)  # what was absorbed by large sums is there again
-    truth[truth > 1e-3] = 0.0
-    assert tree.total == pytest.approx(truth.sum(), rel=1e-14)
-
-
-@pytest.mark.parametrize("size", [1, 7, 8, 9, 63, 64, 65, 511, 513, 4097, 100_003])
-def test_every_leaf_can_be_drawn_whatever_the_size(size):
-    tree = PriorityTree(size)
-    tree.set(np.arange(size), 1.0)
-    np.testing.assert_array_equal(tree.find(np.arange(size) + 0.5), np.arange(size))
-    assert (tree.size, tree.total, tree.positive, tree.minimum) == (size, size, size, 1.0)
 
 
 def test_an_empty_tree_has_nothing_to_draw():
@@ -426,8 +383,6 @@ def test_threads_may_share_a_tree():
 
 # --- Advantages and V-trace targets agree with their definitions, written as sums over all later entries
 
-Parts = list[tuple[Any, Any, Any, Any]]
-
 
 def parts_of(arrays: Any, lengths: Any) -> list[Any]:
     return np.split(arrays, np.cumsum(lengths)[:-1])
@@ -493,22 +448,6 @@ def test_vtrace_is_the_sum_that_defines_it(case: Any, discount: float, lam: floa
         for (r, v, log, end), found in zip(each, expected, strict=True)
     ]
     np.testing.assert_allclose(advantages, np.concatenate(steps), rtol=1e-4, atol=1e-5)
-
-
-@given(fragments(), fractions_of_advantages, fractions_of_advantages)
-def test_with_equal_policies_vtrace_targets_are_the_returns_of_gae(case: Any, discount: float, lam: float) -> None:
-    rewards, values, last, lengths, logs = case
-    targets, _ = vtrace(rewards, values, last, lengths, np.zeros_like(logs), discount, lam=lam)
-    _, returns = gae(rewards, values, last, lengths, discount, lam)
-    np.testing.assert_allclose(targets, returns, rtol=1e-4, atol=1e-5)
-
-
-def test_each_dimension_of_a_reward_is_a_reward() -> None:
-    rng = np.random.default_rng(1)
-    rewards, values, last = rng.normal(size=(5, 2)), rng.normal(size=(5, 2)), rng.normal(size=(2, 2))
-    both = gae(rewards, values, last, [2, 3], 0.9, 0.8)[0]
-    for j in range(2):
-        np.testing.assert_array_equal(both[:, j], gae(rewards[:, j], values[:, j], last[:, j], [2, 3], 0.9, 0.8)[0])
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,8 @@ from memoire.replay.limiter import (
     UNHEARD_TIMEOUT,
     ClusterSurplus,
     Limiter,
-    ServerSurplus,
     SharedLimiter,
-    why_not_draw,
 )
-from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters, check_batch, check_size
 from memoire.replay.sampling import Prioritized
 from memoire.replay.schema import Schema
@@ -45,11 +42,6 @@ numbers = itertools.count(1)
 
 def limiter(entries: int = 10**6, clock=None, **fields) -> SharedLimiter:
     return SharedLimiter(Parameters(**fields), lambda: entries, clock or Clock(0.0))
-
-
-def test_a_grant_is_never_more_than_a_message_can_say():
-    band = limiter(samples_per_insert=1e-12, samples_per_insert_tolerance=1e6)
-    assert band.grant(b"a" * 16) == (NO_LIMIT, "")
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -146,50 +138,6 @@ def test_a_slow_client_is_granted_what_lasts_it_a_moment_and_the_others_need_not
     assert band.grant(first)[0] == 193 + 465, "it has become quick: 93 in a tenth of a second"
 
 
-def test_both_sides_say_why_they_wait():
-    band = limiter(samples_per_insert=2.0, samples_per_insert_tolerance=100.0)
-    band.met(b"a" * 16, 0, next(numbers))
-    assert not band.why_not_draw(100)
-    band.drew(100)
-    assert band.why_not_draw(74).startswith(
-        "waits for 37 more entries: drawing is 100 samples ahead of 2 for each entry"
-    )
-    assert "waits for 37 more entries" in band.stats().draws_wait and not band.stats().inserts_wait
-    for granted in (LEAST_ENTRIES, 100):
-        assert band.grant(b"a" * 16) == (granted, "")
-        band.reported(b"a" * 16, granted, next(numbers))
-    assert band.grant(b"a" * 16) == (100, band.stats().inserts_wait)
-    assert band.stats().inserts_wait.startswith("waits until 2 more samples are drawn: learners are 100 samples behind")
-
-
-@pytest.mark.parametrize(("recorded", "said"), [(0, "0 samples ahead of"), (15, "30 samples behind")])
-def test_a_batch_that_waits_says_on_which_side_drawing_is(recorded, said):
-    band = limiter(samples_per_insert=2.0, samples_per_insert_tolerance=100.0)
-    band.met(b"a" * 16, 0, next(numbers))
-    band.reported(b"a" * 16, recorded, next(numbers))
-    assert f"entries: drawing is {said} 2 for each entry" in band.why_not_draw(150)
-
-
-def test_nothing_is_drawn_before_enough_is_there_and_the_band_begins_then():
-    held = [0]
-    band = SharedLimiter(
-        Parameters(min_size=1000, samples_per_insert=1.0, samples_per_insert_tolerance=20.0),
-        lambda: held[0],
-        Clock(0.0),
-    )
-    assert band.why_not_draw(1).startswith(
-        "waits for 1000 more entries: 0 can be drawn, and 1000 are to be there first"
-    )
-    client, done = b"c" * 16, 0
-    while held[0] < 1000:
-        through, reason = band.grant(client)
-        assert through > done and not reason, "nobody else could bring what is missing"
-        held[0] = done = through
-        band.reported(client, done, next(numbers))
-    assert done <= 1020 and not band.why_not_draw(10)
-    assert band.stats().surplus <= 20.0
-
-
 def test_actors_go_on_where_a_learner_waits_for_samples_that_were_lost():
     clock = Clock(0.0)
     band = limiter(clock=clock, samples_per_insert=1.0, samples_per_insert_tolerance=32.0, cache_size=8)
@@ -206,31 +154,6 @@ def test_actors_go_on_where_a_learner_waits_for_samples_that_were_lost():
     assert band.stats().surplus == 32.0 and band.stats().forgiven == 24.0
     band.wants("learner", 0)
     assert band.grant(client)[1]
-
-
-def test_a_client_that_has_ended_gives_back_what_it_was_granted():
-    band = limiter(samples_per_insert=1.0, samples_per_insert_tolerance=50.0)
-    assert band.grant(b"a" * 16)[0] == 50
-    through, reason = band.grant(b"b" * 16)
-    assert through == 0 and reason.startswith("waits until 1 more samples are drawn: learners are 0 samples behind")
-    band.left(b"a" * 16)
-    assert band.grant(b"b" * 16)[0] == 50
-
-
-def test_a_client_that_comes_from_another_home_brings_no_inserts_along():
-    band = limiter(samples_per_insert=1.0, samples_per_insert_tolerance=50.0)
-    band.met(b"a" * 16, 10_000, next(numbers))
-    band.reported(b"a" * 16, 10_010, next(numbers))
-    assert (band.stats().inserted, band.stats().surplus) == (10, 10.0)
-    assert band.grant(b"a" * 16)[0] == 10_050
-
-
-def test_a_batch_that_could_never_be_drawn_is_refused_at_once():
-    parameters = Parameters(samples_per_insert=4.0, samples_per_insert_tolerance=100.0)
-    check_batch(parameters, 196)
-    with pytest.raises(ParameterError, match="batch_size must be at most 196 with") as caught:
-        check_batch(parameters, 198)
-    assert "Set a tolerance of at least 101" in str(caught.value)
 
 
 def test_a_batch_of_the_largest_size_is_always_drawn_in_the_end():
@@ -259,20 +182,6 @@ def test_another_band_begins_anew_and_another_setting_does_not():
     assert band.stats().surplus == 0.0
     band.configure(Parameters())
     assert band.grant(b"f" * 16) == (NO_LIMIT, "") and not band.why_not_draw(10**6)
-
-
-def test_a_reader_of_several_servers_says_how_it_stands_with_all():
-    band = limiter(entries=0, samples_per_insert=1.0, samples_per_insert_tolerance=50.0)
-    band.reported(b"a" * 16, 0, next(numbers))
-    band.reported(b"a" * 16, 30, next(numbers))
-    assert band.standing() == ServerSurplus(
-        surplus=30.0, is_told=False, inserted=30, drawn=0, ratio=1.0, tolerance=50.0
-    )
-    band.reported(b"a" * 16, 35, next(numbers))  # what the reader does not know yet
-    band.told(ClusterSurplus(surplus=-45.0, inserted=30, drawn=0, entries=7, share=0.5, ratio=1.0, tolerance=50.0))
-    assert (band.standing().surplus, band.standing().is_told) == (-40.0, True) and band.stats().entries == 7
-    assert band.why_not_draw(11) and not band.why_not_draw(10)
-    assert band.grant(b"a" * 16)[0] == 35 + 45  # half of the room of 90
 
 
 happenings = st.lists(
@@ -461,27 +370,6 @@ def test_no_entry_is_drawn_more_often_than_it_may_be_and_importance_stays_right(
         made.sample(1)
 
 
-def test_weighted_means_are_plain_means_of_what_is_left_before_each_sample():
-    weights, sums, draws = np.array([1.0, 2.0, 5.0, 0.5]), np.zeros(4), 1200
-    for seed in range(draws):
-        schema = Schema({"obs": Column(np.float32, (1,), "state")})
-        memory = Memory(schema, 4, Parameters(priority_exponent=1.0, max_times_sampled=1), seed=seed)
-        memory.open()
-        for number in range(4):
-            memory.add(0, (np.full(1, number, np.float32),), weights[number])
-        memory.close(terminated=True)
-        drawn = memory.sample(4)
-        assert sorted(drawn.gathered.ids.tolist()) == [0, 1, 2, 3]
-        # (N P)^-1, with N and P of the moment of each sample: its mean over entry i's chance is 1 / N of those left.
-        importance = 1.0 / (drawn.num_positive * drawn.weights / drawn.total_weight)
-        sums[0] += importance[0] * drawn.gathered.ids[0]
-        sums[1] += importance[1] * drawn.gathered.ids[1]
-        left = [number for number in range(4) if number != drawn.gathered.ids[0]]
-        sums[2] += np.mean(left)
-    assert abs(sums[0] / draws - 1.5) < 0.15
-    assert abs(sums[1] / draws - sums[2] / draws) < 0.2
-
-
 def test_what_is_too_old_weighs_nothing_from_that_moment_on():
     made = buffer(max_age=10.0)
     made.memory.set_clock(100.0)
@@ -531,16 +419,6 @@ def made(tolerance: float | None = 50.0, ratio: float = 1.0, **fields) -> Limite
     return Limiter(Parameters(samples_per_insert=ratio, samples_per_insert_tolerance=tolerance, **fields))
 
 
-def test_what_has_no_band_and_no_least_size_limits_nothing():
-    limiter = made(None)
-    assert not limiter.is_active and not limiter.has_band and limiter.standing() is None
-    assert limiter.grant(A, 1, 0, 0.0) == (NO_LIMIT, "")
-    assert limiter.why_not_draw(10**6, 0, 0.0) == ""
-    limiter.met(A, 0, 1)
-    assert limiter.reported(A, 10**6, 2, 0, 0.0)
-    assert limiter.stats(0, 0.0).inserts_wait == ""
-
-
 def test_a_least_size_alone_is_a_limit_of_draws_and_not_of_inserts():
     limiter = made(None, min_size=5)
     assert limiter.is_active and not limiter.has_band
@@ -559,13 +437,6 @@ def test_a_message_that_is_older_than_what_is_known_changes_nothing():
     assert not limiter.reported(A, 110, 7, ENTRIES, 0.0), "nothing new in it"
     assert not limiter.reported(A, 90, 8, ENTRIES, 0.0), "fewer than before"
     assert limiter.stats(ENTRIES, 0.0).inserted == 10
-
-
-def test_the_first_word_of_a_client_that_never_said_hello_is_where_it_begins():
-    limiter = made()
-    assert not limiter.reported(A, 10_000, 3, ENTRIES, 0.0)
-    assert limiter.reported(A, 10_007, 4, ENTRIES, 0.0)
-    assert limiter.stats(ENTRIES, 0.0).surplus == 7.0
 
 
 def test_a_client_that_says_hello_again_gives_back_what_it_was_granted():
@@ -591,13 +462,6 @@ def test_what_is_reported_of_a_grant_frees_nothing_of_the_band():
     assert limiter.grant(A, 1, ENTRIES, 0.0)[0] == 25 + 10
 
 
-def test_a_grant_never_goes_back():
-    limiter = made()
-    assert limiter.grant(A, 1, ENTRIES, 0.0)[0] == 50
-    limiter.configure(limiter.parameters.replace(samples_per_insert_tolerance=2.0))
-    assert limiter.grant(A, 1, ENTRIES, 0.0)[0] == 50
-
-
 def test_beyond_the_band_is_forgiven_only_where_nobody_could_help_it():
     limiter = made(10.0, min_size=100)
     limiter.met(A, 0, 1)
@@ -621,16 +485,6 @@ def test_a_learner_that_waits_is_helped_after_its_patience_and_forgotten_when_it
     assert limiter.grant(A, 1, ENTRIES, STARVING_TIMEOUT) == (50 + 20 + 8, "")
     assert limiter.grant(B, 1, ENTRIES, STARVING_TIMEOUT + FORGET_TIMEOUT)[0] == 28
     assert limiter.grant(b"c" * 16, 1, ENTRIES, STARVING_TIMEOUT + FORGET_TIMEOUT + 0.01)[0] == 0
-
-
-def test_a_learner_that_goes_away_is_forgotten_at_once():
-    limiter = made(50.0, cache_size=8)
-    limiter.reported(A, 0, 1, ENTRIES, 0.0)
-    limiter.reported(A, 50, 2, ENTRIES, 0.0)
-    limiter.wants("learner", 16, 0.0)
-    limiter.wants("learner", 0, 1.0)
-    limiter.wants("nobody", 0, 1.0)
-    assert limiter.grant(A, 1, ENTRIES, 1.0)[0] == 50
 
 
 def test_the_waiting_of_so_many_is_looked_at_and_no_more():
@@ -680,13 +534,6 @@ def test_a_reader_with_other_parameters_is_not_believed():
     assert limiter.standing().surplus == 9.0 + (10 - 4) - (3 - 1)
 
 
-def test_a_band_that_has_begun_elsewhere_has_begun_here():
-    limiter = made(50.0, min_size=10)
-    assert limiter.told(ClusterSurplus(0.0, 0, 0, 0, 1.0, 1.0, 50.0))
-    limiter.drew(5)
-    assert limiter.standing().surplus == -5.0
-
-
 def test_a_full_band_says_why_inserts_wait_until_something_is_drawn():
     limiter = made(50.0, min_size=20)
     limiter.reported(A, 0, 1, 20, 0.0)
@@ -707,12 +554,6 @@ def test_sizes_that_can_never_be_met_are_refused():
     check_batch(Parameters(), 10**9)
     with pytest.raises(ValueError, match="batch_size must be at most 99"):
         check_batch(made(50.0).parameters, 100)
-
-
-def test_a_draw_says_how_many_entries_it_waits_for():
-    parameters = made(20.0, 2.0).parameters
-    assert why_not_draw(parameters, 20, 0, 0.0) == ""
-    assert why_not_draw(parameters, 25, 0, 0.0).startswith("waits for 3 more entries: drawing is")
 
 
 def test_a_limiter_that_goes_on_grants_what_the_former_one_would_have():
@@ -776,22 +617,6 @@ def test_clients_that_come_while_a_learner_waits_are_granted_no_more_than_there_
     room.report(A_ROOM, CAPACITY // 2, CAPACITY // 2, now + 0.9 * STALLED_TIMEOUT)
     assert room.grant(B_ROOM, 2, now + 1.5 * STALLED_TIMEOUT) == 0
     assert room.grant(A_ROOM, 2, now + 1.5 * STALLED_TIMEOUT) == CAPACITY
-
-
-def test_room_of_a_client_that_never_reports_is_granted_to_others_while_a_learner_waits():
-    room, now = Room(), 10.0 * STARVING_TIMEOUT
-    room.meet(A_ROOM)
-    assert room.grant(A_ROOM, 1, now) == CAPACITY
-    room.meet(B_ROOM)
-    granted, reported = 0, 0
-    while room.entries < CAPACITY:
-        assert now < 100.0
-        granted = room.grant(B_ROOM, 2, now)
-        if granted > reported:
-            room.report(B_ROOM, granted, granted - reported, now)
-            reported = granted
-        now += 0.5 * STALLED_TIMEOUT
-    assert room.entries == CAPACITY
 
 
 def rounds_of(room, clients, sharers, now, steps):

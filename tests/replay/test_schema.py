@@ -4,7 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -47,17 +47,6 @@ def test_roles_follow_from_names_unless_a_column_says_otherwise() -> None:
     other = Schema({"x": Column(np.uint8, 3, "state"), "value": Column(np.int8), "r": Column(np.float32, (), "reward")})
     assert (other.states, other.reward, other.value, other.qvest) == (("x",), "r", None, None)
     assert other["x"].shape == (3,)
-
-
-def test_a_value_column_brings_its_return_column() -> None:
-    schema = Schema({"obs": np.uint8, "reward": (np.float32, (3,)), "value": (np.float32, (3,)), "more": np.int8})
-    assert schema.names[-1] == schema.qvest == "qvest" and schema["qvest"] == Column(np.float32, (3,), "return")
-    assert "qvest" not in schema.entry_names
-
-
-def test_entry_bytes_are_the_sum_over_all_columns() -> None:
-    assert Schema(SEVEN).entry_bytes == 16 + 8 + 8 + 4 + 8 + 8 + 0
-    assert Schema({"obs": (np.uint8, (5, 7)), "flag": np.bool_}).entry_bytes == 36
 
 
 def test_nested_observations_become_one_column_for_each_leaf() -> None:
@@ -215,11 +204,6 @@ def test_the_schema_of_an_environment_has_its_spaces_and_a_reward() -> None:
     assert schema.reward == "reward" and schema.states == ("obs",)
 
 
-def test_vector_environments_have_the_schema_of_their_members() -> None:
-    envs = gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync")
-    assert Schema.from_env(envs) == Schema.from_env(gym.make("CartPole-v1"))
-
-
 def test_float64_is_stored_as_float32_unless_it_is_asked_for() -> None:
     box = spaces.Box(-1, 1, (2,), np.float64)
     env = Env(spaces.Dict(a=box, b=spaces.Tuple([box, spaces.Box(0, 9, (1,), np.int16)])), box)
@@ -262,27 +246,6 @@ def test_keys_that_are_no_names_are_refused_with_the_line_that_renames_them(root
     action = env.action_space.sample()
     writer.step(obs, action, *env.step(action)[1:4], env.reset()[0])
     assert len(buffer.sample(2).ids) == 2
-
-
-class Mission(spaces.Space[str]):
-    """As MiniGrid has it: text, but not of Gymnasium's own space."""
-
-    def __init__(self) -> None:
-        super().__init__(dtype=str)
-
-    def sample(self, mask: Any = None, probability: Any = None) -> str:
-        return "get the größte key"
-
-    def contains(self, x: Any) -> bool:
-        return isinstance(x, str)
-
-
-def test_spaces_of_text_that_are_not_of_gymnasium_are_stored_as_text() -> None:
-    env = Env(spaces.Dict(image=spaces.Box(0, 255, (2,), np.uint8), mission=Mission()), spaces.Discrete(2))
-    buffer = Buffer(Schema.from_env(env), 10)
-    obs = env.observation_space.sample()
-    buffer.writer().step(obs, 0, 1.0, True, False, env.observation_space.sample())
-    assert bytes(buffer.sample(1)["obs.mission"][0]).decode() == obs["mission"]
 
 
 def test_extras_make_values_and_vector_rewards() -> None:
@@ -359,16 +322,6 @@ def test_a_schema_survives_its_wire_form(schema: Schema) -> None:
         assert all(again.nest(root, values) == schema.nest(root, values) for root in schema.roots)
 
 
-@given(schemas, schemas)
-def test_fingerprints_differ_where_schemas_do(one: Schema, two: Schema) -> None:
-    assert (one == two) == (one.fingerprint == two.fingerprint) == (one.to_json() == two.to_json())
-
-
-def test_order_is_part_of_a_schema() -> None:
-    assert Schema({"obs": np.int8, "a": np.int8}) != Schema({"a": np.int8, "obs": np.int8})
-    assert Schema({"obs": np.int8}) != {"obs": Column(np.int8, (), "state")}
-
-
 junk = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | scalars,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["columns", "tuples"]), inner),
@@ -406,11 +359,6 @@ def test_only_a_schema_error_comes_out_of_bad_json(text: Any) -> None:
         assert isinstance(error, SchemaError)
 
 
-def test_it_prints_as_it_is_declared() -> None:
-    schema = Schema({"obs": (np.uint8, (84, 84)), "action": np.int64})
-    assert repr(schema) == "Schema(obs: uint8[84, 84] (state), action: int64)"
-
-
 # --- Names with dots become dicts and tuples, and values of that form fall apart into leaves and come together again
 
 
@@ -418,27 +366,6 @@ def leaves_of(tree: Any, value: Any) -> list[Any]:
     found: list[Any] = []
     collect(tree, value, found)
     return found
-
-
-def test_dots_nest_columns_and_the_order_stays() -> None:
-    assert tree_of(["b", "a.y.q", "a.x"]) == {"b": "b", "a": {"y": {"q": "a.y.q"}, "x": "a.x"}}
-    assert list(tree_of(["b", "a.y", "a.x"])["a"]) == ["y", "x"]
-
-
-@pytest.mark.parametrize(
-    ("names", "words"), [(["a", "a.x"], "lies within another column"), (["a.x", "a"], "holds other columns")]
-)
-def test_no_column_lies_within_another_one(names: list[str], words: str) -> None:
-    with pytest.raises(SchemaError, match=words):
-        tree_of(names)
-
-
-def test_a_dict_whose_parts_are_numbered_can_be_a_tuple_at_any_depth() -> None:
-    names = ["a.0", "a.1.0", "b.x"]
-    tree = tree_of(names)
-    assert with_tuples(tree, names, {"a", "a.1"}) == {"a": ("a.0", ("a.1.0",)), "b": {"x": "b.x"}}
-    assert with_tuples(tree, names, {"a"})["a"] == ("a.0", {"0": "a.1.0"})
-    assert with_tuples(tree, names, set()) == tree
 
 
 @pytest.mark.parametrize(
@@ -478,15 +405,6 @@ def test_what_is_taken_apart_is_put_together_again(value: Any) -> None:
     tree = with_tuples(tree_of(expected), list(expected), tuples)["a"]
     assert leaves_of(tree, value) == list(expected.values())
     assert build(tree, expected) == value
-
-
-class Graph(NamedTuple):
-    nodes: Any
-    edges: Any
-
-
-def test_a_graph_without_edges_has_none_of_them() -> None:
-    assert leaves_of({"nodes": "g.nodes", "edges": "g.edges"}, Graph([1], None)) == [[1], ()]
 
 
 @pytest.mark.parametrize("value", [{"x": 1}, 7, None, np.zeros(2)])

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from memoire import Buffer, Column, Schema
 from memoire._core import at_once
-from memoire.errors import EntryError, EpisodeOver, EpisodeTorn, NotFinite, SchemaError
+from memoire.errors import EpisodeOver, EpisodeTorn, NotFinite, SchemaError
 from memoire.replay.memory import Memory
 from memoire.replay.steps import PROOF, PROOF_AT_ONCE, PROOF_AT_TERMINATION, ResetCheck
 from memoire.replay.writer import Writer
@@ -87,21 +87,6 @@ def test_a_forgotten_reset_of_an_environment_that_goes_on_is_refused_at_the_thir
         play(env, buffer.writer(env), 100, resets=False)
     assert len(buffer) == 5 * PROOF
     assert len(caplog.records) == 1 and "If env.reset() was forgotten" in caplog.text
-
-
-def test_one_member_of_a_vector_that_is_not_reset_is_named() -> None:
-    members = [Repeats(3, "truncated"), Repeats(4, "truncated")]
-    buffer = buffer_for(members[0])
-    writer = buffer.writer(num_envs=2, autoreset="disabled")
-    obs = np.stack([env.reset()[0] for env in members])
-    with pytest.raises(EpisodeOver, match="environment 1 is stepped on"):
-        for _ in range(20):
-            after, reward, terminated, truncated, _ = map(np.stack, zip(*(env.step(0) for env in members), strict=True))
-            writer.step(obs, np.zeros(2, int), reward, terminated, truncated, after)
-            obs = after.copy()
-            if truncated[0]:  # whoever wrote this has forgotten the other one
-                obs[0], _ = members[0].reset()
-    assert len(buffer) == 2 * (4 + PROOF_AT_ONCE - 1)
 
 
 def test_a_writer_that_is_told_of_resets_or_does_not_check_refuses_nothing() -> None:
@@ -240,28 +225,6 @@ def test_chance_in_a_small_grid_refuses_one_run_in_hundreds_at_most() -> None:
     assert refused <= 20
 
 
-def test_a_start_is_judged_by_what_was_seen() -> None:
-    starts = ResetCheck()
-    assert not starts.is_forgotten(0, 1, True) and starts.began(0, 1) == 0 and starts.awaited == ()
-    at_once(starts.ended(0, 2, 9))
-    assert starts.awaited == (0,)
-    assert not starts.is_forgotten(0, 3, True) and not starts.is_forgotten(0, 2, True)
-    assert starts.began(0, 2) == 1
-    at_once(starts.ended(0, 4, 1))  # in the row, however short the episode was
-    assert starts.is_forgotten(0, 4, True) and not starts.is_forgotten(0, 4, False)
-    assert starts.began(0, 4) == 2
-    at_once(starts.ended(0, 5, 1))
-    assert starts.is_forgotten(0, 5, False) and not starts.is_forgotten(0, 1, False)
-    at_once(starts.reset(0))
-    assert starts.awaited == () and not starts.is_forgotten(0, 5, True)
-    at_once(starts.ended(0, 1, 9))  # where an episode was seen to begin
-    assert starts.began(0, 1) == 1
-    at_once(starts.ended(0, 6, 1))  # of a bandit
-    assert starts.began(0, 6) == 2
-    at_once(starts.ended(0, 7, 1))
-    assert not starts.is_forgotten(0, 7, True)
-
-
 # What is not finite
 
 BAD = [math.nan, math.inf, -math.inf]
@@ -362,17 +325,3 @@ def test_an_environments_schema_may_allow_it_in_every_observation() -> None:
     schema = Schema.from_env(Nested(), nan="allow")
     assert {schema[name].nan for name in schema.states} == {"allow"} and schema["action"].nan == "refuse"
     assert Schema.from_env(Nested()).finite == ("obs.a", "obs.b.0", "obs.b.1", "reward")
-
-
-def test_values_of_ragged_states_are_finite() -> None:
-    memory = Memory(schema_of(np.float32, (None, 2)), 100)
-    memory.open()
-    memory.add(0, (np.zeros((0, 2), np.float32), 0.0))
-    memory.add(0, (np.ones((40, 2), np.float32), 0.0))
-    bad = np.ones((40, 2), np.float32)
-    bad[39, 1] = np.inf
-    with pytest.raises(NotFinite, match="got inf"):
-        memory.add(0, (bad, 0.0))
-    with pytest.raises(EntryError):
-        memory.extend(0, ([np.ones((1, 2), np.float32), bad], np.zeros(2, np.float32)))
-    assert memory.num_entries == 2

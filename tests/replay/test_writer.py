@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coded_env import KINDS, CodedEnv, action_at, decode, encode, reward_at
+from coded_env import KINDS, CodedEnv, action_at, decode, reward_at
 from memoire.client.rollouts import RolloutWriter
 from memoire.errors import (
     Closed,
@@ -225,19 +225,6 @@ def test_a_single_environment_is_recorded_as_it_is_stepped(kind: str) -> None:
     assert watcher.entries == 12
 
 
-def test_a_single_environment_that_resets_itself_is_told_by_its_mode() -> None:
-    env = gym.wrappers.Autoreset(CodedEnv(0, [2, 1], ENDS))
-    memory = Ledger(Schema.from_env(env))
-    writer = Writer(memory, *layout(env, autoreset="next_step"))
-    obs, _ = env.reset()
-    for _ in range(9):
-        action = action_at(decode("box", [obs]))
-        next_obs, *rest = env.step(action)
-        writer.step(obs, action, *rest[:3], next_obs, rest[3])
-        obs = next_obs
-    check_by_content(memory, "box", [[2, 1]], [ENDS], 9, "next_step")
-
-
 # ------------------------------------------------------------------------------------------- steps by hand
 
 N = 3
@@ -269,20 +256,6 @@ class Hand:
             del given[name]
         self.writer.step(**given)
         self.t, self.obs = self.t + 1, given["next_obs"]
-
-
-def test_values_are_stored_in_the_columns_dtypes() -> None:
-    hand = Hand()
-    hand.step(
-        obs=[[1, 2], [3, 4], [5, 6]],
-        reward=np.float64([0.1, 0.2, 0.3]).reshape(3, 1),
-        note=(7, 8, 255),
-        init_w=[1, 2, 3],
-        model_version=9,
-    )
-    entry = hand.memory.open_entries[2][0]
-    assert entry["obs"].tolist() == [5, 6] and entry["reward"] == np.float32(0.3) and entry["note"] == 255
-    assert entry["init_w"] == 3 and entry["model_version"] == 9
 
 
 @pytest.mark.parametrize(
@@ -334,32 +307,6 @@ def test_bootstrap_values_need_a_value_column() -> None:
     schema = Schema({"obs": (np.float32, (2,)), "action": np.int64, "reward": np.float32})
     with pytest.raises(EntryError, match="the schema has no value column"):
         Hand(schema=schema).step(value=None, note=None, bootstrap_value=np.zeros(3))
-
-
-def test_vector_rewards_are_summed_dimension_by_dimension() -> None:
-    schema = Schema({"obs": (np.float32, (2,)), "action": np.int64, "reward": (np.float32, (2,))})
-    hand = Hand(schema=schema)
-    reward = np.array([[0.1, 1], [0.2, 2], [0.3, 3]])
-    for ends in ([], [1]):
-        hand.step(value=None, note=None, reward=reward, cut=ends)
-    ((lane, length, return_),) = hand.watcher.episodes
-    assert (lane, length) == (1, 2) and return_.dtype == np.float64
-    np.testing.assert_allclose(return_, [0.4, 4.0], atol=1e-15)
-
-
-def test_same_step_takes_the_final_observation_in_every_form_it_has() -> None:
-    final = np.array([[7, 7], [8, 8], [9, 9]], np.float32)
-    objects = np.array([None, final[1], None], dtype=object)
-    mask = np.array([False, True, False])
-    for info in (
-        {"final_obs": objects, "_final_obs": mask},
-        {"final_obs": final, "_final_obs": mask},
-        {"final_observation": objects, "_final_observation": mask},
-    ):
-        hand = Hand("same_step")
-        hand.step(cut=[1], info=info)
-        (episode,) = hand.memory.episodes
-        assert episode["final"][0].tolist() == [8, 8]
 
 
 @pytest.mark.parametrize(
@@ -424,27 +371,6 @@ def test_a_reset_that_nobody_told_of_is_noticed(mode: str) -> None:
     assert [len(entries) for entries in hand.memory.open_entries.values()] == [3, 3, 3]
 
 
-def test_a_reset_that_takes_the_place_of_the_reset_step_is_noticed() -> None:
-    hand = Hand("next_step")
-    hand.step(terminal=[0])
-    with pytest.raises(EpisodeTorn, match="environment 0 is 0 steps into"):
-        hand.step(obs=hand.obs + np.float32([[1], [0], [0]]))
-
-
-def test_the_check_can_be_left_out() -> None:
-    hand = Hand(check=False)
-    hand.step()
-    hand.step(obs=np.ones((3, 2)))
-    assert len(hand.memory.open_entries[0]) == 2
-
-
-def test_nan_observations_are_equal_to_themselves() -> None:
-    hand = Hand()
-    hand.step(next_obs=np.full((3, 2), np.nan, np.float32))
-    hand.step(obs=hand.obs.copy())
-    assert len(hand.memory.open_entries[0]) == 2
-
-
 def test_reset_stores_what_was_open_as_truncated_with_its_true_state() -> None:
     hand = Hand("next_step")
     hand.writer.reset(hand.obs)
@@ -461,15 +387,6 @@ def test_reset_stores_what_was_open_as_truncated_with_its_true_state() -> None:
     hand.t, hand.obs = 50, hand.at(50)
     hand.step()
     assert [len(entries) for entries in hand.memory.open_entries.values()] == [1, 1, 1], "no reset step is awaited now"
-
-
-def test_a_partial_reset_leaves_the_others_alone() -> None:
-    hand = Hand()
-    hand.step()
-    hand.step()
-    hand.writer.reset(mask=[True, False, False])
-    assert [len(entries) for entries in hand.memory.open_entries.values()] == [2, 2, 0]
-    assert hand.memory.episodes[0]["lane"] == 0
 
 
 def test_close_stores_open_episodes_and_takes_no_more_steps() -> None:
@@ -533,13 +450,6 @@ def test_a_memory_that_refuses_leaves_the_writer_as_it_was(mode: str) -> None:
     assert hand.watcher.entries == 3 + (2 if mode == "next_step" else 3)
 
 
-def test_columns_called_terminated_and_truncated_are_filled() -> None:
-    schema = Schema({"obs": (np.float32, (2,)), "reward": np.float32, "terminated": np.bool_, "truncated": np.bool_})
-    hand = Hand(schema=schema)
-    hand.step(value=None, note=None, cut=[1])
-    assert hand.memory.episodes[0]["entries"][0]["truncated"]
-
-
 def test_modes_are_known_in_every_spelling() -> None:
     assert [autoreset_mode(mode) for mode in AutoresetMode] == list(AUTORESET)
     assert autoreset_mode("SAME_STEP") == autoreset_mode("SameStep") == autoreset_mode("same-step") == "same_step"
@@ -570,45 +480,6 @@ def test_schemas_that_step_cannot_fill_are_refused() -> None:
         Writer(Ledger(Schema({"obs": np.float32, "info": np.float32})))
     with pytest.raises(ParameterError, match="num_envs must be a whole number from 1, got 0"):
         Writer(Ledger(HAND), 0)
-
-
-def test_plain_leaves_beside_the_state_are_stored_without_a_final_value() -> None:
-    schema = Schema({"obs": {"seen": Column(np.float32, (), "state"), "debug": Column(np.int64)}})
-    memory = Ledger(schema)
-    writer = Writer(memory)
-    writer.step({"seen": 1.0, "debug": 5}, 0, 0.0, True, False, {"seen": 2.0, "debug": 6})
-    assert memory.episodes[0]["final"] == (np.float32(2),)
-    with pytest.raises(EntryError, match="column 'obs' stores obs.seen, obs.debug, but got a dict.*'debug'"):
-        writer.step({"seen": 1.0}, 0, 0.0, True, False, {"seen": 2.0})
-
-
-def test_observations_are_encoded_and_decoded_alike() -> None:
-    for kind in KINDS:
-        assert decode(kind, Schema.from_env(CodedEnv(1, [1], ENDS, kind)).flatten("obs", encode(kind, (1, 2, 3)))) == (
-            1,
-            2,
-            3,
-        )
-
-
-def test_a_single_environment_may_give_values_with_axes_of_length_one() -> None:
-    schema = Schema({"obs": (np.float32, (2,)), "action": (np.float32, (1,)), "reward": np.float32})
-    memory = Memory(schema, 10)
-    writer = Writer(memory)
-    writer.step(np.zeros((1, 2)), np.array([[0.5]]), np.array([2.5]), np.array([False]), False, np.ones((1, 2)))
-    writer.step(np.ones(2), [0.5], 2.5, np.array([False]), np.array([True]), np.zeros(2))
-    assert memory.num_entries == 2
-
-
-def test_whatever_a_reset_step_says_is_ignored() -> None:
-    hand = Hand("next_step")
-    hand.step(terminal=[0])
-    hand.step(terminal=[0], cut=[0])
-    assert [len(entries) for entries in hand.memory.open_entries.values()] == [2, 2, 0]
-    hand.writer.reset()
-    assert [e["lane"] for e in hand.memory.episodes] == [0, 1, 2], "the environment that was being reset has no episode"
-    hand.writer.close()
-    assert len(hand.memory.episodes) == 3
 
 
 # ------------------------------------------------------------------------------------------- members that step apart
@@ -737,16 +608,6 @@ def test_a_single_environment_keeps_its_id_and_has_no_members() -> None:
         with pytest.raises(ParameterError):
             step(**more)
     assert len(memory.open_entries[0]) == 1
-
-
-def test_a_step_from_where_a_member_was_not_left_is_refused_by_its_number() -> None:
-    pool = Pool("dict", "disabled")
-    writer = Writer(Ledger(pool.schema), 5, "disabled")
-    writer.step(**pool.step([3, 1]), members=[3, 1])
-    before = pool.step([4, 3])
-    with pytest.raises(EpisodeTorn, match="environment 3 is"):
-        writer.step(**before | {"obs": before["next_obs"], "next_obs": before["obs"]}, members=[4, 3])
-    writer.step(**before, members=[4, 3])
 
 
 @pytest.mark.parametrize("name", [*inspect.signature(Writer.step).parameters])
@@ -944,18 +805,6 @@ def test_steps_of_a_plain_environment_are_usual(environments: int | None, monkey
         writer.step(**environment.step(usual))
     assert memory.num_entries == 20 * (environments or 1)
     memory.check_invariants()
-
-
-def test_large_steps_leave_the_memory_to_other_threads_while_they_are_copied() -> None:
-    schema = Schema({"obs": Column("uint8", (300, 300), "state"), "action": np.int64, "reward": np.float32})
-    both = Both(schema, N)
-    frames = np.random.default_rng(0).integers(0, 256, (8, N, 300, 300), dtype=np.uint8)
-    never = np.zeros(N, np.bool_)
-    seen = [frame.copy() for frame in frames]
-    for obs, following in zip(seen, seen[1:], strict=False):
-        step = {"obs": obs, "next_obs": following, "action": np.arange(N), "reward": np.ones(N)}
-        assert both.step(step | {"terminated": never, "truncated": never}) == ""
-    assert both.memories[0].num_entries == 7 * N
 
 
 def test_a_step_waits_for_whoever_holds_the_memory() -> None:

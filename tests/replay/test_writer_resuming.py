@@ -245,16 +245,6 @@ def plain(capacity=100, **options):
     return memoire.Buffer(FORMS["plain"], capacity, seed=1, **options)
 
 
-def test_without_resume_an_open_episode_ends_and_with_it_goes_on():
-    buffer = plain()
-    kept = steps_of(buffer, 5)  # noqa: F841
-    ended, gone_on = copy.copy(buffer), copy.copy(buffer)
-    ended.writer()
-    one_step(gone_on.writer(resume=True), 5)
-    assert (ended.num_episodes, len(ended)) == (1, 5)
-    assert (gone_on.num_episodes, len(gone_on)) == (0, 6)
-
-
 def test_an_environment_that_was_reset_after_a_restart_does_not_go_on_in_the_episode():
     buffer = plain(multi_step=3)
     kept = steps_of(buffer, 5)  # noqa: F841
@@ -326,17 +316,6 @@ def test_threads_that_configure_save_and_make_writers_do_not_wait_for_each_other
     finally:
         sys.setswitchinterval(interval)
     assert not any(thread.is_alive() for thread in threads)
-
-
-def test_a_length_that_was_given_is_kept():
-    buffer = plain()
-    kept = steps_of(buffer, 3, longest=7)
-    other = copy.copy(buffer)
-    writer = other.writer(resume=True)
-    for step in range(3, 12):
-        one_step(writer, step)
-    assert writer.longest == kept.longest == 7 and other.num_episodes == 1
-    assert copy.copy(buffer).writer(resume=True, longest=9).longest == 9
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
@@ -509,19 +488,6 @@ def test_a_second_process_that_resumes_a_buffer_is_refused_and_told_by_whom(tmp_
     assert resume(path).client_id == origin, "a process that was killed holds nothing"
 
 
-def test_of_two_buffers_of_a_process_one_goes_on(tmp_path):
-    path = tmp_path / "replay.npz"
-    saved(path)
-    first = resume(path)
-    with pytest.raises(BufferLocked, match=r"that this process has resumed: only one may .* \(or call its close\(\)\)"):
-        resume(path)
-    first.close()
-    second = resume(str(path))
-    assert second.client_id == first.client_id
-    del second
-    assert len(resume(path)) == 5, "a buffer that is gone holds nothing"
-
-
 def test_a_copy_of_the_file_beside_it_is_the_same_buffer(tmp_path):
     path, other = tmp_path / "replay.npz", tmp_path / "copy.npz"
     saved(path)
@@ -535,13 +501,6 @@ def test_a_copy_of_the_file_beside_it_is_the_same_buffer(tmp_path):
             resume(each)
     kept.close()
     assert resume(other).client_id == kept.client_id
-
-
-def test_a_copy_and_a_load_are_other_buffers(tmp_path):
-    path = tmp_path / "replay.npz"
-    buffer = saved(path)
-    ids = {buffer.client_id, copy.copy(buffer).client_id, memoire.Buffer.load(path).client_id}
-    assert len(ids) == 3 and {len(each) for each in ids} == {16}
 
 
 def test_nobody_writes_over_a_file_whose_buffer_somebody_resumed(tmp_path):
@@ -610,15 +569,6 @@ def test_a_fork_of_a_resumed_buffer_writes_nothing_and_holds_nothing(tmp_path):
         assert len(resume(path)) == 5, "its child lives, and does not keep the lock"
     finally:
         os.kill(int(inner), signal.SIGKILL)
-
-
-def test_a_fork_is_another_buffer(tmp_path):
-    path = tmp_path / "replay.npz"
-    buffer = memoire.Buffer(SCHEMA, 100)
-    add(buffer, 5)
-    child = Child(lambda: buffer.save(path))
-    child.kill()
-    assert child.told == "done" and resume(path).client_id != buffer.client_id
 
 
 @pytest.mark.parametrize(
