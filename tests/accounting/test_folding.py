@@ -230,48 +230,6 @@ def test_guests_are_forgotten_when_they_are_silent(home, clock):
     assert not home.ledger.guests and not +home.ledger.present
 
 
-@pytest.mark.parametrize(("leaving", "after"), [(True, 60.0), (False, 600.0)])
-def test_an_account_leaves_memory_when_its_client_is_gone_or_long_silent(home, clock, leaving, after):
-    me = Asker(home.dispatcher)
-    me.ask(messages.Update(steps=5, episodes=2, leaving=leaving))
-    home.save()
-    clock[0] += after - 1.0
-    home.dispatcher.fold()
-    assert (len(home.ledger), home.ledger.folded) == (1, 0)
-    before = home.ledger.totals()
-    clock[0] += 2.0
-    home.dispatcher.fold()
-    assert (len(home.ledger), home.ledger.folded) == (0, 1)
-    assert home.ledger.totals() == before and totals_of(home.rows()) == before
-    home.ledger.check_invariants()
-
-
-def test_an_account_stays_in_memory_until_it_is_on_disk(clock):
-    home = Home("home", clock, Disk())
-    Asker(home.dispatcher).ask(messages.Update(steps=5))
-    clock[0] += 1e6
-    home.dispatcher.fold()
-    assert home.ledger.folded == 0
-    home.save()
-    home.dispatcher.fold()
-    assert home.ledger.folded == 1
-
-
-def test_feedback_that_waits_for_a_client_that_is_folded_is_lost_and_counted(home, clock):
-    me = Asker(home.dispatcher)
-    me.ask(messages.Update(steps=5))
-    ids = np.zeros(3, [("client", "<u8", (2,)), ("number", "<i8")])
-    ids["client"] = np.frombuffer(me.client, "<u8")
-    assert home.dispatcher.hand_on(ids, np.ones(3)).applied == 0
-    home.save()
-    clock[0] += 1e6
-    home.dispatcher.fold()
-    home.save()
-    home.dispatcher.fold()
-    assert home.ledger.folded == 1 and home.dispatcher.feedback_lost == 3
-    assert totals_of(home.rows()).lost_feedback == home.ledger.totals().lost_feedback == 3
-
-
 def test_a_client_that_was_folded_is_known_before_it_says_anything(home, clock):
     me = Asker(home.dispatcher)
     line = messages.Line(1, 0.0, 7, "once")

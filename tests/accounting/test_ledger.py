@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memoire.accounting import merge
-from memoire.accounting.account import Account
 from memoire.accounting.ledger import Ledger
 from memoire.accounting.logbook import Logbook, escape, format_line
 from memoire.accounting.packing import MemoryAccounts
@@ -68,16 +67,6 @@ def test_the_newest_message_describes_the_memory_and_an_older_one_changes_nothin
     ledger.report(CLIENTS[0], 4, Update(total_weight=9.0, scalars={"x": 0.0}, episodes=3), now=2.0)
     report = ledger.find(CLIENTS[0]).report
     assert (report.total_weight, report.scalars, report.episodes) == (2.0, {"x": 1.0}, 3)
-
-
-def test_an_ended_episode_is_taken_once():
-    ledger = Ledger()
-    first, second = (Ended(number=n, time=1.0, length=10, returned=float(n)) for n in (1, 2))
-    ledger.report(CLIENTS[0], 1, Update(ended=[first]), now=1.0)
-    account = ledger.report(CLIENTS[0], 2, Update(ended=[first, second], lines=[Line(1, 0.0, 0, "a")]), now=1.0)
-    assert (account.ended_through, account.returns_count, account.returns_sum) == (2, 2, 3.0)
-    assert [ended.number for _, ended in ledger.ended] == [1, 2]
-    ledger.check_invariants()
 
 
 def test_a_test_episode_is_shown_and_counts_for_nothing():
@@ -176,17 +165,6 @@ def test_codes_of_rejection_are_bounded():
     rejected = ledger.find(CLIENTS[0]).rejected
     assert len(rejected) <= 33 and sum(rejected.values()) == 100
     ledger.check_invariants()
-
-
-def test_an_update_from_before_an_account_was_opened_says_nothing_about_its_caches():
-    ledger = Ledger(epoch=20)
-    account = ledger.report(CLIENTS[0], 5, Update(epoch=10, episodes=3, caches=9, cache_bytes=900), now=1.0)
-    assert (account.since, account.report.episodes, account.report.caches) == (20, 3, 0)
-    ledger.report(CLIENTS[0], 6, Update(epoch=20, episodes=4, caches=1, cache_bytes=100), now=1.0)
-    assert (account.report.caches, account.report.cache_bytes) == (1, 100)
-    assert ledger.arrived(CLIENTS[0], 100, 1.0, 9, 900, since=10) is None
-    assert (ledger.strays, account.received_caches, account.lost_caches) == (1, 0, 0)
-    assert ledger.arrived(CLIENTS[0], 100, 1.0, 1, 100, since=20) is account
 
 
 @pytest.mark.parametrize("former", [10, 30])  # the clock went on, or back, while a home without a state folder was away
@@ -311,23 +289,6 @@ def test_merged_totals_are_what_clients_did_wherever_and_however_often_it_was_co
     }
 
 
-def test_one_server_alone_has_the_totals_of_its_ledger():
-    ledger = Ledger(epoch=1)
-    for number, client in enumerate(CLIENTS_ACCOUNTS):
-        update = Update(epoch=1, episodes=number, steps=9, generated_bytes=7, skipped=1, dropped_lines=2, leaving=True)
-        ledger.report(client, 1, update, now=1.0)
-        account = ledger.arrived(client, 10, 1.0, 3, 30)
-        ledger.accepted(account, 10, 5)
-        ledger.rejected(ledger.arrived(client, 10, 1.0, 5, 50), "size")
-    rows = merge.rows_of(merge.row_of(account, HOMES[0]) for account in ledger)
-    assert merge.totals_of(rows) == ledger.totals()
-
-
-def test_no_rows_are_no_totals():
-    assert merge.totals_of(merge.merge()) == Ledger().totals()
-    assert merge.page(merge.merge(), b"") == (pytest.approx([]), False)
-
-
 @settings(max_examples=20)
 @given(st.integers(0, 2500), st.integers(0, 2500))
 def test_pages_have_every_row_once_in_order(rows, start):
@@ -348,52 +309,9 @@ def test_pages_have_every_row_once_in_order(rows, start):
     assert len(middle) == max(0, min(merge.PAGE_ROWS, rows - start - 1))
 
 
-def test_huge_counts_add_up_exactly():
-    table = np.zeros(3000, ACCOUNT)
-    table["client"][:, 0] = range(3000)
-    table["steps"] = 2**53 - 1
-    assert merge.totals_of(table).steps == 3000 * (2**53 - 1)
-
-
-def test_an_account_that_says_goodbye_anywhere_is_gone():
-    gone = Account(CLIENTS_ACCOUNTS[0], 0.0, 0.0, report=Update(leaving=True))
-    table = merge.rows_of([merge.row_of(gone, HOMES[0]), merge.row_of(Account(CLIENTS_ACCOUNTS[0], 1.0, 2.0), 7)])
-    assert (merge.totals_of(table).clients, merge.totals_of(table).gone) == (1, 1)
-
-
 # --- What a server has to save is gathered into one group after the other, and replies wait for theirs
 
 ME = b"m" * 16
-
-
-def test_what_changed_comes_once_and_as_it_was_when_it_was_taken():
-    ledger, journal = Ledger(), UnsavedChanges()
-    account = ledger.report(ME, 1, messages.Update(episodes=3), 0.0)
-    journal.touch("run", account)
-    journal.touch("run", account)
-    ledger.rejected(account, "schema")
-    group = journal.take()
-    ledger.report(ME, 2, messages.Update(episodes=5), 0.0)
-    ledger.rejected(account, "schema")
-    ((run, taken),) = group.accounts
-    assert (run, taken.report.episodes, taken.rejected) == ("run", 3, {"schema": 1})
-    assert journal.take() is None and not group.is_empty
-
-
-def test_an_account_is_saved_when_neither_it_nor_a_group_with_it_waits():
-    ledger, journal = Ledger(), UnsavedChanges()
-    account = ledger.report(ME, 1, messages.Update(steps=1), 0.0)
-    assert journal.is_saved("run", ME)
-    journal.touch("run", account)
-    assert not journal.is_saved("run", ME)
-    journal.take()
-    assert not journal.is_saved("run", ME) and journal.is_saved("other", ME)
-    journal.touch("run", account)
-    journal.saved()
-    assert not journal.is_saved("run", ME)
-    journal.take()
-    journal.saved()
-    assert journal.is_saved("run", ME)
 
 
 def test_of_runs_models_and_settings_the_newest_is_saved_and_of_lines_every_one():
@@ -408,15 +326,6 @@ def test_of_runs_models_and_settings_the_newest_is_saved_and_of_lines_every_one(
     assert group.runs == [RunFacts("run", finished=True)] and group.settings == {"name": "2"}
     assert [model.version for _, model in group.models] == [2]
     assert [entry.index for _, entry in group.lines] == [1, 2] and len(group.inherited) == 2
-
-
-def test_a_reply_waits_also_when_nothing_else_does_and_a_resend_replaces_it():
-    journal = UnsavedChanges()
-    journal.wait("a", 1)
-    journal.wait("b", 2)
-    journal.wait("a", 3)
-    group = journal.take()
-    assert group.is_empty and group.tickets == [2, 3]
 
 
 def test_replies_that_wait_are_bounded():
@@ -449,19 +358,6 @@ def test_every_message_is_one_line(text):
     assert len(written.splitlines()) == 1
     assert "\x1b" not in written and "\x00" not in written
     written.encode()
-
-
-MARKS_OF_DIRECTION = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-
-
-@given(st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"], exclude_characters=MARKS_OF_DIRECTION)))
-def test_a_message_without_control_characters_is_written_as_it_is(text):
-    assert escape(text) == text
-
-
-@pytest.mark.parametrize("mark", MARKS_OF_DIRECTION)
-def test_no_mark_of_direction_gets_through(mark):
-    assert escape(f"reward {mark}1") == f"reward \\u{ord(mark):04x}1"
 
 
 @pytest.mark.parametrize(("text", "escaped"), [("a\nb\r", "a\\nb\\r"), ("\x1b[2J", "\\x1b[2J"), ("\u2028", "\\u2028")])

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.slow
 # --- Nobody grows because somebody else is slow, and every cache is accounted for: pushed = accepted + rejected + lost + in flight, at each client at each moment, and at the server in the end
 
 CACHE = 4_106_240  # of 256 samples of WIDE, which share every other frame
-SMALL = {"cache_size": 16}
 SIZE = CACHE // 16
 
 
@@ -247,15 +246,6 @@ def test_caches_that_wait_for_a_slow_line_are_packed_and_arrive_as_they_were(clu
     until(lambda: server.total_caches == 5 * TRIAL)
     batch = server.get_batch(5 * TRIAL * 16, timeout=DEADLINE)
     assert (batch.obs == batch.obs[:, :1]).all()
-
-
-def test_a_line_that_carries_all_of_it_is_given_plain_caches(cluster):
-    client, server = pushing(cluster, rate=None, credit=1 << 26)
-    push(client, 4 * TRIAL)
-    until(lambda: client.stats().in_flight_caches == 0)
-    assert client.stats().compression == "none"
-    assert client.stats().pushed_bytes > 4 * TRIAL * 16 * 4000 // 2
-    assert server.total_caches == 4 * TRIAL
 
 
 def test_a_reader_that_waits_for_a_slow_line_has_its_batches_packed(cluster):

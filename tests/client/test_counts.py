@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from memoire._core import at_once
 from memoire.accounting.account import Account
-from memoire.client.counts import MAX_ENDED, MAX_HOMES, AccountWindows, ClientCounts, PushWindow, RunCounts
+from memoire.client.counts import MAX_HOMES, AccountWindows, PushWindow, RunCounts
 from memoire.wire.rows import MAX_RETURN
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -46,36 +46,6 @@ def test_each_step_counts_for_the_run_in_which_it_was_recorded(history):
     assert counts.inserted == counts.told.inserted + (counts.sums - counts.reach).inserted
 
 
-def test_a_boundary_stays_where_it_was_made_first():
-    counts = RunCounts()
-    counts.enter_run(1)
-    at_once(counts.recording(10, 1))
-    boundary = counts.end_run(line=3, asked=2)
-    at_once(counts.recording(5, 1))
-    assert counts.end_run(line=9, asked=9) is boundary
-    assert (boundary.counts.steps, boundary.line, boundary.asked, counts.reach.steps) == (10, 3, 2, 10)
-    counts.enter_run(1)  # it was the same run after all
-    assert counts.boundary is None and counts.told.steps == 15
-
-
-def test_what_is_counted_before_the_first_run_belongs_to_it():
-    counts = RunCounts()
-    at_once(counts.recording(7, 1))
-    counts.enter_run(4)
-    assert counts.told.steps == 7
-
-
-def test_a_client_that_ends_between_two_runs_leaves_the_rest_to_whichever_comes():
-    counts = RunCounts()
-    counts.enter_run(1)
-    at_once(counts.recording(10, 1))
-    counts.end_run(0, 0)
-    at_once(counts.recording(3, 1))
-    assert counts.told.steps == 10
-    counts.enter_unknown_run()
-    assert (counts.told.steps, counts.boundary) == (3, None)
-
-
 def test_a_run_is_told_once_its_lines_and_episodes_are_acknowledged():
     counts = RunCounts()
     counts.enter_run(1)
@@ -105,22 +75,6 @@ def test_an_episode_whose_return_cannot_be_told_counts_without_it(returned):
     assert (counts.episodes, counts.dropped_returns) == (2, 1)
     (ended,) = counts.oldest_episodes(10)
     assert (ended.number, ended.length, ended.time, ended.returned) == (2, 6, 2.0, -MAX_RETURN)
-
-
-def test_the_oldest_returns_are_given_up_when_too_many_wait():
-    counts = RunCounts()
-    for _ in range(MAX_ENDED + 3):
-        at_once(counts.closing_episode(1, 0.0, now=0.0))
-    assert (counts.dropped_returns, counts.waiting_episodes) == (3, MAX_ENDED)
-    assert counts.oldest_episodes(1)[0].number == 4
-
-
-def test_what_no_home_has_acknowledged_is_missing():
-    counts = RunCounts()
-    at_once(counts.recording(10, 1))
-    counts.acknowledged = counts.reach
-    at_once(counts.recording(5, 1))
-    assert counts.missing == ClientCounts(steps=5, generated_bytes=5)
 
 
 # --- The byte window of a client: its identity under faults, at whichever home
@@ -248,15 +202,6 @@ def test_homes_left_long_ago_are_kept_as_sums():
     homes = MAX_HOMES + 10
     assert (windows.sums().pushed_bytes, windows.sums().accepted_caches) == (10 * homes, homes)
     windows.check_invariants()
-
-
-def test_the_window_lets_one_large_cache_pass_when_nothing_is_on_the_way():
-    window = PushWindow(100)
-    assert window.has_room(1000)
-    at_once(window.pushing(1000, 0.0))
-    assert not window.has_room(1) and window.is_half_used
-    window.answered(1, 1000, 0, {}, 0.0)
-    assert window.has_room(1) and window.lost_bytes == 0
 
 
 def test_what_arrives_after_it_was_given_up_is_no_longer_lost():

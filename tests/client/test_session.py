@@ -1,6 +1,5 @@
 """What messages mean for a client, one by one: its home, its run, its lines, and what it may insert."""
 
-import dataclasses
 import random
 
 import msgspec
@@ -10,18 +9,17 @@ from hypothesis import strategies as st
 
 from memoire._core import at_once
 from memoire.client.counts import MIN_PAUSE, InsertGrant, LineOutbox, PushWindow, RunCounts, cut
-from memoire.client.reports import ENDED_PER_UPDATE, LINES_PER_UPDATE, MemorySums, remainder_of, report_of
+from memoire.client.reports import LINES_PER_UPDATE, MemorySums, remainder_of, report_of
 from memoire.client.session import (
     AWAY_TIMEOUT,
     HEARTBEAT_INTERVAL,
-    MOVE_INTERVAL,
     PRESSED_INTERVAL,
     HomeWatch,
     Session,
     UpdateSchedule,
 )
 from memoire.errors import Closed, Refused, SchemaMismatch, UnknownName
-from memoire.limits import NO_LIMIT, Limits
+from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.frames import PASSING, name_hash, update_of
@@ -156,23 +154,6 @@ def test_a_home_that_begins_again_may_have_forgotten_what_was_published(
     assert session.update_due() == 0.0, "it is told at once"
 
 
-def test_another_home_is_another_window_and_may_be_left_at_once(session, home):
-    join(session, home)
-    at_once(session.window.pushing(100, now=0.0))
-    _, step = tell(session, home, 1.0, leaving=True)
-    assert step == "move"
-    entered = join(session, Home("two"), now=2.0)
-    assert entered == ("", False, False), "whatever that one's epoch is, it has forgotten nothing of the client's"
-    assert (session.home, session.window.pushed_caches, session.windows.sums().lost_bytes) == (TWO, 0, 100)
-    assert tell(session, Home("two"), 2.0, leaving=True)[1] == "move", "it waits for nothing there"
-
-
-def test_a_home_that_answers_after_long_silence_is_back(session, home):
-    join(session, home)
-    assert session.watch.look(AWAY_TIMEOUT) == "away"
-    assert join(session, home, now=AWAY_TIMEOUT + 1.0).change == "back"
-
-
 # UPDATE and its answer
 
 
@@ -202,29 +183,6 @@ def test_an_update_says_everything_and_its_answer_acknowledges_it(session, home)
     assert (session.window.in_flight, session.window.credit, session.inserts.left) == (0, 500, 90 - 25)
 
 
-def test_an_update_says_no_more_than_a_message_may_have(session, home):
-    join(session, home)
-    for _ in range(LINES_PER_UPDATE + 5):
-        session.outbox.add("x", 9, 0.0)
-    for number in range(ENDED_PER_UPDATE + 5):
-        at_once(session.closing_episode(1, 0.0, now=float(number)))
-    update, step = tell(session, home, 1.0, lines_through=LINES_PER_UPDATE, ended_through=ENDED_PER_UPDATE)
-    assert (len(update.lines), len(update.ended), step) == (LINES_PER_UPDATE, ENDED_PER_UPDATE, "update")
-    assert session.schedule.is_dirty, "there is more to say"
-    update, _ = tell(session, home, 2.0, lines_through=10**6, ended_through=10**6)
-    assert (len(update.lines), len(update.ended)) == (5, 5)
-
-
-def test_a_run_that_is_over_is_news(session, home):
-    join(session, home)
-    tell(session, home, 1.0, finished=True)
-    assert session.is_finished and session.update_due() == 0.0, "the server waits until its clients know"
-    update, _ = tell(session, home, 2.0, finished=True)
-    assert update.finished and session.update_due() > 2.0
-    tell(session, home, 3.0)
-    assert not session.is_finished, "it goes on after all"
-
-
 def test_a_home_that_began_again_is_asked_before_it_is_told_more(session, home):
     join(session, home, credit=50)
     at_once(session.window.pushing(50, now=0.0))
@@ -249,31 +207,6 @@ def test_a_home_that_leaves_is_left_and_told_nothing_more(session, home):
     assert session.update_due() == NEVER, "what it is told now, it might count without our hearing of it"
     session.welcomed(Refused("tcp://there", "busy", "nobody takes it"), 1.1)
     assert session.update_due() < NEVER
-
-
-def test_a_home_that_leaves_is_asked_to_let_go_now_and_then(session, home):
-    join(session, home)
-    _, step = tell(session, home, 1.0, leaving=True)
-    assert step == "move"
-    join(session, home, now=1.1)  # nobody else takes it
-    assert tell(session, home, 1.0 + 0.4 * MOVE_INTERVAL, leaving=True)[1] == "update"
-    assert not session.is_between
-    assert tell(session, home, 1.0 + 1.6 * MOVE_INTERVAL, leaving=True)[1] == "move"
-
-
-def test_a_client_that_leaves_itself_stays_at_a_home_that_leaves(session, home):
-    join(session, home)
-    session.is_leaving = True
-    assert tell(session, home, 1.0, leaving=True)[1] == "update"
-
-
-def test_a_move_during_another_hello_keeps_no_update_back(session, home):
-    join(session, home)
-    asked = session.begin_update(1.0)
-    session.hello("host", 1)  # such as after the connection was renewed
-    session.schedule.is_open = False
-    assert session.updated(home.updated(leaving=True), asked, 1.0) == "move"
-    assert session.hello("host", 1) is None and session.update_due() < NEVER
 
 
 # Another run
@@ -304,17 +237,6 @@ def test_a_run_is_told_to_its_end_before_the_next_one_begins(session, home):
     update, _ = tell(session, home, 5.0, lines_through=2)
     assert (session.run, update.steps, [line.text for line in update.lines]) == (NEXT, 7, ["new"])
     assert session.schedule.answered == later and not session.is_between
-
-
-def test_what_another_run_grants_is_not_measured_by_the_steps_of_this_one(session, home):
-    join(session, home, granted_steps=100)
-    at_once(session.recording(60))
-    home.run = "next"
-    tell(session, home, 1.0, granted_steps=20)
-    assert session.inserts.left == 40, "still what was granted of this run"
-    tell(session, home, 2.0, granted_steps=20)
-    join(session, home, now=3.0, granted_steps=20)
-    assert session.inserts.left == 20
 
 
 def test_what_was_recorded_while_an_answer_was_on_its_way_belongs_to_the_run_that_it_ends(session, home):
@@ -371,13 +293,6 @@ def test_a_run_that_nobody_knows_any_more_is_left_at_once(session, home):
 # Refusals
 
 
-@pytest.mark.parametrize("code", ["schema", "table", "client"])
-def test_a_home_for_which_the_client_is_out_of_date_is_asked(session, home, code):
-    join(session, home)
-    assert session.update_refused(Refused("tcp://there", code, "no"), 5.0) == "hello"
-    assert session.schedule.is_dirty and session.counts.boundary is None
-
-
 @pytest.mark.parametrize("code", ["disk", "busy"])
 def test_why_nothing_is_acknowledged_is_kept_until_something_is(session, home, code):
     join(session, home)
@@ -396,12 +311,6 @@ def test_any_other_refusal_changes_nothing(session, home, answer):
     session.refuse("value")
     session.refuse("value")
     assert session.refused == {"value": 2}
-
-
-def test_a_client_that_failed_says_nothing_more(session, home):
-    join(session, home)
-    session.end()
-    assert session.update_due() == NEVER
 
 
 # When the next UPDATE is due
@@ -426,10 +335,6 @@ def wait_for_a_line(session):
 def fill_lines(session):
     for _ in range(LIMITS.log_lines // 2):
         session.outbox.add("x", 9, 0.0)
-
-
-def hold_back(session):
-    session.inserts.waiting = 1
 
 
 def press(session):
@@ -470,13 +375,6 @@ def test_an_update_is_due_the_sooner_the_more_depends_on_it(session, home, happe
     assert session.update_due() == session.next_time() == 10.0 + pause
 
 
-def test_while_calls_wait_for_more_inserts_the_home_is_asked_as_its_grants_say(session, home):
-    idle(session, home)
-    hold_back(session)
-    session.inserts.pause = 0.25
-    assert session.update_due() == 10.25
-
-
 def test_news_are_asked_for_soon_but_not_by_all_clients_at_once(home):
     due = []
     for seed in range(50):
@@ -495,13 +393,6 @@ def test_news_are_asked_for_soon_but_not_by_all_clients_at_once(home):
 
 def told_by(remainder):
     return [(part.run, update_of(part.update)) for part in remainder.parts]
-
-
-def test_a_client_that_has_told_everything_leaves_nothing(session, home):
-    join(session, home)
-    at_once(session.recording(5))
-    tell(session, home, 1.0)
-    assert remainder_of(session, {}) is None
 
 
 def test_what_is_left_fits_messages_and_is_complete(session, home):
@@ -526,14 +417,6 @@ def test_what_is_left_between_two_runs_belongs_to_both(session, home, is_told):
     at_once(session.recording(2))
     told = [(run, update.steps) for run, update in told_by(remainder_of(session, {}))]
     assert told == ([] if is_told else [(RUN, 5)]) + [(0, 2)]
-
-
-def test_an_episode_alone_is_left_too(session, home):
-    join(session, home)
-    at_once(session.closing_episode(5, 2.0, now=1.0))
-    session.counts.acknowledged = dataclasses.replace(session.counts.sums)
-    remainder = remainder_of(session, {})
-    assert (remainder.steps, remainder.episodes, remainder.lines) == (0, 1, 0)
 
 
 def test_a_setting_that_this_version_does_not_know_is_refused_and_another_new_field_is_ignored():
@@ -610,29 +493,6 @@ def test_no_more_is_inserted_than_was_granted_and_the_rest_is_passed(history):
         assert inserts.left == granted - inserted >= 0
 
 
-def test_nothing_is_held_back_until_a_home_says_so():
-    counts = RunCounts()
-    inserts = InsertGrant(counts, 1.0)
-    recorded(inserts, counts, 1000)
-    assert admit(inserts, 1000) == 1000 and counts.passed == 0
-    assert (inserts.left, inserts.held_back, inserts.is_half_used) == (NO_LIMIT, "", False)
-    inserts.grant(900, "learners are behind")
-    assert (inserts.left, inserts.held_back) == (-100, "learners are behind")
-    recorded(inserts, counts, 5)
-    assert admit(inserts, 5) == 0 and counts.passed == 5
-
-
-def test_more_is_asked_for_once_half_of_the_newest_grant_is_used():
-    counts = RunCounts()
-    inserts = InsertGrant(counts, 1.0)
-    inserts.grant(0, "wait")
-    inserts.grant(100, "")
-    for entries, is_half_used in ((50, False), (1, True), (48, True), (1, False)):  # nothing left: whoever waits asks
-        recorded(inserts, counts, entries)
-        assert admit(inserts, entries) == entries
-        assert inserts.is_half_used is is_half_used
-
-
 def test_a_home_that_grants_nothing_is_asked_ever_more_rarely():
     counts = RunCounts()
     inserts = InsertGrant(counts, 5 * MIN_PAUSE)
@@ -664,38 +524,6 @@ def test_a_home_that_has_told_of_room_is_asked_at_once_and_then_as_before():
     assert due() == 5.0 + MIN_PAUSE
 
 
-def test_a_client_that_leaves_something_out_reports_as_soon_as_one_that_waits():
-    inserts, schedule, due = slow_client()
-    schedule.begin(5.0)
-    schedule.is_dirty = True
-    assert due() == 65.0
-    inserts.is_short = True
-    assert due() == 5.0 + MIN_PAUSE
-
-
-def test_an_episode_that_was_open_before_a_limit_leaves_without_any_debt():
-    counts = RunCounts()
-    inserts = InsertGrant(counts, 1.0)
-    recorded(inserts, counts, 10)
-    at_once(inserts.settling(10, 10))
-    at_once(inserts.settling(10, 10))  # push_episode's entries were never undecided
-    assert counts.passed == 0
-    recorded(inserts, counts, 10)
-    at_once(inserts.settling(10, 0))
-    assert counts.passed == 10 and counts.inserted == 10
-
-
-def test_a_first_grant_after_none_was_needed_is_half_used_by_its_own_size():
-    """As if it were one of all entries, a client would ask again after each step."""
-    counts = RunCounts()
-    inserts = InsertGrant(counts, 0.5)
-    inserts.grant(NO_LIMIT, "")
-    inserts.grant(100, "")
-    assert not inserts.is_half_used
-    recorded(inserts, counts, 51)
-    assert admit(inserts, 51) == 51 and inserts.is_half_used
-
-
 # --- A client's log lines until its home has them
 
 
@@ -705,15 +533,6 @@ def test_cutting_respects_the_limit_and_characters(text, limit):
     assert len(shorter.encode()) <= max(limit, 3)
     if len(text.encode("utf-8", "backslashreplace")) <= limit:
         assert shorter == text.encode("utf-8", "backslashreplace").decode()
-
-
-def test_a_full_outbox_takes_no_line_until_older_ones_were_acknowledged():
-    outbox = LineOutbox(most_lines=3, most_bytes=1 << 20, line_bytes=10)
-    assert [outbox.add("x" * 20, 1, 0.0) for _ in range(5)] == [1, 2, 3, 0, 0]
-    outbox.acknowledge(1)
-    assert outbox.add("y", 1, 0.0) == 4  # numbers have no gaps
-    assert [waiting.number for waiting in outbox.waiting(10, 10_000)] == [2, 3, 4]
-    assert all(len(waiting.text) <= 10 for waiting in outbox.waiting(10, 10_000))
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 3)), max_size=50), st.integers(1, 1000))
@@ -726,24 +545,6 @@ def test_an_outbox_is_bounded_in_bytes_and_holds_one_line_of_any_size(steps, mos
         outbox.acknowledge(int(min(outbox.oldest, outbox.newest)) + acknowledged - 1)
     outbox.acknowledge(outbox.newest)
     assert outbox.bytes == len(outbox) == 0
-
-
-def test_a_message_takes_as_many_lines_as_fit_and_at_least_one():
-    outbox = LineOutbox(most_lines=100, most_bytes=1 << 20, line_bytes=1000)
-    for _ in range(10):
-        outbox.add("x" * 100, 1, 0.0)
-    assert len(outbox.waiting(100, 1)) == 1
-    assert len(outbox.waiting(4, 10_000)) == 4
-    assert len(outbox.waiting(100, 1000)) == 2
-
-
-def test_lines_of_a_run_that_is_over_are_told_apart():
-    outbox = LineOutbox(most_lines=100, most_bytes=1 << 20, line_bytes=1000)
-    for number in range(6):
-        outbox.add(f"{number}", 1, 0.0)
-    assert [line.number for line in outbox.waiting(10, 10_000, through=4)] == [1, 2, 3, 4]
-    outbox.acknowledge(4)
-    assert outbox.waiting(10, 10_000, through=4) == [] and outbox.oldest == 5
 
 
 @pytest.mark.parametrize("most", [{"most_lines": 4}, {"most_bytes": 4 * 110}])

@@ -79,17 +79,6 @@ def test_an_actor_that_ends_while_nobody_answers_says_what_is_lost(cluster, capl
 
 
 @pytest.mark.slow
-def test_an_actor_that_has_told_everything_ends_without_a_word(cluster, caplog):
-    server = cluster.server()
-    client = cluster.client(server, limits=QUICK)
-    record(client)
-    client.update(100.0)
-    server.close()
-    client.close(0.1)
-    assert words(caplog, client) == []
-
-
-@pytest.mark.slow
 def test_what_is_lost_after_the_end_of_a_run_is_no_warning(cluster, caplog):
     caplog.set_level(logging.INFO, logger="memoire.client.client")
     server = cluster.server()
@@ -141,19 +130,6 @@ def test_what_an_actor_could_not_tell_is_told_by_the_next_one_with_its_folder_an
 
 
 @pytest.mark.slow
-def test_two_clients_may_tell_the_same_file(cluster, tmp_path):
-    server = cluster.server(name="home", run=RUN)
-    client = cluster.client(server, limits=QUICK, state_dir=tmp_path)
-    server.close()
-    record(client, episodes=2, length=10)
-    client.close(0.1)
-    server = cluster.server(server.endpoint, name="home", run=RUN)
-    found = [cluster.client(server, limits=QUICK, state_dir=tmp_path) for _ in range(3)]
-    assert all(each.close(100.0) for each in found)
-    assert (server.total_steps, server.total_episodes) == (20, 2) and not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
 def test_what_belongs_to_a_former_run_is_told_to_it(cluster, tmp_path):
     server = cluster.server(name="home", run="one", state_dir=tmp_path / "state")
     client = cluster.client(server, limits=QUICK, state_dir=tmp_path / "actor")
@@ -181,24 +157,6 @@ def test_what_nobody_will_ever_take_stays_and_is_named(cluster, tmp_path, caplog
 
 
 @pytest.mark.slow
-def test_a_damaged_file_is_named_and_stays_and_the_client_works(cluster, tmp_path, caplog):
-    server = cluster.server(name="home")
-    path = tmp_path / f"untold-{'07' * 16}.msgpack"
-    path.write_bytes(b"\x80")
-    client = cluster.client(server, limits=QUICK, state_dir=tmp_path)
-    record(client)
-    assert client.close(100.0) and server.total_steps == 20
-    assert path.exists() and f"{path} cannot be read, and is not told" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_folder_that_cannot_be_used_is_refused_at_once(cluster, tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(StateUnusable, match="Name a folder that this user may write"):
-        cluster.client(cluster.server(), state_dir=tmp_path / "file")
-
-
-@pytest.mark.slow
 def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, store_by, caplog, soon):
     disk = Disk(tmp_path)
     store_by(lambda folder, name, default_name, limits, clock: MemoryStore(disk, default_name))
@@ -221,20 +179,6 @@ def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, store_by, 
     client.update(100.0)
     assert client.stats().trouble == "" and client.readiness() == [] and server.total_steps == 20
     assert len(disk.saved) >= 1 and "disk" not in server.stats().refused
-
-
-@pytest.mark.slow
-def test_what_is_longer_than_the_home_takes_stays_and_nobody_waits_for_it(cluster, caplog, tmp_path):
-    lines = [messages.Line(number, 1.0, 0, "x" * 100) for number in range(1, 101)]
-    update = messages.Update(lines=lines)
-    part = ReportPart(name_hash(RUN), tail_of(update))
-    facts = {"client": b"f" * 16, "label": 0, "table": "", "home": "home", "steps": 0, "episodes": 0, "lines": 100}
-    path = former_clients.save(tmp_path, former_clients.FinalCounts(**facts, parts=[part]))
-    server = cluster.server(name="home", run=RUN, limits=Limits(request_bytes=8000))
-    client = cluster.client(server, limits=QUICK, state_dir=tmp_path)
-    until(lambda: "cannot be told, and stays" in caplog.text)
-    assert "8000 are taken (request_bytes)" in caplog.text and path.exists() and not server.lines()
-    assert client.close(100.0)
 
 
 # --- What a client left is told by the next one, message by message
@@ -324,20 +268,6 @@ def test_what_is_left_is_found_in_order_of_the_clients(tmp_path):
     assert [content for _, content in former_clients.found(tmp_path)] == kept[::-1]
     assert former_clients.leave(None, kept[0]).endswith("they are not counted")
     assert former_clients.found(tmp_path / "nowhere") == []
-
-
-def test_a_draft_of_a_client_that_was_killed_goes_and_one_that_is_written_stays(tmp_path):
-    name = f".untold-{'07' * 16}.msgpack"
-    (tmp_path / f"{name}.{'0' * 32}.draft").write_bytes(b"a part")
-
-    def look(step):
-        if step == "sync":
-            assert former_clients.found(tmp_path) == [] and len(list(tmp_path.glob(f"{name}.*.draft"))) == 1
-
-    former_clients.save(tmp_path, whole(client=b"\x07" * 16), at=look)
-    assert len(former_clients.found(tmp_path)) == 1
-    (tmp_path / f"{name}.{'1' * 32}.draft").write_bytes(b"a part")
-    assert len(former_clients.found(tmp_path)) == 1 == len(list(tmp_path.iterdir()))
 
 
 def test_a_folder_that_takes_nothing_is_named(tmp_path):

@@ -81,16 +81,6 @@ def test_a_dead_client_costs_the_wait_for_a_second_and_then_nothing():
     assert max(gap for begin, gap in gaps if begin > 0.1 + ALIVE) < 0.0015
 
 
-def test_the_barrier_rule_stalls_when_a_client_dies():
-    """The control: a batch of all clients that were ever there."""
-
-    def barrier(batches, now, actors):
-        return batches.take(now, 0) if batches.rows >= actors else None
-
-    fired = rounds(barrier, dead_from=0.1)
-    assert len(fired) < 110 and fired[-1] < 0.11
-
-
 def test_a_client_whose_connection_ended_is_not_awaited():
     batches = made()
     for who in (1, 2):
@@ -102,32 +92,6 @@ def test_a_client_whose_connection_ended_is_not_awaited():
     batches.left(client(9))
 
 
-def test_what_a_client_asked_before_its_connection_ended_is_answered_when_it_is_back():
-    batches = made()
-    batches.ask(asked(1, 1, 0.0))
-    batches.left(client(1))
-    batches.answered(batches.take(1.0, 0).requests[0], KeptReply("reply", 1))
-    assert batches.ask(asked(1, 1, 1.1)).content == "reply"
-
-
-def test_an_overdue_request_is_dropped_and_counted():
-    batches = made()
-    batches.ask(asked(1, 1, 0.0, patience=0.5, min_version=7))
-    batches.ask(asked(2, 1, 0.4, patience=0.5, min_version=7))
-    assert batches.next_time(0.4, 0) == 0.5
-    assert batches.take(0.5, 7) and batches.expired == 1
-    assert batches.rows == 0
-
-
-def test_a_request_waits_for_its_version_and_lets_others_pass():
-    batches = made()
-    batches.ask(asked(1, 1, 0.0, min_version=3))
-    batches.ask(asked(2, 1, 0.0))
-    assert taken(batches.take(0.0, 2)) == ("everyone", [(2, 1)])
-    assert batches.take(1.0, 2) is None
-    assert taken(batches.take(1.0, 3)) == ("wait", [(1, 1)])
-
-
 def test_a_resend_is_recognised_while_it_waits_while_it_runs_and_after_its_answer():
     batches = made()
     batches.ask(asked(1, 1, 0.0))
@@ -137,13 +101,6 @@ def test_a_resend_is_recognised_while_it_waits_while_it_runs_and_after_its_answe
     batches.answered(found.requests[0], KeptReply("reply", 5))
     assert batches.ask(asked(1, 1, 0.03)).content == "reply"
     assert batches.resends == 3 and batches.take(1.0, 0) is None
-
-
-def test_a_request_that_was_refused_is_computed_when_it_comes_again():
-    batches = made()
-    batches.ask(asked(1, 1, 0.0))
-    batches.answered(batches.take(0.01, 0).requests[0], None)
-    assert batches.ask(asked(1, 1, 0.02)) is None and batches.rows == 1
 
 
 def test_replies_are_kept_for_the_newest_requests_and_for_a_while():

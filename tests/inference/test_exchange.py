@@ -15,7 +15,7 @@ from memoire.net import sockets
 from memoire.replay.schema import RowSchema, row_schema_from
 from memoire.security.keys import Keys
 from memoire.security.provision import write_cluster
-from memoire.wire import _bytes, messages, types
+from memoire.wire import _bytes, messages
 from memoire.wire.frames import encode, parse
 from memoire.wire.row_container import exact_rows, pack_rows, unpack_rows
 
@@ -54,22 +54,6 @@ def test_a_request_has_the_bytes_of_any_other(exchange):
     assert parse(frames[1:]).header.sequence == 7
 
 
-@pytest.mark.parametrize(
-    "columns", [{}, {"obs": np.float64([[1, 2], [3, 4]])}, {"obs": np.float32([[1, np.nan], [3, 4]])}, [1]]
-)
-def test_columns_that_are_not_as_they_should_be_are_left_to_others(exchange, columns):
-    assert exchange.request(columns, 7) is None
-
-
-def test_there_is_no_exchange_of_rows_whose_containers_nobody_has_seen():
-    inputs, outputs = schemas()
-    assert Exchange.of(inputs, outputs, 211, client=CLIENT, patience=3.0, limits=Limits()) is None
-
-
-def test_the_answer_is_read(exchange):
-    np.testing.assert_array_equal(exchange.outputs(answer(), 7)["value"], np.float32([5, 6]))
-
-
 def test_no_answer_with_another_byte_is_read(exchange):
     whole = answer()
     for place in (1, 2):
@@ -104,18 +88,6 @@ def test_what_is_another_message_is_left_to_others(exchange, frames):
     assert exchange.outputs(frames, 7) is None
 
 
-def test_a_tail_that_is_no_msgpack_or_too_long_is_left_to_others(exchange):
-    outputs = schemas()[1]
-    payload = answer()[2]
-    for tail in (b"", b"\xc1", b"\x81", bytes(2), b"\xc4\xff" + bytes(255)):
-        facts = (0, CLIENT, 0, 0, 7, outputs.fingerprint, payload, None, tail)
-        head = _bytes.write_header(b"MEMR", messages.VERSION, types.INFERRED.number, *facts)
-        is_plain = tail[:1] == b"\xc4"
-        assert (exchange.outputs([b"", head, payload], 7) is not None) == is_plain
-        if is_plain:
-            assert not _bytes.is_answer(head, payload, answer()[1], 7, 256)
-
-
 @pytest.mark.parametrize(
     "call", [lambda: _bytes.renumbered(b"x", 1, b""), lambda: _bytes.is_answer(b"", b"", b"x", 1, 1)]
 )
@@ -143,22 +115,6 @@ def open_pair():
 
 def sums(columns):
     return {"value": columns["obs"].sum(1)}
-
-
-def test_a_caller_that_acts_row_by_row_asks_in_the_shortest_way_and_gets_its_rows(open_pair):
-    _, policy = open_pair(sums)
-    for number in range(200):
-        assert policy.act({"obs": np.float32([[number, 1]])})["value"][0] == number + 1
-
-
-def test_an_answer_that_takes_its_time_is_waited_for(open_pair):
-    def function(columns):
-        time.sleep(0.02 * float(columns["obs"][0, 0]))
-        return sums(columns)
-
-    _, policy = open_pair(function)
-    for seconds in (0, 0, 0, 1, 3, 0, 1, 0):
-        assert policy.act({"obs": np.float32([[seconds, 1]])})["value"][0] == seconds + 1
 
 
 def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(open_pair):
@@ -200,15 +156,6 @@ def test_an_error_is_the_answer_in_the_shortest_way_too(open_pair):
         with pytest.raises(Refused, match="no nines"):
             policy.act({"obs": np.float32([[9, 1]])})
     assert asked == 20 * [2, 9]  # the error was taken when it came: nothing was asked again
-
-
-def test_a_node_that_has_ended_is_missed_also_by_who_asked_in_the_shortest_way(open_pair):
-    node, policy = open_pair(sums, timeout=0.2)
-    for _ in range(20):
-        policy.act({"obs": np.float32([[2, 1]])})
-    node.close()
-    with pytest.raises(MemoireTimeout):
-        policy.act({"obs": np.float32([[2, 1]])})
 
 
 def test_threads_that_share_a_policy_get_their_own_rows(open_pair):

@@ -2,7 +2,6 @@
 
 import gc
 import inspect
-import os
 import signal
 import subprocess
 import sys
@@ -166,16 +165,6 @@ def test_outputs_that_are_larger_than_a_reply_are_refused_and_smaller_ones_come(
     until(lambda: node.stats().refused == {"too_large": 1})
 
 
-def test_outputs_that_are_larger_than_their_client_takes_are_refused_by_its_limit(open_node, open_policy):
-    outputs = {"embedding": (np.float32, (512,))}
-    node = open_node(lambda columns: {"embedding": np.ones((len(columns["obs"]), 512), np.float32)}, outputs=outputs)
-    small = open_policy(node, outputs=outputs, limits=Limits(request_bytes=4096))
-    assert small.act(obs([1, 2]))["embedding"].shape == (1, 512)
-    with pytest.raises(Refused, match=r"too_large.*the outputs of 3 rows have 6\d+ bytes; 4096 are allowed"):
-        small.act(obs([1, 2], [3, 4], [5, 6]))
-    assert open_policy(node, outputs=outputs).act(obs([1, 2], [3, 4], [5, 6]))["embedding"].shape == (3, 512)
-
-
 def test_a_batch_whose_answers_are_refused_leaves_memory_without_a_collection_of_garbage(open_node, open_policy):
     made = []
 
@@ -217,31 +206,6 @@ def test_a_batch_is_filled_up_to_one_of_the_sizes(open_node, open_policy):
     assert len(policy.act(obs([1, 1], [2, 2], [3, 3], [4, 4], [5, 5]))["value"]) == 5
     policy.act(obs([1, 1]))
     assert [len(each) for each in seen] == [8, 4] and not seen[0][5:].any()
-
-
-def test_a_batch_never_mixes_versions_of_the_weights(open_node, open_policy):
-    node = open_node(max_wait=0.002)
-    node.update(0, 0)
-    policies = [open_policy(node) for _ in range(3)]
-    found, stop = [], threading.Event()
-
-    def act(policy):
-        while not stop.is_set():
-            pending = policy.ask(obs(*[[1, 0]] * 5))
-            found.append((pending.result()["value"], pending.version))
-
-    threads = [threading.Thread(target=act, args=(policy,)) for policy in policies]
-    for thread in threads:
-        thread.start()
-    for version in range(1, 40):
-        node.update(version, version)
-        before = len(found)
-        until(lambda before=before: len(found) > before)
-    stop.set()
-    for thread in threads:
-        thread.join(10)
-    assert all((values == np.float32(version)).all() for values, version in found)
-    assert len({version for _, version in found}) > 10 and node.version == 39
 
 
 def test_rows_wait_for_their_version(open_node, open_policy):
@@ -492,7 +456,6 @@ def test_the_doctor_says_that_nobody_listens(capsys):
 # --- Actors in processes of their own: one is killed, one is stopped, and the others go on at once
 
 CHILD = Path(policy_child.__file__)
-ACTORS = 4
 
 
 def function(columns):
@@ -519,26 +482,6 @@ def answers(child, count):
     """Read so many answers of a child; every one is right."""
     found = {child.stdout.readline() for _ in range(count)}
     assert found == {"answer\n"}, found
-
-
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-def test_others_go_on_when_an_actor_ends_or_stops(start, end):
-    with memoire.Inference("tcp://127.0.0.1:0", policy_child.INPUTS, policy_child.OUTPUTS, function) as node:
-        children = [start(node.endpoint) for _ in range(ACTORS)]
-        for child in children:
-            answers(child, 20)
-        os.kill(children[0].pid, end)
-        for child in children[1:]:
-            answers(child, 200)
-        deadline = time.monotonic() + 10.0
-        while node.stats().clients >= ACTORS:
-            assert time.monotonic() < deadline
-            answers(children[1], 1)
-        for child in children[1:]:
-            answers(child, 100)
-        stats = node.stats()
-        assert stats.failures == stats.faults == 0 and stats.refused == {}
-        assert stats.batches["everyone"] > 0
 
 
 def test_actors_move_when_their_node_is_killed_and_come_back(start):

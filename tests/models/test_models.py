@@ -18,9 +18,7 @@ from memoire.models.model import (
     ModelAssembly,
     ModelStore,
     Notices,
-    StaleVersion,
     make,
-    newest_of,
     notice_of,
 )
 from memoire.models.tensors import ITEM_BYTES, MAX_ARRAYS, Array, check_fit, pack, unpack
@@ -28,24 +26,6 @@ from memoire.wire import _bytes
 from memoire.wire.frames import parse_notice, topic_frame
 
 # --- Versions never go back, bytes are bounded, and a body is whole or nobody sees it
-
-
-def test_a_topic_counts_its_versions_and_keeps_the_published_type():
-    store = ModelStore(1000)
-    assert [store.publish("policy", b"one").version, store.publish("policy", "zwei").version] == [1, 2]
-    assert store.publish("other", bytearray(b"x")).version == 1
-    assert store.newest("policy").value == "zwei" and store.get("policy", 1).value == b"one"
-    assert store.versions() == {"policy": 2, "other": 1}
-    assert store.get("policy", 9) is None and store.newest("nobody") is None and store.version("nobody") == 0
-
-
-def test_a_version_never_goes_back():
-    store = ModelStore(1000)
-    store.publish("policy", b"", version=7)
-    with pytest.raises(StaleVersion, match="7 is out already"):
-        store.publish("policy", b"", version=7)
-    assert not store.put(make("policy", b"late", 3))
-    assert store.newest("policy").version == 7
 
 
 def test_a_version_that_somebody_fetches_stays_until_nobody_asked_for_a_while():
@@ -63,18 +43,6 @@ def test_a_version_that_somebody_fetches_stays_until_nobody_asked_for_a_while():
     store.publish("policy", large)
     assert [model.version for model in store] == [6, 7] and store.serve("policy", 1) is None
     store.check_invariants()
-
-
-def test_a_version_that_is_given_as_a_whole_need_not_stay():
-    store = ModelStore(1 << 30, keep=2)
-    large = bytes(SMALL_BYTES)
-    for _ in range(4):
-        assert store.serve("policy", store.publish("policy", large).version, SMALL_BYTES).size == SMALL_BYTES
-    assert [model.version for model in store] == [3, 4]
-    assert store.serve("policy", 3, SMALL_BYTES - 1).version == 3, "a chunk does not hold it"
-    for _ in range(3):
-        store.publish("policy", large)
-    assert [model.version for model in store] == [3, 7]
 
 
 def test_even_what_is_being_fetched_goes_when_the_bytes_are_used_up():
@@ -96,14 +64,6 @@ def test_another_run_has_no_models_and_goes_on_counting():
     store.renew()
     assert store.publish("policy", b"x").version == 9
     store.check_invariants()
-
-
-def test_a_topic_that_was_forgotten_begins_anew():
-    store = ModelStore(1000)
-    store.publish("policy", b"abc", version=7)
-    store.forget("policy")
-    store.forget("policy")
-    assert store.publish("policy", b"x").version == 1 and store.bytes == 1
 
 
 @pytest.mark.parametrize("topic", ["", "x" * 256, "a\nb", "a\0"])
@@ -220,15 +180,6 @@ def named(models):
     return [(model.topic, model.version) for model in models]
 
 
-def test_the_newest_of_each_topic_is_announced_again_every_few_seconds():
-    notices, models = Notices(100.0), store()
-    assert notices.due(models, 100.0 + REPEAT_INTERVAL / 2) == []
-    assert notices.next_time() == 100.0 + REPEAT_INTERVAL
-    assert named(notices.due(models, 100.0 + REPEAT_INTERVAL)) == [("a", 2), ("ab", 2)]
-    assert notices.due(models, 100.0 + REPEAT_INTERVAL) == []
-    assert notices.next_time() == 100.0 + 2 * REPEAT_INTERVAL
-
-
 def test_a_thousand_that_join_together_cost_one_notice():
     notices, models = Notices(100.0), store()
     for number in range(1000):
@@ -238,11 +189,6 @@ def test_a_thousand_that_join_together_cost_one_notice():
     assert notices.next_time() == 100.0 + REPEAT_INTERVAL
     notices.subscribed([b"strange"], models, 101.0)
     assert notices.next_time() == 100.0 + REPEAT_INTERVAL
-
-
-def test_an_empty_subscription_is_to_every_topic():
-    assert named(newest_of(store(), [b""])) == [("a", 2), ("ab", 2)]
-    assert named(newest_of(store(), [topic_frame("ab"), topic_frame("none")])) == [("ab", 2)]
 
 
 def test_a_small_body_is_in_its_notice_and_not_in_the_repetitions():

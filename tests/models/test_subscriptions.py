@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memoire.errors import Closed, MemoireTimeout, ParameterError, ProtocolError, Refused
+from memoire.errors import MemoireTimeout, ParameterError, ProtocolError
 from memoire.limits import Limits
 from memoire.models import fetching as fetcher
 from memoire.models import topics as received
-from memoire.models.fetching import ChunkRequest, CompleteModel, TopicFetcher
+from memoire.models.fetching import CompleteModel, TopicFetcher
 from memoire.models.model import MAX_TOPICS, ModelStore, chunk_of, make
 from memoire.models.topics import UNHEARD_TIMEOUT, ReceivedModels, SubscriptionWatch
 from memoire.wire import messages
@@ -19,32 +19,6 @@ from memoire.wire.frames import encode, parse, reply
 from topickit import LIMITS, following
 
 # --- Bodies come in chunks, in any order, from nodes that forget and begin anew: whole or not at all, and never backwards
-
-
-def test_a_few_chunks_are_asked_for_at_a_time_and_each_byte_once():
-    node = following()
-    body = node.publish(size=95)
-    assert [asked.offset for asked, _ in node.asked] == [0]
-    most = 0
-    while node.asked:
-        most = max(most, len(node.asked))
-        node.answer()
-    assert most == 3 and node.newest.body == body
-    assert node.topics.fetched_bytes == 95
-
-
-def test_where_chunks_are_slow_one_is_asked_for_at_a_time():
-    """Many fetch at once: what waits at the node for all of them would take longer than their patience."""
-    node = following()
-    body = node.publish(size=95)
-    node.answer()
-    node.answer()
-    assert len(node.asked) == 3
-    while node.asked:
-        node.now += fetcher.QUICK
-        node.answer()
-        assert len(node.asked) <= 2
-    assert node.newest.body == body
 
 
 @settings(max_examples=50)
@@ -84,17 +58,6 @@ def test_what_was_missing_or_damaged_is_fetched_again_when_it_is_announced_again
     assert not node.asked
 
 
-def test_instead_of_a_version_that_is_gone_the_newest_is_fetched():
-    node = following()
-    node.publish()
-    for _ in range(5):
-        newest = node.publish(notice=False)
-    node.store.forget("t")
-    node.store.publish("t", newest, 6)
-    node.answer_all()
-    assert node.newest.body == newest and node.newest.version == 6
-
-
 def test_a_slow_client_ends_with_the_newest_and_skips():
     node = following()
     node.publish()
@@ -104,18 +67,6 @@ def test_a_slow_client_ends_with_the_newest_and_skips():
     assert node.newest.body == bodies[-1]
     assert [version for version, _ in node.got] == [1, 21]  # what was on its way is finished, though it is old
     assert node.topics.skipped == 19
-
-
-def test_who_receives_every_version_gets_them_in_order():
-    node = following()
-    subscription = node.topics.subscribe("t")
-    node.publish()
-    node.answer()
-    for size in (45, 5, 45, 5):
-        node.publish(size, inline=size == 5)
-    node.answer_all()
-    assert [model.version for model in subscription.models] == [1, 2, 3, 4, 5]
-    assert subscription.skipped == 0
 
 
 def test_the_queue_of_a_topic_is_bounded():
@@ -161,22 +112,6 @@ def test_the_same_body_from_a_server_that_began_anew_is_not_fetched_again():
     assert node.got == [(1, False), (2, False)]
 
 
-def test_versions_of_a_server_that_began_anew_count_from_there():
-    node = following()
-    for _ in range(5):
-        node.publish()
-        node.answer_all()
-    node.restart([b"other"])
-    node.answer_all()
-    assert (node.newest.body, node.got[-1]) == (b"other", (1, True))
-    node.topics.announced({"t": 5})  # an old message that comes late asks for what is not there any more
-    node.answer_all()
-    assert node.newest.body == b"other"
-    body = node.publish()
-    node.answer_all()
-    assert (node.newest.body, node.got[-1]) == (body, (2, False))
-
-
 def test_what_was_on_its_way_from_a_server_that_began_anew_is_not_taken_for_its_new_models():
     node = following()
     for _ in range(3):
@@ -190,31 +125,6 @@ def test_what_was_on_its_way_from_a_server_that_began_anew_is_not_taken_for_its_
     node.answer_all()
     node.store = new
     assert node.newest.body == b"other" and node.got == [(1, True)]
-
-
-def test_a_newer_epoch_in_a_notice_says_the_same():
-    node = following()
-    for _ in range(5):
-        node.publish()
-        node.answer_all()
-    node.store, node.epoch = ModelStore(1000), 2
-    body = node.publish(fill=99)
-    node.answer_all()
-    assert (node.newest.version, node.newest.body) == (1, body)
-
-
-def test_a_publisher_that_begins_anew_is_known_again_where_its_models_were_only_fetched():
-    """A client may have heard of a model before its proxy did: the notice comes after the body, or never."""
-    node = following()
-    for _ in range(3):
-        node.publish(notice=False)
-    node.topics.announced(node.store.versions())
-    node.answer_all()
-    assert node.newest.version == 3
-    node.store, node.epoch = ModelStore(1000), 2
-    body = node.publish(fill=99)
-    node.answer_all()
-    assert (node.newest.version, node.newest.body) == (1, body)
 
 
 def test_a_server_that_keeps_its_models_and_missed_some_sets_nobody_back():
@@ -385,13 +295,6 @@ def model(version=1, size=25, fill=None):
     return make("t", bytes([version if fill is None else fill]) * size, version)
 
 
-def test_a_version_that_is_on_its_way_is_not_queued_again():
-    topic = Topic(receivers=True)
-    topic.fetcher.announced(1, 0.0)
-    assert topic.notice(model(1)) == (False, []) and topic.fetcher.announced(1, 0.0) == []
-    assert topic.fetcher.next_time == INF, "nothing waits behind it"
-
-
 def test_the_newest_is_asked_for_once_and_delivered_whole():
     topic = Topic()
     assert topic.fetcher.is_coming(0), "it is about to be asked for"
@@ -404,14 +307,6 @@ def test_the_newest_is_asked_for_once_and_delivered_whole():
     (delivery,) = topic.answer(third, model(), 1.0)
     assert delivery == CompleteModel(model(), False, (7, 1), 0)
     assert topic.fetcher.fetched_bytes == 25 and topic.fetcher.next_time == INF and not topic.fetcher.is_coming(0)
-
-
-def test_what_was_announced_before_the_newest_is_asked_for_is_fetched():
-    topic = Topic()
-    (first,) = topic.fetcher.announced(1, 0.0)
-    assert topic.fetcher.announced(2, 0.0) == [] and topic.fetcher.begin(0.0) == []
-    delivery, request = topic.answer(first, model(1, size=5))
-    assert delivery.model.version == 1 and request.version == 2
 
 
 def test_a_body_in_its_notice_is_delivered_at_once_and_a_damaged_one_refused():
@@ -438,17 +333,6 @@ def test_who_receives_every_version_gets_those_in_between():
     assert request.version == 4 and topic.fetcher.announced(4, 0.0) == []
 
 
-def test_a_fetch_that_stalls_makes_way_for_what_came_after_it():
-    topic = Topic()
-    (former,) = topic.fetcher.announced(1, 5.0)
-    assert topic.fetcher.next_time == INF
-    topic.fetcher.announced(2, 6.0)
-    assert topic.fetcher.next_time == 5.0 + fetcher.STALL_TIMEOUT and topic.fetcher.turn(14.9) == []
-    (request,) = topic.fetcher.turn(15.0)
-    assert request.version == 2
-    assert topic.answer(former, model(1), 16.0) == [], "it was given up"
-
-
 def test_the_rest_of_a_large_body_waits_for_a_random_pause_if_many_ask():
     size = fetcher.LARGE_BODY_BYTES
     topic = Topic(limits=Limits(model_chunk=1 << 20, model_window=2, model_spread=8.0))
@@ -458,32 +342,6 @@ def test_the_rest_of_a_large_body_waits_for_a_random_pause_if_many_ask():
     assert 100.0 < topic.fetcher.next_time < 108.0
     assert topic.fetcher.turn(100.0) == []
     assert [request.offset for request in topic.fetcher.turn(108.0)] == [1 << 20, 2 << 20]
-
-
-def test_nobody_pauses_where_the_first_chunk_comes_at_once():
-    topic = Topic(limits=Limits(model_chunk=1 << 20, model_window=2, model_spread=8.0))
-    (first,) = topic.fetcher.announced(1, 100.0)
-    steps = topic.answer(first, model(size=fetcher.LARGE_BODY_BYTES), 100.0 + 0.9 * fetcher.ALONE)
-    assert [request.offset for request in steps] == [1 << 20, 2 << 20]
-
-
-def test_a_slow_way_gets_one_chunk_at_a_time():
-    topic = Topic()
-    (first,) = topic.fetcher.announced(1, 0.0)
-    assert [step.offset for step in topic.answer(first, model(), fetcher.QUICK)] == [10]
-
-
-def test_what_is_missing_or_damaged_is_replaced_by_the_newest_once():
-    topic = Topic()
-    (request,) = topic.fetcher.announced(5, 0.0)
-    (newest,) = topic.fetcher.answered(request, Refused("node", "unknown_model", "gone"), 0.0)
-    assert newest.version == 0
-    assert topic.fetcher.answered(newest, Refused("node", "unknown_model", "gone"), 0.0) == []
-    (again,) = topic.fetcher.announced(5, 0.0)
-    assert again.version == 5, "the next announcement asks again"
-    (newest,) = topic.answer(again, model(5, size=5), 0.0, damage=True)
-    assert newest.version == 0 and topic.fetcher.refused == {"payload": 1}
-    assert topic.fetcher.answered(newest, Closed("the client"), 0.0) == []
 
 
 @pytest.mark.parametrize("size", [5, 25])
@@ -504,12 +362,6 @@ def test_chunks_of_another_model_are_refused():
     second, _ = topic.answer(first, model(), 0.0)
     (newest,) = topic.answer(second, model(1, fill=9), 0.0)
     assert newest.version == 0 and topic.fetcher.refused == {"unexpected": 1}
-
-
-def test_a_neighbour_s_model_is_not_fetched():
-    topic = Topic(found=model(2))
-    assert topic.notice(model(2))[1] == [CompleteModel(model(2), False, (7, 1), 0)]
-    assert topic.notice(model(2))[1] == []
 
 
 def test_a_publisher_that_began_anew_may_go_back():
@@ -605,8 +457,3 @@ def test_a_wait_ends_with_a_newer_model_or_says_what_the_server_has():
     assert models.receive(subscription, None, lambda: None, "tcp://a:1").version == 4
     later.join()
     models.close()
-
-
-def test_a_request_says_when_it_was_made():
-    (request,) = Topic().fetcher.begin(3.5)
-    assert isinstance(request, ChunkRequest) and request.asked_at == 3.5

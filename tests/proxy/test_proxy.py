@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from history.ports import address
-from memoire.errors import Closed, EndpointError, ForkedError, InsecureWarning, MemoireTimeout, ParameterError
-from memoire.limits import Limits
+from memoire.errors import Closed, EndpointError, ForkedError, InsecureWarning, MemoireTimeout
 from memoire.net import sockets
 from memoire.net.poller import SendQueue
 from memoire.proxy.proxy import Proxy
@@ -167,14 +166,6 @@ def test_welcome_names_the_proxys_own_addresses(cluster, tmp_path):
         assert set(message.body.servers) == set(NAMES[:2])
         assert message.header.home == name_hash(rendezvous(b"c" * 16, NAMES[:2]))
     assert relay.push_endpoint == f"ipc://{tmp_path}/r.push" and "front" in repr(proxy)
-
-
-def test_finished_and_parameters_come_through(cluster):
-    server = cluster.server()
-    client = cluster.client(cluster.proxy([server]), limits=QUICK)
-    server.configure(cache_size=16)
-    server.finish()
-    until(lambda: client.finished and client.parameters.cache_size == 16)
 
 
 # What goes wrong
@@ -361,16 +352,6 @@ def test_a_publisher_that_begins_anew_is_heard_through_proxies(cluster, tmp_path
     until(lambda: model.newest().value == "new", 100.0)
 
 
-def test_notices_of_several_servers_are_forwarded(cluster):
-    servers = [cluster.server(name=name) for name in NAMES[:2]]
-    proxy = cluster.proxy(servers)
-    client = cluster.client(proxy)
-    a, b = client.subscribe("a"), client.subscribe("b")
-    servers[0].publish("a", "from 0")
-    servers[1].publish("b", "from 1")
-    assert (a.receive(100.0), b.receive(100.0)) == ("from 0", "from 1")
-
-
 # Garbage and ends
 
 
@@ -408,16 +389,6 @@ def test_garbage_on_every_port_of_a_proxy_is_counted_and_nobody_else_notices(clu
     assert "value" in box
 
 
-def test_each_request_without_an_envelope_counts_once(cluster):
-    proxy = cluster.proxy([cluster.server()])
-    dealer = cluster.context.socket(zmq.DEALER)
-    dealer.linger = 0
-    dealer.connect(proxy.endpoint)
-    for _ in range(7):
-        dealer.send_multipart([b"no empty frame"])
-    until(lambda: proxy.stats().refused.get("frames", 0) == 7)
-
-
 def test_ends_are_bounded_and_wrong_addresses_are_errors(cluster):
     proxy = cluster.proxy(["tcp://127.0.0.1:9"])
     with pytest.raises(EndpointError, match="in use"):
@@ -453,18 +424,6 @@ def test_a_forked_child_leaves_the_proxy_alone(cluster):
     with pytest.raises(Closed):
         client.close()
         client.update()
-
-
-def test_limits_apply_at_the_proxy(cluster):
-    server = cluster.server()
-    proxy = cluster.proxy([server], limits=Limits(message_bytes=1000))
-    client = cluster.client(proxy)
-    record(client)
-    with pytest.raises(ParameterError, match="fits into 1000"):
-        client.push_cache(100.0)
-    record(client)
-    client.update(100.0)
-    assert server.total_episodes == 2 and server.total_caches == 0
 
 
 def test_a_server_that_begins_again_behind_a_proxy_hears_what_a_client_takes_before_its_requests(cluster):

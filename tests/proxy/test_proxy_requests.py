@@ -8,7 +8,7 @@ from memoire.errors import Closed, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.models import model
 from memoire.models.model import ModelStore
-from memoire.proxy.backend import MAX_SERVERS, BackendChange, ProxyCounts
+from memoire.proxy.backend import MAX_SERVERS, ProxyCounts
 from memoire.proxy.requests import (
     HELD_FETCH_TIMEOUT,
     MAX_HELD,
@@ -20,7 +20,6 @@ from memoire.proxy.requests import (
     Requests,
 )
 from memoire.proxy.router import MAX_REMOVED, RETIRE_TIMEOUT, SETTLE_INTERVAL, START_GRACE, Router, rendezvous
-from memoire.security.roles import OPEN, EnvelopedRequest, opened
 from memoire.wire import messages, types
 from memoire.wire.frames import encode, name_hash, parse, parse_notice
 from memoire.wire.receivers import Receiver, Receivers
@@ -73,12 +72,6 @@ def test_a_request_goes_to_the_server_that_it_names():
     assert world.counts.requests == 2 and world.counts.homeless == 0
 
 
-def test_a_hello_for_nobody_goes_to_one_of_the_servers():
-    world = World(Back("a"), Back("b"))
-    backs = {world.take(request(HELLO, client=bytes([number]) * 16)).back for number in range(40)}
-    assert backs == set(world.router.backs)
-
-
 def test_a_hello_says_what_client_and_proxy_both_take_of_replies():
     world = World(Back("a"))
     for takes, passed_on in (
@@ -90,12 +83,6 @@ def test_a_hello_says_what_client_and_proxy_both_take_of_replies():
         said = parse(step.request.message).body
         assert (said.takes, said.role, said.name) == (passed_on, "actor", "me")
         assert world.requests.receivers.of(b"c" * 16) == Receiver.of(passed_on)
-
-
-def test_a_hello_for_a_server_that_has_gone_goes_to_another_one():
-    world = World(Back("a"))
-    asked = request(HELLO, home="gone")
-    assert world.take(asked) == ForwardRequest(world.router.backs[0], asked)
 
 
 def test_a_request_for_a_server_that_is_not_here_is_refused_once_that_is_sure():
@@ -135,14 +122,6 @@ def test_a_hello_waits_until_servers_are_known_and_is_then_taken_again():
     world.router.learn(late)
     assert list(world.requests.assignable(NOW)) == asked and not world.requests.pending
     assert world.take(asked[0]) == ForwardRequest(late, asked[0])
-
-
-def test_a_hello_that_waits_for_the_other_servers_does_so_for_a_while():
-    world = World(Back("a"), Back())
-    assert world.take(request(HELLO)) is None
-    assert world.requests.next_time() == NOW + SETTLE_INTERVAL
-    assert list(world.requests.assignable(NOW + SETTLE_INTERVAL)) == []
-    assert len(list(world.requests.assignable(NOW + SETTLE_INTERVAL + 0.1))) == 1
 
 
 def test_of_too_many_that_wait_the_oldest_goes():
@@ -192,25 +171,6 @@ def test_a_stretch_that_a_model_does_not_have_is_refused():
         world.take(request(fetch(3, offset=99), home="a"))
 
 
-def test_a_model_that_is_neither_here_nor_on_its_way_is_asked_of_the_server():
-    back = Back("a")
-    world = World(back)
-    asked = request(fetch(3), home="a")
-    assert world.take(asked) == ForwardRequest(back, asked)
-    assert back.topics.announcements == [{"policy": 3}]  # the client has heard of it before this proxy has
-    assert back.topics.wanted == {"policy"}  # and of the topic
-    world.put(back, 3)
-    older = request(fetch(2), home="a")
-    assert world.take(older) == ForwardRequest(back, older) and len(back.topics.announcements) == 1
-
-
-def test_a_topic_beyond_those_that_a_proxy_follows_is_asked_of_the_server():
-    back = Back("a")
-    back.topics.most = 0
-    asked = request(fetch(3), home="a")
-    assert World(back).take(asked) == ForwardRequest(back, asked) and not back.topics.wanted
-
-
 def test_a_client_that_asks_for_any_version_has_heard_of_none():
     back = Back("a")
     world = World(back)
@@ -244,17 +204,6 @@ def test_a_request_for_a_model_on_its_way_is_answered_once_it_is_here():
     assert world.requests.release(later, NOW + HELD_FETCH_TIMEOUT) == ForwardRequest(back, later)
 
 
-def test_a_request_for_a_version_that_is_no_longer_on_its_way_is_released_by_another_model():
-    back = Back("a")
-    world = World(back)
-    back.topics.coming = {("policy", 7), ("other", 7)}
-    asked = request(fetch(7), home="a")
-    elsewhere = request(fetch(7, topic="other"), home="a", sequence=2)
-    assert world.take(asked) is None and world.take(elsewhere) is None
-    back.topics.coming = set()
-    assert world.cache.arrived(world.put(back, 3)[1]) == [asked]
-
-
 def test_a_request_is_held_no_longer_than_the_first_one_of_it():
     back = Back("a")
     world = World(back)
@@ -273,13 +222,6 @@ def test_so_many_requests_are_held_and_no_more():
     back.topics.coming = {("policy", 3)}
     *held, last = [world.take(request(fetch(3), home="a", sequence=number)) for number in range(1, MAX_HELD + 2)]
     assert held == [None] * MAX_HELD and isinstance(last, ForwardRequest)
-
-
-def test_a_request_whose_client_has_no_home_here_is_held_too():
-    back = Back("a")
-    world = World(back)
-    back.topics.coming = {("policy", 3)}
-    assert world.take(request(fetch(3), home="x")) is None and not back.topics.announcements
 
 
 def test_a_request_that_was_held_while_the_run_changed_is_asked_of_the_server():
@@ -330,17 +272,6 @@ def test_a_publisher_that_began_again_counts_from_1_unless_the_newest_is_another
     assert world.put(second, 1, topic="fresh", is_renewed=True)[0]
 
 
-def test_a_model_is_found_by_version_and_checksum():
-    back = Back("a")
-    world = World(back)
-    _, made = world.put(back, 3)
-    assert world.cache.find("policy", 3, made.checksum) == made
-    assert (
-        world.cache.find("policy", 3, made.checksum ^ 1) is None
-        and world.cache.find("policy", 2, made.checksum) is None
-    )
-
-
 def test_another_run_at_an_address_takes_its_models_away_and_no_others():
     first, second = Back("a"), Back("b")
     world = World(first, second)
@@ -382,27 +313,12 @@ def read(frames):
     return parse(frames[2:])
 
 
-def test_most_replies_are_handed_on_as_they_are():
-    world = WorldOfProxyReplies()
-    for body in (messages.Updated(), messages.Refused(code="busy", text="not now")):
-        frames = reply(body)
-        assert world.take(frames) is frames
-    assert world.take([*ADDRESS, b"what is this"]) == [*ADDRESS, b"what is this"]  # its client says so
-    assert world.counts.replies == 3 and not world.counts.refused
-
-
 def test_a_welcome_gets_the_proxys_own_addresses_list_and_models():
     world = WorldOfProxyReplies()
     world.store.publish("policy", b"weights", 7)
     said = read(world.take(reply(welcome("a", models={"policy": 5}))))
     assert (said.body.endpoints, said.body.servers, said.body.models) == (OWN, ["a", "b"], {"policy": 7})
     assert (said.header.sequence, said.header.home) == (4, HOME("a"))
-
-
-def test_a_server_that_answers_before_it_was_listed_is_reached_by_that_way():
-    world = WorldOfProxyReplies()
-    world.take(reply(welcome("new"), home="new"), world.second)
-    assert world.router.homes[HOME("new")] is world.second
 
 
 def test_clients_of_a_server_that_was_taken_off_the_list_are_told_to_leave_it():
@@ -438,39 +354,12 @@ def test_a_welcome_that_grew_beyond_what_its_client_takes_is_refused():
 
 # --- What the WELCOMEs of one address behind a proxy change, and the parts of what passes it
 
-PLACES = messages.Endpoints(push="tcp://p", publish="tcp://n")
-
 
 def learn(back, told, run=RUN):
     return back.learn(header(messages.Welcome, run=run), told)
 
 
 # -------------------------------------------------------------------------------------------------------- WELCOME
-
-
-def test_the_first_welcome_says_who_is_there_and_where_caches_go():
-    back = Back()
-    told = welcome("a", servers=["a", "b"], leaving=["b"], unmet=["tcp://x"], endpoints=PLACES, epoch=5)
-    assert learn(back, told) == BackendChange(has_moved=True, has_restarted=False, is_new_run=False)
-    assert (back.names, back.leaving, back.unmet) == (("a", "b"), ("b",), ("tcp://x",))
-    assert back.endpoints == PLACES and back.run == RUN
-
-
-def test_a_server_that_names_no_list_is_alone():
-    back = Back()
-    learn(back, welcome("a"))
-    assert back.names == ("a",)
-
-
-def test_a_first_welcome_moves_its_sockets_even_if_it_names_no_addresses():
-    assert learn(Back(), welcome("a")).has_moved
-
-
-@pytest.mark.parametrize("places", [PLACES, messages.Endpoints(push="tcp://p")])
-def test_sockets_move_when_other_addresses_are_said(places):
-    back = Back()
-    learn(back, welcome(endpoints=PLACES))
-    assert learn(back, welcome(endpoints=places)).has_moved == (places != PLACES)
 
 
 def test_only_the_same_server_can_have_begun_again():
@@ -502,12 +391,6 @@ def test_a_server_that_is_heard_of_again_is_not_the_oldest():
     assert not learn(back, welcome("server-0", epoch=6)).has_restarted, "forgotten in its place"
 
 
-def test_another_run_is_one_if_there_was_a_run_before():
-    back = Back()
-    assert not learn(back, welcome()).is_new_run and not learn(back, welcome()).is_new_run
-    assert learn(back, welcome(), run=OTHER).is_new_run and back.run == OTHER
-
-
 def test_why_the_proxy_there_is_not_let_in_is_known_until_something_else_is_said():
     back = Back()
     for answer, said in [
@@ -536,13 +419,6 @@ def test_a_notice_of_another_run_is_not_taken_and_has_hello_ask():
     assert back.hello.is_due(0.0)
 
 
-def test_news_has_hello_ask():
-    back = Back("a")
-    back.hello.due = 99.0
-    back.heard_news()
-    assert back.hello.is_due(0.0)
-
-
 def test_a_model_of_the_only_server_there_is_that_servers_in_its_newest_life():
     back = Back()
     assert back.publisher((3, 4)) == (3, 4)
@@ -550,20 +426,6 @@ def test_a_model_of_the_only_server_there_is_that_servers_in_its_newest_life():
     assert back.publisher((3, 4)) == (HOME("a"), 7) and back.publisher((3, 8)) == (HOME("a"), 8)
     learn(back, welcome("b", servers=["a", "b"], epoch=9))
     assert back.publisher((3, 4)) == (3, 4)
-
-
-# ------------------------------------------------------------------------------------------------------- envelope
-
-
-def test_the_first_empty_frame_parts_addresses_from_the_message():
-    assert opened([b"relay", b"client", b"", b"head", b""]) == ([b"relay", b"client", b""], [b"head", b""])
-    assert opened([b"", b"head"]) == ([b""], [b"head"])
-    assert opened([b"a", b""]) == ([b"a", b""], [])
-    assert opened([b"a", b"b"]) is None and opened([]) is None
-
-
-def test_a_request_is_handed_on_as_it_came():
-    assert EnvelopedRequest(OPEN, [b"a", b""], [b"head"], True).frames == [b"a", b"", b"head"]
 
 
 # --- Which way a message goes, and what clients are told of servers: addresses are plain facts, and time is passed in
@@ -605,10 +467,6 @@ def clients(count):
     return [number.to_bytes(16, "little") for number in range(count)]
 
 
-def chosen(made, count=60):
-    return {made.assign(client).names[0] for client in clients(count)}
-
-
 HOME_PROXY_ROUTER = name_hash
 
 # ----------------------------------------------------------------------------------------------------- new clients
@@ -626,19 +484,6 @@ def test_new_clients_are_shared_out_when_all_have_answered_or_had_their_time():
     assert made.is_ready(100.0)
     nobody = router_of_proxy_router("", "")
     assert not nobody.is_ready(999.0) and nobody.ready_at() == float("inf")
-
-
-def test_new_clients_go_to_servers_that_are_there_and_stay_as_far_as_there_are_any():
-    made = router_of_proxy_router("a", "b", "c")
-    assert chosen(made) == {"a", "b", "c"}
-    made.backs[0].is_away = True
-    assert chosen(made) == {"b", "c"}
-    made.backs[1].leaving = ("b",)
-    assert chosen(made) == {"c"}
-    made.backs[2].is_away = True
-    assert chosen(made) == {"b"}  # it is about to leave, and there
-    made.backs[1].is_away = True
-    assert chosen(made) == {"a", "b", "c"}  # one of them may come back
 
 
 def test_a_name_more_moves_only_the_clients_that_it_gets():
@@ -671,21 +516,6 @@ def test_the_ways_to_homes_follow_what_is_said_and_those_that_leave_keep_theirs(
     assert HOME_PROXY_ROUTER("a") not in made.homes
 
 
-def test_a_home_that_answers_before_it_was_listed_is_reached_by_the_way_of_its_answer():
-    made = router_of_proxy_router("a", "b")
-    made.answered(HOME_PROXY_ROUTER("new"), made.backs[1])
-    made.answered(HOME_PROXY_ROUTER("a"), made.backs[1])
-    assert made.homes[HOME_PROXY_ROUTER("new")] is made.backs[1] and made.homes[HOME_PROXY_ROUTER("a")] is made.backs[0]
-
-
-def test_nobody_lets_it_in_only_if_all_say_so():
-    made = router_of_proxy_router("a", "b")
-    made.backs[0].denied = "No key."
-    assert made.denied == ""
-    made.backs[1].denied = "No key."
-    assert made.denied == "No key."
-
-
 # -------------------------------------------------------------------------------------------------- another list
 
 
@@ -704,26 +534,6 @@ def test_an_address_that_was_taken_off_serves_its_clients_for_a_while_and_is_kno
     assert made.retire(200.0 + RETIRE_TIMEOUT) == {old}
     assert HOME_PROXY_ROUTER("a") not in made.homes and made.retiring == {} and old not in made.all
     assert made.is_unknown(HOME_PROXY_ROUTER("a"), 200.0) and not made.is_unknown(HOME_PROXY_ROUTER("x"), 200.0)
-
-
-def test_an_address_that_was_taken_off_while_it_is_away_is_gone_at_once():
-    made = router_of_proxy_router("a", "b")
-    made.backs[0].is_away = True
-    old = made.backs[0]
-    relist(made, 1)
-    assert made.retire(100.0) == {old}
-
-
-def test_an_address_that_comes_back_in_time_goes_on_and_one_that_comes_later_is_opened_again():
-    made = router_of_proxy_router("a", "b")
-    old = made.backs[0]
-    relist(made, 1)
-    assert relist(made, 0, 1)[1] == [] and made.backs[0] is old and made.retiring == {}
-    relist(made, 1)
-    relist(made, 1, 5, now=101.0)
-    assert made.retiring[old] == 100.0 + RETIRE_TIMEOUT  # its time goes on
-    made.retire(200.0)
-    assert relist(made, 0, 1, now=201.0)[1] == ["tcp://0"]
 
 
 def test_a_home_that_was_removed_and_is_reached_by_another_address_goes_on():
@@ -766,9 +576,3 @@ def test_a_welcome_on_its_way_to_a_client_has_this_proxys_addresses_list_and_lim
     assert said.models == {"policy": 5, "old": 2, "new": 1} and said.unmet == ["tcp://2"]
     assert said.limits == {"request_bytes": 10, "message_bytes": Limits().message_bytes, "unheard_of": 7}
     assert (said.home_name, said.schema) == ("b", "{}")
-
-
-def test_addresses_where_nobody_has_answered_are_named_with_those_further_on():
-    made = router_of_proxy_router("a", "")
-    made.backs[0].unmet = ("tcp://further",)
-    assert made.unmet() == ["tcp://1", "tcp://further"]

@@ -88,38 +88,6 @@ def test_servers_with_different_discounts_are_not_mixed_into_a_batch(cluster):
     assert reader.stats().batches == 0
 
 
-def test_arrays_of_a_batch_cross_dlpack_without_a_copy(cluster):
-    server = cluster.server()
-    fill(cluster.client(server))
-    reader = cluster.reader([server], ahead=1)
-    for batch in (server.get_batch(32), reader.get_batch(32, 100.0)):
-        for name in batch.keys() - {"ids"}:  # two words and a number: DLPack has no records
-            assert np.from_dlpack(batch[name]).ctypes.data == batch[name].ctypes.data
-
-
-def test_a_batch_fills_the_caller_s_arrays_or_stays_for_the_next_call(cluster):
-    server = cluster.server()
-    fill(cluster.client(server))
-    reader = cluster.reader([server], ahead=1)
-    out = {"obs": np.empty((32, 4), np.float32), "importance": np.empty(32, np.float32)}
-    batch = reader.get_batch(32, 10.0, out=out)
-    assert batch["obs"] is out["obs"] and batch["importance"] is out["importance"]
-    assert (out["importance"] > 0).all()
-    until(lambda: reader.stats().prefetched == 1)
-    with pytest.raises(ParameterError, match="obs"):
-        reader.get_batch(32, 10.0, out={"obs": np.empty((32, 4), np.float64)})
-    stats = reader.stats()
-    assert (stats.batches, stats.prefetched) == (1, 1)
-
-
-def test_who_waits_in_vain_has_waited(cluster):
-    reader = cluster.reader([cluster.server()])
-    with pytest.raises(NotEnoughSamples):
-        reader.get_batch(8, 0.1)
-    assert reader.stats().waited > 0.05  # what is left of its time when it begins to wait
-    assert repr(reader) == f"<memoire.Reader {reader.reader_id.hex()[:8]} of {reader.urls[0]}>"
-
-
 def test_the_weighted_mean_is_that_of_all_entries_over_three_servers(cluster):
     """Clients of different size and weight; at beta 1 the weighted mean of a quantity is its mean over all entries."""
     parameters = Parameters(importance_exponent=1.0, priority_exponent=1.0, cache_size=512, reuse_cache=True)
@@ -224,18 +192,6 @@ def test_a_server_that_goes_is_left_out_and_comes_back(cluster):
     until(lambda: reader.stats().away == ())
 
 
-def test_the_same_server_by_two_ways_is_asked_once(cluster):
-    server = cluster.server(parameters=Parameters(cache_size=100))
-    fill(cluster.client(server), caches=1)
-    proxy = cluster.proxy([server])
-    reader = cluster.reader([server, proxy], ahead=1)
-    assert len(reader.get_batch(60, 100.0)["ids"]) == 60
-    assert reader.servers == (server.name,)
-    with pytest.raises(NotEnoughSamples, match="a batch of 60 needs 60"):
-        reader.get_batch(60, 0.3)
-    assert drawn(server) == 60
-
-
 def test_priorities_find_their_owners_at_every_server(cluster):
     servers = [cluster.server(name=name) for name in NAMES[:2]]
     clients = [cluster.client(server) for server in servers]
@@ -301,20 +257,6 @@ def test_a_model_is_published_at_all_servers_under_one_version(cluster, size):
         reader.publish("policy", b"x", 20.0)
 
 
-def test_a_server_that_falls_silent_holds_no_model_up_and_gets_it_later(cluster):
-    servers = [cluster.server(name=name) for name in NAMES[:2]]
-    way = cluster.way(servers[1], drop=0.0, double=0.0)  # as a node that is cut off: nothing comes, no connection ends
-    reader = cluster.reader([servers[0], way])
-    until(lambda: set(reader.stats().servers) == set(NAMES[:2]))
-    way.drop = 1.0
-    assert reader.publish("policy", b"new", 300.0) == 1
-    until(lambda: reader.stats().away == (NAMES[1],))
-    assert reader.publish("policy", b"newer", 300.0) == 2
-    assert [server.stats().models for server in servers] == [{"policy": 2}, {}]
-    way.drop = 0.0
-    until(lambda: servers[1].stats().models == {"policy": 2})
-
-
 def test_a_learner_far_away_changes_parameters_and_ends_the_run(cluster):
     servers = [cluster.server(name=name) for name in NAMES[:2]]
     client = cluster.client(servers[0])
@@ -335,17 +277,6 @@ def test_a_learner_far_away_changes_parameters_and_ends_the_run(cluster):
     assert client.finished
 
 
-def test_a_change_of_parameters_that_a_server_missed_is_said(cluster):
-    servers = [cluster.server(name=name) for name in NAMES[:2]]
-    reader = cluster.reader(servers)
-    servers[1].close()
-    with pytest.raises(MemoireTimeout, match=f"server '{NAMES[1]}'.*call again when '{NAMES[1]}' is back"):
-        reader.configure(3.0, multi_step=2)
-    until(lambda: servers[0].parameters.multi_step == 2)
-    reader.finish(1.0)
-    until(lambda: servers[0].finished)
-
-
 def test_an_error_says_how_long_a_batch_was_waited_for(cluster):
     server = cluster.server()
     reader = cluster.reader([server])
@@ -361,17 +292,6 @@ def test_an_error_says_how_long_a_batch_was_waited_for(cluster):
     assert until(is_alone)
     with pytest.raises(MemoireTimeout, match=r"within 0\.6 s.*memoire doctor"):
         next(reader.batches(32, timeout=0.6))
-
-
-def test_a_client_reads_batches_too(cluster):
-    server = cluster.server()
-    actor = cluster.client(server)
-    fill(actor)
-    learner = cluster.client(cluster.proxy([server]))
-    batches = learner.batches(100, timeout=100.0)
-    assert [len(next(batches)["ids"]) for _ in range(5)] == [100] * 5
-    server.finish()
-    assert len(list(batches)) < 10
 
 
 def test_new_caches_are_drawn_as_they_come(cluster):

@@ -112,12 +112,6 @@ def test_an_order_that_a_server_did_not_answer_says_that_the_others_have_it():
         admin.configure(None, {})
 
 
-def test_an_order_that_a_server_refuses_raises_that():
-    _, admin = cluster(a=TAKEN, b=refused("parameters"))
-    with pytest.raises(Refused, match="no"):
-        admin.configure(None, {})
-
-
 CALLS = {
     "configure": lambda admin, timeout: admin.configure(timeout, {}),
     "begin_run": lambda admin, timeout: admin.begin_run("next", timeout),
@@ -139,12 +133,6 @@ def test_a_server_whose_disk_is_full_is_asked_again_until_there_is_room_or_the_t
     with pytest.raises(Refused, match="no") as raised:  # and why it does not answer at the end is not told
         CALLS[call](admin, 4.0)
     assert raised.value.code == "disk" and 3.0 <= thread.monitor.now() - began <= 4.0
-
-
-def test_an_order_that_the_thread_does_not_come_to_ends_as_well():
-    _, admin = cluster(a=None)
-    with pytest.raises(MemoireTimeout, match="answer"):
-        admin.configure(3.0, {})
 
 
 def test_a_run_that_is_begun_is_entered_when_all_servers_count_it():
@@ -192,17 +180,6 @@ def test_the_end_is_told_to_servers_that_are_met_meanwhile(caplog):
     assert [name for name, *_ in thread.sent][1:] in (["a", "a", "b"], ["a", "b"]) and not caplog.records
 
 
-def test_an_end_that_is_taken_anywhere_is_an_end_and_one_that_nobody_answers_is_none():
-    thread, admin = cluster(a=TAKEN, b=silent())
-    admin.finish(None)
-    thread.servers["a"] = silent()
-    with pytest.raises(MemoireTimeout, match="server 'a'"):
-        admin.finish(None)
-    thread.servers["a"] = refused("run")
-    with pytest.raises(Refused):
-        admin.finish(None)
-
-
 @pytest.mark.parametrize("call", ["finish", "begin_run", "configure", "snapshot"])
 def test_a_reader_that_is_closed_orders_nothing(call):
     thread, admin = cluster(a=TAKEN)
@@ -214,13 +191,6 @@ def test_a_reader_that_is_closed_orders_nothing(call):
 
 
 # ---------------------------------------------------------------------------------------------------------- questions
-
-
-def test_questions_are_answered_by_name_or_say_why_not():
-    thread, admin = cluster(a=messages.Accounts(run_name="one"), b=silent())
-    told = admin.ask(dict.fromkeys("ab", messages.Ledger()), 2.0)
-    assert told["a"] == messages.Accounts(run_name="one") and isinstance(told["b"], MemoireTimeout)
-    assert {run for _, _, _, run in thread.sent} == {0} and admin.ask({}, None) == {}
 
 
 def test_what_cannot_be_asked_is_refused_before_anything_is_sent():
@@ -304,13 +274,6 @@ def test_totals_count_each_client_once_over_all_servers():
     assert not admin.totals(None, None).finished and not admin.totals(None, None).durable
 
 
-def test_totals_name_the_servers_that_did_not_answer_and_addresses_that_lead_to_nobody():
-    thread, admin = cluster(a=accounts(rows=(5,)), b=silent(), c=refused("role"))
-    thread.directory.addresses[0].unmet = ("tcp://later",)
-    found = admin.totals(None, None)
-    assert found.servers == ("a",) and found.missing == ("b", "tcp://later")
-
-
 def test_totals_that_nobody_answers_say_why():
     thread, admin = cluster(a=silent(), b=refused("missing"))
     with pytest.raises(MemoireTimeout, match="It was sent 3 times"):
@@ -318,11 +281,6 @@ def test_totals_that_nobody_answers_say_why():
     thread.directory.servers.clear()
     with pytest.raises(MemoireTimeout, match="None has answered yet"):
         admin.totals("one", 2.0)
-
-
-def test_totals_name_a_server_that_was_taken_off_its_list_while_it_did_not_answer():
-    thread, admin = cluster(a=accounts(rows=(5,)), b=lambda _: (thread.directory.servers.pop("b"), silent())[1])
-    assert admin.totals(None, None).missing == ("b",)
 
 
 def test_servers_that_count_another_run_are_asked_for_the_one_that_most_of_them_count():
@@ -349,8 +307,3 @@ def test_accounts_come_in_pages_and_each_page_begins_after_the_last_one():
     assert [bool(body.after) for body in asked] == [False, True, True] and {body.run for body in asked} == {"one"}
     assert len([name for name, *_ in thread.sent if name == "b"]) == 1
     assert list(admin.accounts(None, None, ["b"])) == ["b"] and admin.accounts(None, None, []) == {}
-
-
-def test_an_answer_that_is_none_to_the_question_is_refused_in_the_servers_name():
-    _, admin = cluster(a=TAKEN)
-    assert admin.accounts(None, None)["a"].code == "unexpected"

@@ -4,10 +4,9 @@ import pytest
 
 from memoire.errors import SchemaMismatch, UnknownName
 from memoire.reader.directory import FORGET_TIMEOUT, HELLO_INTERVAL, Directory
-from memoire.reader.reader import DeliveredBatches, summed
+from memoire.reader.reader import DeliveredBatches
 from memoire.reader.rounds import RateTracker
 from memoire.replay.parameters import Parameters
-from memoire.tables.far import LEFT_OUT_TIMEOUT
 from memoire.wire.frames import MessageHeader, name_hash
 from memoire.wire.messages import ServerRate
 from readerkit import OTHER, PARAMETERS, RUN, PoolServer, World, directory_of, learn, welcome
@@ -31,18 +30,6 @@ def test_each_address_gets_a_hello_at_once_and_the_next_one_after_the_answer_and
     assert made.due(5.1) == [second]
 
 
-def test_a_batch_waits_for_every_address_but_not_for_ever():
-    made = Directory(["tcp://a", "tcp://b"], "reader", 100.0)
-    assert made.is_meeting(100.0) and not made.has_met(100.0)
-    learn(made, welcome("a"))
-    assert made.is_meeting(100.0) and not made.has_met(100.0)
-    assert made.meets_until == 100.0 + LEFT_OUT_TIMEOUT
-    assert not made.is_meeting(made.meets_until) and made.has_met(made.meets_until)
-    learn(made, welcome("b"), address=1)
-    assert not made.is_meeting(100.0) and made.has_met(100.0)
-    assert not Directory(["tcp://a"], "reader", 0.0).has_met(99.0)  # nobody has answered
-
-
 def test_servers_are_learned_by_name_and_one_that_two_addresses_lead_to_is_one():
     made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
     learn(made, welcome("a", ["a", "b"]))
@@ -50,15 +37,6 @@ def test_servers_are_learned_by_name_and_one_that_two_addresses_lead_to_is_one()
     assert [server.name for server in made.known] == ["a", "b"]
     assert [server.address.endpoint for server in made.known] == ["tcp://a", "tcp://a"]
     assert made.servers["b"].home == name_hash("b")
-
-
-def test_addresses_where_nobody_has_answered_are_named():
-    made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
-    assert made.unmet() == {"tcp://a", "tcp://b"}
-    learn(made, welcome("a", ["a"], unmet=["tcp://later"]))
-    assert made.unmet() == {"tcp://b", "tcp://later"}
-    learn(made, welcome("a", ["a"]))
-    assert made.unmet() == {"tcp://b"}
 
 
 def test_a_server_keeps_its_address_while_that_leads_there_and_takes_another_one_then():
@@ -90,21 +68,6 @@ def test_a_server_that_nobody_lists_is_forgotten_after_a_while_and_comes_back_as
     assert news.dropped == (former,) and list(made.servers) == ["a"] and former.is_away
     learn(made, welcome("a", ["a", "b"]), now=FORGET_TIMEOUT + 0.2)
     assert made.servers["b"] is not former and not made.servers["b"].is_away
-
-
-def test_a_server_that_is_listed_again_in_time_is_kept():
-    made = directory_of("a", "b", now=0.0)
-    learn(made, welcome("a", ["a"]), now=10.0)
-    learn(made, welcome("a", ["a", "b"]), now=11.0)
-    assert learn(made, welcome("a", ["a"]), now=11.0 + FORGET_TIMEOUT).dropped == ()
-
-
-def test_news_name_the_server_that_answered_its_epoch_and_its_models():
-    made = Directory(["tcp://a"], "reader", 0.0)
-    news = learn(made, welcome("b", ["a", "b"], epoch=7, models={"policy": 3}))
-    assert (news.home, news.epoch, news.models) == (made.servers["b"], 7, {"policy": 3})
-    assert learn(made, welcome("c", ["a"])).home is None  # a proxy that has just taken it off its list
-    assert made.met(made.servers["b"], 7) and not made.met(made.servers["b"], 7) and made.met(made.servers["b"], 8)
 
 
 def test_other_parameters_are_news_and_the_same_ones_are_none():
@@ -150,12 +113,6 @@ def test_a_run_that_this_reader_began_is_no_news_when_servers_say_it():
     assert learn(made, welcome("a"), run=NEXT).run is None
 
 
-def test_an_address_that_answers_for_the_first_time_in_another_run_changes_nothing():
-    made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
-    learn(made, welcome("a"), run=NEXT)
-    assert learn(made, welcome("b"), address=1).run is None and made.run == NEXT
-
-
 def test_a_run_is_over_when_all_servers_say_so_and_stays_over():
     made = directory_of("a", "b")
     made.reported(made.servers["a"], True)
@@ -192,14 +149,6 @@ def begun(*servers):
     return tracker
 
 
-def test_nothing_is_drawn_before_all_servers_have_said_how_much_was_recorded():
-    tracker = RateTracker()
-    tracker.heard("a", 1, rate(10, 0), 10, 1)
-    waits = tracker.why_not_draw(BAND, ["a", "b"], 1, 0)
-    assert waits == "waits for all servers to say how many entries were recorded"
-    assert tracker.why_not_draw(Parameters(), ["a", "b"], 1, 0) == ""
-
-
 def test_samples_that_were_asked_for_before_there_was_a_band_are_waited_for():
     tracker = RateTracker()
     tracker.heard("a", 1, rate(10, 0), 10, 1)
@@ -215,33 +164,7 @@ def test_a_server_that_comes_later_brings_its_surplus_unless_it_was_told_of_all(
     assert tracker.band("a", ["a", "b", "c"]).surplus == 80.0
 
 
-def test_a_new_life_of_a_server_is_counted_from_its_beginning():
-    tracker = begun("a")
-    tracker.heard("a", 1, rate(15, 4), 15, 1)
-    assert tracker.band("a", ["a"]).surplus == 20.0 + 5 * 2.0 - 4
-    tracker.heard("a", 2, rate(3, 1), 3, 1)
-    assert tracker.band("a", ["a"]).surplus == 26.0 + 3 * 2.0 - 1
-
-
-def test_a_server_without_a_band_is_told_of_none():
-    tracker = begun("a", "b")
-    tracker.heard("b", 1, None, 10, 1)
-    assert tracker.band("b", ["a", "b"]) is None
-    assert tracker.band("a", ["a", "b"]).entries == 10
-
-
-def test_a_server_is_told_its_share_of_clients_and_the_entries_of_the_others():
-    tracker = begun("a", "b")
-    tracker.heard("b", 1, rate(10, 0), 40, 2)
-    told = tracker.band("a", ["a", "b"])
-    assert (told.entries, told.share) == (40, 2 / 5)
-
-
 # --- What a reader shows of itself, without a thread or a clock
-
-
-def test_counts_add_up_by_code():
-    assert summed([{"a": 1}, {"a": 2, "b": 3}, {}]) == {"a": 3, "b": 3} and summed([]) == {}
 
 
 def test_servers_are_shown_how_fresh_a_recent_batch_was_and_how_much_was_drawn():

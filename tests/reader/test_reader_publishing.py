@@ -3,17 +3,13 @@
 import numpy as np
 import pytest
 
-from memoire.errors import Closed, MemoireTimeout
+from memoire.errors import MemoireTimeout
 from memoire.models.model import make
-from memoire.reader.directory import MAX_FEEDBACK_SAMPLES, FeedbackRouter, RunChange, clients_of
+from memoire.reader.directory import FeedbackRouter, RunChange, clients_of
 from memoire.reader.publishing import Publishing
 from memoire.replay.batch import ID
-from memoire.replay.parameters import Parameters
 from memoire.tables.far import LEFT_OUT_TIMEOUT
 from memoire.wire import _bytes, messages
-from memoire.wire import containers as unpack
-from memoire.wire.layout import layout_of
-from memoire.wire.parts import ContainerKind, Part
 from readerkit import SCHEMA, directory_of, learn, message, refused, welcome
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -68,39 +64,12 @@ def test_a_model_goes_to_every_server_in_stretches_under_the_next_version():
     assert world.made.is_taken(order, 0.0) and world.made.missing(order) == [] and world.made.refusal(order) is None
 
 
-def test_what_is_said_of_a_model_is_in_every_stretch():
-    world = World("a")
-    order = world.publish("text")
-    (send,) = world.sends
-    assert (send.body.text, send.body.size, send.body.checksum) == (True, 4, order.model.checksum)
-    assert (send.body.topic, send.body.version, send.body.offset) == ("policy", 1, 0) and bytes(send.payload) == b"text"
-
-
 @pytest.mark.parametrize(("body", "is_known"), [(b"1234", True), (b"12345678", False)])
 def test_the_checksum_of_a_stretch_is_known_if_it_is_the_whole_body(body, is_known):
     world = World("a")
     world.publish(body)
     (send,) = world.sends
     assert send.payload_checksum == (_bytes.checksum(body) if is_known else None)
-
-
-def test_an_empty_model_is_sent_without_a_payload():
-    world = World("a")
-    order = world.publish(b"")
-    assert world.sends[0].payload is None and world.sends[0].payload_checksum is None
-    world.answer_all()
-    assert world.made.is_taken(order, 0.0)
-
-
-def test_a_newer_model_is_sent_when_the_former_one_has_arrived():
-    world = World("a")
-    first = world.publish(b"old")
-    second = world.publish(b"new")
-    assert len(world.sends) == 1
-    world.answer("a")
-    assert world.made.is_taken(first, 0.0) and not world.made.is_taken(second, 0.0)
-    world.answer("a")
-    assert world.made.is_taken(second, 0.0) and world.received["a", "policy"] == [b"old", b"new"]
 
 
 def test_a_call_does_not_wait_for_a_server_that_said_nothing_while_another_one_has_it():
@@ -114,15 +83,6 @@ def test_a_call_does_not_wait_for_a_server_that_said_nothing_while_another_one_h
     assert [server.name for server in world.made.silent(world.made.missing(order), "policy")] == ["b"]
     world.answer("b")  # it has begun to answer: it is waited for
     assert not world.made.is_taken(order, late) and world.made.silent(order.there, "policy") == []
-
-
-def test_a_call_does_not_wait_for_a_server_that_was_taken_off_its_list():
-    world = World("a", "b")
-    order = world.publish()
-    world.answer("a")
-    world.answer("a")
-    learn(world.directory, welcome("a", ["a"]))
-    assert world.made.is_taken(order, 0.0)
 
 
 def test_a_call_that_finds_nobody_waits_for_the_first_server_that_comes():
@@ -201,34 +161,6 @@ def test_a_server_whose_disk_is_full_holds_nobody_up_for_long_where_another_one_
     assert world.made.is_taken(order, LEFT_OUT_TIMEOUT) is is_taken
 
 
-def test_a_refusal_is_an_answer_until_the_next_model_of_this_topic():
-    world = World("a", "b")
-    order = world.publish()
-    world.directory.addresses[0].hello.due = 5.0
-    world.answer("a", refused("stale"))
-    assert world.directory.next_time() == 0.0  # at its version
-    world.answer_all()
-    assert world.made.is_taken(order, 0.0) and world.made.refusal(order).code == "stale"
-    order = world.publish()
-    world.answer_all()
-    assert world.made.refusal(order) is None and world.made.is_taken(order, 0.0)
-
-
-def test_a_missing_beginning_of_the_first_stretch_is_a_refusal_like_another():
-    world = World("a")
-    order = world.publish()
-    world.answer("a", refused("missing"))
-    assert world.sends == [] and world.made.refusal(order).code == "missing"
-
-
-def test_an_answer_by_a_server_that_was_left_out_brings_it_back():
-    world = World("a")
-    world.publish()
-    world.directory.servers["a"].is_away = True
-    world.answer("a")
-    assert not world.directory.servers["a"].is_away
-
-
 def test_nothing_of_a_former_run_is_sent_in_the_next_one():
     world = World("a", "b")
     order = world.publish()
@@ -240,24 +172,6 @@ def test_nothing_of_a_former_run_is_sent_in_the_next_one():
     world.answer("b")
     assert world.sends == [] and world.made.missing(order) == list(servers)
     world.met("a")
-    assert world.sends == []
-
-
-def test_an_answer_about_a_model_of_a_former_run_says_nothing_about_the_next_one():
-    world = World("a")
-    world.publish(b"old")
-    world.made.enter(RunChange(True, tuple(world.directory.known)))
-    order = world.publish(b"new")
-    world.answer("a")
-    assert not world.made.is_taken(order, 0.0) and len(world.sends) == 1
-    world.answer("a")
-    assert world.made.is_taken(order, 0.0)
-
-
-def test_a_reader_that_is_closed_sends_nothing_more():
-    world = World("a")
-    world.publish()
-    world.answer("a", Closed("this reader"))
     assert world.sends == []
 
 
@@ -308,30 +222,10 @@ def route(made, ids, **has):
     return made.route(ids, np.arange(len(ids), dtype=np.float32), SCHEMA, clients)
 
 
-def numbers_in(piece):
-    layout = layout_of(SCHEMA, Parameters(), ContainerKind.FEEDBACK)
-    held = unpack.check(piece.payload, layout)
-    return np.frombuffer(held.part(Part.NUMBER), "<i8").tolist()
-
-
-def test_each_server_gets_the_samples_of_its_clients_and_the_first_one_those_of_both():
-    made = FeedbackRouter()
-    pieces = route(made, ids_of(7, 9, 7, 8), a=[7, 8], b=[8, 9])
-    assert [(piece.server.name, piece.samples) for piece in pieces] == [("a", 3), ("b", 1)]
-    assert [numbers_in(piece) for piece in pieces] == [[0, 2, 3], [1]] and made.lost == 0
-
-
 def test_samples_of_clients_that_nobody_has_are_lost():
     made = FeedbackRouter()
     assert len(route(made, ids_of(1, 7, 2), a=[7], b=[3])) == 1 and made.lost == 2
     assert made.route(ids_of(1), np.zeros(1, np.float32), None, []) == [] and made.lost == 3
-
-
-def test_a_long_batch_goes_in_several_messages():
-    samples = 2 * MAX_FEEDBACK_SAMPLES + 1
-    pieces = route(FeedbackRouter(), ids_of(*[7] * samples), a=[7])
-    assert [piece.samples for piece in pieces] == [10923, 10923, 10923]
-    assert sum(map(numbers_in, pieces), []) == list(range(samples))
 
 
 def test_what_a_server_lost_or_did_not_answer_is_counted():

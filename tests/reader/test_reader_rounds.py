@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.errors import MemoireTimeout, ParameterError, Refused
-from memoire.reader.directory import NOTHING, Address, RemoteServer, ServerStock, clients_of
+from memoire.reader.directory import NOTHING, Address, RemoteServer, ServerStock
 from memoire.reader.rounds import (
     CALM_TAKES,
     MAX_AHEAD,
     MAX_AHEAD_BYTES,
     MAX_SUMS_AGE,
-    MIN_RETRY_INTERVAL,
     REFUSED_INTERVAL,
     RETRY_INTERVAL,
     BatchQueue,
@@ -23,7 +22,7 @@ from memoire.reader.rounds import (
 )
 from memoire.replay.parameters import NAMES, Parameters
 from memoire.tables.far import LEFT_OUT_TIMEOUT
-from memoire.wire import messages, types
+from memoire.wire import messages
 from memoire.wire.messages import Draw, ServerRate, Sums
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_counts
 from readerkit import PARAMETERS, SCHEMA, PoolServer, World, learn, message, refused, welcome
@@ -32,7 +31,6 @@ pytestmark = pytest.mark.usefixtures("without_io")
 
 # --- Batches from their plan to their last sample: servers are pools without sockets, time and chance are passed in
 
-REUSED = PARAMETERS.replace(reuse_cache=True)
 LIMITED = Parameters(cache_size=64, samples_per_insert=1.0, samples_per_insert_tolerance=100.0)
 
 
@@ -107,36 +105,6 @@ def test_a_draw_by_other_parameters_than_planned_is_dropped_and_counted():
     assert world.answer() == [] and world.rounds.refused == {"parameters": 1}
 
 
-def test_batches_weigh_all_clients_as_one_memory_does():
-    """Every client weighs the same, wherever it is: of 4 clients each gives a quarter of all samples."""
-    found = np.concatenate([actions(drawn) for drawn in two().run(20)])
-    assert np.unique(found, return_counts=True)[1].tolist() == pytest.approx([160] * 4, abs=20)
-
-
-def test_the_same_seed_draws_the_same_batches():
-    found = [[actions(drawn) for drawn in two(seed=seed).run(3)] for seed in (1, 1, 2)]
-    assert found[0] == found[1] != found[2]
-
-
-def test_batches_come_in_the_order_of_their_plans_whichever_is_whole_first():
-    world = two(ahead=2)
-    world.begin()
-    world.answer()
-    draws = world.begin()
-    assert kinds(draws) == [("a", Draw), ("b", Draw), ("a", Draw), ("b", Draw)]
-    assert world.answer(*draws[2:]) == []  # the second one is whole, and waits
-    assert len(world.answer(*draws[:2])) == 2
-
-
-def test_no_more_rounds_are_on_their_way_than_a_server_keeps_replies():
-    world = two(ahead=10)
-    world.begin()
-    world.answer()
-    assert len(world.begin()) == 2 * types.DRAWS_IN_FLIGHT and not world.rounds.is_hungry
-    world.answer()
-    assert world.rounds.is_hungry
-
-
 def test_batches_are_drawn_until_there_are_enough_and_none_before_somebody_asks():
     world = two(batch_size=0)
     assert world.begin() == [] and not world.rounds.is_hungry
@@ -162,16 +130,6 @@ def test_no_batch_is_planned_while_an_address_has_its_time_to_answer():
 # ------------------------------------------------------------------------------------------------- what is too little
 
 
-def test_too_few_samples_are_asked_for_again_after_a_pause_and_said():
-    world = two(batch_size=10_000)
-    world.begin()
-    world.answer()
-    assert world.begin() == [] and world.rounds.shortage[1] == 4 and world.rounds.shortage[0] > 0
-    assert world.rounds.next_time(world.now) == world.now + MIN_RETRY_INTERVAL and world.begin() == []
-    world.now += MIN_RETRY_INTERVAL
-    assert [ask.body.wanted for ask in world.begin()] == [10_000, 10_000]
-
-
 def test_pauses_between_two_questions_grow_until_a_batch_is_drawn():
     """A learner that uses up what comes asks soon; one that has too few for long asks less and less often."""
     server = PoolServer([1], caches=0)
@@ -190,20 +148,6 @@ def test_pauses_between_two_questions_grow_until_a_batch_is_drawn():
     assert len(world.run(1)) == 1
     pause()
     assert pauses == pytest.approx([0.005, 0.01, 0.02, 0.02, 0.005])
-
-
-def test_servers_that_have_nothing_are_asked_what_they_have_by_the_next_draw():
-    world = World({"a": PoolServer([1]), "b": PoolServer([])})
-    world.begin()
-    world.answer()
-    assert kinds(world.begin()) == [("a", Draw), ("b", Sums)]
-
-
-def test_samples_that_are_asked_for_are_not_there_for_the_next_round():
-    world = World({"a": PoolServer([1], caches=1)}, batch_size=48, ahead=2)
-    world.begin()
-    world.answer()
-    assert kinds(world.begin()) == [("a", Draw)] and world.rounds.shortage == (16, 1)  # of 64
 
 
 def test_what_a_server_said_long_ago_is_not_believed():
@@ -291,20 +235,6 @@ def test_a_refusal_of_a_size_that_nobody_asks_for_any_more_ends_no_call():
     assert len(world.run(2)) == 2
 
 
-def test_samples_that_are_kept_count_among_those_that_there_are():
-    world = World({"a": PoolServer([1], caches=1), "b": PoolServer([2], caches=1)})
-    world.begin()
-    world.answer()
-    ours, theirs = world.begin()
-    world.answer(ours)
-    world.answer(theirs, by=refused("busy"))
-    world.prefetch.resize(1000)
-    world.now += MAX_SUMS_AGE + 0.1
-    world.begin()
-    world.answer()
-    assert world.begin() == [] and world.rounds.shortage == (128, 2)
-
-
 def test_batches_of_a_former_size_and_those_on_their_way_make_others():
     world = two(ahead=2)
     world.begin()
@@ -338,30 +268,10 @@ def test_the_band_between_drawing_and_recording_holds_a_batch_up_and_says_why():
 # ------------------------------------------------------------------------------------------------- what servers are told
 
 
-def test_a_server_is_told_what_was_drawn_elsewhere_and_what_to_keep():
-    world = two(ahead=2)
-    world.begin()
-    world.answer()
-    draws = world.begin()
-    taken = [int(unpack_counts(ask.body.counts)["count"].sum()) for ask in draws]
-    assert [ask.body.elsewhere for ask in draws] == [0, taken[0], taken[1], taken[0] + taken[2]]
-    assert {ask.body.reserve for ask in draws} == {96} and world.prefetch.reserve == 96
-
-
-def test_learners_that_part_the_clients_begin_with_another_part_at_each_server():
-    parts = [[(ask.body.part, ask.body.of) for ask in two(partition=(i, 2)).begin()] for i in (0, 1)]
-    assert parts == [[(0, 2), (1, 2)], [(1, 2), (0, 2)]]
-    assert [(ask.body.part, ask.body.of) for ask in two().begin()] == [(0, 1), (0, 1)]
-
-
 @pytest.mark.parametrize("given", [1, (1,), (0, 1, 2), ("0", 1), (0, True), (-1, 2), (2, 2), (0, 1 << 32)])
 def test_what_is_no_partition_is_refused(given):
     with pytest.raises(ParameterError, match="partition"):
         ClientPartition(given)
-
-
-def test_a_partition_may_be_a_list():
-    assert (ClientPartition([1, 3]).part, ClientPartition([1, 3]).of, ClientPartition([1, 3]).at(2)) == (1, 3, 0)
 
 
 # ------------------------------------------------------------------------------------------------- servers that are away
@@ -385,14 +295,6 @@ def test_a_batch_goes_on_without_a_server_that_does_not_answer_and_with_it_when_
     assert not late.is_away and len(world.prefetch) == 1
 
 
-def test_a_server_whose_connection_has_ended_is_late_at_once_if_something_is_asked_of_it():
-    world = two()
-    down = list(world.directory.addresses)
-    assert world.rounds.late(world.now, down) == []
-    world.begin()
-    assert [server.name for server in world.rounds.late(world.now, down)] == ["a", "b"]
-
-
 def test_a_server_that_was_forgotten_and_answers_late_is_not_planned_with():
     world = two()
     _, theirs = world.begin()
@@ -404,13 +306,6 @@ def test_a_server_that_was_forgotten_and_answers_late_is_not_planned_with():
     world.answer()
     world.prefetch.take()
     assert ("b", Sums) in kinds(world.begin())
-
-
-def test_no_batch_is_planned_while_no_server_is_there():
-    world = two()
-    for server in world.directory.known:
-        server.is_away = True
-    assert kinds(world.begin()) == [("a", Sums), ("b", Sums)] and world.begin() == []
 
 
 @pytest.mark.parametrize(
@@ -449,32 +344,6 @@ def test_batches_on_their_way_are_given_up_when_parameters_change():
     draws = world.begin()
     world.rounds.give_up()
     assert world.answer(*draws) == [] and world.rounds.short == 0
-
-
-def test_a_run_is_over_when_all_servers_say_so_in_their_answers():
-    world = two()
-    world.servers["a"].finished = True
-    world.begin()
-    world.answer()
-    assert not world.directory.is_finished
-    world.servers["b"].finished = True
-    world.now += MAX_SUMS_AGE + 0.1
-    world.begin()
-    world.answer()
-    assert world.directory.is_finished
-
-
-def test_with_reuse_the_same_samples_serve_any_number_of_batches():
-    world = World({"a": PoolServer([1], caches=1, parameters=REUSED)}, parameters=REUSED)
-    assert len(world.run(10)) == 10
-
-
-def test_nothing_is_drawn_before_the_table_is_known():
-    world = World({"a": PoolServer([1])})
-    world.begin()
-    world.answer()
-    world.directory.terms = None
-    assert world.begin() == []
 
 
 # ------------------------------------------------------------------------------------------------- the queue
@@ -536,20 +405,6 @@ def test_a_learner_that_waits_is_given_several_batches_in_a_round_until_it_waits
     assert world.prefetch.depth < MAX_AHEAD
 
 
-def test_a_learner_that_never_waits_has_no_more_ahead_than_it_asked_for():
-    world = plenty(batch_size=8, ahead=2)
-    world.run(20)
-    assert world.prefetch.depth == 2
-
-
-def test_a_number_of_batches_that_was_given_is_kept_however_long_a_learner_waits():
-    world = plenty(batch_size=8, ahead=2)
-    world.prefetch = world.rounds._prefetch = BatchQueue(2, may_grow=False)
-    world.prefetch.resize(8)
-    assert max(len(found) for found in waiting(world)) == 2, "two rounds of one batch each"
-    assert (world.prefetch.depth, world.prefetch.round) == (2, 1)
-
-
 def test_batches_of_one_round_share_no_sample_and_each_has_its_own_divisor():
     world = plenty(batch_size=8)
     several = next(found for found in waiting(world) if len(found) > 2)
@@ -582,12 +437,6 @@ def test_large_batches_come_together_as_far_as_their_bytes_allow(size, most, dep
         queue.starve()
         queue.begin(1 << 20)
     assert (queue.depth, queue.round) == (depth, rounds)
-
-
-def test_a_round_asks_for_no_more_than_there_is():
-    queue = plenty(batch_size=8).prefetch
-    queue.depth = 16
-    assert queue.begin(31) == 3 and queue.begin(7) == 1 and queue.begin(1000) == 8
 
 
 @pytest.mark.parametrize("parameters", [LIMITED, LIMITED.replace(samples_per_insert_tolerance=300.0)])
@@ -657,21 +506,6 @@ def stock():
     return ServerStock(RemoteServer("a", Address("tcp://a"), 0.0))
 
 
-def test_samples_of_a_draw_that_is_on_its_way_are_not_there_for_the_next_one():
-    """A server says what it has before it has seen the newest draws; with reuse_cache these take nothing away."""
-    table, made = table_of([20, 20, 4], [0, 1, 0]), stock()
-    made.ask(1, counts_of({9: 6, 7: 5}), 0.0)
-    made.ask(2, counts_of({7: 5}), 0.0)
-    assert made.on_way == 16 and made.open == {1, 2}
-    assert made.report(table, 0.0) == 30
-    assert made.table["reserved"].tolist() == [10, 20, 0] and table["reserved"].tolist() == [20, 20, 4]
-    made.answered(1, 0.0)
-    made.answered(2, 0.0)
-    made.ask(3, counts_of({8: 3}), 0.0)
-    made.report(table, 0.0)
-    assert made.table["reserved"].tolist() == [20, 20, 4] and made.clients.tolist() == [7, 8, 9]
-
-
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=5),
     st.dictionaries(st.integers(5, 13), st.integers(0, 40), max_size=6),
@@ -708,8 +542,3 @@ def test_an_answer_is_late_when_it_was_awaited_for_so_long_since_the_last_one():
     made.answered(2, 13.0)
     made.answered(2, 13.0)  # once more, by a resend
     assert made.late_at == float("inf")
-
-
-def test_clients_are_told_apart_by_half_of_their_ids():
-    rows = table_of([1, 1, 1])
-    assert clients_of(rows).tolist() == [7, 8, 9] and clients_of(rows[:0]).tolist() == []

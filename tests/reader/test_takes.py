@@ -12,7 +12,7 @@ from memoire.net.thread import NodeLock
 from memoire.reader.directory import Directory
 from memoire.reader.io_channels import Taker
 from memoire.replay.parameters import Parameters
-from memoire.tables.far import LEFT_OUT_TIMEOUT, REFUSED_INTERVAL, RETRY_INTERVAL
+from memoire.tables.far import REFUSED_INTERVAL, RETRY_INTERVAL
 from memoire.tables.rollouts.far import Takes, shares
 from memoire.tables.rollouts.queue import TakeRequest
 from readerkit import learn, message, refused, welcome
@@ -83,31 +83,6 @@ def test_shares_are_whole_in_proportion_and_never_more_than_is_held(held, data):
         assert 0 <= share <= there and abs(share - missing * there / max(1, sum(held))) < 1.0
 
 
-def test_one_server_is_asked_for_all_at_once():
-    world = TakesWorld("a")
-    world.push("a", range(30))
-    world.want(20)
-    assert world.begin() == [("a", 20)] and world.begin() == []
-    world.answer()
-    assert world.begin() == [] and world.takes.kept == 20
-    assert sum(map(len, world.takes.take({}))) == 20 and world.takes.taken == 20
-    assert world.servers["a"].pool.counts().taken == 20
-
-
-def test_several_servers_say_what_they_hold_and_give_in_proportion():
-    world = TakesWorld("a", "b")
-    world.push("a", range(30))
-    world.push("b", range(100, 110))
-    world.want(20)
-    assert world.begin() == [("a", 0), ("b", 0)]
-    world.answer("a")
-    assert world.begin() == [], "b has not said what it holds"
-    world.answer("b")
-    assert world.begin() == [("a", 15), ("b", 5)]
-    world.answer()
-    assert world.take(20) == [*range(15), *range(100, 105)]
-
-
 def test_too_little_is_asked_for_again_after_a_pause_and_nothing_is_taken():
     world = TakesWorld("a", "b")
     world.push("a", range(5))
@@ -123,25 +98,6 @@ def test_too_little_is_asked_for_again_after_a_pause_and_nothing_is_taken():
     assert world.servers["a"].pool.held() == (5, 1)
     limiter = world.servers["a"].tables.numbered(world.servers["a"].tables.first.number).limiter
     assert limiter is not None
-
-
-def test_what_is_over_is_kept_for_the_next_call():
-    world = TakesWorld("a", "b")
-    world.push("a", range(7), terminated=True)
-    world.push("b", range(100, 107), terminated=True)
-    first = world.take(8, exact=False)
-    assert first == [*range(7), *range(100, 107)] and world.takes.kept == 0
-    world.push("a", range(10, 14))
-    world.push("b", range(110, 114))
-    world.want(8)
-    world.begin()
-    world.answer()
-    world.begin()
-    world.answer("a")
-    world.takes.want(None)  # the call gives up; what comes late stays
-    world.answer("b")
-    assert world.takes.kept == 8
-    assert world.take(3) == [10, 11, 12] and world.take(5) == [13, *range(110, 114)]
 
 
 def test_entries_of_enough_clients_have_to_be_held():
@@ -178,31 +134,6 @@ def test_more_than_there_is_ever_room_for_and_another_storage_are_refused():
 
 
 # ------------------------------------------------------------------------------------------------- who does not answer
-
-
-def test_a_call_goes_on_without_a_server_that_does_not_answer_and_keeps_what_it_sends_late():
-    world = TakesWorld("a", "b")
-    for name, first in (("a", 0), ("b", 100)):
-        world.push(name, range(first, first + 20))
-    world.want(10)
-    world.begin()
-    world.answer()
-    assert world.begin() == [("a", 5), ("b", 5)]
-    world.answer("a")
-    world.now += LEFT_OUT_TIMEOUT - 0.1
-    assert world.takes.late(world.now, []) == []
-    address = world.directory.addresses[0]
-    assert [each.name for each in world.takes.late(world.now, [address])] == ["b"], "its connection has ended"
-    world.now += 0.1
-    (late,) = world.takes.late(world.now, [])
-    world.takes.leave_out(late)
-    assert world.takes.late(world.now, [address]) == [] and world.begin() == [("a", 5)]
-    world.answer("a")
-    assert sum(map(len, world.takes.take(world.versions))) == 10
-    world.takes.want(None)
-    world.answer("b")
-    assert not late.is_away and world.takes.kept == 5
-    assert world.take(5) == list(range(100, 105))
 
 
 @pytest.mark.parametrize("answer", [refused("table"), MemoireTimeout("x", "y", 1.0, "z")])

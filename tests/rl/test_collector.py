@@ -23,7 +23,7 @@ from memoire.rl import weights
 from memoire.rl.onpolicy.collector import Collector, RemoteActor
 from memoire.rl.policies import Asks, LoadsModels, MlpPolicy, Moments, Policy, policy_rows, rollout_schema
 from memoire.tables.table import Table
-from netkit import QUICK, in_thread, until
+from netkit import QUICK, in_thread
 
 # --- A collector fills a table of rollouts through real sockets, each fragment by one model, and a learner learns of it
 
@@ -110,14 +110,6 @@ def test_actions_are_clipped_for_the_environment_and_kept_as_they_were(cluster):
     assert (server.table("rollouts").take(8, timeout=20.0)["action"] == 7.0).all()
 
 
-def test_actions_of_a_discrete_space_count_from_its_start(cluster):
-    envs = envs_of(space=gymnasium.spaces.Discrete(2, start=5))
-    server = cluster.server(schema=None, tables=table_of(envs, capacity=1000), limits=QUICK)
-    with Collector(server.endpoint, envs, policy=Steady(np.int64(1))) as collector:
-        collector.run(8)  # the environment refuses others
-    assert (server.table("rollouts").take(8, timeout=20.0)["action"] == 1).all()
-
-
 def test_two_groups_wait_for_their_actions_at_once(cluster):
     policy, groups = Asked(np.int64(0)), [envs_of(2), envs_of(3)]
     server = cluster.server(schema=None, tables=table_of(groups[0], capacity=1000), limits=QUICK)
@@ -131,18 +123,6 @@ def test_two_groups_wait_for_their_actions_at_once(cluster):
     rollouts = server.table("rollouts").take(40, timeout=20.0)
     assert rollouts.truncated.all() and rollouts.lengths.max() == 5
     assert rollouts.final["obs"][:, 0].tolist() == rollouts.lengths.tolist(), "each group goes on where it was"
-
-
-def test_a_learner_gets_what_other_groups_hold_when_one_waits(cluster):
-    groups = [envs_of(2), envs_of(3)]
-    server = cluster.server(schema=None, tables=table_of(groups[0], capacity=50, rollout_length=40), limits=QUICK)
-    with Collector(server.endpoint, groups, policy=Steady(np.int64(0))) as collector:
-        running, _ = in_thread(lambda: collector.run(seconds=30.0))
-        table = server.table("rollouts")
-        until(lambda: table.stats().unused_samples >= 50)
-        assert collector.client.room <= 0 and table.stats().rate.forgiven == 0
-        server.finish()
-        running.join(30.0)
 
 
 def test_what_does_not_fit_is_refused(cluster):
@@ -196,31 +176,7 @@ def test_a_numpy_actor_critic_learns_cartpole_from_strict_rollouts(cluster):
         collector.close()
 
 
-def test_what_a_former_model_began_is_cut_before_the_next_one_acts(cluster):
-    envs, net = envs_of(), NumpyActorCritic(1, 2)
-    server = cluster.server(schema=None, tables=table_of(envs, capacity=1000, max_model_lag=0), limits=QUICK)
-    server.publish("policy", net.body())
-    with Collector(server.endpoint, envs, policy=MlpPolicy(seed=0)) as collector:
-        collector.run(4)
-        server.publish("policy", net.body())
-        until(lambda: collector.client.model("policy").published == 2)
-        collector.run(4)
-        collector.client.update(20.0)
-    table = server.table("rollouts")
-    rollouts = table.take(4, timeout=20.0)
-    assert rollouts.model_version.tolist() == [2] * 4, "no fragment has a step of the former model in it"
-    assert table.stats().passed_over_samples == 4
-
-
 # --- Collectors that ask inference nodes: one address is enough, entries are strict, and two groups overlap
-
-
-def test_rows_of_a_policy_are_the_columns_that_the_collector_does_not_know():
-    obs = {"image": Column(np.uint8, (2, 2), "state"), "speed": Column(np.float32, (), "state")}
-    made = {"action": np.int64, "logp": np.float32, "value": np.float32, "memory": (np.float32, (3,))}
-    schema = memoire.Schema({"obs": obs, "reward": np.float32, "discounted": np.float32} | made)
-    inputs, outputs = policy_rows(schema)
-    assert inputs.names == ("obs.image", "obs.speed", "memory") and outputs.names == tuple(made)
 
 
 @pytest.fixture
@@ -286,14 +242,6 @@ def test_a_collector_whose_node_is_away_says_so_and_ends_with_the_run(cluster):
         server.finish()
         running.join(30.0)
         assert not running.is_alive() and collector.collected().is_finished
-
-
-def test_a_policy_that_is_given_acts_although_there_are_nodes(cluster):
-    envs = make_envs("CartPole-v1", 2)
-    server = strict_server(cluster, envs, "tcp://*:5570")
-    server.publish("policy", NumpyActorCritic(4, 2).body())
-    with Collector(server.endpoint, envs, policy=MlpPolicy(seed=0)) as collector:
-        assert collector.run(8).version == 1
 
 
 def arguments_of(*functions):

@@ -65,13 +65,6 @@ def test_the_newest_episodes_of_all_servers_are_taken_together() -> None:
     assert not progress_of(report([[1.0, 500.0, 500]] * 19, {})).is_reached, "19 episodes are not 20"
 
 
-def test_progress_before_anything_was_reported() -> None:
-    made = progress_of({})
-    assert (made.mean_return, made.is_reached) == (None, False)
-    assert dict(made.figures())["learner waits"] == "-"
-    assert demo.summary(made)[-1].split() == ["cluster", "0", "0", "0"]
-
-
 def test_td_errors_are_added_up_over_servers_and_one_that_is_nowhere_is_found() -> None:
     fine, wrong = report([], {}), report([], {})
     wrong["feedback"] = {"clients": {"given": 8, "applied": 9}, "unknown": {"given": 2, "lost": 1}}
@@ -95,11 +88,6 @@ def test_counts_that_do_not_add_up_are_found() -> None:
     assert demo.differences(fine, {"c": counts(0, 1, 2)}) == ["actor c made 1 episodes, but the servers have 0"]
     wrong = progress_of(report([], {"a": counts(5, 1, 2)}, steps=6, episodes=1, accepted_caches=2))
     assert demo.differences(wrong, {}) == ["6 steps in all, but the clients have 5"]
-
-
-def test_a_client_that_moved_is_merged() -> None:
-    tables = [{"a": counts(5, 1, 2)}, {"a": counts(9, 2, 3)}]
-    assert demo.merged(tables) == {"a": counts(9, 2, 5)}
 
 
 LEARNER = {"batches": 9, "batch_rate": 3.0, "age": 0.25, "waiting": 0.5, "version": 7}
@@ -216,16 +204,6 @@ def demo_of(learners=1, *lines):
 HALF, GOAL = "  20 s    10,240 steps, return 240.1, kl 0.010", "  40 s    40,960 steps, return 475.3, kl 0.010"
 
 
-def test_one_collector_is_killed_half_way_and_once(capsys):
-    _, run = demo_of(
-        1, "   1 s     2,048 steps, return -inf, kl 0.010", "   9 s     6,144 steps, return 237.0, kl 0.010"
-    )
-    assert [actor.kills for actor in run.actors] == [0, 0]
-    _, run = demo_of(1, HALF, GOAL)
-    assert [actor.kills for actor in run.actors] == [0, 1]
-    assert "half way, at a return of 240.1: actor-1 is killed on purpose" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("learners", "lines", "status", "said"),
     [
@@ -247,14 +225,6 @@ def test_the_exit_status_says_how_it_went(capsys, learners, lines, status, said)
     assert demo.sum_up() == status
     assert said in capsys.readouterr().out
 
-
-def test_a_goal_that_is_reached_too_late_is_not_reached():
-    demo, _ = demo_of(1, HALF, GOAL, "rank 0 has parameters ab12")
-    demo.reached_after = demo.task.seconds + 1.0
-    assert demo.sum_up() == 1
-
-
-# --- The demo's learner computes what its papers say, and learns what an end and a cut are worth
 
 # ------------------------------------------------------------------------------------------------- the arithmetic
 
@@ -338,30 +308,6 @@ def test_the_network_chooses_and_the_target_judges() -> None:
         for row in range(6)
     ]
     np.testing.assert_allclose(learner.learn(batch), np.array(expected) / 0.5, rtol=1e-4, atol=1e-5)
-
-
-def test_a_batch_is_learned_in_minibatches_and_every_error_comes_back_in_its_place() -> None:
-    learner = DoubleQ(3, 2, settings=LearningSettings(minibatch_size=4, rate=0.0), seed=0)
-    batch = batch_of(10)
-    errors = learner.learn(batch)
-    assert learner.steps == 3
-    np.testing.assert_allclose(
-        errors[4:8], learner.learn({name: column[4:8] for name, column in batch.items()}), rtol=1e-5
-    )
-
-
-def test_samples_without_importance_change_nothing() -> None:
-    one, other = DoubleQ(3, 2, seed=0), DoubleQ(3, 2, seed=0)
-    first, second = batch_of(8, 0), batch_of(8, 1)
-    for batch in (first, second):
-        batch["importance"][4:] = 0.0
-    for name in ("obs", "reward", "action"):
-        second[name][:4] = first[name][:4]
-    second["next_obs"][:4], second["discount"][:4] = first["next_obs"][:4], first["discount"][:4]
-    second["importance"][:4] = first["importance"][:4]
-    one.learn(first)
-    other.learn(second)
-    np.testing.assert_allclose(one.network.vector, other.network.vector, rtol=1e-4, atol=1e-7)
 
 
 def test_actions_are_the_best_known_ones_but_for_a_share_of_random_ones() -> None:

@@ -1,7 +1,5 @@
 """Jobs, leases and late results, with clocks that are passed in, and against a model."""
 
-from concurrent.futures import Future
-
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -9,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bytekit import FRAMES, KINDS
-from memoire.errors import Closed, JobFailed, ObserverLost, ProtocolError
+from memoire.errors import ObserverLost, ProtocolError
 from memoire.replay.schema import Schema
-from memoire.rl.observers.jobs import MAX_WORKERS, RECONNECT_TIMEOUT, Jobs, JobService
+from memoire.rl.observers.jobs import MAX_WORKERS, Jobs, JobService
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.containers import unpacked_bytes
@@ -19,36 +17,6 @@ from memoire.wire.frames import encode, parse
 
 LEASE = 10.0
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
-
-
-def test_jobs_are_given_in_order_each_to_one_worker():
-    jobs = Jobs(LEASE)
-    made = [jobs.submit(content) for content in "xyz"]
-    assert [jobs.take(worker, 0.0) for worker in (A, B, C)] == made
-    assert jobs.take(bytes(16), 0.0) is None and (jobs.open, jobs.leased) == (0, 3)
-    assert jobs.finish(B, made[1].number, "result") and made[1].future.result(0) == "result"
-    assert jobs.counts == {"done": 1} and jobs.leased == 2
-
-
-def test_a_lease_lasts_from_when_its_worker_was_heard_of_last():
-    jobs = Jobs(LEASE)
-    job = jobs.submit("x")
-    jobs.take(A, 0.0)
-    assert jobs.next_time() == 10.0 and jobs.renew(A, job.number, 8.0)
-    assert jobs.next_time() == 18.0 and jobs.expire(17.9) == [] and jobs.leased == 1
-    assert jobs.expire(18.0) == [] and jobs.open == 1 and jobs.counts["expired"] == 1
-
-
-def test_a_job_whose_lease_ended_is_given_to_another_one_and_its_first_result_counts():
-    jobs = Jobs(LEASE)
-    job = jobs.submit("x")
-    jobs.take(A, 0.0)
-    jobs.expire(10.0)
-    assert jobs.take(B, 11.0) is job
-    assert not jobs.renew(A, job.number, 12.0) and jobs.renew(B, job.number, 12.0)
-    assert jobs.finish(A, job.number, "of a") and not jobs.finish(B, job.number, "of b")
-    assert job.future.result(0) == "of a" and jobs.counts == {"expired": 1, "done": 1, "late": 1}
-    assert not jobs.renew(B, job.number, 13.0)
 
 
 def test_whoever_was_slow_has_its_job_back_if_nobody_else_took_it():
@@ -94,47 +62,11 @@ def test_a_job_without_attempts_is_lost_and_its_future_says_so():
     assert not jobs.finish(A, job.number, "late") and jobs.counts == {"expired": 1, "lost": 1, "late": 1}
 
 
-def test_a_failure_is_told_with_its_text():
-    jobs = Jobs(LEASE)
-    job = jobs.submit("x")
-    jobs.take(A, 0.0)
-    assert jobs.finish(A, job.number, failed="ValueError: no gate 7")
-    with pytest.raises(JobFailed, match="job 1 failed at 01010101: ValueError: no gate 7"):
-        job.future.result(0)
-
-
-def test_a_worker_that_gave_up_gets_the_same_job_first_and_that_is_no_further_attempt():
-    jobs = Jobs(LEASE, attempts=1)
-    first, second = jobs.submit("x"), jobs.submit("y")
-    assert jobs.take(A, 0.0) is first
-    assert jobs.take(A, 1.0) is first and jobs.leased == 1 and jobs.next_time() == 11.0
-    assert jobs.take(A, 2.0, having=frozenset({first.number})) is second and jobs.leased == 2
-
-
 def test_a_job_for_one_worker_waits_for_it():
     jobs = Jobs(LEASE)
     named, by_id, anybody = jobs.submit("x", only="left"), jobs.submit("y", only=B.hex()), jobs.submit("z")
     assert jobs.take(A, 0.0) is anybody
     assert jobs.take(B, 0.0) is by_id and jobs.take(C, 0.0, name="left") is named
-
-
-def test_only_those_who_had_a_job_may_finish_it():
-    jobs = Jobs(LEASE)
-    job = jobs.submit("x")
-    jobs.take(A, 0.0)
-    with pytest.raises(ProtocolError, match="never given to this client") as caught:
-        jobs.finish(B, job.number, "y")
-    assert caught.value.code == "owner" and not job.future.done()
-
-
-def test_cancelling_ends_a_job_wherever_it_is():
-    jobs = Jobs(LEASE)
-    job, other = jobs.submit("x"), jobs.submit("y")
-    jobs.take(A, 0.0)
-    jobs.cancel(job)
-    jobs.cancel(other)
-    assert job.future.cancelled() and other.future.cancelled() and not jobs.renew(A, job.number, 1.0)
-    assert jobs.take(B, 1.0) is None and not jobs.finish(A, job.number) and jobs.counts["late"] == 1
 
 
 def test_a_future_that_was_cancelled_meanwhile_takes_no_result():
@@ -143,29 +75,6 @@ def test_a_future_that_was_cancelled_meanwhile_takes_no_result():
     jobs.take(A, 0.0)
     job.future.cancel()
     assert jobs.finish(A, job.number, "result") and job.future.cancelled()
-
-
-def test_a_lost_connection_shortens_the_lease_unless_its_worker_is_heard_of():
-    jobs = Jobs(LEASE)
-    job = jobs.submit("x")
-    jobs.take(A, 0.0)
-    jobs.left(A, 1.0)
-    assert jobs.next_time() == 1.0 + RECONNECT_TIMEOUT
-    jobs.renew(A, job.number, 1.5)
-    assert jobs.next_time() == 11.5
-    jobs.left(B, 2.0)
-
-
-def test_closing_ends_every_future():
-    jobs = Jobs(LEASE)
-    mine: Future[str] = Future()
-    job, other = jobs.submit("x", mine), jobs.submit("y")
-    jobs.take(A, 0.0)
-    jobs.close()
-    for future in (job.future, other.future):
-        with pytest.raises(Closed, match="whoever gave this job is closed"):
-            future.result(0)
-    assert job.future is mine and jobs.next_time() == float("inf")
 
 
 class JobsMachine(RuleBasedStateMachine):

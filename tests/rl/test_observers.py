@@ -280,22 +280,6 @@ def test_cancelling_reaches_a_running_observer_with_its_next_message(open_agent,
     assert not agent.run_episode().done()
 
 
-def test_an_error_of_the_function_is_told_and_the_observer_goes_on(open_agent, observe):
-    agent, bad = open_agent(), [True]
-
-    def fails(start, ask, options):
-        if bad.pop() if bad else False:
-            raise ValueError("no gate 7\nand more")
-        yield from count(start, ask, options)
-
-    observer = observe(agent, run_episode=fails)
-    with pytest.raises(JobFailed, match="failed at .*: ValueError: no gate 7") as caught:
-        agent.run_episode().result(20)
-    assert "gate 7\nand more" not in str(caught.value)
-    until(lambda: observer.failed == 1)
-    assert len(agent.run_episode().result(20)) == 3
-
-
 @pytest.mark.parametrize(
     ("entry", "text"),
     [

@@ -12,7 +12,7 @@ from memoire.errors import MemoireTimeout, ParameterError, UnknownName, WrongTyp
 from memoire.rl import realtime
 from memoire.rl.drone import DummyDrone
 from memoire.rl.realtime import DEFAULTS, RealTimeEnv, RealTimeInterface
-from memoire.rl.step_clock import DURATIONS, EDGES, ElasticClock, MovingAverages, StepTimes, cause_of
+from memoire.rl.step_clock import DURATIONS
 
 
 class Virtual:
@@ -102,46 +102,6 @@ def test_the_action_buffer_is_filled_anew_or_goes_on_with_the_default_action():
         assert [float(part[0]) for part in obs[2:]] == expected
 
 
-def test_actions_may_be_left_out_of_observations():
-    env, *_ = virtual(act_in_obs=False, act_buf_len=3)
-    assert len(env.observation_space.spaces) == len(env.reset()[0]) == 2
-
-
-def test_an_action_is_kept_as_it_was_though_the_caller_writes_into_its_array():
-    env, *_ = virtual(act_buf_len=2)
-    env.reset()
-    action = np.ones(1, np.float32)
-    env.step(action)
-    action[:] = 2.0
-    obs = env.step(action)[0]
-    assert [float(part[0]) for part in obs[2:]] == [1.0, 2.0]
-    for part in obs[2:]:
-        part[:] = 5.0
-    assert [float(part[0]) for part in env.step(action)[0][2:]] == [2.0, 2.0], "an observation is the caller's"
-    for part in env.reset()[0][2:]:
-        part[:] = 5.0
-    assert env.default_action.tolist() == [0.0]
-
-
-def test_episodes_end_after_their_longest_length_and_by_the_interface():
-    env, _, arm = virtual(ep_max_length=3)
-    env.reset()
-    assert [env.step([0.0])[2:4] for _ in range(3)] == [(False, False), (False, False), (False, True)]
-    env.reset()
-    arm.get_obs_rew_done_info = lambda: ([0.0, [0, 0]], np.float32(1), np.bool_(True), {})
-    assert env.step([0.0])[2:4] == (True, False)
-
-
-def test_a_slow_policy_is_made_up_for_within_the_elasticity():
-    env, clock, arm = virtual(time_step_duration=0.1, start_obs_capture=0.1, time_step_timeout_factor=1.0)
-    env.reset()
-    clock.now += 0.15
-    env.step([1.0])
-    env.step([1.0])
-    assert [at for at, _ in arm.sent] == [100.0, 100.15, 100.2]
-    assert env.times.late == {"policy": 1, "environment": 0, "pause": 0} and env.times.timeouts == 0
-
-
 def test_beyond_the_elasticity_the_clock_begins_anew_and_says_so(caplog):
     env, clock, arm = virtual(time_step_duration=0.1, start_obs_capture=0.1, time_step_timeout_factor=0.5)
     env.reset()
@@ -150,17 +110,6 @@ def test_beyond_the_elasticity_the_clock_begins_anew_and_says_so(caplog):
     env.step([1.0])
     assert [at for at, _ in arm.sent] == [100.0, 100.17, 100.27]
     assert env.times.timeouts == 1 and "policy is slow" in caplog.text
-
-
-def test_a_slow_device_is_told_from_a_slow_policy():
-    env, _, _ = virtual(
-        time_step_duration=0.1, start_obs_capture=0.1, slow=lambda clock, read: clock.sleep(0.05 * (read == 2))
-    )
-    env.reset()
-    for _ in range(4):
-        env.step([0.0])
-    assert env.times.late == {"policy": 0, "environment": 1, "pause": 0}
-    assert env.times.late_share == 0.25
 
 
 def test_breaks_are_no_fault_of_the_policy_and_no_step():
@@ -254,42 +203,6 @@ def test_a_trace_has_when_each_duration_began_and_ended():
     assert times["start_send_control"] == times["end_send_control"] == [100.0, 100.1, 100.2]
 
 
-def test_functions_of_the_settings_see_each_control_and_each_observation_of_the_device():
-    env, _, arm = virtual(
-        act_prepro_func=lambda act: np.multiply(act, 2, out=act),
-        obs_prepro_func=lambda obs: (obs[0] + 100, obs[1]),
-        act_buf_len=2,
-    )
-    assert [float(each[0]) for each in (*env.reset()[0][:1], *env.reset()[0][:1])] == [99.0, 99.0]
-    obs = env.step([0.5])[0]
-    assert (
-        float(obs[0][0]) == 100.0 + len(arm.read_at)
-        and obs[-1].tolist() == [0.5]
-        and env.observation_space.contains(obs)
-    )
-    env.step([0.25])
-    assert [control for _, control in arm.sent][-2:] == [1.0, 0.5]
-
-
-def test_durations_of_which_none_came_are_none():
-    assert set(MovingAverages(0.1).rows().values()) == {None}
-
-
-def test_the_histogram_has_a_bin_for_each_length():
-    times = StepTimes()
-    for seconds in (0.0, EDGES[0], 0.05, 99.0):
-        times.add(seconds, "", True)
-    assert times.counts[0] == 2 and times.counts[EDGES.index(0.05)] == 1 and times.counts[-1] == 1
-
-
-def test_a_control_within_a_tenth_of_a_step_is_not_late():
-    clock = ElasticClock(0.1, 0.1, 0.1)
-    clock.begin_anew(0.0)
-    assert cause_of(clock, 0.0, 0.1, 0.1099, is_paused=False) == ""
-    assert cause_of(clock, 0.0, 0.1, 0.111, is_paused=False) == "environment"
-    assert cause_of(clock, 0.0, 0.111, 0.111, is_paused=False) == "policy"
-
-
 @pytest.mark.parametrize(
     ("config", "error", "text"),
     [
@@ -376,29 +289,6 @@ def test_an_interface_of_the_newer_form_is_taken():
 def real(timeout=30.0, **config):
     settings = {"interface": Arm, "time_step_duration": 0.02, "start_obs_capture": 0.02, **config}
     return RealTimeEnv(settings, timeout=timeout)
-
-
-def test_one_real_second_has_as_many_steps_as_fit_into_it():
-    with real() as env:
-        env.reset()
-        began = time.monotonic()
-        for _ in range(50):
-            env.step([0.5])
-        seconds = time.monotonic() - began
-        assert env.interface.threads == {"memoire-real-time"}
-    # However busy the machine is, the clock does not run fast; that it is not slow is said of an idle machine only.
-    assert seconds >= 0.99
-    assert env.times.steps + env.times.late["pause"] == 50
-    assert env.interface.sent[-1][1] == 0.0  # what it does after close
-
-
-def test_observations_are_taken_at_their_time_though_the_policy_is_late():
-    with real(time_step_duration=0.05, start_obs_capture=0.01) as env:
-        env.reset()
-        time.sleep(0.2)
-        called = time.monotonic()
-        env.step([1.0])
-        assert env.interface.read_at[0] < called - 0.05
 
 
 def test_what_the_interface_raises_reaches_the_caller_and_the_device_rests():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import memoire
 from memoire.errors import DataError, NoSuchField, NothingAllowed, ParameterError
-from memoire.inference.batching import MAX_LINEAGE, StartsStats
+from memoire.inference.batching import StartsStats
 from memoire.replay.columns import Column
 from memoire.rl import StartStates, masked, weights
 
@@ -47,18 +47,6 @@ def test_the_best_states_stay_and_the_first_one_never_leaves():
     assert kept == [2, 3, 9] and starts.best.cost == 2 and starts.first in starts
 
 
-def test_a_lineage_leads_from_the_first_state_also_through_states_that_have_left():
-    starts = made(keep=2)
-    before = starts.first
-    for number in (6, 5, 4):
-        before = starts.add(state(number), before, {"step": number})
-        starts.add(state(number + 100), before)
-    path = starts.lineage()
-    assert [action for _, action in path] == [{}, {"step": 6}, {"step": 5}, {"step": 4}]
-    assert path[0][0] == starts.first and path[-1][0] == starts.best.id == starts.id_of(state(4))
-    assert starts.id_of(state(6)) not in starts
-
-
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=40), st.integers(1, 6))
 def test_stats_walk_from_the_first_state_to_the_best_by_ancestors_that_are_still_kept(steps, keep):
     starts = made(keep=keep, first=(99,))
@@ -75,23 +63,6 @@ def test_stats_walk_from_the_first_state_to_the_best_by_ancestors_that_are_still
         path.append(parents[path[-1]])
     told = [(costs[each], step) for step, each in enumerate(path[::-1]) if each in starts or each == best]
     assert starts.stats() == StartsStats("numbers", len(starts), 0, costs[best], 99.0, tuple(told))
-
-
-def test_stats_count_draws_and_tell_the_newest_ancestors_of_a_long_line():
-    starts = made(first=(1000,))
-    before = starts.first
-    for number in range(999, 500, -1):
-        before = starts.add(state(number), before)
-    for _ in range(7):
-        starts.sample()
-    told = starts.stats()
-    assert (told.kept, told.draws, told.best, told.first) == (100, 7, 501.0, 1000.0)
-    assert told.lineage == tuple((1000.0 - step, step) for step in (0, *range(401, 500)))
-    kept = made(keep=2000, first=(1000,))
-    kept.restore(starts.arrays())
-    for number in range(500, 0, -1):
-        before = kept.add(state(number), before)
-    assert kept.stats().lineage == tuple((1000.0 - step, step) for step in range(1000 - MAX_LINEAGE, 1000))
 
 
 def test_draws_follow_the_cost():
@@ -153,14 +124,6 @@ def test_start_states_go_on_as_told_and_another_seed_is_refused(caplog):
         assert f"going on with {told}, as this 'numbers' was told; the checkpoint has" in line
     with pytest.raises(ParameterError, match="^seed must be 3, as in the checkpoint, or left out, got 4"):
         made(seed=4).restore(saved)
-
-
-def test_states_of_another_rank_leave_the_order_of_draws_as_it_is():
-    mine, alone = (made(seed=4, temperature=9.0) for _ in range(2))
-    for each in (mine, alone):
-        each.add(state(3), each.first)
-    mine.merge(weights.pack(made(seed=5).arrays()))
-    assert [mine.sample().id for _ in range(30)] == [alone.sample().id for _ in range(30)]
 
 
 def text_of(tree):
@@ -234,11 +197,6 @@ def test_masked_draws_follow_the_softmax_of_what_is_allowed():
     np.testing.assert_allclose(np.bincount(choice, minlength=4)[[0, 2, 3]] / 5000, allowed, atol=0.03)
     np.testing.assert_allclose(np.exp(logp), allowed[np.searchsorted([0, 2, 3], choice)], rtol=1e-5)
     assert choice.dtype == np.int64 and logp.dtype == np.float32 and 1 not in choice
-
-
-def test_one_row_has_one_choice_and_a_forced_one_has_probability_one():
-    choice, logp = masked([0.0, -1e30, np.nan], [False, True, False], np.random.default_rng(0))
-    assert choice == 1 and logp == 0.0 and np.shape(choice) == ()
 
 
 @pytest.mark.parametrize(

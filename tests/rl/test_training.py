@@ -17,13 +17,13 @@ from memoire.errors import Closed, CrcFailed, ParameterError
 from memoire.models.model import Model
 from memoire.nodes.http import NodePages
 from memoire.replay.parameters import Parameters
-from memoire.rl import RealTimeEnv, RealTimeInterface, RolloutWorker, partial
+from memoire.rl import RealTimeEnv, RealTimeInterface, partial
 from memoire.rl.codec import Codec
 from memoire.rl.sample_journal import PARTS, SampleJournal
 from memoire.rl.samples import MemoryExperience, Sample, SampleTaker, columns_of
 from memoire.rl.trainer.actors import ModelFollower
 from memoire.rl.trainer.trainer import DrawnBatches
-from memoire.rl.trainer.training import RatioGate, Training, TrainingLoop
+from memoire.rl.trainer.training import Training, TrainingLoop
 from memoire.tmrl.memory import GenericMemory
 from memoire.tmrl.networking import RolloutWorker as PipelineWorker
 from memoire.tmrl.networking import Server, Trainer
@@ -106,14 +106,6 @@ def test_a_pause_is_explained() -> None:
     samples.wait = wait  # type: ignore[method-assign]
     made.run_epoch()
     assert said == ["waiting for samples: 3 of start_training=10 are there"] and made.explain() == ""
-
-
-def test_the_ratio_owes_nothing_after_a_resume() -> None:
-    gate = RatioGate(1.0)
-    assert not gate.is_open(0)  # whatever a former process received or trained
-    assert gate.is_open(1)
-    gate.updates = 1
-    assert not gate.is_open(1) and gate.is_open(2) and gate.ratio(2) == 0.5
 
 
 def test_the_scheduler_comes_first_and_priorities_go_back() -> None:
@@ -347,14 +339,6 @@ def test_a_worker_of_a_device_shows_its_time_steps_and_test_episodes() -> None:
     assert value(text, "memoire_client_step_seconds_count") == times.steps >= 12
     assert value(text, "memoire_client_step_seconds_sum") == pytest.approx(times.seconds)
     assert value(text, 'memoire_client_late_steps_total{cause="policy"}') == times.late["policy"]
-
-
-def test_a_worker_of_another_environment_has_no_time_steps() -> None:
-    with Server(port=0) as server:
-        worker = RolloutWorker(gymnasium.make("CartPole-v1"), Actor, server.server.endpoint, table="samples")
-        with worker:
-            text = metrics(worker)
-    assert "memoire_client_step_seconds_count" not in text and value(text, "memoire_worker_steps_total") == 0
 
 
 class Counting(TrainingAgent):

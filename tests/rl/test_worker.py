@@ -190,25 +190,6 @@ def test_a_stream_sends_within_an_episode(queue: Server) -> None:
     assert arrived == [8]
 
 
-def test_the_limit_of_samples_ends_an_episode_that_is_not_done(queue: Server) -> None:
-    options: dict[str, Any] = {"recording": packets(), "max_samples_per_episode": 3}
-    with RolloutWorker(Device(100), Constant(), queue.endpoint, **options) as worker:
-        worker.run(0, 1)
-    last = taken(queue, 4)[-1]
-    assert not last.terminated and last.truncated and last.info == {"__no_done": True}
-
-
-def test_a_compressor_changes_what_travels_and_nothing_else(queue: Server) -> None:
-    def compressor(act: Any, obs: Any, rew: Any, done: Any, info: Any) -> Any:
-        return act, obs[:1], rew, done, {}
-
-    with RolloutWorker(Device(3), Constant(), queue.endpoint, recording=packets(compressor=compressor)) as worker:
-        worker.run(0, 1)
-    samples = taken(queue, 4)
-    assert [each.obs.tolist() for each in samples] == [[0.0], [1.0], [2.0], [3.0]]
-    assert samples[0].act.tolist() == [0.0] and samples[1].act.tolist() == [0.5]
-
-
 def test_a_compressor_takes_done_or_terminated_and_truncated_and_gives_as_many(queue: Server) -> None:
     seen: list[tuple[Any, ...]] = []
 
@@ -276,18 +257,6 @@ def test_whatever_ends_it_the_device_rests_and_samples_are_sent(queue: Server, e
     worker.close()
 
 
-def test_a_worker_in_a_thread_leaves_signals_alone(queue: Server) -> None:
-    device, former = Device(3), signal.getsignal(signal.SIGINT)
-    with RolloutWorker(device, Constant(), queue.endpoint, recording=packets()) as worker:
-        thread = threading.Thread(target=worker.run, daemon=True)
-        thread.start()
-        assert until(lambda: worker.episodes > 2)
-        assert signal.getsignal(signal.SIGINT) is former
-        worker.stop()
-        thread.join(10.0)
-        assert not thread.is_alive()
-
-
 def test_a_late_worker_gets_the_newest_model_and_keeps_its_history(queue: Server, tmp_path: Path) -> None:
     queue.publish("policy", model(0.25))
     queue.publish("policy", model(0.75))
@@ -346,17 +315,6 @@ def test_an_environment_is_measured(queue: Server) -> None:
     with RolloutWorker(Device(), Constant(), queue.endpoint, recording=packets()) as worker:
         found = step_seconds(worker, 12)
         assert found["steps"] == 12 and 0.0 < found["mean"] <= found["max"] and worker.steps == 0
-
-
-def test_a_writer_of_columns_fills_a_table_of_episodes() -> None:
-    table = Table(Schema.from_env(Device()), storage="episodes", capacity=1000)
-    with Server("tcp://127.0.0.1:0", tables={"replay": table}) as server:
-        with RolloutWorker(Device(), Constant(), server.endpoint, max_samples_per_episode=4) as worker:
-            worker.run(0, 2)
-        assert until(lambda: server.totals().steps == 8)
-        with Reader([server.endpoint]) as reader:
-            batch = reader.get_batch(16)
-            assert batch.obs.shape == (16, 2) and (batch.action == 0.5).all() and (batch.discount > 0.0).all()
 
 
 def test_nobody_there_is_said_with_the_address() -> None:

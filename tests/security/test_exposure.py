@@ -69,11 +69,6 @@ def test_a_server_that_is_open_warns_of_each_address_once():
         assert "keys (keys=)" in str(said[0].message) and said[0].filename == __file__
 
 
-def test_a_proxy_that_is_open_warns():
-    with pytest.warns(InsecureWarning, match="proxy 'front' listens at tcp"):
-        memoire.Proxy("tcp://*:0", ["tcp://127.0.0.1:9"], name="front").close()
-
-
 def test_a_classic_server_that_is_open_warns_and_works():
     one, none = np.zeros(1, np.float32), np.float32(0)
     with pytest.warns(InsecureWarning, match="for everybody"):
@@ -184,14 +179,6 @@ def test_no_key_takes_more_than_its_burst_and_what_came_back_since(steps):
         assert len(times) <= 3 + 0.5 * (latest - began) + sum(max(0.0, -seconds) for _, seconds in steps) + 1e-6
 
 
-def test_tokens_come_back_up_to_the_burst_and_each_key_has_its_own():
-    buckets = TokenBuckets(2, 0.5)
-    assert [buckets.take("a", 0.0) for _ in range(3)] == [True, True, False]
-    assert buckets.take("b", 0.0) and buckets.least(0.0) == 0.0
-    assert not buckets.take("a", 1.9) and buckets.take("a", 2.0) and not buckets.take("a", 2.0)
-    assert buckets.left("a", 1000.0) == 2.0 and not buckets.take("a", 1.0), "a clock that goes back brings none"
-
-
 def test_keys_are_bounded_and_the_one_that_took_nothing_for_longest_is_forgotten():
     buckets = TokenBuckets(1, 0.0, most=2)
     assert all(buckets.take(key, 0.0) for key in "abc")
@@ -239,31 +226,11 @@ def test_a_connection_that_makes_up_clients_is_stopped_where_it_ends(cluster, th
     stranger.socket.close()
 
 
-def test_a_proxy_brings_as_many_clients_as_come_to_it(cluster):
-    server = cluster.server(limits=FEW)
-    proxy = cluster.proxy([server], limits=FEW)
-    for number in range(1, 8):
-        stranger = Stranger(cluster, proxy.endpoint)
-        assert isinstance(stranger.ask(bytes([number]) * 16, messages.Hello(role="actor")), messages.Welcome)
-        stranger.socket.close()
-    assert server.stats().guests == 7 and "busy" not in server.stats().refused
-
-
 def test_a_client_that_comes_too_soon_says_so_or_gets_in_later(cluster):
     server = cluster.server(limits=Limits(new_clients=1, new_clients_rate=0.0, connection_clients=0))
     with pytest.raises(Refused, match="connection_clients") as refused:
         cluster.client(server, limits=QUICK, timeout=0.5)
     assert refused.value.code == "busy"
-
-
-def test_what_a_newcomer_counts_is_told_when_its_turn_comes(cluster):
-    server = cluster.server(limits=Limits(new_clients=1, new_clients_rate=2.0))
-    first, second = (cluster.client(server, limits=QUICK) for _ in range(2))
-    for client in (first, second):
-        client.on_entries(5)
-    first.update(100.0)
-    second.update(100.0)
-    assert server.total_steps == 10 and server.stats().totals.clients == 2
 
 
 def test_steps_of_a_newcomer_that_has_to_wait_are_kept(cluster):

@@ -167,22 +167,6 @@ def test_more_files_of_keys_than_are_read_are_refused_by_name_and_a_running_node
     assert not read_again(keys) and not keys.trouble and keys.authorized == held
 
 
-def test_links_that_a_kubelet_swaps_are_followed(cluster, tmp_path):
-    first, second, mounted = keypairs.make("actor", "a"), keypairs.make("actor", "a"), tmp_path / "mounted"
-    for number, key in enumerate((first, second)):
-        key_writer.write_one(mounted / f"..{number}", keypairs.make("server"))
-        key_writer.write_new(mounted / f"..{number}" / "authorized-actor.pub", key.text())
-    (mounted / "..data").symlink_to("..0")
-    for name in ("own.key", "own.pub", "authorized-actor.pub"):
-        (mounted / name).symlink_to(f"..data/{name}")
-    keys = Keys(mounted)
-    former = keys.own
-    assert set(keys.authorized) == {first.public}
-    (mounted / "..new").symlink_to("..1")
-    (mounted / "..new").replace(mounted / "..data")
-    assert read_again(keys) and set(keys.authorized) == {second.public} and keys.own != former
-
-
 def test_a_key_in_the_folder_of_another_role_lets_nobody_in(cluster):
     misplaced = cluster / "server" / "authorized" / "learner" / "actors.pub"
     (cluster / "server" / "authorized" / "actor" / "actors.pub").rename(misplaced)
@@ -226,13 +210,6 @@ def test_many_threads_may_look_whether_a_folder_has_changed(cluster):
     for thread in threads:
         thread.join(100)
     assert sum(found) == 1 and len(found) == 8
-
-
-def test_a_key_may_not_call_itself_another_role():
-    with pytest.raises(ProtocolError, match="an actor's, and was used by a reader"):
-        Peer("actor", "x").check_hello(messages.Hello(role="reader"))
-    for role, named in (("actor", "actor"), ("reader", "doctor"), ("learner", "reader"), ("proxy", "proxy"), ("", "x")):
-        Peer(role, "x").check_hello(messages.Hello(role=named))
 
 
 NAMES = ("actor", "reader", "publisher", "learner", "server", "proxy", "doctor", "client", "king", "inference", "")
@@ -408,14 +385,6 @@ def test_a_file_that_holds_anything_but_tokens_is_refused(path, text):
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ParameterError, match="No such file"):
         Tokens(tmp_path / "none")
-
-
-def test_any_token_of_a_file_lets_in_and_the_first_is_given(path):
-    path.write_text(f"\n{OLD}\r\n  {NEW}  \n")
-    found = Tokens(path)
-    assert found.now() == (OLD, NEW) and found.first == OLD
-    assert found.holds(OLD) and found.holds(NEW)
-    assert not any(found.holds(text) for text in ("", OLD[:-1], OLD + "x", f"{OLD}\n{NEW}", "ü" * 19, "\ud800"))
 
 
 def test_a_changed_file_holds_from_the_next_question_on(path):

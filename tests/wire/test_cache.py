@@ -3,7 +3,6 @@
 import json
 import struct
 import tracemalloc
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,8 @@ from memoire.wire.compression import _COMPRESS, codecs
 from memoire.wire.layout import (
     ContainerLayout,
     cache_bytes,
-    episode_bytes,
     layout_of,
     making_of,
-    most_fitting,
     usual_bytes,
 )
 from memoire.wire.parts import ALIGNMENT, BOOKKEEPING, ZERO_FRAME, ContainerKind, Part
@@ -174,47 +171,6 @@ def test_the_largest_cache_has_just_as_many_bytes_as_is_known_before(parameters:
     assert cache_bytes(schema, parameters, 1, 400) < cache_bytes(schema, parameters, 0, 400)
 
 
-def test_an_episode_has_just_as_many_bytes_as_is_known_before() -> None:
-    schema = Schema({"state": Column(np.float32, (3,), "state"), "reward": np.float32})
-    for entries in (1, 7, 40):
-        values = {"state": np.ones((entries, 3), np.float32), "reward": np.ones(entries, np.float32)}
-        facts = np.ones(entries, np.float32), np.ones(entries, np.float32), np.ones(entries, np.int64)
-
-        def fill(name, target, values=values):
-            target[:] = values[name].reshape(-1).view(np.uint8)
-
-        payload = pack.pack_episode(schema, fill, *facts, final={"state": np.ones(3, np.float32)}, now=0.0)
-        assert payload.nbytes == episode_bytes(schema, entries)
-        assert most_fitting(partial(episode_bytes, schema), payload.nbytes) == entries
-        assert most_fitting(partial(episode_bytes, schema), payload.nbytes - 1) == entries - 1
-
-
-def test_nobody_knows_how_large_caches_are_whose_values_have_lengths_of_their_own() -> None:
-    schema = Schema({"state": Column(np.float32, (None, 4), "state")})
-    assert usual_bytes(schema, Parameters()) == 0
-
-
-def test_a_frame_crosses_the_wire_once() -> None:
-    memory = memory_of(STACKED, episodes=1)
-    payload = pack.build(memory, 500, now=0.0)
-    rows = {row.rows for row in unpack.table(payload) if row.part == Part.FRAMES}
-    assert rows == {16}  # 15 entries and the final state, each drawn again and again in stacks of 3 on both sides
-
-
-def test_parameters_that_change_before_the_memory_is_held_shape_the_cache() -> None:
-    memory = memory_of(Parameters())
-    held = memory.held
-
-    def change_first() -> Any:
-        memory.held = held  # type: ignore[method-assign]
-        memory.configure(frame_stack=3)
-        return held()
-
-    memory.held = change_first  # type: ignore[method-assign]
-    payload = pack.build(memory, 8, now=0.0)
-    assert unpack.check(payload, layout_of(memory.schema, memory.parameters)).samples == 8
-
-
 def test_blocks_take_just_their_bytes() -> None:
     layout = layout_of(SCHEMA, Parameters())
     made = pack.Container(layout, pack.ContainerHead(), 4, 4)
@@ -269,21 +225,6 @@ def test_every_golden_container_has_the_table_that_the_json_says(name: str) -> N
             unpack.table(data[:cut])
 
 
-def test_the_golden_cache_gathers_to_the_arrays_it_was_made_of() -> None:
-    data, layout = golden("cache")
-    pool = Pool(make_vectors.SCHEMA, Parameters(frame_stack=2, multi_step=2), seed=0)
-    assert pool.layout is layout
-    pool.add(make_vectors.CLIENT, 1, unpack.check(data, pool.layout))
-    gathered = pool.get(3).gathered
-    first = int(np.flatnonzero(gathered.ids["number"] == 41)[0])
-    np.testing.assert_array_equal(gathered.prev["obs"][first], [[1, 2], [3, 4]])
-    np.testing.assert_array_equal(gathered.next["obs"][first], [[5, 6], [7, 8]])
-    other = (first + 1) % 3
-    np.testing.assert_array_equal(gathered.prev["obs"][other], [[0, 0], [1, 2]])
-    assert gathered.reward[first] == -0.25
-    assert gathered.weight[other] == 2.0
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("parameters", [Parameters(), ONE_SIDED, SEQUENCES, SEQUENCES.replace(prev=("done",))])
 def test_containers_of_every_kind_hold_what_was_put_in(kind: ContainerKind, parameters: Parameters) -> None:
@@ -317,18 +258,6 @@ def test_a_flipped_bit_is_found_by_the_checksum_and_never_breaks_the_check(name:
             room[at] ^= 1 << bit
 
 
-@pytest.mark.parametrize("name", GOLDEN)
-def test_flipped_bits_in_head_and_table_are_refused_without_the_checksum(name: str) -> None:
-    data, layout = golden(name)
-    room = bytearray(data)
-    free = {*range(6, 40), *range(48, 56)}  # steps, sums, version and time may have other values
-    for at in sorted(set(range(64 + 32 * len(layout.blocks))) - free):
-        for bit in range(8):
-            room[at] ^= 1 << bit
-            assert refused(bytes(room), layout), (at, bit)
-            room[at] ^= 1 << bit
-
-
 @pytest.mark.parametrize("value", [2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1])
 @pytest.mark.parametrize("name", GOLDEN)
 def test_absurd_sizes_allocate_nothing(name: str, value: int) -> None:
@@ -346,35 +275,6 @@ def test_absurd_sizes_allocate_nothing(name: str, value: int) -> None:
         assert refused(room, layout)
     assert tracemalloc.get_traced_memory()[1] < 300_000
     tracemalloc.stop()
-
-
-FINITE = {
-    "index of a frame that is not there": (Part.PREV_INDEX, 5, "index"),
-    "steps of 0": (Part.STEPS, 0, "index"),
-    "more steps than multi_step": (Part.STEPS, 4, "index"),
-    "a weight of 0": (Part.WEIGHT, 0.0, "value"),
-    "a negative weight": (Part.WEIGHT, -1.0, "value"),
-    "a weight that is no number": (Part.WEIGHT, np.nan, "value"),
-    "an infinite weight": (Part.WEIGHT, np.inf, "value"),
-    "a weight above the total": (Part.WEIGHT, 1001.0, "value"),
-    "a discount above 1": (Part.DISCOUNT, 1.5, "value"),
-    "a discount that is no number": (Part.DISCOUNT, np.nan, "value"),
-    "an infinite age": (Part.AGE, np.inf, "value"),
-    "a negative number": (Part.NUMBER, -1, "value"),
-    "a negative version of a model": (Part.MODEL, -1, "value"),
-    "a version that float64 does not hold": (Part.MODEL, 1 << 53, "value"),
-}
-
-
-@pytest.mark.parametrize("what", FINITE)
-def test_values_outside_their_range_are_refused(what: str) -> None:
-    part, value, code = FINITE[what]
-    layout = layout_of(SCHEMA, STACKED)
-    made = containers.make(layout, 6)
-    for row in range(6):
-        values = np.array(made.block(part))
-        values[row] = value
-        assert refused(containers.make(layout, 6, replace={part: values}).payload, layout) == code
 
 
 @pytest.mark.parametrize(
@@ -414,27 +314,6 @@ def test_sums_outside_their_range_are_refused(offset: int, form: str, value: flo
     payload = containers.make(layout, 6).payload.copy()
     struct.pack_into(form, payload.data, offset, value)
     assert refused(payload, layout) == "value"
-
-
-def test_caches_of_other_parameters_or_schemas_say_so() -> None:
-    made = containers.make(layout_of(SCHEMA, STACKED), 6).payload
-    assert refused(made, layout_of(SCHEMA, STACKED.replace(frame_stack=2))) == "parameters"
-    assert refused(made, layout_of(SCHEMA, ONE_SIDED)) == "parameters"
-    wider = Schema.from_json(SCHEMA.to_json().replace('["action","<f4",[2]', '["action","<f4",[3]'))
-    assert refused(made, layout_of(wider, STACKED)) == "schema"
-    with pytest.raises(ProtocolError, match=r"block \d+ is 48 bytes raw, but the schema makes it 72"):
-        unpack.check(made, layout_of(wider, STACKED))
-
-
-@pytest.mark.parametrize("codec", [1, 2])
-def test_packed_blocks_come_out_as_they_were(codec: int) -> None:
-    layout = layout_of(SCHEMA, STACKED)
-    made = containers.make(layout, 6, codec=codec)
-    held = made.held()
-    place = layout.place(Part.FRAMES, "state.image")
-    assert place is not None
-    assert held.block(place) == made.block(Part.FRAMES, "state.image").tobytes()
-    assert held.nbytes > len(made.payload)
 
 
 @pytest.mark.parametrize("codec", [1, 2])
@@ -480,16 +359,6 @@ def test_a_bomb_is_refused_before_it_is_unpacked(codec: int) -> None:
     tracemalloc.stop()
 
 
-def test_a_cache_that_came_with_its_checksum_lets_go_of_what_was_received() -> None:
-    data, layout = golden("cache")
-    received = bytearray(b"x" + data)
-    held = unpack.check(memoryview(received)[1:], layout, checksum=_bytes.checksum(data))
-    received[:] = bytes(len(received))  # the next message is received into the same memory
-    assert bytes(held.payload) == data and held.payload.readonly
-    kept = unpack.check(memoryview(data), layout)
-    assert bytes(kept.payload) == data
-
-
 @pytest.mark.parametrize("size", [1, 100, 4096, (1 << 17) - 2000, (1 << 17) + 45, (1 << 20) + 45])
 def test_a_copy_made_with_the_checksum_has_every_byte(size: int) -> None:
     schema = Schema({"info": (np.uint8, (size,)), "state": np.uint8})
@@ -505,25 +374,6 @@ def test_a_copy_made_with_the_checksum_has_every_byte(size: int) -> None:
         held = unpack.check(received, layout, checksum=_bytes.checksum(payload))
         received[:] = 0
         assert bytes(held.payload) == payload.tobytes()
-
-
-def test_memory_that_is_used_again_is_nobodys_meanwhile() -> None:
-    memory, layout = memory_of(STACKED.replace(cache_size=2000)), layout_of(SCHEMA, STACKED)
-    for _ in range(2):
-        payloads = [pack.build(memory, now=float(i)) for i in range(50)]
-        assert payloads[0].nbytes > 1 << 16  # those of the first turn left such memory behind
-        held = [unpack.check(payload, layout, checksum=_bytes.checksum(payload)) for payload in payloads]
-        for i, (payload, each) in enumerate(zip(payloads, held, strict=True)):
-            assert each.made_at == float(i)
-            assert bytes(each.payload) == payload.tobytes()
-            assert payload.ctypes.data % ALIGNMENT == 0
-
-
-def test_a_checksum_is_compared_with_the_whole_payload() -> None:
-    layout = layout_of(SCHEMA, STACKED)
-    payload = containers.make(layout, 6).payload
-    assert refused(payload, layout, checksum=_bytes.checksum(payload)) == ""
-    assert refused(payload, layout, checksum=0) == "payload"
 
 
 @settings(max_examples=300)
@@ -562,11 +412,6 @@ def test_feedback_goes_to_each_client_by_its_own_numbers() -> None:
     }
     with pytest.raises(ProtocolError):
         unpack.read_feedback(pack.pack_feedback(SCHEMA, ids, np.full(5, np.nan, np.float32)), SCHEMA)
-
-
-def test_equal_parameters_share_one_layout() -> None:
-    assert layout_of(SCHEMA, STACKED) is layout_of(SCHEMA, STACKED.replace(priority_exponent=0.9))
-    assert layout_of(SCHEMA, STACKED) is not layout_of(SCHEMA, ONE_SIDED)
 
 
 def test_a_checked_container_cannot_be_pickled_or_copied() -> None:

@@ -55,21 +55,9 @@ def test_known_sizes_give_known_sums(size: int, plain: int, seeded: int) -> None
     assert _bytes.checksum(SUMMED[:size], SEED) == seeded
 
 
-@pytest.mark.parametrize(("size", "plain", "seeded"), KNOWN)
-def test_a_copy_has_the_same_bytes_and_their_sum(size: int, plain: int, seeded: int) -> None:
-    assert _bytes.copied(memoryview(SUMMED)[:size]) == (bytes(SUMMED[:size]), plain)
-
-
 @pytest.mark.parametrize(("text", "expected"), TEXTS)
 def test_known_texts_give_known_sums(text: bytes, expected: int) -> None:
     assert _bytes.checksum(text) == expected
-
-
-@pytest.mark.parametrize("offset", range(1, 9))
-def test_alignment_does_not_matter(offset: int) -> None:
-    room = np.zeros(2000, np.uint8)
-    room[offset : offset + 1024] = np.frombuffer(SUMMED[:1024], np.uint8)
-    assert _bytes.checksum(room[offset : offset + 1024]) == 0x1FD15E7D36F5E1BC
 
 
 @given(st.binary(max_size=300), st.integers(0, 2**64 - 1))
@@ -78,13 +66,6 @@ def test_any_buffer_gives_the_sum_of_its_bytes(data: bytes, seed: int) -> None:
     assert _bytes.checksum(data, seed) == expected
     assert _bytes.checksum(bytearray(data), seed) == expected
     assert _bytes.checksum(memoryview(data), seed) == expected
-
-
-@pytest.mark.parametrize("seed", [0, SEED])
-@pytest.mark.parametrize("size", [4095, 4096, 4097, 5120, 81_921])  # the GIL is released from 4096 on
-def test_a_long_buffer_is_summed_like_a_short_one(size: int, seed: int) -> None:
-    data = (SUMMED * 40)[:size]
-    assert _bytes.checksum(data, seed) == slow(data, seed)
 
 
 @pytest.mark.parametrize("size", [*range(0, 1100, 37), 1024, 1025, 2048, 4097])
@@ -244,12 +225,6 @@ def test_a_caller_that_never_waits_sends_plain_and_tries_nothing():
         assert not choice.packs
 
 
-def test_a_slow_link_and_frames_that_shrink_are_packed_from_the_first_trial_on():
-    choice = CompressionChoice()
-    assert send(choice, TRIAL, link=1.0) == 0 and choice.packs
-    assert send(choice, WHILE, link=1.0, pack=0.05, ratio=0.1) == WHILE
-
-
 def test_a_link_that_becomes_slow_later_is_noticed_at_once():
     choice = CompressionChoice()
     for _ in range(3 * WHILE + 1):
@@ -275,11 +250,3 @@ def test_a_link_that_becomes_fast_is_found_by_the_next_trial():
     assert not choice.packs
     send(choice, 5 * TRIAL, link=0.0001, pack=0.05, ratio=0.1)
     assert not choice.packs
-
-
-def test_what_the_former_way_left_on_the_link_is_not_counted():
-    choice = CompressionChoice()
-    send(choice, TRIAL, link=1.0)
-    send(choice, TRIAL, link=10.0)  # the window is full of plain messages: the first packed ones wait for them
-    send(choice, TRIAL, link=0.1)
-    assert choice.packs

@@ -10,7 +10,7 @@ from memoire.replay.columns import Column, Ragged
 from memoire.replay.schema import RowSchema, Schema, row_schema_from
 from memoire.wire._container import RowForm
 from memoire.wire.parts import ALIGNMENT
-from memoire.wire.row_container import FORMS, MAX_FORMS, cut, exact_rows, joined, pack_known, pack_rows, unpack_rows
+from memoire.wire.row_container import FORMS, cut, exact_rows, joined, pack_known, pack_rows, unpack_rows
 
 GRAPH = RowSchema(
     {
@@ -80,25 +80,10 @@ def test_a_state_that_is_not_finite_is_refused_unless_its_column_allows_it():
     assert np.isnan(found["obs"][1, 0])
 
 
-def test_rows_of_another_schema_are_refused():
-    payload = pack_rows(GRAPH, exact_rows(GRAPH, rows_of([1]), 1), 1)
-    with pytest.raises(ProtocolError):
-        unpack_rows(payload, RowSchema({"obs": np.float32}))
-
-
 def test_a_value_of_another_form_is_refused_with_its_name():
     columns = rows_of([1, 1]) | {"value": np.zeros(3)}
     with pytest.raises(EntryError, match="value"):
         exact_rows(GRAPH, columns, 2)
-
-
-def test_a_row_needs_no_state_and_its_names_mean_nothing():
-    schema = RowSchema({"value": np.float32, "reward": np.int32, "weight": np.float32, "next_action": np.int64})
-    assert {column.role for column in schema.values()} == {"plain"}
-    assert schema.names == ("value", "reward", "weight", "next_action") and not schema.finite
-    assert RowSchema.from_json(schema.to_json()) == schema
-    with pytest.raises(SchemaError, match="no column is a state"):
-        Schema({"action": np.float32})
 
 
 def test_a_schema_of_a_server_can_be_given_for_rows():
@@ -154,16 +139,6 @@ def test_one_wrong_byte_is_treated_alike_whether_the_form_is_known_or_not(place,
     assert outcome() == known
 
 
-def test_few_forms_are_kept_and_none_of_large_or_ragged_rows():
-    FORMS.forget()
-    for rows in range(1, MAX_FORMS + 3):
-        pack_rows(PLAIN, plain_rows(rows, 0), rows)
-    assert FORMS.of(PLAIN, 2) is None and FORMS.of(PLAIN, 3) is not None
-    pack_rows(PLAIN, plain_rows(5000, 0), 5000)
-    pack_rows(GRAPH, exact_rows(GRAPH, rows_of([1]), 1), 1)
-    assert FORMS.of(PLAIN, 5000) is None and FORMS.of(GRAPH, 1) is None
-
-
 WRONG = {
     "another dtype": lambda columns: columns | {"value": columns["value"].astype(np.float32)},
     "another byte order": lambda columns: columns | {"value": columns["value"].astype(">f8")},
@@ -193,15 +168,6 @@ def test_rows_out_of_many_are_packed_as_if_they_were_alone(rows, before, behind)
     expected = pack_rows(PLAIN, alone, rows)
     assert pack_known(PLAIN, many, rows, before) == expected
     assert pack_known(PLAIN, many, rows, before + behind + 1) is None  # they reach beyond the end
-
-
-def test_columns_that_are_unpacked_belong_to_the_caller():
-    payload = bytearray(pack_rows(PLAIN, plain_rows(2, 3), 2))
-    found, _ = unpack_rows(payload, PLAIN)
-    expected = {name: values.copy() for name, values in found.items()}
-    payload[:] = bytes(len(payload))
-    equal(found, expected)
-    assert all(values.flags.writeable for values in found.values())
 
 
 @pytest.mark.parametrize(
