@@ -17,7 +17,6 @@ from memoire import _core, arguments
 from memoire.errors import EmptyEpisodeError, EmptyMemory, EpisodeClosedError, ParameterError, UsedUp, WrongType
 from memoire.limits import CONTAINER, Container, Reservation
 
-from . import memory_checks
 from .batch import GatheredSamples, place
 from .conversion import (
     WEIGHT,
@@ -577,11 +576,6 @@ class Memory(StoredRows, StrictAttributes):
         with self.held():
             weights, sums = np.empty(count, np.float64), self.sums()
             return self._cutter.sequences(self, self._drawn(count, None, weights), weights, sums)
-
-    def check_invariants(self) -> None:
-        """Assert that pages, episodes, rows, weights and sums agree. For tests: slow, Python per entry."""
-        with self.held():
-            memory_checks.check(self, self._parameters)
 
     def _add_slowly(self, lane: int, values: Any, init_w: float, model_version: Any) -> int:
         """`add` where the quick way would not do: wait for the other thread, convert, or say what is wrong."""

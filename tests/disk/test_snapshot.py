@@ -35,6 +35,7 @@ from memoire.wire import containers as pack
 from memoire.wire import containers as unpack
 from memoire.wire.parts import Part
 from memoire.wire.rows import ACCOUNT
+from memory_checks import check_memory
 from netkit import pool_in
 from poolkit import PLAIN, SCHEMA, made, name, pool_of
 from statekit import STATES, episodes_of, memory_of
@@ -305,7 +306,7 @@ def test_entries_lie_where_they_did_if_nothing_happened_while_they_were_saved(tm
     again = episodes_of(Memory(STATES, 23, pool.parameters))
     done = load([tmp_path / "a"], table(again, storage="episodes"))
     assert (done.episodes, done.entries) == (again.memory.num_episodes, again.memory.num_entries)
-    again.memory.check_invariants()
+    check_memory(again.memory)
     assert (again.memory.max_priority, again.memory.newest_model) == (100.0, 3)
     is_same = again.memory.sample(30).weights.tobytes() == pool.memory.sample(30).weights.tobytes()
     assert is_same == (change == "nothing")

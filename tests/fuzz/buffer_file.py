@@ -16,6 +16,7 @@ import memoire
 from fuzz.choices import FLOATS, INTEGERS, Choices
 from memoire.errors import DataError, MemoireError, ParameterError, SchemaError
 from memoire.replay.memory_state import ABOUT, ARRAYS, STATE
+from memory_checks import check_memory
 
 REACHED = {"taken", "DataError"}
 ODD: tuple[Any, ...] = (None, True, False, "", "a", [], {}, [0], [[]], 0.5, -0.5, 1e308, float("nan"), 10**400)
@@ -175,7 +176,7 @@ def _parameters(which: int) -> Any:
 
 def _go_on(buffer: memoire.Buffer, which: int, is_as_recorded: bool) -> None:
     members = (1, 3, 1, 2)[which]
-    buffer.memory.check_invariants()
+    check_memory(buffer.memory)
     layout = {} if members == 1 else {"num_envs": members, "autoreset": "disabled"}
     for number in range(3):
         _draw(buffer, is_as_recorded)
@@ -188,9 +189,9 @@ def _go_on(buffer: memoire.Buffer, which: int, is_as_recorded: bool) -> None:
                 _step(writer, step, members, which == 2)
             except MemoireError:
                 break
-        buffer.memory.check_invariants()
+        check_memory(buffer.memory)
     _draw(buffer, is_as_recorded)
-    memoire.Buffer.load(io.BytesIO(buffer.__reduce_ex__(4)[1][1])).memory.check_invariants()
+    check_memory(memoire.Buffer.load(io.BytesIO(buffer.__reduce_ex__(4)[1][1])).memory)
 
 
 def _draw(buffer: memoire.Buffer, is_as_recorded: bool) -> None:

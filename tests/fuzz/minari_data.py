@@ -15,6 +15,7 @@ from memoire.errors import DataError, EntryError, EpisodeError, SchemaError
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.schema import Schema
+from memory_checks import check_memory
 
 REACHED = {"taken", "DataError", "EntryError", "SchemaError"}
 SCHEMA = Schema(
@@ -81,5 +82,5 @@ def one(data: bytes) -> str:
             str(error)
             verdict = type(error).__name__
     minari.fill(memory, [_episode(Choices(b""))])
-    memory.check_invariants()
+    check_memory(memory)
     return verdict

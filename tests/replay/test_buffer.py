@@ -22,6 +22,7 @@ from memoire.errors import EmptyMemory, NotCopied, ParameterError
 from memoire.replay.buffer import Buffer
 from memoire.replay.sampling import Prioritized, Uniform
 from memoire.replay.schema import Schema
+from memory_checks import check_memory
 
 # ------------------------------------------------------------------------------------- targets in closed form
 
@@ -480,7 +481,7 @@ def test_a_buffer_that_goes_on_from_a_saved_form_draws_what_it_would_have_drawn(
         batch.update_priorities(np.arange(len(batch.ids)) ** 2.0)
     made = SAVED[way](buffer)
     made.memory.set_clock(1000.0)
-    made.memory.check_invariants()
+    check_memory(made.memory)
     for start in (200, 230):
         for _ in range(3):
             one, other = buffer.sample(8), made.sample(8)
@@ -546,7 +547,7 @@ def test_a_buffer_that_is_loaded_with_another_capacity_holds_the_newest_episodes
     batch.update_priorities(np.linspace(1.0, 9.0, 32))
     buffer.save(path)
     made = memoire.Buffer.load(path, capacity=capacity)
-    made.memory.check_invariants()
+    check_memory(made.memory)
     assert (made.capacity, made.writer(resume=True).lanes.tolist()) == (capacity, [0])
 
     def known(memory):

@@ -15,6 +15,7 @@ from memoire.replay import datafile as dataset_reading
 from memoire.replay import dataset
 from memoire.replay import saving as dataset_writing
 from memoire.replay.memory import Memory
+from memory_checks import check_memory
 from memory_walk import Walk
 
 
@@ -68,7 +69,7 @@ def test_an_episode_inserted_as_a_whole_is_as_one_that_was_recorded(seed):
         np.testing.assert_array_equal(newest.model_version, model)
         alike(newest, dataclasses.replace(other, born=newest.born))
         assert whole.newest_model == recorded.newest_model and whole.sums() == recorded.sums()
-        whole.check_invariants()
+        check_memory(whole)
 
 
 @pytest.mark.slow
@@ -88,7 +89,7 @@ def test_whatever_a_memory_holds_comes_back_as_it_was(seed, tmp_path):
     again.set_clock(memory._walked_until)
     again.saw_model(memory.newest_model)
     assert dataset_reading.fill(again, path) == count
-    again.check_invariants()
+    check_memory(again)
     closed = [episode for episode in before if not episode.is_open]
     limit = memory.parameters.max_episode
     kept = list(dataset.episodes(again))

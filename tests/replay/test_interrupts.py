@@ -28,6 +28,7 @@ from memoire.rl.drone import DummyDrone
 from memoire.rl.memory import GenericMemory
 from memoire.rl.observers.starts import StartStates
 from memoire.rl.policies import MlpPolicy
+from memory_checks import check_memory
 from statekit import fork
 
 # --- A call of a writer that is interrupted anywhere, as by Ctrl+C, has happened or it has not; the next calls go on from there
@@ -268,7 +269,7 @@ def test_after_a_draw_that_is_interrupted_this_thread_and_others_go_on(name: str
     def go_on() -> None:
         for each in DRAWS.values():
             each(buffer)
-        buffer.memory.check_invariants()
+        check_memory(buffer.memory)
         done.append(threading.current_thread().name)
 
     for number, interrupted in enumerate(everywhere(opcodes)):

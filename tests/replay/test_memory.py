@@ -26,6 +26,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memories import filled
+from memory_checks import check_memory
 from memory_walk import Walk
 from sequencekit import SCHEMA, record
 
@@ -71,7 +72,7 @@ def test_exactly_the_capacity_fits_also_as_one_episode(capacity):
             memory.add(0, entry())
         assert (caught.value.length, caught.value.capacity) == (capacity, capacity)
         assert "refused and the episode stays as it was" in str(caught.value)
-        memory.check_invariants()
+        check_memory(memory)
         memory.close(terminated=True)
         assert memory.num_positive == capacity
         numbers = np.arange(memory.generated - capacity, memory.generated)
@@ -352,7 +353,7 @@ def test_an_end_that_does_not_fit_is_refused_and_the_episode_stays_open():
     with pytest.raises(ParameterError, match="terminated"):
         memory.close(terminated=1)
     assert memory.open_length() == 1 and memory.num_episodes == 0
-    memory.check_invariants()
+    check_memory(memory)
 
 
 # Lanes
@@ -517,7 +518,7 @@ def test_threads_may_add_draw_update_and_configure_at_once():
         sys.setswitchinterval(interval)
     assert not errors
     assert memory.generated == 3 * 60 * 17
-    memory.check_invariants()
+    check_memory(memory)
 
 
 def test_a_held_moment_keeps_other_threads_out():
@@ -621,12 +622,12 @@ def test_an_open_episode_that_is_cut_for_now_is_drawn_as_one_that_is_cut_and_goe
             np.testing.assert_array_equal(getattr(found.gathered, name), getattr(wanted.gathered, name))
         np.testing.assert_array_equal(found.gathered.next["obs"], wanted.gathered.next["obs"])
         assert last - 1 in for_now.contents()["meta"]["number"][found.gathered.ids % 16]
-        for_now.check_invariants()
+        check_memory(for_now)
         plain.update_priorities(found.gathered.ids, np.ones(32))
         for more in (0, 9):
             for each in (for_now, plain):
                 walked(each, last, last + more)
-                each.check_invariants()
+                check_memory(each)
             np.testing.assert_array_equal(for_now.contents()["weights"], plain.contents()["weights"])
             assert for_now.info() == plain.info()
             inside = for_now.contents(), plain.contents()
@@ -670,7 +671,7 @@ def test_sequences_are_what_the_slow_model_cuts_out(data):
         for t in starts(length, parameters, ending):
             expected[numbers[t]] = (begin, t, length, ending)
         begin += length
-    memory.check_invariants()
+    check_memory(memory)
     assert memory.num_positive == len(expected)
     if not expected:
         return

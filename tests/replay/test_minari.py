@@ -10,6 +10,7 @@ import memoire.minari
 from memoire import Buffer, Prioritized, Schema
 from memoire.errors import DataError, ParameterError
 from memoire.replay.memory import Memory
+from memory_checks import check_memory
 
 ABOUT = {
     "data_format": "hdf5", "description": "made by a test", "author": "memoire", "author_email": "a@b.c",
@@ -116,7 +117,7 @@ def test_a_data_set_of_a_real_environment_goes_in_and_out_unchanged(kind):
     schema = memoire.minari.schema(data)
     memory = Memory(schema, int(data.total_steps) + 5, seed=1)
     assert memoire.minari.fill(memory, data) == 6
-    memory.check_invariants()
+    check_memory(memory)
     assert memory.num_entries == memory.num_positive == data.total_steps
     again = memoire.minari.write(
         memory, "test/out-v0", observation_space=data.observation_space, action_space=data.action_space, **ABOUT

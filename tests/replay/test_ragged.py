@@ -21,6 +21,7 @@ from memoire.replay.conversion import exact
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memory_checks import check_memory
 
 WIDTH = 7  # of the twin: no value is longer
 POINTS = Column(np.float32, (None, 3), "state")
@@ -206,7 +207,7 @@ def test_a_value_beyond_the_limit_of_an_entry_is_refused() -> None:
     memory.open()
     with pytest.raises(EntryError, match="of at most 67108864 bytes"):
         memory.add(0, (large,))
-    memory.check_invariants()
+    check_memory(memory)
 
 
 def test_a_batch_cannot_be_drawn_into_arrays_of_the_caller() -> None:
@@ -297,7 +298,7 @@ class Twins:
 
     def compare(self) -> None:
         assert self.ragged.num_positive == self.fixed.num_positive
-        self.ragged.check_invariants()
+        check_memory(self.ragged)
         if self.ragged.num_positive:
             one, other = self.ragged.sample(8), self.fixed.sample(8)
             np.testing.assert_array_equal(one.gathered.ids, other.gathered.ids)
@@ -380,7 +381,7 @@ def test_a_million_bytes_of_random_lengths_stay_as_they_are_and_take_little_more
             worst = max(worst, memory.ragged_room / (1.5 * memory.ragged_bytes + (1 << 21)))
     assert memory.open_length(0) > 500
     assert worst <= 1.0
-    memory.check_invariants()
+    check_memory(memory)
     rows = np.flatnonzero(memory.contents()["meta"]["episode"] >= 0)
     stored = memory.ragged("obs", rows)
     for row, value in zip(rows, stored, strict=True):
@@ -406,7 +407,7 @@ def test_a_limit_of_bytes_has_the_oldest_episodes_make_room_for_values() -> None
             memory.open(lane)
             assert memory.ragged_bytes <= 4000
             kept.append([len(each) for each in dataset.episodes(memory) if not each.is_open])
-        memory.check_invariants()
+        check_memory(memory)
     assert all(one[1:] == other[: len(one) - 1] or one == other[:-1] or len(other) < len(one) for one, other in
                pairwise(kept))  # the oldest leave  # fmt: skip
     assert max(map(len, kept)) > 4
@@ -442,7 +443,7 @@ def test_values_that_do_not_fit_beside_open_episodes_are_refused_and_nothing_is_
     memory.close(0)
     memory.add(1, (large,))
     assert memory.num_episodes == 0 and memory.open_length(1) == 6
-    memory.check_invariants()
+    check_memory(memory)
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ from memoire.replay.sampling import Prioritized
 from memoire.replay.schema import Schema
 from memoire.tables.rollouts.queue import STALLED_TIMEOUT, RoomLimiter
 from memoire.wire.messages import ClusterRate, ServerRate
+from memory_checks import check_memory
 from poolkit import Clock
 
 # --- The band between drawing and recording: kept at any speeds, explained, never a reason to wait for ever
@@ -386,7 +387,7 @@ def test_what_is_too_old_weighs_nothing_from_that_moment_on():
         made.sample(1)
     made.configure(max_age=20.0)
     assert made.memory.num_positive == 30
-    made.memory.check_invariants()
+    check_memory(made.memory)
 
 
 def test_what_an_older_model_made_weighs_nothing():

@@ -16,6 +16,7 @@ from memoire.errors import EpisodeOver, EpisodeTorn, NotFinite, SchemaError
 from memoire.replay.memory import Memory
 from memoire.replay.steps import PROOF, PROOF_AT_ONCE, PROOF_AT_TERMINATION, ResetCheck
 from memoire.replay.writer import Writer
+from memory_checks import check_memory
 
 # Environments that are stepped on
 
@@ -286,7 +287,7 @@ def test_a_writer_stores_nothing_that_is_not_finite(environments: int | None) ->
     assert memory.num_entries == 4 * (environments or 1)
     states = memory.contents()["columns"][0].view(np.float32)
     assert np.isfinite(states).all()
-    memory.check_invariants()
+    check_memory(memory)
 
 
 def test_a_column_says_what_it_allows() -> None:

@@ -30,6 +30,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.schema import Schema
 from memoire.replay.steps import AUTORESET, autoreset_mode, layout
 from memoire.replay.writer import Writer
+from memory_checks import check_memory
 
 # --- Every stored transition is told apart by its content: no transition crosses a reset, and final states are the true ones
 
@@ -804,7 +805,7 @@ def test_steps_of_a_plain_environment_are_usual(environments: int | None, monkey
     for _ in range(20):
         writer.step(**environment.step(usual))
     assert memory.num_entries == 20 * (environments or 1)
-    memory.check_invariants()
+    check_memory(memory)
 
 
 def test_a_step_waits_for_whoever_holds_the_memory() -> None:

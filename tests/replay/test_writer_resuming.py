@@ -18,6 +18,7 @@ import pytest
 import memoire
 from memoire.errors import BufferLocked, DataError, EpisodeTorn, ForkedError, NotItsPast, ParameterError, TwoThreads
 from memoire.replay.memory_state import ABOUT, ARRAYS, STATE
+from memory_checks import check_memory
 
 # --- A run that was saved in the middle of an episode, and went on from that, equals one that was not interrupted: bit by bit
 
@@ -218,7 +219,7 @@ def test_a_run_that_was_saved_in_an_episode_and_went_on_equals_one_that_was_not_
                 np.testing.assert_array_equal(expected, found, err_msg=f"saved before step {since}")
             assert its.told == log.told[told:]
             if number == since + AFTER:
-                one.memory.check_invariants()
+                check_memory(one.memory)
                 assert content_of(buffer) == content_of(one), f"saved before step {since}"
         going = [each for each in going if each[3] > number - AFTER]
     assert any(isinstance(each, tuple) for each in log.told), "some episodes ended"
@@ -374,7 +375,7 @@ def test_a_buffer_that_is_saved_while_others_record_stops_no_step_and_can_be_res
     assert failed == [] and len(saved) > 2
     for content in saved[:: max(1, len(saved) // 60)]:
         other = memoire.Buffer.load(io.BytesIO(content))
-        other.memory.check_invariants()
+        check_memory(other.memory)
         assert all(left.state is not None for left in other._writers._left[:2])
         again = other.writer(resume=True, num_envs=2, autoreset="same_step")
         one_step(again, again._clock)

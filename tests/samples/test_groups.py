@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from memoire import Buffer, Greedy, Parameters, Prioritized, RankBased, Schema, Uniform
 from memoire.errors import Closed, EmptyMemory, NotEnoughSamples, ParameterError
 from memoire.replay.columns import Column
+from memory_checks import check_memory
 from netkit import in_thread, pool_in, until
 
 SCHEMA = Schema(
@@ -230,7 +231,7 @@ def test_groups_agree_with_a_slow_model_while_episodes_come_and_go(data):
         length, prompt = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 3))
         record(buffer, length, 100 * e, prompt, lane=data.draw(st.integers(0, 2)))
         stored.append((100 * e, prompt, length))
-    buffer.memory.check_invariants()
+    check_memory(buffer.memory)
     stored = stored[len(stored) - buffer.num_episodes :]
     size = data.draw(st.integers(1, 3))
     groups = {}
@@ -266,7 +267,7 @@ def test_what_may_be_drawn_once_is_in_one_batch_once_and_groups_wait_for_fresh_e
     record(buffer, 4, 600, 2)
     assert list(buffer.sample_episodes(1, group="prompt", group_size=2).action[:, 0]) == [500, 600]
     assert list(buffer.sample_episodes(1).action[:, 0]) == [400]
-    buffer.memory.check_invariants()
+    check_memory(buffer.memory)
     with pytest.raises(EmptyMemory, match="none of 7 episodes"):
         buffer.sample_episodes(1)
 

@@ -16,6 +16,7 @@ from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memory_checks import check_memory
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
 ENDINGS = {"classic": None, "final only": None, "terminated": True, "dead end": True, "truncated": False, "cut": False}
@@ -287,7 +288,7 @@ class Walk:
     def check(self) -> None:
         """Everything that can be asked of the memory is what the model says."""
         memory = self.memory
-        memory.check_invariants()
+        check_memory(memory)
         expected = self.model.weights()
         assert memory.num_entries == len(expected)
         assert memory.num_episodes == len(self.model.closed)

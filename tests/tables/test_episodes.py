@@ -42,6 +42,7 @@ from memoire.wire.containers import pack_episode
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind, Part
 from memoire.wire.rows import CLIENT_COUNTS
+from memory_checks import check_memory
 from netkit import in_thread, until
 
 # --- Episodes at the server: what an actor ships is stored as a memory would store it, checked, drawn and named rightly
@@ -170,7 +171,7 @@ def test_what_is_shipped_is_stored_as_the_memory_of_its_actor_would_have_it(name
     actor.play(3)
     for shipment in actor.shipped:
         assert received(made, shipment) == 0
-    made.memory.check_invariants()
+    check_memory(made.memory)
     np.testing.assert_allclose(made.memory.sums(), actor.reference.sums(), rtol=1e-12)
     assert made.memory.num_episodes == actor.reference.num_episodes == len(actor.shipped)
     drawn = made.get(200).gathered
@@ -199,7 +200,7 @@ def test_frames_cross_once_and_a_closed_episode_leaves_nothing_behind() -> None:
         assert rows.get(Part.FINAL, 1) == 1
     assert actor.open.num_entries == actor.open.num_episodes == 0
     assert actor.open.sums() == (0.0, 0, 0.0)
-    actor.open.check_invariants()
+    check_memory(actor.open)
 
 
 def test_ages_go_on_where_they_were_recorded() -> None:
@@ -348,7 +349,7 @@ def test_flipped_bits_are_refused_or_make_an_episode_that_can_be_stored_and_draw
         made.add(CLIENT, 1, checked)
         taken += 1
     assert 0 < taken < good.payload.nbytes
-    made.memory.check_invariants()
+    check_memory(made.memory)
     assert np.isfinite(made.get(100).importance).all()
 
 
@@ -370,7 +371,7 @@ def test_an_episode_for_which_the_memory_became_too_small_is_refused() -> None:
     with pytest.raises(ProtocolError, match="too_large"):
         made.add(CLIENT, 1, checked)
     assert made.stats().held == 0
-    made.memory.check_invariants()
+    check_memory(made.memory)
 
 
 def test_an_episode_whose_ragged_values_have_no_room_in_a_smaller_memory_goes() -> None:
@@ -646,7 +647,7 @@ def test_threads_add_draw_and_change_at_once() -> None:
     for thread in threads:
         thread.join(100.0)
     assert not errors
-    made.memory.check_invariants()
+    check_memory(made.memory)
 
 
 # --- The memory under a pool of episodes, call by call: room, replacement, what comes back once, and draws for a reader

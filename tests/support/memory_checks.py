@@ -1,4 +1,4 @@
-"""Whether the engine's pages, episodes, rows, weights and sums agree: for tests, slow, Python for each entry."""
+"""Whether the engine's pages, episodes, rows, weights and sums agree: slow, Python for each entry."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
 
-from .parameters import Parameters
+
+def check_memory(memory: Memory) -> None:
+    """Assert that all of a memory agrees with itself, and with the parameters that it follows."""
+    with memory.held():
+        _check(memory, memory.parameters)
 
 
-def check(store: _core.EntryStore, parameters: Parameters) -> None:
-    """Assert that all of a held store agrees with itself, and with the parameters that it follows."""
+def _check(store: _core.EntryStore, parameters: Parameters) -> None:
     total, positive, least = store._sums()
     inside = store.contents()
     _check_order(inside)
