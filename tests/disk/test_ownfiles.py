@@ -15,9 +15,9 @@ SHARED = stat.S_ISGID | 0o770
 BODY = b"a model that is too large for the database" * 1000
 
 
-@pytest.fixture(params=["000", "077"], autouse=True)
+@pytest.fixture(autouse=True)
 def umask(request):
-    former = os.umask(int(request.param, 8))
+    former = os.umask(getattr(request, "param", 0))
     yield
     os.umask(former)
 
@@ -42,6 +42,7 @@ def lived(folder):
     return found | modes(folder)
 
 
+@pytest.mark.parametrize("umask", [0, 0o077], indirect=True)
 @pytest.mark.parametrize(
     ("folder_mode", "file_mode"), [(0o755, 0o600), (0o777, 0o600), (0o775, 0o600), (SHARED, 0o660)]
 )

@@ -484,6 +484,7 @@ def answers(child, count):
     assert found == {"answer\n"}, found
 
 
+@pytest.mark.slow
 def test_actors_move_when_their_node_is_killed_and_come_back(start):
     words = [sys.executable, "-c", NODE]
     nodes, urls = [], []

@@ -5,6 +5,7 @@ import gc
 import pickle
 import tempfile
 import threading
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -469,9 +470,9 @@ def fill(buffer, start, steps, rng):
             writer.step(obs, step, step / 9, *ends, after, model_version=1 + step // 50, **extras)
 
 
-@pytest.mark.parametrize("way", SAVED)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize(
+    ("kind", "form", "way"), [(*each, way) for each, way in zip(product(SAMPLERS, FORMS), cycle(SAVED), strict=False)]
+)
 def test_a_buffer_that_goes_on_from_a_saved_form_draws_what_it_would_have_drawn(kind, form, way):
     buffer = memoire.Buffer(FORMS[form], 60, seed=3, ragged_limit=4000 if "ragged" in form else 0, **SAMPLERS[kind])
     buffer.memory.set_clock(1000.0)

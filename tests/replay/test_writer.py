@@ -533,8 +533,7 @@ def stored(memory: Ledger, lane: int) -> str:
     return repr([e | {"lane": 0} for e in memory.episodes if e["lane"] == lane] + memory.open_entries[lane])
 
 
-@pytest.mark.parametrize("longest", [None, 3])
-@pytest.mark.parametrize("writes", [Writer, RolloutWriter])
+@pytest.mark.parametrize(("writes", "longest"), [(Writer, None), (RolloutWriter, 3)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", AUTORESET)
 def test_members_that_step_apart_store_what_a_writer_of_each_alone_stores(

@@ -380,6 +380,7 @@ def wrong(act: Any, obs: Any, rew: Any, done: Any, info: Any) -> Any:
     return act, (obs[0] + np.float32(0.25), *obs[1:]), rew, done, info
 
 
+@pytest.mark.slow
 def test_servers_hear_of_a_wrong_transition_before_the_trainer_ends() -> None:
     codec = Codec(wrong, lambda *parts: parts)
     with Server(port=0) as server:

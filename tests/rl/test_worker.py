@@ -336,7 +336,7 @@ def test_the_digest_of_the_preprocessor_travels_with_each_reset(queue: Server) -
 def test_a_worker_takes_the_first_of_several_servers_that_answers(queue: Server) -> None:
     with held(1) as nobody:
         urls = [f"tcp://127.0.0.1:{nobody}", queue.endpoint]
-        with RolloutWorker(Device(), Constant(), urls, recording=packets(), timeout=6.0) as worker:
+        with RolloutWorker(Device(), Constant(), urls, recording=packets(), timeout=2.0) as worker:
             worker.run(0, 1)
     assert len(taken(queue, 6)) == 6
 

@@ -274,6 +274,7 @@ def test_a_server_that_was_killed_and_started_again_knows_all_that_it_acknowledg
             assert prompts.fetch([lease.key])[lease.key]["tokens"][0].tolist() == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_drain_waits_until_the_prompts_of_the_server_that_leaves_are_committed():
     with (
         memoire.Server(ANY, tables={"t": table()}, name="old") as old,
@@ -299,6 +300,7 @@ def test_a_drain_waits_until_the_prompts_of_the_server_that_leaves_are_committed
             assert (old.prompts().counts()["waiting"], new.prompts().counts()["waiting"]) == (0, 4)
 
 
+@pytest.mark.slow
 def test_several_servers_share_prompts_and_each_is_trained_on_once():
     servers = [memoire.Server(ANY, tables={"t": table()}, name=f"s{i}") for i in range(3)]
     with memoire.Prompts([each.endpoint for each in servers], "t", timeout=10.0) as prompts:
@@ -332,6 +334,7 @@ def test_a_committed_step_of_which_a_server_has_no_group_is_drawn_again_until_it
                 prompts.draw(0, 1)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_drained_gets_no_new_prompts_and_those_that_it_has_are_trained_on():
     servers = [memoire.Server(ANY, tables={"t": table()}, name=f"n{i}") for i in range(2)]
     urls, given = [each.endpoint for each in servers], [0]
