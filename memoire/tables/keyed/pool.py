@@ -34,6 +34,7 @@ from memoire.tables.saved import Number, PutBack, RecordBody, RecordKind, SavedR
 from memoire.wire import types
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import Buffer, MessageHeader, encoded_bytes
+from memoire.wire.messages import Name
 from memoire.wire.receivers import Page
 
 from . import messages as keyed
@@ -104,7 +105,7 @@ class PartitionRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True)
 
     kind: ClassVar = RecordKind.PARTITION
     is_heading: ClassVar = True
-    name: keyed.Name
+    name: Name
 
 
 class KeyedRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
