@@ -130,6 +130,14 @@ def iter_then_fail():
     raise OSError("the disk is full")
 
 
+def test_a_file_whose_name_is_no_number_is_refused(tmp_path):
+    with open_log(tmp_path) as log:
+        log.append([(1, b"one")])
+    next(tmp_path.glob("*.rec")).rename(tmp_path / "mine.rec")
+    with pytest.raises(DataError, match="its name is no number"):
+        open_log(tmp_path)
+
+
 def test_files_that_are_changed_while_the_log_is_open_are_refused(tmp_path):
     log = open_log(tmp_path)
     log.append([(1, b"one"), (2, b"two")])

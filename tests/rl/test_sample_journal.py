@@ -1,8 +1,6 @@
 """Samples come back from a journal as they came, in whatever write it was killed; old files leave with the memory."""
 
 import contextlib
-import functools
-import signal
 import tracemalloc
 from types import SimpleNamespace
 
@@ -12,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from faultkit import FailAt, KillAt, in_child
 from memoire.errors import DataError, ParameterError
 from memoire.rl.memory import GenericMemory
 from memoire.rl.sample_journal import KeptBuffer, SampleJournal, packed_buffers, unpacked_buffers
@@ -163,62 +160,6 @@ def test_only_news_are_written_and_files_leave_with_what_the_memory_forgot(tmp_p
     assert journal.size == sum(path.stat().st_size for path in tmp_path.glob("*.samples"))
     journal.close()
     assert len(SampleJournal(tmp_path, 640)) == len(journal)
-
-
-def test_a_journal_survives_a_kill_at_each_of_its_steps(tmp_path):
-    numbers_of_steps = FailAt()
-    fill(tmp_path / "steps", numbers_of_steps)
-    assert len(numbers_of_steps.steps) > 60
-    for number in range(1, len(numbers_of_steps.steps) + 1, 5):
-        folder, kill = tmp_path / str(number), KillAt(number)
-        assert in_child(functools.partial(fill, folder, kill)) == -signal.SIGKILL
-        with SampleJournal(folder, 20) as journal:
-            found = numbers(journal)
-            # Whole buffers, in order, without a gap.
-            assert found == list(range(found[0], found[-1] + 1)) if found else number < 10
-            assert len(found) >= min(20, found[-1] + 1 if found else 0)
-            after = found[-1] + 1 if found else 0
-            journal.keep(buffer(after))
-            journal.commit()
-        with SampleJournal(folder, 20) as journal:
-            assert numbers(journal)[-6:] == list(range(max(0, after - 1), after + 5))[-6:]
-
-
-def fill(folder, at):
-    with SampleJournal(folder, 20, at=at) as journal:
-        for first in range(0, 60, 5):
-            journal.keep(buffer(first))
-            if first % 15 == 10:
-                journal.commit()
-
-
-def test_samples_that_could_not_be_written_wait_for_the_next_commit(tmp_path):
-    fault = FailAt(0, stays=True)
-    journal = SampleJournal(tmp_path, 640, at=fault)
-    journal.keep(buffer(0))
-    journal.commit()
-    journal.keep(buffer(5))
-    for step in ("write", "sync", "count"):
-        fault.number = len(fault.steps) + ["write", "sync", "count"].index(step) + 1
-        with pytest.raises(OSError, match="No space left"):
-            journal.commit()
-        fault.number = 0
-    assert len(journal) == 10
-    journal.commit()
-    journal.close()
-    with SampleJournal(tmp_path, 640) as again:
-        assert numbers(again) == list(range(10))
-
-
-def test_a_journal_of_a_former_form_is_refused_and_stays(tmp_path):
-    former = b"mSJ1" + bytes(60)
-    (tmp_path / "000000000000000.samples").write_bytes(former)
-    with pytest.raises(DataError, match=r"000000000000000\.samples is not a trainer's journal of samples"):
-        SampleJournal(tmp_path, 640)
-    assert (tmp_path / "000000000000000.samples").read_bytes() == former
-    (tmp_path / "000000000000000.samples").rename(tmp_path / "mine.samples")
-    with pytest.raises(DataError, match="its name is no number"):
-        SampleJournal(tmp_path, 640)
 
 
 def test_what_is_left_of_a_damaged_journal_is_read_only_when_it_is_asked_for(tmp_path):
