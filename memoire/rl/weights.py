@@ -39,12 +39,10 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
 }  # fmt: skip
 """NumPy's dtypes by what bodies call them. BF16 and floats of 8 bits have none."""
 _CHECKSUM: Final = "memoire.xxh3"
-_FACTS: Final = b'{"__metadata__":{'
-_MARK: Final = _FACTS + b'"memoire.xxh3":"'
-"""What the header of a file begins with; 16 digits follow: the checksum of the body as it was before."""
-_MARK_ENDS: Final = {b'"},': b"{", b'",': _FACTS}
-"""What is behind the digits, and what the header began with before: alone, or other facts follow."""
-_ALIGNMENT: Final = 64
+_MARK: Final = b'{"__metadata__":{"memoire.xxh3":"'
+"""What the header of a file begins with; 16 digits follow: the checksum of the body with zeros in their place."""
+_ZEROS: Final = b"0" * 16
+_DIGITS: Final = slice(8 + len(_MARK), 8 + len(_MARK) + len(_ZEROS))
 KEPT: Final = 2
 """Numbered files that stay: the newest, and the one before."""
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
@@ -97,7 +95,8 @@ def save(
         OSError: it cannot be written.
         ParameterError: as of `pack`.
     """
-    body, place = with_checksum(tensors.with_facts(pack(arrays), facts or {})), Path(path)
+    body = bytearray(tensors.with_facts(pack(arrays), {_CHECKSUM: _ZEROS.decode(), **(facts or {})}))
+    body[_DIGITS], place = f"{checksum(body):016x}".encode(), Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     replace_file(place, body, at=at)
 
@@ -120,7 +119,7 @@ def read(path: str | Path) -> bytes:
 
 def _read(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     try:
-        body = checked(Path(path).read_bytes())
+        body = _checked(Path(path).read_bytes())
         return unpack(body, "the file"), facts_of(body)
     except WrongModel as error:
         raise DataError(str(path), error.problem) from error
@@ -156,31 +155,12 @@ class NumberedFiles:
         return [int(name) for name in names if name.isdigit()]
 
 
-def with_checksum(body: bytes) -> bytes:
-    """A body as it is written to files: with its checksum."""
-    size = int.from_bytes(body[:8], "little")
-    header, data = body[8 : 8 + size].rstrip(b" "), body[8 + size :]
-    digits = f"{checksum(data, checksum(header)):016x}".encode()
-    end = b'",' if header.startswith(_FACTS) else b'"},'
-    made = b"".join((_MARK, digits, end, header[len(_MARK_ENDS[end]) :]))
-    made += b" " * (-(8 + len(made)) % _ALIGNMENT)
-    return b"".join((len(made).to_bytes(8, "little"), made, data))
-
-
-def checked(body: bytes) -> bytes:
-    """What a file holds, if its checksum is right or it has none.
-
-    Raises:
-        WrongModel: it is damaged.
-    """
-    size = int.from_bytes(body[:8], "little")
-    header = body[8 : 8 + size].rstrip(b" ")
-    begin = len(_MARK)
-    digits, rest = header[begin : begin + 16], header[begin + 16 :]
-    end = next((each for each in _MARK_ENDS if rest.startswith(each)), None)
-    if header.startswith(_MARK) and end is not None:
-        original = _MARK_ENDS[end] + rest[len(end) :]
-        if f"{checksum(body[8 + size :], checksum(original)):016x}".encode() != digits:
+def _checked(body: bytes) -> bytes:
+    """What a file holds, if its checksum is right or it has none. Raises WrongModel: it is damaged."""
+    if body[8:].startswith(_MARK):
+        plain = bytearray(body)
+        plain[_DIGITS] = _ZEROS
+        if f"{checksum(plain):016x}".encode() != body[_DIGITS]:
             raise WrongModel("the file", "is damaged: its checksum is wrong", "Take a copy of it.")
     return body
 
