@@ -284,13 +284,21 @@ class RolloutWorker:
             self._recorder.record(Step(obs, action, reward, terminated, truncated, next_obs, info, self.version))
         return next_obs, reward, terminated, truncated, info
 
-    def run_episode(self, max_samples: float | None = None, train: bool = False) -> EpisodeResult:
-        """One episode, of training or as a test: `train` says whether its samples are kept."""
+    def run_episode(
+        self,
+        max_samples: float | None = None,
+        train: bool = False,
+        before_step: Callable[[int], object] = lambda length: None,
+    ) -> EpisodeResult:
+        """One episode, of training or as a test: `train` says whether its samples are kept. Before each training step
+        `before_step` is called with the steps that were made.
+        """
         limit = self.limit if max_samples is None else limit_of(max_samples)
         obs, _ = self.reset(train)
         length, returned, is_over = 0, 0.0, False
         while not (is_over or self.is_stopping):
             if train:
+                before_step(length)
                 self.follow()
             obs, reward, terminated, truncated, _ = self.step(obs, not train, train, length + 1 >= limit)
             length, returned, is_over = length + 1, returned + float(reward), terminated or truncated
@@ -475,32 +483,6 @@ WAIT_INTERVAL: Final = 0.1
 """Seconds after which a worker that waits for a model sees whether it is to end."""
 
 
-@dataclass
-class StepAllowance:
-    """How many steps one model may make.
-
-    Args:
-        initial: Before there is a model.
-        most: By one model.
-    """
-
-    initial: float
-    most: float
-    made: int = 0
-    version: int = 0
-    """Of the model that makes them; 0 is none."""
-
-    @property
-    def is_used_up(self) -> bool:
-        """Whether to wait for the next model."""
-        return self.made >= (self.most if self.version else max(self.initial, self.most))
-
-    def follow(self, version: int) -> None:
-        """Count for the model that acts now."""
-        if version != self.version:
-            self.version, self.made = version, 0
-
-
 def run_synchronous(
     worker: RolloutWorker,
     test_episode_interval: int = 0,
@@ -516,27 +498,23 @@ def run_synchronous(
         nb_steps: Steps to make.
         end_episodes: Wait only between episodes; else within them, too.
     """
-    allowance, began = StepAllowance(initial_steps, max_steps_per_update), worker.steps
+    began, version, made = worker.steps, 0, 0  # steps by the model of this version
+
+    def before_step(length: int) -> None:
+        nonlocal version, made
+        most = max_steps_per_update if version else max(initial_steps, max_steps_per_update)
+        if made >= most and not (end_episodes and length):
+            _await_model(worker)
+        worker.follow()
+        if worker.version != version:
+            version, made = worker.version, 0
+        made += 1
+
     with worker.until_stopped():
         while worker.steps - began < nb_steps and not worker.is_stopping:
             if test_episode_interval and worker.episodes % test_episode_interval == 0:
                 worker.run_episode(train=False)
-            _episode(worker, allowance, began + nb_steps, end_episodes)
-
-
-def _episode(worker: RolloutWorker, allowance: StepAllowance, last: float, end_episodes: bool) -> None:
-    obs, _ = worker.reset(True)
-    length, returned, is_over = 0, 0.0, False
-    while not (is_over or worker.is_stopping):
-        if allowance.is_used_up and not (end_episodes and length):
-            _await_model(worker)
-        worker.follow()
-        allowance.follow(worker.version)
-        is_last = length + 1 >= worker.limit or worker.steps + 1 >= last
-        obs, reward, terminated, truncated, _ = worker.step(obs, False, True, is_last)
-        allowance.made += 1
-        length, returned, is_over = length + 1, returned + float(reward), terminated or truncated
-    worker.ended(EpisodeResult(length, returned, worker.version, is_over), "train")
+            worker.run_episode(min(worker.limit, began + nb_steps - worker.steps), True, before_step)
 
 
 def _await_model(worker: RolloutWorker) -> None:
