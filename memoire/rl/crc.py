@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from memoire.errors import CrcFailed, CrcOneSided, ParameterError
 from memoire.wire._bytes import checksum
 
-from .trees import assembled, leaves_of, paths_of, structure_of
+from .trees import copied, leaves_of, paths_of, structure_of
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Marks:
             return marked
         self._count += 1
         if self.every == 1:
-            marked[SAMPLE] = _copied(tuple(transition))
+            marked[SAMPLE] = copied(tuple(transition))
         elif self._count % self.every == 0:
             marked[SUMS] = sums_of(transition)
         return marked
@@ -209,8 +209,3 @@ def _sender(info: Mapping[str, Any]) -> str:
         return ""
     worker, episode, step = info[SENDER]
     return f"{worker} in episode {episode}, step {step}"
-
-
-def _copied(value: Any) -> Any:
-    leaves = [each.copy() if isinstance(each, np.ndarray) else each for each in leaves_of(value)]
-    return assembled(structure_of(value), leaves)

@@ -28,7 +28,7 @@ from memoire.limits import CONTAINER, Container, Reservation
 from memoire.replay.sampling import ForkedGenerator
 
 from .codec import NONE, Codec
-from .trees import Structure, assembled, leaves_of, paths_of, structure_of
+from .trees import Structure, assembled, leaves_of, mapped, paths_of, structure_of
 
 Int64Array = NDArray[np.int64]
 NO_DONE: Final = "__no_done"
@@ -231,7 +231,7 @@ class GenericMemory:
         info is {} unless it is kept.
         """
         found = self.transitions([item])
-        row = [_first(part) for part in found]
+        row = [mapped(lambda leaf: leaf[0], part) for part in found]
         number = int(self._boundary.numbers(np.array([item]))[0])
         info = {} if self._infos is None else self._infos[number % self.capacity]
         return (*row[:2], row[2], row[3], bool(row[4]), bool(row[5]), info)
@@ -413,11 +413,6 @@ def _starts(is_end: NDArray[np.bool_], starts: Sequence[bool] | None, *, is_firs
     if starts is None:
         return np.concatenate([[is_first], is_end[:-1]])
     return np.array(starts, np.bool_)
-
-
-def _first(value: Any) -> Any:
-    """The first row of each leaf."""
-    return assembled(structure_of(value), [leaf[0] for leaf in leaves_of(value)])
 
 
 def _shown(dtype: Any, shape: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ Batches on the device where an agent learns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -43,6 +43,16 @@ def assembled(structure: Structure, leaves: Sequence[Any]) -> Any:
     """The value with these leaves."""
     rest = iter(leaves)
     return _assembled(structure, rest)
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """The value with a function's results in place of its leaves."""
+    return assembled(structure_of(value), [function(leaf) for leaf in leaves_of(value)])
+
+
+def copied(value: Any) -> Any:
+    """The value with arrays of its own."""
+    return mapped(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, value)
 
 
 def _collect(value: Any, found: list[Any]) -> None:

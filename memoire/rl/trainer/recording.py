@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import numpy as np
-
 from memoire.client.client import Client
 from memoire.errors import MemoireTimeout, ParameterError, Refused, WrongType
 from memoire.rl.codec import PREPROCESSOR, Codec, digest
 from memoire.rl.memory import NO_DONE
 from memoire.rl.samples import Sample, columns_of, episodes_of
+from memoire.rl.trees import copied
 from memoire.wire.frames import PASSING
 
 _log = logging.getLogger(__name__)
@@ -216,7 +215,7 @@ class Packets:
             made = made._replace(info=self._marks.mark(made.info, self._transition(raw), raw.episode, raw.step))
         self._last_obs = raw.obs
         # Environments may write into the arrays that they returned: what is sent later is a copy.
-        self._samples.append(made._replace(act=_copied(made.act), obs=_copied(made.obs)))
+        self._samples.append(made._replace(act=copied(made.act), obs=copied(made.obs)))
 
     def _compressed(self, raw: Sample) -> Sample:
         """A sample as it travels. Raises WrongType: the compressor returned something else than it was given."""
@@ -250,19 +249,6 @@ class Packets:
                     "%d samples found no room on the way to %s (%s); %d were lost so",
                     len(part), self._client.endpoint, self._client.push_reason, self.dropped,
                 )  # fmt: skip
-
-
-def _copied(value: Any) -> Any:
-    """The value with arrays of its own."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if type(value) is tuple:
-        return tuple(_copied(each) for each in value)
-    if type(value) is list:
-        return [_copied(each) for each in value]
-    if type(value) is dict:
-        return {name: _copied(each) for name, each in value.items()}
-    return value
 
 
 def _takes_six(compressor: Compressor | None) -> bool:
