@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import zmq
 
-from classic_help import tcp, templates
+from classic_help import templates
 from memoire import ReplayMemoryServer
 from memoire.cli import doctor
-from memoire.client.client import Client, connect
+from memoire.client.client import connect
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, Refused
-from memoire.net import context as monitor
 from memoire.net import curve_server, sockets
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
@@ -64,18 +63,6 @@ def refused(node):
 def push(client):
     record(client)
     assert client.push_cache(100.0), client.push_reason
-
-
-def test_actors_and_learners_work_with_their_keys(server, keys, context):
-    with connect(server.endpoint, keys=keys, context=context, limits=QUICK) as actor:
-        push(actor)
-        with Reader([server.endpoint], keys=keys, context=context, limits=QUICK) as learner:
-            batch = learner.get_batch(16, 100.0)
-            learner.update_priorities(batch.ids, np.ones(16))
-            learner.publish("policy", b"weights")
-            assert actor.model("policy").wait(100.0).body == b"weights"
-        until(lambda: actor.stats().applied == 16)
-    assert refused(server) == {} and server.readiness() == []
 
 
 @pytest.mark.parametrize("storage", ["tcp", "ipc"])
@@ -182,20 +169,6 @@ def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context, t
         Reader([server.endpoint], keys=another_key(keys, "learner"), context=context, timeout=100.0)
 
 
-@pytest.fixture
-def fronts(monkeypatch):
-    """What counts at the listening addresses of nodes that are made from now on."""
-    found = []
-
-    class Kept(curve_server._GuardedAddress):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            found.append(self)
-
-    monkeypatch.setattr(curve_server, "_GuardedAddress", Kept)
-    return found
-
-
 def test_a_relay_that_is_not_let_in_says_why(server, keys, context, tmp_path, caplog):
     options = {"context": context, "limits": QUICK}
 
@@ -235,20 +208,6 @@ def test_a_process_without_the_right_files_does_not_begin(keys, context):
         Server("tcp://127.0.0.1:0", SCHEMA, keys=keys / "learner", context=context)
     with pytest.raises(KeyFileError, match="has the key of one who dials"):
         Proxy("tcp://127.0.0.1:0", ["tcp://127.0.0.1:1"], keys=keys / "actor", context=context)
-
-
-def test_a_client_that_is_authorized_later_gets_in_without_a_restart(server, keys, context):
-    folder = another_key(keys)
-    with pytest.raises(AuthError):
-        connect(server.endpoint, keys=folder, context=context, timeout=100.0)
-    other = Keys(another_key(keys, "reader"))
-    with Reader([server.endpoint], keys=other, context=context, timeout=None) as reader:
-        until(lambda: reader._thread.channels.denied)
-        key_writer.authorize(keys / "server", Keys(folder).own)
-        key_writer.authorize(keys / "server", other.own)
-        with connect(server.endpoint, keys=folder, context=context, timeout=100.0) as actor:
-            push(actor)
-        assert len(reader.get_batch(16, 100.0).ids) == 16
 
 
 def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, context):
@@ -462,54 +421,10 @@ def test_a_recorded_conversation_says_nothing_when_it_is_played_again(server, ke
     assert server.run == "third"
 
 
-def test_plain_proxies_hand_on_who_somebody_is(keys, context, tmp_path):
-    import threading
-
-    with Server(None, SCHEMA, keys=keys, context=context, limits=QUICK) as server:
-        backs = [f"inproc://{name}" for name in ("requests", "caches")]
-        fronts = [tcp(), tcp()]
-        threading.Thread(target=server.run_request_proxy, args=(fronts[0], backs[0]), daemon=True).start()
-        threading.Thread(target=server.run_pull_proxy, args=(fronts[1], backs[1]), daemon=True).start()
-        server.add_request_worker(backs[0], bind=False)
-        server.add_pull_worker(backs[1], bind=False)
-        with Client(fronts[0], push=fronts[1], subscribe="", keys=keys, context=context, limits=QUICK) as actor:
-            push(actor)
-            until(lambda: server.total_caches == 1)
-            assert server._dispatcher.ledger.find(actor.client_id).owner == "actor/actors"
-        with pytest.raises(Refused, match="was used by a reader"):
-            Reader([fronts[0]], keys=keys / "actor", context=context, timeout=100.0)
-
-
-HANDSHAKES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-
-
-@pytest.mark.parametrize(("loop", "kind"), [("run_request_proxy", zmq.ROUTER), ("run_pull_proxy", zmq.PULL)])
-def test_behind_a_plain_proxy_only_a_servers_key_gets_work(keys, context, loop, kind):
-    front, back = tcp(), tcp()
-    with Server(None, SCHEMA, keys=keys, context=context, limits=QUICK) as server:
-        in_thread(getattr(server, loop), front, back)
-        got_in = {}
-        for role in permissions.ROLES:
-            made, own = context.socket(kind), Keys(keys / role).own
-            made.linger = 0
-            watching = monitor.monitor(made, HANDSHAKES)
-            sockets.use_keys(made, own.public, own.secret, server.keys.own.public)
-            made.connect(back)
-            assert watching.poll(20_000), role
-            event, _, _ = next(iter(monitor.events(watching)))
-            got_in[role] = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            made.disable_monitor()
-            watching.close(0)
-            made.close(0)
-        assert got_in == {role: role == "server" for role in permissions.ROLES}
-        assert refused(server)["role"] >= 4
-
-
 # ----------------------------------------------------------------------------------------------- who decides
 
 
 def test_nobody_new_gets_in_while_nobody_decides(server, keys, context, monkeypatch):
-    from memoire.net import curve_server
 
     with connect(server.endpoint, keys=keys, context=context, limits=QUICK) as actor:
         push(actor)

@@ -1,7 +1,5 @@
 """A server with a state folder says nothing that is not on disk, and goes on where it ended. The disk is a fake here."""
 
-import threading
-
 import pytest
 import zmq
 
@@ -10,10 +8,9 @@ from fake_store import Disk, MemoryStore
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
 from memoire.models.model import Model
 from memoire.replay.parameters import Parameters
-from memoire.server.server import Server
 from memoire.wire import _bytes, messages
-from memoire.wire.frames import NEWS_FRAME, encode, name_hash, parse, parse_notice
-from netkit import DEADLINE, QUICK, record, until
+from memoire.wire.frames import encode, parse
+from netkit import QUICK, record, until
 
 
 class Durable:
@@ -59,18 +56,6 @@ def told(client):
     except MemoireTimeout:
         return False
     return True
-
-
-def test_a_server_whose_disk_hangs_ends_in_time(cluster, durable):
-    server = durable.start(limits=QUICK)
-    client = cluster.client(server, limits=QUICK)
-    durable.disk.may_save.clear()
-    record(client)
-    assert not told(client)
-    ending = threading.Thread(target=server.close, args=(0.5,), daemon=True)
-    ending.start()
-    ending.join(DEADLINE / 2)
-    assert not ending.is_alive() and durable.disk.lines == {} and durable.saved(client.client_id) is None
 
 
 def test_a_reply_leaves_when_what_it_says_is_on_disk_and_not_before(cluster, durable):
@@ -152,52 +137,6 @@ def test_a_run_that_is_over_stays_over_and_the_one_that_was_begun_goes_on(durabl
     assert durable.start(run="c").run == "d", "what was asked for the last time is known, not what was at first"
 
 
-def test_a_server_that_is_given_no_run_goes_on_with_the_last_one(durable):
-    server = durable.start(run="a")
-    server.close()
-    server = durable.start(run=None)
-    assert server.run == "a"
-    server.begin_run("b")
-    server.close()
-    for given, counted in ((None, "b"), ("a", "b"), ("c", "c"), (None, "c")):
-        server = durable.start(run=given)
-        assert server.run == counted
-        server.close()
-
-
-def test_parameters_that_were_configured_stay_until_others_are_given(durable):
-    server = durable.start(multi_step=2)
-    server.configure(cache_size=17)
-    server.close()
-    server = durable.start(multi_step=2)
-    assert (server.parameters.multi_step, server.parameters.cache_size) == (2, 17)
-    version = server.stats().parameters_version
-    server.close()
-    server = durable.start(multi_step=3)
-    assert (server.parameters.multi_step, server.parameters.cache_size) == (3, server.parameters.cache_size)
-    assert server.parameters.cache_size != 17 and server.stats().parameters_version == version + 1
-
-
-def test_a_closed_server_has_saved_and_answered_what_it_had_heard(cluster, durable):
-    server = durable.start(limits=QUICK)
-    asker = cluster.context.socket(zmq.DEALER)
-    asker.linger, asker.rcvtimeo = 0, 10_000
-    asker.connect(server.endpoint)
-    me = b"m" * 16
-    durable.disk.may_save.clear()
-    asker.send_multipart([b"", *encode(messages.Update(episodes=3), client=me, sequence=1)])
-    until(lambda: server.total_episodes == 3)
-    closing = threading.Thread(target=server.close, args=(5.0,))
-    closing.start()
-    until(server._io.requests.is_drained.is_set)
-    assert not asker.poll(0)
-    durable.disk.may_save.set()
-    reply = parse(asker.recv_multipart()[1:]).body
-    assert (reply.episodes, reply.durable) == (3, True)
-    assert durable.saved(me).report.episodes == 3
-    closing.join(100.0)
-
-
 def test_a_server_whose_disk_is_lost_acknowledges_nothing_and_says_so(cluster, durable):
     server = durable.start(limits=QUICK)
     client = cluster.client(server, limits=QUICK)
@@ -231,29 +170,6 @@ def test_lines_reach_the_log_file_when_they_are_on_disk(cluster, durable, tmp_pa
     assert (tmp_path / "log").read_text().count(",x\n") == 1
 
 
-def news_of(cluster, server):
-    sub = cluster.context.socket(zmq.SUB)
-    sub.linger, sub.rcvtimeo = 0, 10_000
-    sub.subscribe(NEWS_FRAME)
-    sub.connect(server.pub_endpoint)
-    return sub
-
-
-@pytest.mark.parametrize(
-    "change",
-    [Server.finish, lambda server: server.begin_run("next"), lambda server: server.configure(cache_size=7)],
-)
-def test_whoever_listens_hears_at_once_that_there_is_news(cluster, durable, change):
-    server = durable.start()
-    sub = news_of(cluster, server)
-    client = cluster.client(server)  # by the time it has its model, the subscription is there too
-    server.publish("topic", b"x")
-    client.model("topic").wait(100.0)
-    change(server)
-    message = parse_notice(sub.recv_multipart())
-    assert message.body == messages.News(epoch=server.stats().epoch)
-
-
 def test_a_new_run_begins_at_zero_and_the_former_one_stays_readable(cluster, durable):
     server = durable.start(run="a", limits=QUICK)
     client = cluster.client(server, limits=QUICK)
@@ -274,36 +190,6 @@ def test_a_new_run_begins_at_zero_and_the_former_one_stays_readable(cluster, dur
     server.close()
     server = durable.start(run="a")
     assert server.totals("a").episodes == 3 and server.totals("b").episodes == 0
-
-
-def test_a_client_of_a_former_run_is_counted_there_until_it_says_hello(durable):
-    server = durable.start(run="a")
-    dispatcher = server._dispatcher
-    me = b"m" * 16
-
-    def ask(body, number, run):
-        header = {"client": me, "sequence": number, "run": name_hash(run)}
-        return dispatcher.answer(parse(encode(body, **header))).body
-
-    ask(messages.Hello(), 1, "a")
-    ask(messages.Update(episodes=3), 2, "a")
-    server.begin_run("b")
-    reply = ask(messages.Update(episodes=5), 3, "a")
-    assert (reply.run_name, reply.episodes) == ("b", 5)
-    assert (server.totals("a").episodes, server.totals("b").episodes) == (5, 0)
-    assert ask(messages.Update(episodes=5), 4, "never heard of").code == "run"
-    server.close()
-    server = durable.start(run="a")
-    dispatcher = server._dispatcher
-    assert ask(messages.Update(episodes=6), 5, "a").episodes == 6, "read from disk when it is asked for"
-    assert server.run == "b"
-
-
-def test_wrong_names_of_runs_are_refused(durable):
-    server = durable.start()
-    for wrong in ("", "a\nb", "x" * 257, 3):
-        with pytest.raises(ParameterError, match="run"):
-            server.begin_run(wrong)
 
 
 def test_a_model_is_nobodys_before_it_is_on_disk(cluster, durable):
@@ -359,11 +245,6 @@ def test_held_caches_come_back_to_the_run_and_parameters_that_they_were_made_for
     server = durable.start(**{"snapshot_caches": True} | change)
     assert server.stats().held_caches == int("snapshot_caches" in change)
     assert ("1 refused (parameters)" in caplog.text) == ("frame_stack" in change)
-
-
-def test_snapshots_need_a_folder(cluster):
-    with pytest.raises(ParameterError, match="state_dir"):
-        cluster.server(snapshot_caches=True)
 
 
 CONTROLS = {"parameters": {"parameters": {"cache_size": 7}}, "run": {"run": "next"}, "the end": {"finish": True}}

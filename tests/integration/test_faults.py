@@ -1,7 +1,9 @@
 """What networks do, what is too long for the other side, what another version says, and what bytes cost."""
 
+import contextlib
 import random
 import re
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +17,7 @@ import memoire
 from memoire.client.client import Client, connect
 from memoire.errors import ParameterError, Refused
 from memoire.limits import Limits
+from memoire.net import process as descriptors
 from memoire.net import sockets
 from memoire.net.channel import Channel
 from memoire.net.poller import Poller
@@ -248,3 +251,28 @@ def connections_to(ports):
             if state == ESTABLISHED and there in ports:
                 found.add((here, there))
     return found
+
+
+def test_strangers_that_connect_and_say_nothing_are_in_nobodys_way_and_soon_gone(cluster, times):
+    times(handshake=1.0)
+    server = cluster.server()
+    descriptors.raise_limit()
+    many = min(500, (descriptors.limit() - descriptors.used() - 200) // 6)
+    held = []
+    with contextlib.ExitStack() as stack:
+        for endpoint in (server.endpoint, server.push_endpoint, server.pub_endpoint):
+            for number in range(many):
+                made = stack.enter_context(socket.create_connection(place(endpoint), DEADLINE))
+                if number % 2:
+                    made.sendall(b"\xff\x00\x00")  # a ZeroMQ greeting that never ends
+                held.append(made)
+        client = cluster.client(server)
+        record(client)
+        assert client.push_cache()
+        client.update()
+        until(lambda: server.total_caches == 1)
+        for made in held:
+            made.settimeout(DEADLINE)
+            with contextlib.suppress(ConnectionResetError):
+                while made.recv(1000):  # its own greeting, and then the end
+                    pass

@@ -18,18 +18,15 @@ import pytest
 
 from classic_help import templates
 from memoire.classic.client import ReplayMemoryClient
-from memoire.classic.memory import ReplayMemory
 from memoire.classic.server import ReplayMemoryServer
 from memoire.client.waiting import ModelHandle, Receiver
-from memoire.errors import Closed, ForkedError, TwoThreads
+from memoire.errors import ForkedError, TwoThreads
 from memoire.limits import Limits
 from memoire.net.context import _context_lock
 from memoire.replay.buffer import Buffer
-from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.server.server import Server
-from memories import filled
-from netkit import DEADLINE, QUICK, SCHEMA, entry, in_thread, pool_in, record, until
+from netkit import DEADLINE, QUICK, SCHEMA, in_thread, pool_in, record, until
 
 # Forks
 
@@ -167,41 +164,6 @@ def test_a_lock_that_a_thread_holds_at_the_fork_stops_nobody_in_the_child(cluste
     client.update(100.0)
 
 
-def numbers(step):
-    return entry(SCHEMA, step)
-
-
-def test_a_memory_is_a_whole_copy_in_a_forked_process(cluster):
-    memory = filled(Memory(SCHEMA, 1000, seed=1), numbers)
-    buffer = Buffer(SCHEMA, 1000, seed=1)
-    local = ReplayMemory(*templates(), 100, seed=1)
-    stop = threading.Event()
-
-    def add():
-        while not stop.is_set():
-            filled(memory, numbers)
-
-    thread, box = in_thread(add)
-
-    def child():
-        before = memory.generated
-        filled(memory, numbers)
-        assert memory.generated == before + 20 and memory.sums()[1] > 0
-        memory.sample(8)
-        memory.update_priorities(memory.draw(8), np.ones(8))
-        writer = buffer.writer()
-        for step in range(5):
-            obs = np.full(4, step, np.float32)
-            writer.step(obs, 0, 0.0, False, False, obs + 1, {})
-        return len(buffer), local.info()["num_entries"]
-
-    for _ in range(10):  # at whatever moment of the other thread's work
-        assert in_child(child) == "(5, 0)"
-    stop.set()
-    thread.join(DEADLINE)
-    assert box == {"value": None} and len(buffer) == 0
-
-
 # Threads
 
 
@@ -246,23 +208,6 @@ def test_two_threads_in_one_writer_are_told_apart_from_two_writers(cluster):
     assert client.stats().steps == client.memory.num_entries == 100
 
 
-def test_a_writer_belongs_to_one_thread_at_a_time_and_not_to_the_first():
-    buffer = Buffer(SCHEMA, 100)
-    writer = buffer.writer()
-
-    def step():
-        writer.step(np.zeros(4, np.float32), 0, 0.0, True, False, np.ones(4, np.float32), {})
-
-    for _ in range(3):
-        thread, box = in_thread(step)
-        thread.join(DEADLINE)
-        assert box == {"value": None}
-    with writer:
-        step()
-    with pytest.raises(Closed):
-        step()
-
-
 # The log
 
 
@@ -298,28 +243,6 @@ def test_a_line_that_was_taken_arrives_and_one_that_was_not_is_said(cluster, cap
     lines = [line.line.text for line in server.lines()]
     assert lines == [*taken, "waited for", "afterwards", "also"]
     until(lambda: server.stats().totals.dropped_lines == client.stats().dropped_lines)
-
-
-def test_a_drop_is_warned_of_with_what_to_look_at(cluster, caplog):
-    server = cluster.server()
-    client = cluster.client(server, limits=Limits(log_buffer_bytes=1000, log_timeout=0.0))
-    server.close()
-    with caplog.at_level(logging.WARNING, "memoire.client.waiting"):
-        while client.log("x" * 100):
-            pass
-    (record,) = (record for record in caplog.records if record.name == "memoire.client.waiting")
-    assert server.name in record.getMessage() and "1 lines" in record.getMessage()
-    assert client.stats().waiting_line_bytes <= 1000
-
-
-def test_whoever_logs_from_inside_of_the_clients_own_thread_never_waits(cluster):
-    server = cluster.server()
-    client = cluster.client(server, limits=Limits(log_lines=1, log_timeout=60.0))
-    server.close()
-    assert client.log("fills it")
-    said = []
-    client._io.worker.post(lambda: said.append(client.log("from within")))
-    until(lambda: said == [False])
 
 
 # What a client allows itself
@@ -433,22 +356,3 @@ def test_a_program_ends_soon_and_with_no_word_but_of_what_is_lost_with(body):
         said = process.stdout.readline()
         rest, complaints = process.communicate(timeout=DEADLINE)  # its threads wait for longer
     assert (process.returncode, said, rest, LOSS.sub("", complaints)) == (0, "made\n", "", "")
-
-
-def test_a_client_says_what_it_has_to_say_before_a_server_of_the_same_program_ends(tmp_path):
-    script = """
-        import numpy as np
-        from memoire import Server, connect
-        from memoire.replay.columns import Column
-        from memoire.replay.schema import Schema
-        server = Server("tcp://127.0.0.1:0", Schema({"obs": Column(np.float32, (4,), "state")}))
-        server.set_logfile("log.txt")
-        client = connect(server.endpoint)
-        client.log("the last words")
-    """
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=100.0, cwd=tmp_path
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "log.txt").read_text().count("the last words") == 2

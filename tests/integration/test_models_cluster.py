@@ -13,7 +13,7 @@ from history.ports import block
 from memoire.limits import KiB, Limits, MiB
 from memoire.wire import messages
 from memoire.wire.frames import parse_notice, topic_frame
-from netkit import DEADLINE, QUICK, in_thread, intercept, until
+from netkit import QUICK, in_thread, intercept, until
 
 NAMES = ["anna", "bert"]
 
@@ -96,20 +96,6 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
     fetched = [client.stats().fetched_bytes for client in clients + late]
     assert max(fetched[:8]) <= 2 * len(body) + 2 * CHUNK and max(fetched[8:]) <= len(body) + CHUNK
     assert served == crossed, "who comes late costs the way nothing"
-
-
-def test_who_joins_gets_the_newest_at_once_again_and_again(cluster):
-    server = cluster.server()
-    proxy = cluster.proxy([server])
-    for number in range(1, 11):
-        body = body_of(number, 300 * KiB)
-        server.publish("policy", body)
-        node = (server, proxy)[number % 2]
-        if node is proxy:
-            until(lambda number=number: proxy.stats().models == {"policy": number})
-        client = cluster.client(node)
-        assert client.model("policy").wait(DEADLINE).body == body
-        client.close(0.5)
 
 
 def test_a_proxy_that_ends_in_the_middle_of_a_transfer_spoils_nothing(cluster):

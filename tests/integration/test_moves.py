@@ -10,6 +10,7 @@ from memoire.accounting import merge
 from memoire.cli.drain import drain, drain_above
 from memoire.errors import MemoireTimeout, ParameterError
 from memoire.net.addresses import NameResolver
+from memoire.nodes.roles import ServersFile
 from memoire.wire import messages
 from netkit import QUICK, in_thread, record, until
 
@@ -201,6 +202,15 @@ def test_which_servers_to_drain_has_to_be_said(template, keep, words):
         drain_above(template, keep)
 
 
+def test_a_silent_name_server_ends_a_drain_before_anything_is_changed(times):
+    silent = threading.Event()
+    times(lookup=0.1)
+    asked = NameResolver(lambda host: silent.wait(100.0) and [])
+    with pytest.raises(MemoireTimeout, match="no address of s-1.test from the name server.*Nothing was drained"):
+        drain_above("tcp://s-{n}.test:5560", 1, known=asked)
+    silent.set()
+
+
 def test_every_run_of_a_drained_server_is_kept_by_its_heir(cluster):
     old, heir = cluster.server(name="old", run="one"), cluster.server(name="heir", run="three")
     client = cluster.client(old, limits=QUICK)
@@ -218,6 +228,19 @@ def test_every_run_of_a_drained_server_is_kept_by_its_heir(cluster):
     assert reader.totals("one").finished and not reader.totals("two").finished
     assert reader.totals().run == "three" and set(reader.totals().runs) == {"one", "two", "three"}
     assert [heir.totals(run).episodes for run in ("one", "two")] == [2, 3]
+
+
+def test_a_drain_says_which_clients_cannot_leave(cluster):
+    server, other = cluster.server(name="one"), cluster.server(name="two")
+    client = cluster.client(server, limits=QUICK)
+    record(client)
+    client.update(100.0)
+    with pytest.raises(MemoireTimeout, match=f"1 are still there: {client.client_id.hex()[:8]}. Clients that know"):
+        drained(server, [other], cluster.context, timeout=3.0)
+    assert client.home == "one"  # and it is still served
+    record(client)
+    client.update(100.0)
+    assert server.total_episodes == 2
 
 
 def test_a_drain_needs_one_server_and_another(cluster):
@@ -291,7 +314,41 @@ def test_a_server_that_a_proxy_has_not_met_is_missing_from_totals_and_keeps_a_ru
     until(lambda: (totals := reader.totals()).servers == ("one", "two") and not totals.missing)
 
 
+def test_a_list_in_a_file_is_followed_and_a_wrong_one_is_said(cluster, tmp_path, capsys):
+    servers = [cluster.server(name=name) for name in ("a", "b")]
+    path = tmp_path / "servers"
+    path.write_text(f"# comment\n{servers[0].endpoint}  # the first\n\n")
+    listed = ServersFile(str(path))
+    assert listed.read() == [servers[0].endpoint]
+    assert listed.read() is None  # nothing new
+    proxy = cluster.proxy(servers[:1])
+    path.write_text(servers[1].endpoint)
+    listed.follow(proxy)
+    until(lambda: proxy.servers == ("b",))
+    path.write_text("nonsense")
+    listed.follow(proxy)
+    assert "is not taken" in capsys.readouterr().err
+    path.unlink()
+    listed.follow(proxy)  # it may be about to be replaced
+    assert proxy.servers == ("b",)
+    with pytest.raises(ParameterError, match="an address on each line"):
+        ServersFile(str(path)).read()
+
+
 # ---------------------------------------------------------------------------------------------- restarts and readers
+
+
+def test_a_reader_forgets_a_server_that_was_taken_off_the_list(cluster, times):
+    times(forgotten=0.5)
+    servers = [cluster.server(name=name) for name in ("a", "b")]
+    proxy = cluster.proxy(servers)
+    learner = cluster.reader([proxy])
+    until(lambda: set(learner.servers) == {"a", "b"})
+    proxy.set_servers([servers[1].endpoint])
+    until(lambda: learner.servers == ("b",))
+    servers[0].close()
+    learner.configure(importance_exponent=0.7)  # does not wait for the one that is gone
+    assert learner.totals().servers == ("b",) and learner.stats().away == ()
 
 
 def check_caches(server, client, pushed):

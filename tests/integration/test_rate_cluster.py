@@ -141,18 +141,6 @@ def test_whole_episodes_wait_or_are_skipped_and_none_is_half_counted(cluster):
         thread.join(100.0)
 
 
-def test_the_end_of_a_run_frees_an_actor_that_is_held_back_at_once(cluster):
-    server = cluster.server(parameters=band(), limits=QUICK)
-    client = cluster.client(server, on_full="block", limits=dataclasses.replace(QUICK, block_timeout=100.0))
-    stop, done = threading.Event(), [0]
-    thread = acting(client, stop, done)
-    until(lambda: client.stats().held_back)
-    server.finish()
-    stop.set()
-    thread.join(100.0)
-    assert not thread.is_alive() and client.finished
-
-
 # ------------------------------------------------------------------------------------------------- undrawn caches
 
 

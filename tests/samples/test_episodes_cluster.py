@@ -5,14 +5,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from classic_help import templates
+from memoire.classic.client import ReplayMemoryClient
+from memoire.classic.server import ReplayMemoryServer
 from memoire.errors import NotEnoughSamples, ParameterError
 from memoire.limits import Limits
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.tables.table import Table
-from netkit import QUICK, SCHEMA, WIDE, in_thread, pool_in, record, until
+from netkit import QUICK, WIDE, pool_in, record, until
 
 VALUED = Schema(
     {
@@ -114,19 +116,6 @@ def settled(client):
     return client.stats().in_flight_caches == 0
 
 
-def test_arrays_are_pushed_by_hand_and_counted_once(cluster):
-    server = cluster.server(storage="episodes", limits=QUICK, multi_step=2)
-    client = cluster.client(server, limits=QUICK)
-    assert client.push_episode(EPISODE, terminated=True, model_version=4)
-    assert client.push_episode(EPISODE, final_state=np.full(4, 2.0, np.float32), init_w=2.0)
-    until(lambda: settled(client))
-    assert (client.stats().episodes, client.stats().steps, server.total_steps) == (2, 10, 10)
-    assert [ended.returned for _, ended in server.episodes()] == [5.0, 5.0]
-    batch = server.get_batch(200)
-    assert set(batch.model_version.tolist()) == {0, 4}
-    assert set(batch.next_obs[:, 0].tolist()) == {0.0, 1.0, 2.0}  # what is behind a terminal entry is zeros
-
-
 def test_each_storage_says_what_it_does_not_take(cluster):
     episodes, caches = cluster.server(storage="episodes", name="e"), cluster.server(name="c")
     shipping, drawing = cluster.client(episodes), cluster.client(caches)
@@ -140,35 +129,6 @@ def test_each_storage_says_what_it_does_not_take(cluster):
         episodes.get_batch(1)
 
 
-def test_without_room_an_episode_is_skipped_whole_and_counted(cluster):
-    limits = Limits(credit=1, update_every=0.02, resend_after=0.05)
-    server = cluster.server(schema=WIDE, storage="episodes", limits=limits)
-    way = cluster.way(server, drop=0.0, double=0.0)
-    client = cluster.client(way.endpoint, limits=limits)
-    record(client, episodes=1, length=5)
-    until(lambda: settled(client))
-    way.drop = 1.0  # nobody says what arrived
-    record(client, episodes=3, length=5)
-    stats = client.stats()
-    assert (stats.pushed_caches, stats.skipped_caches, stats.episodes) == (2, 2, 4)
-    assert stats.not_pushed == {"window full": 2}
-    assert not client.push_episode(
-        {"obs": np.zeros((3, 4000), np.float32), "reward": np.zeros(3, np.float32)}, timeout=0.01
-    )
-    assert client.push_reason == "window full"
-    assert client.stats().episodes == 4  # counted when it is pushed
-    client.configure_limits(on_full="block", block_timeout=10.0)
-    thread, box = in_thread(record, client, 1, 5)
-    until(lambda: client._session.schedule.pressed)
-    way.drop = 0.0
-    thread.join(100.0)
-    assert "error" not in box
-    until(lambda: settled(client))
-    assert client.stats().accepted_caches == 3
-    until(lambda: server.totals().skipped_caches == 3)
-    assert server.stats().tables["default"].held_samples == 15
-
-
 @pytest.mark.parametrize("storage", ["episodes", "rollouts"])
 def test_endless_episodes_are_cut_so_that_each_part_fits_a_message(cluster, storage):
     server = cluster.server(schema=WIDE, storage=storage, limits=Limits(message_bytes=100_000), capacity=1000)
@@ -179,40 +139,6 @@ def test_endless_episodes_are_cut_so_that_each_part_fits_a_message(cluster, stor
     for before, after in pairwise(obs):
         writer.step(before, None, 0.0, False, False, after)
     until(lambda: (client.update(100.0), client.stats().accepted_caches == 5)[1])
-
-
-def test_learners_here_and_far_away_set_priorities_at_once(cluster):
-    servers = [cluster.server(storage="episodes", limits=QUICK, name=name, seed=i) for i, name in enumerate("ab")]
-    proxy = cluster.proxy(servers, limits=QUICK)
-    clients = [cluster.client(server, limits=QUICK) for server in servers]
-    for client in clients:
-        record(client, episodes=3, length=10)
-        until(lambda client=client: settled(client))
-    memories = [pool_in(server).memory for server in servers]
-    batch = servers[0].get_batch(16)
-    assert batch.update_priorities(np.full(16, 9.0)) == (16, 0, 0, 0)
-    assert {9.0} == set(
-        np.round(memories[0].contents()["meta"]["priority"][batch.ids["number"] % memories[0].capacity], 4).tolist()
-    )
-    table = servers[0].stats().tables["default"]
-    assert (table.applied, table.stale) == (16, 0)
-    reader = cluster.reader([proxy], limits=QUICK)
-    until(lambda: len(reader.servers) == 2)
-    owners = {pool_in(server).owner: i for i, server in enumerate(servers)}
-    seen = set()
-    for round in range(100):
-        batch = reader.get_batch(32, 100.0)
-        batch.update_priorities(np.full(32, 20.0 + round))
-        where = [owners[one.tobytes()] for one in batch.ids["client"]]
-        for i, number in zip(where, batch.ids["number"].tolist(), strict=True):
-            seen.add((i, number % memories[i].capacity))
-        if {i for i, _ in seen} == {0, 1} and round > 3:
-            break
-    assert {i for i, _ in seen} == {0, 1}
-    until(lambda: all(memories[i].contents()["meta"]["priority"][row] >= 19.9 for i, row in seen))
-    assert sum(server.stats().tables["default"].stale for server in servers) == 0
-    assert reader.stats().feedback_lost == 0
-    assert sum(client.stats().applied for client in clients) == 0  # actors have nothing to do with it
 
 
 def test_importance_from_unequal_servers_gives_the_plain_mean(cluster):
@@ -239,6 +165,20 @@ def test_importance_from_unequal_servers_gives_the_plain_mean(cluster):
     assert abs(np.mean(means) - truth) < 5.0 * error
 
 
+def test_accounts_outlive_a_server_with_a_state_folder(cluster, tmp_path):
+    server = cluster.server(storage="episodes", limits=QUICK, state_dir=tmp_path / "state", name="a")
+    client = cluster.client(server, limits=QUICK)
+    record(client, episodes=3)
+    until(lambda: settled(client))
+    again = cluster.restart(server, storage="episodes", limits=QUICK, state_dir=tmp_path / "state")
+    record(client, episodes=2)
+    until(lambda: settled(client))
+    stats, totals = client.stats(), again.totals()
+    assert (totals.episodes, totals.steps) == (stats.episodes, stats.steps) == (5, 100)
+    assert totals.pushed_caches == totals.accepted_caches + totals.lost_caches == stats.pushed_caches
+    assert stats.accepted_caches == totals.accepted_caches
+
+
 def test_sequences_and_other_samplers_are_drawn_from_stored_episodes(cluster):
     server = cluster.server(storage="episodes", limits=QUICK)
     client = cluster.client(server, limits=QUICK)
@@ -253,18 +193,32 @@ def test_sequences_and_other_samplers_are_drawn_from_stored_episodes(cluster):
     assert server.get_batch(8).obs.shape == (8, 4)
 
 
-def test_episodes_stand_beside_caches_in_one_server(cluster):
-    tables = {"online": Table(SCHEMA), "demo": Table(SCHEMA, storage="episodes", capacity=100)}
-    server = cluster.server(tables=tables, schema=None, limits=QUICK)
-    actor, teacher = (cluster.client(server, table=name, limits=QUICK) for name in tables)
-    record(actor)
-    assert actor.push_cache()
-    record(teacher, episodes=2)
-    for client in (actor, teacher):
-        until(lambda client=client: settled(client))
-    mixed = next(iter(server.batches({"online": 6, "demo": 2})))
-    stats = server.stats().tables
-    assert (stats["online"].storage, stats["demo"].storage) == ("caches", "episodes")
-    assert len(server.table("demo").get_batch(50).ids) == 50
-    assert mixed.update_priorities({"online": np.ones(6), "demo": np.ones(2)}) == (2, 0, 6, 0)
-    assert server.stats().tables["demo"].applied == 2
+def test_the_classic_classes_store_episodes_as_well(cluster):
+    zeros = templates()
+    server = ReplayMemoryServer(
+        *zeros, 100, "inproc://pub", 2, context=cluster.context, storage="episodes", limits=QUICK
+    )
+    try:
+        server.server.add_request_worker("inproc://req")
+        server.server.add_pull_worker("inproc://push", bind=True)
+        client = ReplayMemoryClient(
+            "inproc://pub", "inproc://req", "inproc://push", context=cluster.context, limits=QUICK
+        )
+        try:
+            for _ in range(3):
+                client.rem.new_episode()
+                for step in range(5):
+                    client.rem.add_entry(*(np.full_like(each, step) for each in (*zeros[:5], zeros[6])))
+                client.rem.close_episode(final_state=zeros[0])
+            client.update_counter()
+            until(lambda: server.total_caches == 3)
+            assert (server.total_episodes, server.total_steps) == (3, 15)
+            assert server.server.stats().held_caches == 2
+            assert client.push_cache() == -1
+            assert "'caches' for push_cache" in client.push_failure
+            prev, _, weight = server.get_batch(10)
+            assert prev.state.shape[0] == len(weight) == 10
+        finally:
+            client.close()
+    finally:
+        server.close()

@@ -17,11 +17,10 @@ from memoire.client.client import Client
 from memoire.limits import Limits
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
-from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.replay.sampling import Greedy, Prioritized, RankBased, importance
+from memoire.replay.sampling import Greedy, Prioritized, RankBased
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
 from memoire.tables import draws as picked
@@ -112,55 +111,6 @@ class Entries:
         _, quantity, weight = self.columns()
         assert (weight > 0.0).sum() == self.memory.num_positive
         return quantity[weight > 0.0].mean()
-
-
-@pytest.mark.parametrize("normalize", ["batch", "global"])
-def test_the_weighted_mean_of_a_memory_is_its_mean_while_it_moves_on(normalize):
-    buffer = Buffer(SCHEMA, 900, sampler=Prioritized(1.0, beta=1.0, normalize=normalize), seed=5)
-    entries = Entries(buffer.memory, np.random.default_rng(6))
-    errors, truth, longest = [], [], 0
-    for turn in range(400):
-        entries.record(20 + turn % 30, lane=turn % 3, level=1.0 + turn % 7 / 7, scale=1.02**turn)
-        longest = max(longest, len(entries.episodes))
-        batch = buffer.sample(100)
-        truth.append(entries.mean())
-        errors.append(np.mean(batch.importance.astype(float) * batch.divisor * batch.quantity) - truth[-1])
-    assert len(entries.episodes) < longest <= 60  # and most of the 400 have made room
-    errors_are_none(errors, truth)
-
-
-def test_the_weighted_mean_follows_priorities_that_a_learner_reports():
-    """Windows, lanes that are open, returns, zeros: weights as the memory has them, the population by its own numbers."""
-    schema = Schema({**dict(SCHEMA.items()), "value": Column(np.float32, (), "value")})
-    parameters = EXACT.replace(frame_stack=2, multi_step=3, mix_lambda=0.5, priority_exponent=0.7)
-    memory = Memory(schema, 2000, parameters, live=True, seed=7)
-    rng = np.random.default_rng(8)
-    stored = []
-    errors, truth = [], []
-    for lane in range(4):
-        memory.open(lane)
-    for turn in range(400):
-        lane = turn % 4
-        length = int(rng.integers(5, 15))
-        quantity = rng.random(length) + 0.5
-        values = (np.zeros((length, 2)), quantity, quantity, rng.random(length))
-        values = tuple(np.asarray(value, np.float32) for value in values)
-        stored.append((memory.extend(lane, values), quantity))
-        if turn % 12 < 4:
-            memory.close(lane, terminated=bool(turn % 8 < 4), final_state=np.zeros(2, np.float32))
-            memory.open(lane)
-        drawn = memory.sample(100)
-        gathered, total, population = drawn.gathered, drawn.total_weight, drawn.num_positive
-        corrections, divisor = importance(drawn.weights / total, population, 1.0)
-        weighed = [(numbers, quantity, weights_of(memory, numbers)) for numbers, quantity in stored]
-        stored = [(numbers, quantity) for numbers, quantity, weights in weighed if weights is not None]
-        weights = np.concatenate([weights for _, _, weights in weighed if weights is not None])
-        assert (weights > 0.0).sum() == population
-        assert weights.sum() == pytest.approx(total)
-        truth.append(np.concatenate([quantity for _, quantity in stored])[weights > 0.0].mean())
-        errors.append(np.mean(corrections.astype(float) * divisor * gathered.prev["quantity"]) - truth[-1])
-        memory.update_priorities(gathered.ids, gathered.prev["quantity"] ** 2 + rng.random(100))
-    errors_are_none(errors, truth)
 
 
 def test_draws_of_caches_follow_the_weights():
@@ -423,56 +373,6 @@ table."""
 
 def draw(reader, count, size):
     return [reader.get_batch(size, 100.0) for _ in range(count)]
-
-
-def test_two_readers_at_once_see_the_same_and_never_the_same_sample(start, tap):
-    server = start(Server, "tcp://127.0.0.1:0", SCHEMA, parameters=EXACT, seed=4, limits=QUICK)
-    actors = [join(start, tap, server.endpoint, number) for number in range(4)]
-    readers = [start(Reader, [server.endpoint], seed=number, ahead=AHEAD, limits=QUICK) for number in range(2)]
-    promises = [Promise(tap, actors) for _ in readers]
-    both = Promise(tap, actors)
-    for turn in range(60):
-        newest = everybody(actors, turn, [server])
-        drawing = [in_thread(draw, reader, STALE + 4, 90) for reader in readers]
-        for (thread, box), promise in zip(drawing, promises, strict=True):
-            thread.join(100.0)
-            for number, batch in enumerate(box["value"]):
-                counts = number >= STALE and turn > 20
-                promise.take(batch, newest if counts else None)
-                both.take(batch, newest if counts else None)
-    for promise in promises:
-        promise.holds(0.012)
-    both.holds(0.008)
-    assert np.mean(both.left_out[50:]) < 0.02
-    assert all(reader.stats().faults == 0 and not reader.stats().refused for reader in readers)
-
-
-def test_a_mix_far_away_keeps_the_promise_of_each_table_over_two_servers(start, tap):
-    tables = {name: Table(SCHEMA, parameters=EXACT) for name in ("online", "demo")}
-    orders = (tables, dict(reversed(tables.items())))
-    servers = [
-        start(Server, "tcp://127.0.0.1:0", tables=order, name=f"s{i}", seed=i, limits=QUICK)
-        for i, order in enumerate(orders)
-    ]
-    actors = {
-        name: [
-            join(start, tap, server.endpoint, number, table=name) for number, server in zip(forms, servers, strict=True)
-        ]
-        for name, forms in (("online", (0, 2)), ("demo", (1, 3)))
-    }
-    everyone = [actor for mine in actors.values() for actor in mine]
-    promises = {name: Promise(tap, mine) for name, mine in actors.items()}
-    reader = start(Reader, [server.endpoint for server in servers], table="demo", seed=1, ahead=AHEAD, limits=QUICK)
-    batches = reader.batches({"online": 96, "demo": 64}, timeout=100.0)
-    for turn in range(60):
-        newest = everybody(everyone, turn, servers)
-        for number, batch in enumerate(itertools.islice(batches, STALE + 4)):
-            counts = number >= STALE and turn > 15
-            for name, part in batch.items():
-                held = {actor.id: newest[actor.id] for actor in actors[name]}
-                promises[name].take(part, held if counts else None)
-    for promise in promises.values():
-        promise.holds(0.012)
 
 
 def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(start, tap):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memoire import Buffer, Greedy, Parameters, Prioritized, RankBased, Schema, Uniform
+from memoire import Buffer, Greedy, Prioritized, RankBased, Schema, Uniform
 from memoire.errors import Closed, EmptyMemory, NotEnoughSamples, ParameterError
 from memoire.replay.columns import Column
 from memory_checks import check_memory
@@ -177,24 +177,6 @@ def test_open_episodes_and_those_without_weight_are_not_drawn():
     assert set(buffer.sample_episodes(5).action[:, 0]) == {100}
 
 
-def test_columns_of_any_length_come_with_lengths_in_whole_episodes():
-    schema = Schema({"obs": Column(np.float32, (None, 2), "state"), "note": Column(np.int8, (None,)), "k": np.int64})
-    buffer = Buffer(schema, 100, sampler=Uniform(), seed=3)
-    for k, length in enumerate([2, 4]):
-        buffer.memory.open()
-        for t in range(length):
-            buffer.memory.add(0, (np.full((t, 2), t, np.float32), np.full(k + t, 7, np.int8), np.int64(k)))
-        buffer.memory.close(final_state=np.full((length, 2), 9, np.float32))
-    batch = buffer.sample_episodes(2, group="k")
-    for i, k in enumerate(batch.k[:, 0]):
-        own = batch.steps[i]
-        np.testing.assert_array_equal(batch.obs_length[i], np.where(np.arange(5) <= own, np.arange(5), 0))
-        np.testing.assert_array_equal(batch.note_length[i], np.where(np.arange(4) < own, k + np.arange(4), 0))
-        assert (batch.obs[i, own, :own] == 9).all() and not batch.obs[i, own, own:].any()
-    with pytest.raises(ParameterError, match=r"fixed shape of the schema \(k\)"):
-        buffer.sample_episodes(1, group="note")
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -213,12 +195,6 @@ def test_columns_of_any_length_come_with_lengths_in_whole_episodes():
 def test_wrong_arguments_say_what_is_right(arguments, text):
     with pytest.raises(ParameterError, match=text):
         buffer_of([3]).sample_episodes(**arguments)
-
-
-def test_the_same_seed_draws_the_same_episodes():
-    one, other = (buffer_of([3, 1, 4, 1, 5], sampler=Uniform()) for _ in range(2))
-    for _ in range(5):
-        np.testing.assert_array_equal(one.sample_episodes(3).ids, other.sample_episodes(3).ids)
 
 
 @settings(max_examples=25, deadline=None)
@@ -272,33 +248,6 @@ def test_what_may_be_drawn_once_is_in_one_batch_once_and_groups_wait_for_fresh_e
         buffer.sample_episodes(1)
 
 
-def test_where_each_is_drawn_once_the_weighted_mean_is_that_of_what_was_left():
-    errors = []
-    for seed in range(400):
-        buffer = buffer_of([2] * 12, sampler=Prioritized(1.0, beta=1.0), max_times_sampled=2, seed=seed)
-        numbers = np.arange(24)
-        buffer.update_priorities(numbers, np.repeat(np.linspace(1.0, 4.0, 12), 2))
-        batch = buffer.sample_episodes(4)
-        drawn = batch.action[:, 0] // 100
-        assert len(set(drawn)) == 4
-        left = [np.setdiff1d(np.arange(12), drawn[:i]).mean() for i in range(4)]
-        errors.append(batch.importance.astype(float) * batch.divisor * drawn - left)
-        assert buffer.memory.draws_left == 2 * 24 - 8
-    assert (np.abs(np.mean(errors, axis=0)) < 4 * np.std(errors, axis=0) / np.sqrt(len(errors))).all()
-
-
-def test_among_episodes_of_any_weights_each_chance_is_that_of_what_was_left():
-    buffer = buffer_of([1] * 8, sampler=Prioritized(1.0, beta=1.0), max_times_sampled=1)
-    buffer.update_priorities(np.arange(8), [1e20, 1e18, 3.0, 2.0, 1.0, 0.5, 1e-3, 1e3])
-    weights = buffer.memory.weights(np.arange(8))
-    for count in (5, 3):  # the heaviest go first, and what is left is still known
-        left = [number for number in range(8) if buffer.memory.weights([number]) > 0]
-        batch = buffer.sample_episodes(count)
-        for number, importance in zip(batch.ids[:, 0], batch.importance.astype(float) * batch.divisor, strict=True):
-            assert importance == pytest.approx(sum(weights[left]) / (len(left) * weights[number]), rel=1e-5)
-            left.remove(number)
-
-
 def ship(client, length, begin, prompt):
     """`record`, over the network."""
     t = np.arange(begin, begin + length)
@@ -307,19 +256,6 @@ def ship(client, length, begin, prompt):
     columns |= {"reward": np.where(t == t[-1], prompt, 0).astype(np.float32), "value": (t % 5).astype(np.float32)}
     final = {"obs": np.full(2, begin + length, np.float32)}
     assert client.push_episode(columns, final_state=final, terminated=True, timeout=100.0)
-
-
-def test_a_call_without_a_timeout_does_not_wait(cluster):
-    server, asked = cluster.server(schema=SCHEMA, storage="episodes", capacity=500), []
-
-    def spy(*_, timeout, **__):
-        asked.append(timeout)
-        raise EmptyMemory(0)
-
-    pool_in(server).sample_episodes = spy
-    with pytest.raises(EmptyMemory):
-        server.sample_episodes(1)
-    assert asked == [0.0] and 0.0 <= server.stats().waited < 100.0
 
 
 def test_a_server_draws_groups_of_the_episodes_that_actors_ship_and_takes_errors_by_entry(cluster):
@@ -351,19 +287,3 @@ def test_a_server_draws_groups_of_the_episodes_that_actors_ship_and_takes_errors
     server.close(0.2)
     with pytest.raises(Closed):
         server.sample_episodes(1)
-
-
-def test_entries_of_whole_episodes_count_as_samples_beside_what_is_recorded(cluster):
-    parameters = Parameters(samples_per_insert=2.0, samples_per_insert_tolerance=30.0)
-    server = cluster.server(schema=SCHEMA, storage="episodes", capacity=500, parameters=parameters)
-    client = cluster.client(server, capacity=None)
-    ship(client, 10, 0, 1)
-    client.update(100.0)
-    assert len(server.sample_episodes(5, 30.0).ids) == 5  # 50 samples; 20 are due for the 10 entries
-    rate = server.stats().tables["default"].rate
-    assert (rate.inserted, rate.drawn, rate.surplus) == (10, 50, -30.0)
-    with pytest.raises(NotEnoughSamples, match="a batch of 1 has to wait: .*more entries"):
-        server.sample_episodes(1)
-    ship(client, 10, 100, 1)
-    client.update(100.0)
-    assert len(server.sample_episodes(1, 30.0).ids) == 1

@@ -1,14 +1,8 @@
 """Ragged columns in a cluster: caches carry values of any length without padding, and are checked to the last of them."""
 
-import struct
-import tracemalloc
-
 import numpy as np
 import pytest
 
-import containers
-from memoire.errors import ProtocolError
-from memoire.limits import Limits
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
@@ -17,12 +11,10 @@ from memoire.tables import draws as picked
 from memoire.tables.caches import _draw
 from memoire.tables.caches.pool import Pool
 from memoire.tables.table import Table
-from memoire.wire import _bytes
 from memoire.wire import containers as pack
 from memoire.wire import containers as unpack
-from memoire.wire.compression import _COMPRESS
-from memoire.wire.layout import ContainerLayout, layout_of
-from memoire.wire.parts import ContainerKind, Part
+from memoire.wire.layout import layout_of
+from memoire.wire.parts import ContainerKind
 from memories import filled
 from netkit import pool_in, until
 from poolkit import held_of
@@ -67,17 +59,6 @@ def same(one, other) -> None:
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
-@pytest.mark.parametrize("compression", ["none", "zlib", "lz4"])
-@pytest.mark.parametrize("parameters", CHOICES)
-def test_a_built_cache_of_ragged_columns_holds_what_the_memory_gathers(parameters, compression) -> None:
-    memory = memory_of(parameters.replace(compression=compression))
-    payload = pack.build(memory, 100, now=1.0)
-    pool = Pool(SCHEMA, parameters, seed=1)
-    pool.add(b"client-number-01", 1, unpack.check(payload, pool.layout, checksum=_bytes.checksum(payload)))
-    gathered = pool.get(40).gathered
-    same(gathered, memory.gather(gathered.ids["number"]))
-
-
 @pytest.mark.parametrize("parameters", CHOICES)
 def test_what_a_reader_draws_is_what_the_pool_holds(parameters) -> None:
     memory = memory_of(parameters)
@@ -93,51 +74,6 @@ def test_what_a_reader_draws_is_what_the_pool_holds(parameters) -> None:
     layouts[1].gather(assembled, gathered)
     assert assembled.size == 25
     same(gathered, memory.gather(gathered.ids["number"]))
-
-
-def lengths_block(layout: ContainerLayout, part: Part = Part.FRAMES_LENGTHS) -> int:
-    place = layout.place(part, "obs.cloud")
-    assert place is not None
-    return place
-
-
-@pytest.mark.parametrize("value", [0, 5, 1 << 22, (1 << 32) - 1])
-def test_lengths_that_do_not_add_up_to_the_values_are_refused(value) -> None:
-    layout = layout_of(SCHEMA, Parameters())
-    payload = bytearray(containers.make(layout, 6).payload)
-    row = unpack.table(payload)[lengths_block(layout)]
-    assert struct.unpack_from("<I", payload, row.offset + 4)[0] not in (value, 0)
-    struct.pack_into("<I", payload, row.offset + 4, value)
-    tracemalloc.start()
-    with pytest.raises(ProtocolError, match=r"the lengths of block \d+ reach \d+ bytes") as caught:
-        unpack.check(payload, layout)
-    assert caught.value.code == "index"
-    assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    tracemalloc.stop()
-
-
-def test_values_larger_than_a_message_may_be_are_refused_before_they_are_unpacked() -> None:
-    layout = layout_of(Schema({"obs": Column(np.uint8, (None,), "state")}), Parameters())
-    zeros = np.zeros(40 << 20, np.uint8)
-    place = layout.place(Part.FRAMES, "obs")
-    assert place is not None
-    packed = {place: (1, _COMPRESS[1](zeros))}
-    made = pack.Container(layout, pack.ContainerHead(1, 1.0, 1, 0.5), 1, 2, packed=packed, elements={place: len(zeros)})
-    for part, value, dtype in ((Part.WEIGHT, 0.5, "<f8"), (Part.STEPS, 1, "<u4")):
-        array = made.array(part, dtype)
-        assert array is not None
-        array[:] = value
-    for part in (Part.PREV_INDEX, Part.NEXT_INDEX, Part.NUMBER, Part.DISCOUNT, Part.AGE, Part.MODEL):
-        array = made.array(part, "u1")
-        assert array is not None
-        array[:] = 0
-    made.fill(Part.FRAMES_LENGTHS, np.array([20 << 20, 20 << 20], "<u4"), "obs")
-    assert unpack.check(made.payload, layout).samples == 1
-    tracemalloc.start()
-    with pytest.raises(ProtocolError, match="unpacked it has"):
-        unpack.check(made.payload, layout, Limits(message_bytes=30 << 20))
-    assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    tracemalloc.stop()
 
 
 def play(client, episodes: int = 3, seed: int = 0) -> None:

@@ -10,7 +10,7 @@ import pytest
 from memoire.errors import Closed, NotEnoughSamples, ParameterError
 from memoire.replay.schema import Schema
 from memoire.tables.table import Table
-from netkit import QUICK, in_thread, until
+from netkit import QUICK, until
 
 SCHEMA = Schema({"obs": np.int64, "action": np.int32, "reward": np.float32})
 
@@ -114,6 +114,31 @@ def test_a_step_without_room_is_not_kept_also_if_its_episode_ends(cluster, ends)
     assert client.stats().pushed_caches == 1, "a whole episode is counted, and not sent"
 
 
+def test_a_server_that_is_killed_goes_on_with_what_its_snapshot_holds(cluster, tmp_path):
+    tables = rollout_table(capacity=40, rollout_length=4)
+    server = cluster.server(schema=None, tables=tables, limits=QUICK)
+    writer = cluster.client(server, limits=QUICK).writer(check=False)
+    for number in range(20):
+        step(writer, number)
+    first = server.table("rollouts").take(6, timeout=20.0)["obs"].tolist()
+    until(lambda: server.table("rollouts").stats().held_samples == 14)
+    server.snapshot(tmp_path / "a.snapshot")
+    server.close(0.0)
+    server = cluster.server(schema=None, tables=tables, limits=QUICK)
+    for added in (4, 0):  # the same file again brings nothing
+        counts = server.restore([tmp_path / "a.snapshot"])
+        assert counts.episodes == added
+    table = server.table("rollouts")
+    first += table.take(7, exact=False)["obs"].tolist()
+    client = cluster.client(server, limits=QUICK)
+    writer = client.writer(check=False)
+    for number in range(20, 28):
+        step(writer, number)
+    first += table.take(12, timeout=20.0)["obs"].tolist()
+    assert first == list(range(28)), "each entry once, in order"
+    assert table.stats().held_samples == 0
+
+
 def test_no_step_is_made_by_a_model_whose_share_is_there(cluster, ends):
     tables = rollout_table(capacity=64, rollout_length=16, max_model_lag=0)
     server = cluster.server(schema=None, tables=tables, limits=QUICK)
@@ -134,6 +159,33 @@ def test_no_step_is_made_by_a_model_whose_share_is_there(cluster, ends):
         actor.end()
         counts = [actor.made.count(version) for version in range(1, 6)]
         assert sum(counts) > 0
+
+
+def test_old_entries_leave_a_full_table_that_nobody_waits_for(cluster):
+    server = cluster.server(
+        schema=None, tables=rollout_table(capacity=20, rollout_length=5, on_full="oldest"), limits=QUICK
+    )
+    client = cluster.client(server, limits=QUICK)
+    writer = client.writer(check=False)
+    for number in range(50):
+        step(writer, number)
+    table = server.table("rollouts")
+    until(lambda: table.stats().overwritten_caches == 6)
+    assert table.take(20, timeout=20.0)["obs"].tolist() == list(range(30, 50))
+    assert not client.stats().held_back
+
+
+def test_a_length_that_is_changed_reaches_writers_that_are_there(cluster):
+    server = cluster.server(schema=None, tables=rollout_table(rollout_length=4, capacity=100), limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    writer = client.writer(check=False)
+    server.table("rollouts").configure(rollout_length=2)
+    client.update(timeout=20.0)
+    for number in range(8):
+        step(writer, number)
+    assert server.table("rollouts").take(8, timeout=20.0).lengths.tolist() == [2, 2, 2, 2]
+    with pytest.raises(ParameterError, match="handed out once"):
+        server.table("rollouts").configure(max_times_sampled=1)
 
 
 def test_what_takes_no_rollouts_says_so(cluster):
@@ -176,27 +228,3 @@ def test_a_learner_far_away_takes_each_entry_once_and_paces_actors(cluster, ends
         reader.take(41)
     with pytest.raises(ParameterError, match=r"taken by take\(steps\)"):
         reader.get_batch(4, 20.0)
-
-
-def test_two_learners_take_half_of_each_models_share_and_no_step_is_made_by_it_then(cluster, ends):
-    tables = rollout_table(capacity=32, rollout_length=8, max_model_lag=0)
-    servers = [cluster.server(schema=None, tables=tables, limits=QUICK, name=name) for name in ("a", "b")]
-    ranks = [cluster.reader(servers, table="rollouts", limits=QUICK) for _ in range(2)]
-    ranks[0].publish("policy", b"1", timeout=20.0)
-    clients = [cluster.client(server, limits=QUICK) for server in servers]
-    for client in clients:
-        client.model("policy").wait(20.0)
-    ends += [Actor(client, 10**6 * i, episode=7) for i, client in enumerate(clients)]
-    taken = []
-    for version in range(1, 5):
-        calls = [in_thread(lambda rank=rank: rank.take(32, timeout=30.0, release="publish")) for rank in ranks]
-        for thread_, _ in calls:
-            thread_.join(40.0)
-        halves = [box["value"] for _, box in calls]
-        assert all(set(half.model_version.tolist()) == {version} for half in halves)
-        taken += [entry for half in halves for entry in half["obs"].tolist()]
-        ranks[0].publish("policy", b"%d" % (version + 1), timeout=20.0)
-    assert len(set(taken)) == len(taken) == 4 * 64, "each entry at one rank"
-    for actor in ends:
-        actor.end()
-    assert all(actor.made.count(version) <= 32 for actor in ends for version in range(1, 5))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import containers
 from memoire.errors import ParameterError
+from memoire.replay.batch import Batch
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
@@ -103,32 +104,6 @@ def test_priorities_of_sequences_go_home_and_come_back_as_chances(cluster):
     assert client.stats().applied == 128
 
 
-@pytest.mark.parametrize("reuse", [False, True])
-def test_the_weighted_mean_over_sequences_of_unequal_actors_is_the_uniform_one(reuse):
-    parameters = CUT.replace(importance_exponent=1.0, priority_exponent=0.8, start="skip", reuse_cache=reuse)
-    memories = [Memory(SCHEMA, 500, parameters, seed=seed) for seed in range(3)]
-    pool = Pool(SCHEMA, parameters, seed=1)
-    for client, memory in enumerate(memories):
-        for episode in range(1 + 2 * client):
-            record(memory, 20 + 7 * client, 50 * client + 9 * episode, "terminated")
-        rng = np.random.default_rng(client)
-        starts = np.flatnonzero([memory.weights([number])[0] > 0 for number in range(memory.num_entries)])
-        memory.update_priorities(starts, rng.exponential(1.0 + client, len(starts)))
-        for number in range(20):
-            pool.add(bytes([client]) * 16, number, unpack.check(pack.build(memory, 300, now=0.0), pool.layout))
-    firsts = []
-    for memory in memories:
-        starts = [number for number in range(memory.num_entries) if memory.weights([number])[0] > 0]
-        firsts.append(memory.gather(np.array(starts)).prev["hidden"][:, 0, 0])
-    truth = np.concatenate(firsts).mean()
-    for drawn in ([pool.get(200) for _ in range(12)], [far_away(pool, 200)[0] for _ in range(12)]):
-        means = [
-            (one.importance.astype(float) * one.divisor * one.gathered.prev["hidden"][:, 0, 0]).mean() for one in drawn
-        ]
-        assert abs(np.mean(means) - truth) < 4.0 * np.std(means) / np.sqrt(len(means))
-        assert np.std(means) < truth / 4
-
-
 def test_the_advantage_is_the_generalized_advantage_estimate_in_a_cluster_too(cluster):
     gamma, lam = 0.9, 0.7
     for cut in ({"sequence_length": 6, "sequence_overlap": 2}, {}):
@@ -173,31 +148,20 @@ def test_a_stored_state_crosses_the_wire_once_for_each_sequence():
     assert sizes["hidden",] == 20 * 1024 and sizes[()] > 10 * sizes["hidden",]
 
 
-@pytest.mark.parametrize("first", [(), ("note",), ("note", "hidden")])
-def test_columns_of_any_length_are_in_sequences_that_crossed_the_wire(first):
-    schema = Schema(
-        {
-            "obs": Column(np.float32, (None, 2), "state"),
-            "note": Column(np.int16, (None,)),
-            "hidden": (np.float32, (3,)),
-            "reward": np.float32,
-        }
-    )
-    memory = Memory(schema, 64, CUT.replace(sequence_first=first), seed=1)
-    for length in (7, 12):
-        memory.open()
-        for t in range(length):
-            note = np.full((t + 1) % 4, t, np.int16)
-            memory.add(0, (np.full((t % 5, 2), t, np.float32), note, np.full(3, t, np.float32), np.float32(t)))
-        memory.close(final_state=np.full((6, 2), length, np.float32), terminated=True)
+def test_arrays_of_the_caller_are_filled_with_sequences():
+    memory = Memory(SCHEMA, 64, CUT, seed=1)
+    record(memory, 30, 0, "terminated")
     pool = pool_of(memory, 60)
-    for drawn in (pool.get(30), far_away(pool, 30)[0]):
-        gathered = drawn.gathered
-        expected = memory.gather(gathered.ids["number"])
-        same(gathered, expected)
-        assert gathered.prev_lengths.keys() == expected.prev_lengths.keys() == {"obs", "note"}
-        for name, lengths in expected.prev_lengths.items():
-            np.testing.assert_array_equal(gathered.prev_lengths[name], lengths)
+    first = pool.get(20)
+    batch = Batch(SCHEMA, first.gathered, first.importance, lambda ids, errors: None)
+    again = pool.get(20, out={"obs": batch.obs, "mask": batch.mask, "reward": batch.reward})
+    for one, other in ((again.gathered.prev["obs"], batch.obs), (again.gathered.mask, batch.mask)):
+        assert np.shares_memory(one, other)
+    same(again.gathered, memory.gather(again.gathered.ids["number"]))
+    assert pool.get(20, out=again.gathered).gathered is again.gathered
+    again.gathered.mask = None
+    with pytest.raises(ParameterError, match=r"out.mask must be bool\[20, 4\], got 'missing'"):
+        pool.get(20, out=again.gathered)
 
 
 def test_sequences_of_several_tables_are_mixed_and_each_table_takes_its_errors(cluster):

@@ -15,12 +15,11 @@ import zmq
 
 from history.ports import address
 from memoire.client.client import Client, connect
-from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples, ParameterError, SchemaMismatch
+from memoire.errors import Closed, MemoireTimeout, SchemaMismatch
 from memoire.limits import Limits
 from memoire.replay.sampling import Prioritized
 from memoire.server.server import Server
-from memoire.wire import messages as wire
-from memoire.wire.frames import encode, topic_frame
+from memoire.wire.frames import topic_frame
 from netkit import DEADLINE, QUICK, SCHEMA, WIDE, FaultyWay, KeepingContext, in_thread, record, until
 
 
@@ -179,37 +178,6 @@ def test_finished_reaches_clients(serve, join):
     assert join(server.endpoint).finished
 
 
-def test_new_parameters_reach_clients_that_keep_their_data(serve, join):
-    server = serve()
-    client = join(server.endpoint)
-    record(client, episodes=2)
-    before = client.memory
-    server.configure(cache_size=32, priority_exponent=0.0, frame_stack=2)
-    client.update(100.0)
-    assert client.parameters == server.parameters and client.parameters.cache_size == 32
-    assert client.memory is before and before.num_entries == 40 and before.parameters.frame_stack == 2
-    assert client.push_cache(100.0)
-    assert server.get_batch(32, 100.0)["obs"].shape == (32, 2, 4)
-    with pytest.raises(NotEnoughSamples):
-        server.get_batch(1)
-
-
-def test_sync_begins_with_an_empty_memory_and_totals_go_on(serve, join):
-    server = serve(client_capacity=500)
-    client = join(server.endpoint, capacity=None)
-    assert client.memory.capacity == 500
-    record(client)
-    server.configure(multi_step=2)
-    with pytest.raises(ParameterError, match="^capacity must be 500, the client_capacity of the table"):
-        client.sync(77, timeout=100.0)
-    assert (client.memory.capacity, client.memory.num_entries) == (500, 20)  # nothing was changed
-    client.sync(77, timeout=100.0, overrides=True)
-    assert (client.memory.capacity, client.memory.num_entries, client.memory.parameters.multi_step) == (77, 0, 2)
-    record(client)
-    client.update(100.0)
-    assert server.total_steps == 40
-
-
 # Models
 
 
@@ -229,16 +197,6 @@ def test_a_model_arrives_whole_in_the_published_type(serve, join, size):
 
 
 # Waiting and ending
-
-
-def test_batches_end_when_the_server_closes(serve):
-    server = serve()
-    thread, box = in_thread(list, server.batches(8, 100.0))
-    assert not server.wait_closed(0.05)
-    server.close()
-    thread.join(100.0)
-    assert box == {"value": []}
-    assert server.wait_closed(0.0) and server.closed
 
 
 def test_everything_refuses_after_close_and_closing_again_is_nothing(serve, join):
@@ -261,18 +219,6 @@ def test_everything_refuses_after_close_and_closing_again_is_nothing(serve, join
     ):  # fmt: skip
         with pytest.raises(Closed, match="this server is closed"):
             call()
-
-
-def test_close_delivers_what_the_server_does_not_know_yet(serve, context):
-    server = serve()
-    with connect(server.endpoint, context=context, limits=Limits(update_every=1000.0), capacity=100) as client:
-        record(client)
-        for number in range(2000):
-            client.log(f"{number}")
-        assert client.push_cache(100.0)
-        assert client.close(100.0)
-    assert server.total_steps == 20 and len(server.lines(most=5000)) == 2000
-    until(lambda: server.total_caches == 1)
 
 
 def test_the_interpreter_ends_with_a_live_client_and_no_server():
@@ -391,22 +337,6 @@ def garbage(rng, messages):
             yield [message[0][:64] + b"\xff" * 8 + message[0][72:], *message[1:]]  # an absurd length
         else:
             yield [b""] * int(rng.integers(1, 30))
-
-
-def test_a_cache_of_another_schema_is_refused_and_its_client_hears_of_it(serve, join, context):
-    server = serve()
-    client = join(server.endpoint)
-    record(client)
-    frames = encode(wire.Cache(number=1, pushed_bytes=640), client=client.client_id, payload=b"\0" * 640, fingerprint=7)
-    pusher = context.socket(zmq.PUSH)
-    pusher.linger = 0
-    pusher.connect(server.push_endpoint)
-    pusher.send_multipart(frames)
-    until(lambda: server.stats().refused.get("schema") == 1)
-    client.update(100.0)
-    assert client.stats().rejected == {"schema": 1}
-    assert client.push_cache(100.0)
-    until(lambda: server.total_caches == 1)
 
 
 def test_garbage_replies_and_notices_do_not_disturb_a_client(serve, join, context):

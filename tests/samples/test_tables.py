@@ -4,22 +4,14 @@ import numpy as np
 import pytest
 
 import memoire
-from memoire.errors import ParameterError, ProtocolError, Refused, WrongType
-from memoire.limits import Limits
-from memoire.replay.batch import ID
+from memoire.errors import ParameterError, Refused, WrongType
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
-from memoire.replay.memory import Memory
 from memoire.replay.mixing import MixedBatch
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized, Uniform
 from memoire.replay.schema import Schema
-from memoire.server.dispatch import Dispatcher
-from memoire.tables.caches.pool import Pool
-from memoire.tables.table import Table, Tables
-from memoire.wire import containers as pack
-from memoire.wire import messages
-from memoire.wire.frames import encode, parse, table_number
+from memoire.tables.table import Table, shared_out
 from netkit import QUICK, SCHEMA, entry, pool_in, record, until
 
 OTHER = Schema({"obs": Column(np.uint8, (8, 8), "state"), "reward": Column(np.float32, (), "reward")})
@@ -184,35 +176,27 @@ def test_a_mix_goes_on_while_one_of_two_servers_begins_anew(cluster, times):
     until(lambda: owners() == both)
 
 
-def test_tables_are_found_by_name_at_servers_that_have_them_in_another_order(cluster):
-    tables = {"online": Table(SCHEMA), "demo": Table(SCHEMA)}
-    servers = [
-        cluster.server(schema=None, tables=tables, name="a"),
-        cluster.server(schema=None, tables=dict(reversed(tables.items())), name="b"),
-    ]
-    proxy = cluster.proxy(servers)
-    until(lambda: len(proxy.servers) == 2)
-    clients = []
-    for name, value in (("online", 3), ("demo", 7)):
-        homes = set()
-        while homes < {"a", "b"}:
-            clients.append(cluster.client(proxy, table=name))
-            homes.add(clients[-1].home)
-            fill(clients[-1], 1, value=value)
-            assert len(clients) < 60
-    reader = cluster.reader([proxy], table="online")
-    batch = next(reader.batches({"online": 400, "demo": 200}, timeout=100.0))
-    assert set(np.unique(batch["online"].obs)) == {3.0} and set(np.unique(batch["demo"].obs)) == {7.0}
-    owners = {
-        name: {bytes(each) for each in part.ids["client"].astype("<u8").view("V16").ravel()}
-        for name, part in batch.items()
-    }
-    for name in tables:
-        mine = {client.client_id for client in clients if client.table == name}
-        assert owners[name] <= mine and len(owners[name]) > 1
-
-
 # What a server is told
+
+
+def test_a_table_with_a_limit_of_its_own_has_that_and_the_others_share_the_rest(cluster):
+    tables = {"a": Table(SCHEMA), "b": Table(SCHEMA, byte_limit=60_000), "c": Table(SCHEMA)}
+    with pytest.raises(ParameterError, match="more than the 60000 bytes that 'b' may hold already"):
+        shared_out({"a": None, "b": 60_000}, 60_000)
+    server = cluster.server(schema=None, tables=tables, byte_limit=1_060_000)
+    assert {name: table.byte_limit for name, table in server.stats().tables.items()} == {
+        "a": 500_000,
+        "b": 60_000,
+        "c": 500_000,
+    }
+    server.configure_limits(held_bytes=62_000)
+    limits = {name: table.byte_limit for name, table in server.stats().tables.items()}
+    assert limits == {"a": 1000, "b": 60_000, "c": 1000}
+    server.table("b").limit(700)
+    server.configure_limits(held_bytes=2700)
+    assert {name: table.byte_limit for name, table in server.stats().tables.items()} == {"a": 1000, "b": 700, "c": 1000}
+    with pytest.raises(ParameterError, match="more than the 700"):
+        server.configure_limits(held_bytes=700)
 
 
 @pytest.mark.parametrize(
@@ -232,108 +216,10 @@ def test_settings_of_tables_that_cannot_be_are_refused(options, message):
         memoire.Server(None, **options)
 
 
-def test_a_schema_and_tables_together_are_refused():
-    with pytest.raises(ParameterError, match="absent beside tables="):
-        memoire.Server(None, SCHEMA, tables={"a": Table(SCHEMA)})
-
-
-def test_a_table_takes_its_settings_as_a_server_does():
-    table = Table({"obs": np.float32, "reward": np.float32}, sampler=Prioritized(0.7), multi_step=3, discount=0.9)
-    assert table.parameters == Parameters(
-        priority_exponent=0.7,
-        multi_step=3,
-        discount=(0.9,),
-        start="repeat",
-        importance_exponent=table.parameters.importance_exponent,
-    )
-    assert isinstance(table.schema, Schema) and table.storage == "caches"
-
-
 # What is kept on disk
 
 
-def test_parameters_of_each_table_and_whose_client_is_whose_live_on(cluster, tmp_path):
-    tables = two()
-    server = with_tables(cluster, tables, state_dir=tmp_path, name="home")
-    client = cluster.client(server, table="demo")
-    record(client)
-    client.update(100.0)
-    server.table("demo").configure(cache_size=16)
-    client.close()
-    server.close()
-    again = with_tables(cluster, tables, state_dir=tmp_path)
-    assert again.table("demo").parameters.cache_size == 16 and again.parameters.cache_size == 256
-    assert again.stats().tables["demo"].parameters_version == 2
-    assert {name: table.steps for name, table in again.stats().tables.items()} == {"online": 0, "demo": 20}
-    again.close()
-    other = {**tables, "demo": Table(OTHER, frame_stack=2)}  # what is given now is not what was given then
-    assert with_tables(cluster, other, state_dir=tmp_path).table("demo").parameters.cache_size == 256
-
-
 # The dispatcher
-
-
-@pytest.fixture
-def dispatcher():
-    settings = {"online": Table(SCHEMA), "demo": Table(OTHER)}
-    tables = Tables(settings, lambda name, table: Pool(table.schema, table.parameters, seed=0))
-    return Dispatcher(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: 1000.0, epoch=1)
-
-
-def built(schema):
-    memory = Memory(schema, 100, Parameters(cache_size=8), seed=0)
-    memory.open()
-    for step in range(20):
-        memory.add(0, entry(schema, step))
-    memory.close(terminated=True)
-    return pack.build(memory, now=0.0)
-
-
-def pushed(dispatcher, name, schema, client=b"m" * 16):
-    payload = built(schema)
-    facts = {"client": client, "fingerprint": schema.fingerprint, "sequence": 1, "table": table_number(name)}
-    message = parse(encode(messages.Cache(number=1, pushed_bytes=payload.nbytes), payload=payload, **facts))
-    return dispatcher.arrived(message.header, message.body, message.payload)
-
-
-def test_a_cache_for_another_table_or_schema_is_refused_and_counted(dispatcher):
-    assert pushed(dispatcher, "demo", OTHER) == 8
-    for name, schema, code in (("nobody", OTHER, "table"), ("online", OTHER, "schema"), ("demo", SCHEMA, "schema")):
-        with pytest.raises(ProtocolError) as error:
-            pushed(dispatcher, name, schema)
-        assert error.value.code == code
-    account = dispatcher.ledger.find(b"m" * 16)
-    assert (account.accepted_caches, account.rejected) == (1, {"table": 1, "schema": 2})
-    assert dispatcher.refused == {"table": 1, "schema": 2} and account.table == table_number("demo")
-    assert [table.pool.stats().caches for table in dispatcher.tables] == [0, 1]
-    dispatcher.ledger.check_invariants()
-
-
-def test_requests_for_a_table_that_is_not_there_are_refused(dispatcher):
-    header = {"client": b"r" * 16, "table": 12345, "sequence": 1}
-    ids = np.zeros(1, ID)
-    feedback = pack.pack_feedback(SCHEMA, ids, np.ones(1, np.float32))
-    for body, payload in (
-        (messages.Update(), None),
-        (messages.Sums(), None),
-        (messages.Draw(), None),
-        (messages.Control(parameters={"cache_size": 3}), None),
-        (messages.Feedback(), feedback),
-    ):
-        reply = dispatcher.answer(parse(encode(body, payload=payload, **header))).body
-        assert reply.code == "table" and "12345" in reply.text
-    assert dispatcher.refused == {"table": 5} and len(dispatcher.ledger) == 0
-
-
-def test_a_reader_that_means_another_schema_draws_nothing(dispatcher):
-    header = {
-        "client": b"r" * 16,
-        "table": table_number("demo"),
-        "fingerprint": SCHEMA.fingerprint,
-        "sequence": 1,
-    }
-    for body in (messages.Sums(), messages.Draw()):
-        assert dispatcher.answer(parse(encode(body, **header))).body.code == "schema"
 
 
 # Mixed batches

@@ -15,7 +15,6 @@ from memoire.wire import containers as pack
 from memoire.wire import containers as unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind, Part
-from netkit import until
 from sequencekit import SCHEMA, record
 
 READER = b"r" * 16
@@ -105,16 +104,6 @@ def test_by_every_door_the_chance_is_that_among_what_was_left(lengths, form, tim
         assert memory.draws_left == 0
 
 
-@pytest.mark.parametrize("rule", [{"prioritization": "rank"}, {"prioritization": "greedy"}, {"stratified": True}])
-@pytest.mark.parametrize("form", FORMS)
-def test_by_every_door_all_draws_that_are_left_are_had_at_once(form, rule):
-    for door in DOORS:
-        memory = told(Memory(SCHEMA, 64, limited(form, 2, **rule), seed=1), [12, 1, 7], 1)
-        entries, numbers, found = memory.num_positive, *door(memory, memory.draws_left)
-        assert (np.unique(numbers, return_counts=True)[1] == 2).all() and len(numbers) == 2 * entries
-        assert ((found > 0.0) & (found <= entries)).all(), door.__name__
-
-
 def far_away(pool: EpisodePool, samples: int) -> Any:
     """A batch as a reader puts it together."""
     chosen = plan([pool.reserve(READER, samples)], samples, 0.5)
@@ -137,22 +126,3 @@ def test_from_far_away_a_sample_is_corrected_as_it_is_in_the_servers_own_process
         np.testing.assert_array_equal(np.sort(numbers), np.sort(expected))
         np.testing.assert_allclose(np.sort(found), np.sort(corrections), rtol=1e-5)
     assert far.memory.draws_left == 0 and not len(far.reserve(READER, 5))
-
-
-@pytest.mark.parametrize("storage", ["episodes", "caches"])
-@pytest.mark.parametrize("form", FORMS)
-def test_a_reader_gets_every_sample_that_a_table_may_give(cluster, form, storage):
-    server = cluster.server(schema=SCHEMA, parameters=limited(form, 1, cache_size=2), storage=storage)
-    client = cluster.client(server)
-    entries = record(client.memory, 24, 0, "terminated")
-    client.on_entries(24)
-    samples = 24 if form == "transitions" else 11
-    if storage == "episodes":
-        until(lambda: server.stats().tables["default"].held_samples)
-    else:
-        for _ in range(samples // 2):
-            assert client.push_cache(30.0)
-    reader = cluster.reader([server])
-    numbers = [number for _ in range(samples // 2) for number in reader.get_batch(2, 60.0).ids["number"].tolist()]
-    assert len(set(numbers)) == len(numbers) == samples // 2 * 2 <= len(entries)
-    assert not reader.stats().refused and not server.stats().refused
