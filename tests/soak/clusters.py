@@ -3,19 +3,14 @@
 import argparse
 import contextlib
 import os
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
-import zmq
 from _cluster import Peers, nodes
 from _kit import descriptors, end, folder, memory, run_named, say, table, threads
 
@@ -23,83 +18,11 @@ import memoire
 from history import trial
 from memoire.client.client import connect
 from memoire.errors import MemoireTimeout
-from memoire.limits import Limits, MiB
+from memoire.limits import MiB
 from memoire.net import process as limits
-from memoire.net import sockets
-from memoire.net.context import Socket, shared_context
 from memoire.reader.reader import Reader
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
-from memoire.security.keys import Keys
-from memoire.wire import messages
-from memoire.wire.frames import Message, encode, parse
-
-LIMITS = Limits()
-Told = dict[tuple[bytes, int], Message]
-"""Replies by client and by the number of the request."""
-
-
-class Callers:
-    """Connected clients of one thread.
-
-    Args:
-        keys: A cluster's folder, whose actor's key all of them show.
-        clients: How many ids they have between them, where they are fewer connections.
-    """
-
-    def __init__(self, endpoint: str, connections: int, keys: str | None = None, clients: int = 0) -> None:
-        self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, connections + 10)
-        own = Keys(keys, "actor") if keys else None
-        self._sockets = [self._dial(endpoint, own) for _ in range(connections)]
-        self._poller = zmq.Poller()
-        self.ids = [os.urandom(16) for _ in range(clients or connections)]
-        self._by_id = {client: self._sockets[place % connections] for place, client in enumerate(self.ids)}
-        self.told: Told = {}
-
-    def _dial(self, endpoint: str, keys: Keys | None) -> Socket:
-        made = sockets.request_client(self._context, LIMITS.reply_bytes)
-        made.setsockopt(zmq.SNDHWM, 0)
-        if keys is not None:
-            sockets.use_keys(made, keys.own.public, keys.own.secret, keys.servers[0].public)
-        made.connect(endpoint)
-        return made
-
-    def connect(self, seconds: float) -> float:
-        """Seconds until everybody was connected."""
-        began = time.monotonic()
-        for made in self._sockets:
-            if not made.poll(int(1000 * max(0.0, began + seconds - time.monotonic())), zmq.POLLOUT):
-                raise TimeoutError("not everybody was connected")
-        for made in self._sockets:
-            self._poller.register(made, zmq.POLLIN)
-        return time.monotonic() - began
-
-    def send(self, bodies: Callable[[bytes], Iterable[tuple[int, messages.Body]]]) -> int:
-        """Send the numbered requests of every client, all at once; how many these are."""
-        asked = [(client, number, body) for client in self.ids for number, body in bodies(client)]
-        for client, number, body in asked:
-            self.send_one(client, number, body)
-        return len(asked)
-
-    def send_one(self, client: bytes, number: int, body: messages.Body, **header: Any) -> None:
-        """Send one request."""
-        message = encode(body, client=client, sequence=number, **header)
-        self._by_id[client].send_multipart([b"", *message])
-
-    def hear(self, count: int, seconds: float) -> list[float]:
-        """When replies came, in seconds from now, until there are so many or the time is over."""
-        began, came = time.monotonic(), []
-        while len(came) < count and (left := began + seconds - time.monotonic()) > 0:
-            for made, _ in self._poller.poll(int(1000 * left) + 1):
-                while (frames := sockets.receive(made)) is not None:
-                    said = parse(frames[1:], LIMITS)
-                    self.told[said.header.client, said.header.sequence] = said
-                    came.append(time.monotonic() - began)
-        return came
-
-    def close(self) -> None:
-        self._context.destroy(0)
 
 
 def killed_cluster() -> int:
@@ -255,188 +178,6 @@ def many_clients() -> int:
         ("memory of the server", f"{at_server >> 20} MiB"),
     ]
     print(table(["", "measured"], rows))
-    return end(violated)
-
-
-WITHIN = 60.0
-"""Seconds."""
-
-
-def joiners(first: int, count: int, pipe: Any, endpoint: str, keys: str) -> None:
-    """Callers of one process: each is answered, and reports one step."""
-    limits.raise_limit()
-    callers = Callers(endpoint, count, keys)
-    pipe.recv()
-    began = time.monotonic()
-    left = lambda: max(0.0, began + WITHIN - time.monotonic())  # noqa: E731
-    connected = callers.connect(WITHIN)
-    callers.send(lambda client: [(1, messages.Hello(role="actor"))])
-    callers.hear(count, left())
-    homes = {
-        client: said.header for (client, _), said in callers.told.items() if isinstance(said.body, messages.Welcome)
-    }
-    welcomed = time.monotonic() - began
-    for client, header in homes.items():
-        callers.send_one(client, 2, messages.Update(steps=1), home=header.home, run=header.run)
-    callers.hear(len(homes), left())
-    known = sum(isinstance(said.body, messages.Updated) for said in callers.told.values())
-    pipe.send((connected, len(homes), welcomed, known, time.monotonic() - began))
-    pipe.recv()
-    callers.close()
-    pipe.send("gone")
-
-
-def newcomers() -> int:
-    """Do 8192 clients behind one proxy, with one key, all start within a minute?
-
-    They come at once, each with a connection of its own, and show the same key; the server has a state folder, and all limits
-    are the default ones. A client has started when its HELLO was answered and its first report, of one step, acknowledged.
-    None asks twice. At the end the server has to have counted one step of each.
-    """
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--clients", type=int, default=8192)
-    parser.add_argument("--processes", type=int, default=4)
-    given = parser.parse_args()
-    violated = []
-    with tempfile.TemporaryDirectory(prefix="memoire-soak-") as folder:
-        keys = f"{folder}/keys"
-        subprocess.run([sys.executable, "-m", "memoire", "keys", "new", keys], check=True, stdout=sys.stderr)
-        with nodes(SCHEMA, "--state-dir", f"{folder}/state", keys=keys) as (server, (proxy,)):
-            with Reader([proxy.endpoint], timeout=30.0, keys=keys) as reader:
-                peers = Peers(joiners, given.clients, -(-given.clients // given.processes), proxy.endpoint, keys)
-                try:
-                    said = peers.ask("begin")
-                    say(*said)
-                    totals = reader.totals(timeout=60.0).totals
-                    used, grown = descriptors(proxy.pid), (memory(proxy.pid), memory(server.pid))
-                    peers.ask("end")
-                finally:
-                    peers.end()
-    slowest = max(answer[4] for answer in said)
-    welcomed, known = sum(answer[1] for answer in said), sum(answer[3] for answer in said)
-    if known != given.clients or slowest > WITHIN:
-        violated.append(f"{welcomed} were welcomed and {known} acknowledged of {given.clients} after {slowest:.1f} s")
-    if (totals.clients, totals.steps) != (given.clients, given.clients):
-        violated.append(f"the server counted {totals.clients} clients and {totals.steps} steps")
-    rows = [
-        ("clients", given.clients),
-        ("all connected after", f"{max(answer[0] for answer in said):.1f} s"),
-        ("all welcomed after", f"{max(answer[2] for answer in said):.1f} s"),
-        ("all first reports acknowledged after", f"{slowest:.1f} s"),
-        ("clients and steps that the server counted", f"{totals.clients}, {totals.steps}"),
-        ("descriptors of the proxy", used),
-        ("memory of proxy and server", " and ".join(f"{each >> 20} MiB" for each in grown)),
-    ]
-    print(table(["", "measured"], rows))
-    return end(violated)
-
-
-CONNECT_CLOSE_SCHEMA = Schema({"obs": Column(np.float32, (4,), "state")})
-PROCESSES = 2
-ACCOUNT = 4096
-"""Bytes that a server may keep of each client that ever was."""
-FLAT = 8 << 20
-"""Bytes that anything else may grow by: allocators keep what they had once."""
-
-
-def come_and_go(endpoint: str, count: int) -> None:
-    """Whole clients."""
-    for _ in range(count):
-        with connect(endpoint, timeout=60.0, capacity=10) as client:
-            client.on_entries(1)
-            client.update(60.0)
-
-
-def say_hello(endpoint: str, count: int) -> None:
-    """Requests that open no account."""
-    context = shared_context()
-    for number in range(count):
-        made = sockets.request_client(context, 1 << 20)
-        sockets.connect(made, endpoint)
-        made.poll(10_000, zmq.POLLOUT)
-        sockets.send(made, [b"", *encode(messages.Hello(role="doctor"), client=os.urandom(16), sequence=number + 1)])
-        assert made.poll(10_000), "no WELCOME"
-        made.close(0)
-
-
-def say_nonsense(endpoint: str, count: int) -> None:
-    """Connections that are not ZeroMQ's, or end in the middle of its greeting."""
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    for number in range(count):
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5.0) as made:
-            made.sendall((b"", b"\xff\x00", b"GET / HTTP/1.1\r\n\r\n", os.urandom(64))[number % 4])
-
-
-KINDS = {"whole clients": come_and_go, "HELLO and goodbye": say_hello, "nothing, or nonsense": say_nonsense}
-
-
-def actors_of_connect_close(first: int, count: int, pipe: Any, endpoint: str) -> None:
-    """One process; asked for a kind and a number, it does it, and says how it grew."""
-    while True:
-        kind, number = pipe.recv()
-        KINDS[kind](endpoint, 50)  # what is made once has been made
-        before = memory(), settled("self", 0, 1.0), threads()
-        KINDS[kind](endpoint, number)
-        settled("self", before[1])
-        pipe.send([now - then for now, then in zip((memory(), descriptors(), threads()), before, strict=True)])
-
-
-def settled(pid: int | str, most: int, seconds: float = 15.0) -> int:
-    """Descriptors of a process, as soon as they are down to this number or that time has passed: ZeroMQ closes in the
-    background.
-    """
-    until = time.monotonic() + seconds
-    while (found := descriptors(pid)) > most and time.monotonic() < until:
-        time.sleep(0.1)
-    return found
-
-
-def connect_close() -> int:
-    """Do memory, descriptors and threads stay flat while clients come and go twenty thousand times?
-
-    Whole clients (connect, count, tell, close) come and go through a proxy, one after the other in a few processes. What a
-    server keeps of each is its account, for exact totals: that is its growth for each client. Then as many connections that
-    only say HELLO, and as many that say nothing or nonsense, of which nothing may stay.
-    """
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, help="not used: it takes as long as it takes")
-    parser.add_argument("--cycles", type=int, default=20_000)
-    given = parser.parse_args()
-    rows, violated = [], []
-    with nodes(CONNECT_CLOSE_SCHEMA) as (server, (proxy,)), Reader([proxy.endpoint], timeout=30.0) as reader:
-        peers = Peers(actors_of_connect_close, PROCESSES, 1, proxy.endpoint)
-        try:
-            for kind in KINDS:
-                peers.ask((kind, 200))
-                before = {pid: (memory(pid), descriptors(pid)) for pid in (server.pid, proxy.pid)}
-                began = time.monotonic()
-                grown = peers.ask((kind, given.cycles // PROCESSES), 3000.0)
-                seconds = time.monotonic() - began
-                say(f"{given.cycles} times {kind}: {seconds:.0f} s")
-                left = [settled(pid, then[1]) - then[1] for pid, then in before.items()]
-                more = [memory(pid) - then[0] for pid, then in before.items()]
-                there = [max(row[k] for row in grown) for k in range(3)]
-                rows.append(
-                    [
-                        kind,
-                        f"{given.cycles / seconds:.0f} /s",
-                        *(f"{bytes_ / 2**20:.1f} MiB, {fds}" for bytes_, fds in zip(more, left, strict=True)),
-                        f"{there[0] / 2**20:.1f} MiB, {there[1]}",
-                    ]
-                )
-                allowed = FLAT + (ACCOUNT * given.cycles if kind == "whole clients" else 0)
-                if more[0] > allowed or more[1] > FLAT or there[0] > FLAT:
-                    violated.append(f"{kind}: server, proxy and client grew by {more[0]}, {more[1]}, {there[0]} bytes")
-                if max(*left, there[1], there[2]) > 2:
-                    violated.append(f"{kind}: descriptors {left}, {there[1]} or threads {there[2]} were left")
-            steps = reader.totals(timeout=60.0).totals.steps
-        finally:
-            peers.end()
-    wanted = PROCESSES * (2 * 50 + 200 + given.cycles // PROCESSES)
-    if steps != wanted:
-        violated.append(f"{steps} steps were counted of {wanted}")
-    print(f"{given.cycles} times each; memory and descriptors that were there afterwards and not before.\n")
-    print(table(["what comes and goes", "", "server", "proxy", "each client's process"], rows))
     return end(violated)
 
 
