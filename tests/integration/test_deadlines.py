@@ -238,6 +238,14 @@ def alone():
     made.close()
 
 
+@pytest.fixture(scope="module")
+def long_alone():
+    """For calls that change nothing of what they belong to."""
+    made = Alone()
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_of_every_public_method_it_is_known_whether_it_waits(kind):
     waiting = {name for owner, name in [*WAITS, *LOOPS] if owner is kind}
@@ -280,11 +288,12 @@ def inside(value):
     return found
 
 
-@pytest.mark.parametrize("case", WAITS.values(), ids=NAMES)
-def test_a_call_that_nobody_answers_returns_within_its_timeout(alone, case):
+@pytest.mark.parametrize("which", WAITS, ids=NAMES)
+def test_a_call_that_nobody_answers_returns_within_its_timeout(request, which):
+    at, case = request.getfixturevalue("alone" if which[1] == "close" else "long_alone"), WAITS[which]
     began = time.monotonic()
     try:
-        outcome = case.call(alone, TIMEOUT)
+        outcome = case.call(at, TIMEOUT)
     except (MemoireTimeout, NotEnoughSamples) as error:
         outcome = error
     took = time.monotonic() - began
@@ -300,34 +309,31 @@ def test_a_call_that_nobody_answers_returns_within_its_timeout(alone, case):
         assert outcome == case.gives
 
 
-def owner_of(at, case_kind):
-    return {
-        Client: at.client, ModelHandle: at.client, Receiver: at.client, Reader: at.reader, Server: at.server,
-        TableHandle: at.server, Inference: at.node, Pending: at.policy, RemotePolicy: at.policy,
-        Agent: at.agent, Observer: at.observer,
-        Proxy: at.proxy, ReplayMemoryClient: at.classic, ReplayMemoryServer: at.classic_server,
-    }[case_kind]  # fmt: skip
+HOLDERS = {
+    Client: "client", ModelHandle: "client", Receiver: "client", Reader: "reader", Server: "server",
+    TableHandle: "server", Inference: "node", Pending: "policy", RemotePolicy: "policy", Agent: "agent",
+    Observer: "observer", Proxy: "proxy", ReplayMemoryClient: "classic", ReplayMemoryServer: "classic_server",
+}  # fmt: skip
+CLOSING = [which for which in WAITS if which[1] != "close"]
 
 
-CLOSING = [(kind, name) for kind, name in WAITS if name != "close"]
+def holder_of(which):
+    """What is closed to end this call: an attribute of `Alone`."""
+    return WAITS[which].owner or HOLDERS[which[0]]
 
 
-@pytest.mark.parametrize("which", CLOSING, ids=[f"{kind.__name__}.{name}" for kind, name in CLOSING])
-def test_a_close_by_another_thread_ends_a_call_that_waits(alone, which):
-    case = WAITS[which]
-    thread, box = in_thread(case.call, alone, LONG)
-    thread.join(0.1)
-    assert thread.is_alive(), box
-    owner = getattr(alone, case.owner) if case.owner else owner_of(alone, which[0])
-    closing, _ = in_thread(owner.close, 1.0)
+@pytest.mark.parametrize("holder", sorted({holder_of(which) for which in CLOSING}))
+def test_a_close_by_another_thread_ends_every_call_that_waits(alone, holder):
+    calls = {which: in_thread(WAITS[which].call, alone, LONG) for which in CLOSING if holder_of(which) == holder}
+    next(iter(calls.values()))[0].join(0.1)
+    assert all(thread.is_alive() for thread, _ in calls.values()), calls
+    closing, _ = in_thread(getattr(alone, holder).close, 1.0)
     began = time.monotonic()
-    thread.join(LONG / 2)
-    assert time.monotonic() - began < LATE  # also while the close itself goes on telling the server
-    outcome = box.get("error", box.get("value"))
-    if isinstance(case.ended, type):
-        assert isinstance(outcome, case.ended), box
-    else:
-        assert outcome == case.ended
+    for which, (thread, box) in calls.items():
+        thread.join(LONG / 2)
+        assert time.monotonic() - began < LATE, which  # also while the close itself goes on telling the server
+        outcome, ended = box.get("error", box.get("value")), WAITS[which].ended
+        assert isinstance(outcome, ended) if isinstance(ended, type) else outcome == ended, (which, box)
     closing.join(LONG / 2)
     assert not closing.is_alive()
 
@@ -369,15 +375,16 @@ def interrupted(every=0.1):
         signal.signal(signal.SIGINT, former)
 
 
-@pytest.mark.parametrize("which", CLOSING, ids=[f"{kind.__name__}.{name}" for kind, name in CLOSING])
-def test_a_keyboard_interrupt_leaves_every_call_that_waits(alone, which):
-    began = time.monotonic()
-    with interrupted():
-        WAITS[which].call(alone, LONG)
-    assert time.monotonic() - began < 0.1 + LATE
-    owner = owner_of(alone, which[0])
-    owner.close(0.1)  # and it is in a state that can be closed
-    assert not hasattr(owner, "closed") or owner.closed
+def test_a_keyboard_interrupt_leaves_every_call_that_waits(alone):
+    for which in CLOSING:
+        began = time.monotonic()
+        with interrupted():
+            WAITS[which].call(alone, LONG)
+        assert time.monotonic() - began < 0.1 + LATE, which
+    for holder in dict.fromkeys(map(HOLDERS.get, CLASSES)):
+        owner = getattr(alone, holder)
+        owner.close(0.1)  # and it is in a state that can be closed
+        assert not hasattr(owner, "closed") or owner.closed
 
 
 @contextlib.contextmanager
