@@ -193,13 +193,6 @@ def test_what_is_there_is_kept_and_not_even_written(api):
     assert len(said) == 7 and all("is there" in line for line in said)
 
 
-def test_only_what_is_asked_for_is_made(api):
-    make(api, keys="")
-    assert api.secrets.keys() == {"t"}
-    make(api, tokens="")
-    assert api.secrets.keys() == NAMES
-
-
 @pytest.mark.parametrize(
     "gone", [["actor"], ["server"], ["proxy", "reader"], ["server", "proxy"], ["learner", "server"]]
 )
@@ -227,36 +220,6 @@ def test_a_key_that_somebody_revoked_is_not_let_in_again(api):
     api.put("k-server", data)
     make(api)
     assert api.files("k-server")["authorized-actor.pub"] == "# nobody\n"
-
-
-def test_one_of_two_tokens_that_is_missing_is_added(api):
-    make(api)
-    had = api.files("t")["nodes"]
-    del api.secrets["t"]["data"]["dashboard"]
-    make(api)
-    assert api.files("t")["nodes"] == had and len(api.files("t")["dashboard"]) == 48
-
-
-@pytest.mark.parametrize("seen", range(6))
-def test_two_at_once_end_with_one_set_of_keys(api, tmp_path, seen):
-    """Somebody else makes everything just before the first, second, ... Secret is written."""
-    creations, other = [], []
-
-    def meanwhile(method, name):
-        if method == "POST" and not other:
-            creations.append(name)
-            if len(creations) == seen + 1:
-                other.append(name)
-                api.lock.release()  # the other one asks from a thread of its own
-                try:
-                    make(api)
-                finally:
-                    api.lock.acquire()
-
-    api.before = meanwhile
-    make(api)
-    assert other and api.secrets.keys() == NAMES
-    assert_whole(api, tmp_path)
 
 
 @pytest.mark.parametrize("count", range(1, len(ROLES)))
@@ -322,14 +285,6 @@ def test_a_refusal_that_is_only_early_is_asked_again(api, tmp_path, status):
     assert_whole(api, tmp_path)
 
 
-def test_another_answer_is_handed_on_at_once(api):
-    api.refused["GET"] = (400, float("inf"))
-    began = time.monotonic()
-    with pytest.raises(Refused, match="400.*GET /api/v1/namespaces/rl/secrets/k-actor"):
-        make(api)
-    assert time.monotonic() - began < 5.0
-
-
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return taken.getsockname()[1]
@@ -341,15 +296,6 @@ def test_nobody_there_is_said_at_the_deadline():
     with pytest.raises(MemoireTimeout, match=r"within 1\.0 s.*NetworkPolicy"):
         in_cluster.make("k", "t", at, str)
     assert 0.9 < time.monotonic() - began < 10.0
-
-
-def test_who_accepts_and_says_nothing_is_left_at_the_deadline():
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        began = time.monotonic()
-        at = ApiServer(ServiceAccount(f"http://127.0.0.1:{silent.getsockname()[1]}", "rl"), 1.0)
-        with pytest.raises(MemoireTimeout, match="timed out"):
-            at.read("k-actor")
-        assert 0.9 < time.monotonic() - began < 10.0
 
 
 def test_a_server_that_comes_late_is_found():
@@ -532,8 +478,3 @@ def test_every_secret_that_is_missing_or_wrong_is_said_at_once(mounted, capsys):
     status, said = check(mounted, capsys)
     assert status == 1 and "secret/t is not there, or has no dashboard and no nodes" in said
     assert "kubectl create secret generic NAME" in said
-
-
-def test_only_what_is_named_is_looked_at(tmp_path, capsys):
-    assert main.main(["keys", "check", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == ""

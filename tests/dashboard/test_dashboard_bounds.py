@@ -1,8 +1,6 @@
 """One step on each side of what the dashboard bounds, and how long a login holds."""
 
-import itertools
 import logging
-import sys
 import threading
 import time
 import urllib.request
@@ -11,20 +9,17 @@ import pytest
 from starlette.datastructures import Headers
 
 from memoire.dashboard.collect import nodes, verdict
-from memoire.dashboard.collect.actors import ACTORS_INTERVAL, ActorList, KeptRun
-from memoire.dashboard.collect.cluster import FULL, Cluster, until
-from memoire.dashboard.collect.counters import WINDOW
+from memoire.dashboard.collect.cluster import FULL, until
 from memoire.dashboard.collect.history import History
 from memoire.dashboard.settings import Settings
-from memoire.dashboard.terminal.log_tail import _write, tail
+from memoire.dashboard.terminal.log_tail import tail
 from memoire.dashboard.terminal.top import _section
 from memoire.dashboard.web.access import MAX_BODY_BYTES, too_long
 from memoire.dashboard.web.serve import Dashboard
 from memoire.errors import ParameterError, ProtocolError
-from memoire.loggers import _bytes, _varint
 from memoire.net.addresses import NameResolver
 from memoire.security.access import Tokens
-from pageskit import account, one
+from pageskit import one
 from poolkit import Clock
 
 
@@ -55,17 +50,6 @@ def test_lines_are_followed_with_a_pause_and_a_deadline(every, timeout):
         tail(["http://127.0.0.1:1"], {}, every=every, timeout=timeout)
 
 
-def test_lines_go_out_at_once(monkeypatch):
-    flushed = []
-    monkeypatch.setattr(sys, "stdout", type("Out", (), {"flush": lambda self: flushed.append(1)})())
-    row = type("Row", (), {"received": 0.0, "label": "ff", "text": "words", "name": ""})()
-    said = []
-    _write([], said.append)
-    assert not flushed
-    _write([row], said.append)
-    assert len(flushed) == len(said) == 1 and said[0].endswith("words")
-
-
 def test_a_line_of_a_node_that_is_down_is_red_and_others_are_not():
     rows = [("a", "server", "away", "1"), ("away", "server", "up", "2"), ("c", "away", "up", "3")]
     lines = _section("nodes", rows, ("node", "role", "state", "load"))
@@ -85,21 +69,6 @@ def test_names_are_looked_up_again_one_pause_after_the_last_time():
     addresses._closed = Closed()
     addresses._run()
     assert len(waited) == 1 and 0.1 <= waited[0] <= nodes.RESOLVE_INTERVAL - 0.2
-
-
-def test_rates_of_actors_are_zero_before_the_first_look():
-    cluster = Cluster(Settings(nodes=("http://127.0.0.1:1",)))
-    cluster.kept(cluster.run).take(account(1, 0, steps=500, accepted=3, seen=5.0))
-    (row,) = cluster.actors()
-    assert (row.steps, row.steps_per_second) == (500, 0.0)
-
-
-@pytest.mark.parametrize("value", [0, 1, 127, 128, 129, 300, 16_383, 16_384, 2**40 + 5])
-def test_a_varint_is_read_as_it_was_written(value):
-    packed = _varint(value)
-    assert sum((byte & 0x7F) << 7 * place for place, byte in enumerate(packed)) == value
-    assert all(byte & 0x80 for byte in packed[:-1]) and not packed[-1] & 0x80
-    assert _bytes(3, b"x" * 200)[:3] == bytes([3 << 3 | 2, 0xC8, 0x01])
 
 
 def test_a_table_is_full_a_little_before_its_last_byte():
@@ -129,18 +98,6 @@ def test_a_run_that_was_seen_is_seen_later_with_its_newest_facts(tmp_path):
     history.add("a", 10.0, {"steps": one(3.0)})
     assert [point.mean for _, _, point in history.all("a", "steps")] == [3.0] and not list(history.all("steps", "a"))
     history.close()
-
-
-def test_actors_are_remembered_now_and_then_for_as_long_as_a_rate_looks_back():
-    actors, kept = (
-        ActorList(Settings(nodes=("http://127.0.0.1:1",))),
-        KeptRun(account(1, 0, steps=500, accepted=3, seen=5.0)),
-    )
-    for tenth in range(10 * int(3 * WINDOW)):
-        actors.remember(tenth / 10, kept)
-    times = [time for time, _ in actors._ring]
-    assert all(after - before >= ACTORS_INTERVAL for before, after in itertools.pairwise(times))
-    assert WINDOW - ACTORS_INTERVAL <= times[-1] - times[0] <= WINDOW + 2 * ACTORS_INTERVAL
 
 
 def test_a_dashboard_logs_no_request_and_ends_its_thread(caplog):

@@ -6,7 +6,7 @@ import pytest
 from memoire.accounting.account import Totals
 from memoire.dashboard.collect.actors import MAX_RUNS, ActorList, KeptRun, RunLedgers
 from memoire.dashboard.collect.answers import LearnerRow, NodeRow, SampleFreshness, TableRow
-from memoire.dashboard.collect.cluster import FORECAST_INTERVAL, FULL, Cluster, Forecasts, until
+from memoire.dashboard.collect.cluster import FULL, Cluster, Forecasts, until
 from memoire.dashboard.collect.counters import (
     LONG_WINDOW,
     NOT_ASKED,
@@ -15,11 +15,10 @@ from memoire.dashboard.collect.counters import (
     NodeAnswer,
     NodeState,
     embedded,
-    learners_of,
     quantile,
     waited,
 )
-from memoire.dashboard.collect.overview import freshness_of, learning_of, node_row, open_addresses, tables_of
+from memoire.dashboard.collect.overview import freshness_of, learning_of, open_addresses, tables_of
 from memoire.dashboard.settings import Settings
 from memoire.figures import BOUNDS
 from memoire.wire.frames import name_hash
@@ -76,15 +75,6 @@ def test_the_state_of_a_node_begins_when_it_changes_and_not_with_each_answer():
     assert node.took == 0.6
 
 
-@pytest.mark.parametrize(
-    ("stats", "name"), [({"name": "a"}, "a"), ({"client": "c"}, "c"), ({"reader": "r"}, "r"), ({}, ""), (None, "")]
-)
-def test_a_node_is_called_what_its_role_is_called(stats, name):
-    node = NodeState(A, 0.0)
-    node.apply(NodeAnswer(A, 1.0, status={"role": "x", "stats": stats}))
-    assert (node.role, node.name, node.stats) == ("x", name, stats or {})
-
-
 def test_what_a_node_said_once_holds_until_it_says_something_else():
     node = server()
     node.apply(NodeAnswer(A, 2.0, settings={"port": 1}, accounts=[{"runs": ["r", "q"]}]))
@@ -104,13 +94,6 @@ def test_only_a_node_that_never_answered_is_said_to_be_silent():
 # ---------------------------------------------------------------------------------------------------------- ledgers
 
 
-def test_a_run_that_was_seen_before_is_restored_once():
-    asked = []
-    ledgers = RunLedgers(lambda run: asked.append(run) or rows_of(1, steps=7).tobytes())
-    assert ledgers.of("r", "r").totals().steps == 7
-    assert ledgers.of("r", "r") is ledgers.of("r", "q") and asked == ["r"]
-
-
 def test_the_run_that_is_counted_stays_at_hand_however_many_are_asked_for():
     ledgers = RunLedgers(lambda run: b"")
     counted = ledgers.of("counted", "counted")
@@ -121,39 +104,7 @@ def test_the_run_that_is_counted_stays_at_hand_however_many_are_asked_for():
     assert ledgers.of("former", "counted") is not former
 
 
-def test_totals_follow_the_ledger_and_the_run():
-    ledgers = RunLedgers(lambda run: rows_of(1, steps=5).tobytes() if run == "old" else b"")
-    assert ledgers.totals("new") == Totals()
-    ledgers.of("new", "new").take(rows_of(1, steps=3))
-    assert ledgers.totals("new").steps == 3
-    assert ledgers.totals("new") is ledgers.totals("new")
-    assert ledgers.totals("old").steps == 5
-
-
 # ---------------------------------------------------------------------------------------------- counters and learners
-
-
-def test_rates_are_of_the_newest_seconds_and_of_one_run():
-    counters = Counters()
-    for second in range(21):
-        counters.remember(float(second), Totals(steps=100 * second if second < 11 else 1000), [], [])
-    assert counters.rates([]).steps == 0.0
-    assert counters.gained("steps", 15.0) == (500, 15.0)
-    counters.clear()
-    assert counters.gained("steps", 15.0) == (0.0, 0.0)
-
-
-def test_what_servers_count_is_added_up_over_their_lives_and_harmless_refusals_are_not_counted():
-    counters, zeros = Counters(), [0] * (len(BOUNDS) + 1)
-    for now, epoch, number in ((0.0, 1, 10), (10.0, 2, 6)):
-        requests = {"HELLO": {"counts": [number, *zeros[1:]]}, "DRAW": {"counts": [number, *zeros[1:]]}}
-        tables = {"t": {"samples": number}, "u": {"samples": 2 * number}}
-        stats = {"epoch": epoch, "requests": requests, "tables": tables, "refused": {"busy": number, "missing": 50}}
-        counters.count(server(**stats))
-        counters.remember(now, Totals(), [], [])
-    found = counters.rates([])
-    assert (found.samples, found.refused, found.log_lines) == (1.8, 0.6, 0.0)  # all of the second life is new
-    assert counters.latency().p50 == pytest.approx(BOUNDS[0] / 2)
 
 
 def test_how_late_td_errors_are_is_compared_with_the_seconds_of_steps_that_actors_hold():
@@ -208,24 +159,6 @@ def test_a_learner_in_a_server_that_began_anew_has_waited_since_then_alone():
     assert counters.rates([]).batches == 2.0
 
 
-def test_each_learner_is_shown_once_as_it_was_heard_last():
-    def said(seen, batches):
-        figures = {"batches": batches, "waited": 1.0}
-        return {"learner": "r1", "host": "gpu", "last_seen": seen, "figures": figures, "scalars": {"loss": batches}}
-
-    a = server("a", batches=4, samples=40, waited=2.0, learners=[said(7.0, 3.0)])
-    b = server("b", batches=0, learners=[said(9.0, 5.0)])
-    c = server("c", learners=[said(8.0, 4.0)])
-    gone = server("d", batches=9, samples=9, waited=9.0)
-    gone.apply(NodeAnswer(A, 2.0, error="down"))
-    found = learners_of([a, b, c, gone], 10.0, lambda name, window: (3.0, 2.0) if name == "waited r1" else (0.0, 0.0))
-    assert [(row.learner, row.where, row.last_seen, row.batches) for row in found] == [
-        ("server:a", "a", 10.0, 4), ("r1", "gpu", 9.0, 5.0),
-    ]  # fmt: skip
-    assert [row.waiting_share for row in found] == [None, 1.0]  # a share, although clocks differ
-    assert found[1].scalars == {"loss": 5.0}
-
-
 # -------------------------------------------------------------------------------------------------------- forecasts
 
 
@@ -262,12 +195,6 @@ def test_what_goes_up_and_down_fills_nothing_and_what_is_full_is_full_now():
     assert made.forecast(Totals(), [table(200, 0, None)], up).memory_full is None
 
 
-def test_looks_in_between_are_not_kept():
-    made = Forecasts(settings())
-    up = watched(made, (0, 100, None), (0, 900, None), every=FORECAST_INTERVAL / 2)
-    assert made.forecast(Totals(), [table(900, 1000, 0.9)], up).memory_full is None
-
-
 @pytest.mark.parametrize(
     ("left", "rate", "seconds"),
     [(0.0, 1.0, 0.0), (-5.0, 0.0, 0.0), (6.0, 3.0, 2.0), (1.0, 0.0, None), (4e7, 1.0, None)],
@@ -290,34 +217,6 @@ def test_actors_are_active_silent_gone_or_idle():
     assert states == {key(n).hex(): state for n, state in ((1, "active"), (2, "active"), (3, "silent"), (4, "gone"))}
 
 
-def test_an_actor_has_a_rate_a_home_and_what_its_newest_home_says():
-    made = ActorList(settings(silent_after=1e9))
-    made.name_home("a")
-    made.take_facts("http://b:1", [{"client": key(1).hex(), "host": "old", "table": "t", "last_seen": 1.0}])
-    made.take_facts(A, [{"client": key(1).hex(), "host": "new", "table": "t", "last_seen": 2.0}])
-    kept = KeptRun(rows_of(1, steps=100))
-    made.remember(0.0, kept)
-    kept.take(rows_of(1, steps=150, returns_count=2, returns_sum=3.0, skipped=7, label=255))
-    made.remember(10.0, kept)
-    (row,) = made.rows(kept, 10.0)
-    assert (row.steps, row.steps_per_second, row.home, row.host, row.return_mean) == (150, 5.0, "a", "new", 1.5)
-    assert (row.label, row.skipped_caches) == ("000000ff", 7)
-    made.forget(A)
-    assert made.facts_of(key(1).hex())["host"] == "old" and made.facts_of("no such client") == {}
-    made.clear()
-    (row,) = made.rows(kept, 12.0)
-    assert row.steps_per_second == 0.0
-
-
-def test_steps_of_actors_are_noted_now_and_then_for_as_long_as_a_rate_looks_back():
-    made, kept = ActorList(settings(silent_after=1e9)), KeptRun()
-    for tenth in range(10 * int(3 * WINDOW)):
-        kept.take(rows_of(1, steps=tenth))
-        made.remember(tenth / 10, kept)
-    (row,) = made.rows(kept, 3 * WINDOW)
-    assert row.steps_per_second == pytest.approx((299 - 180) / (30.0 - 18.0))  # they were noted at 18 s, and every 2 s
-
-
 def test_the_list_of_actors_is_made_once_a_second_unless_accounts_change():
     made, kept = ActorList(settings(silent_after=1e9)), KeptRun(rows_of(1, steps=1))
     first = made.rows(kept, 5.2)
@@ -325,14 +224,6 @@ def test_the_list_of_actors_is_made_once_a_second_unless_accounts_change():
     assert made.rows(kept, 6.0) is not first
     kept.take(rows_of(1, 2, steps=2))
     assert len(made.rows(kept, 6.1)) == 2
-
-
-def test_accounts_of_homes_without_a_name_are_of_a_former_life():
-    made, kept = ActorList(settings()), KeptRun(np.concatenate([rows_of(1, steps=3), rows_of(1, steps=2, home=255)]))
-    made.name_home("a")
-    found = {row["home"]: row["steps"] for row in made.homes_of(kept, key(1))}
-    assert found == {"a": 3, "former life 00000000000000ff": 2}
-    assert made.homes_of(kept, key(2)) == []
 
 
 # --------------------------------------------------------------------------------------------------------- overview
@@ -354,27 +245,10 @@ def test_a_table_is_the_sum_of_its_servers_and_as_full_as_its_fuller_limit():
     assert (other.name, other.full) == ("u", None)
 
 
-def test_tables_of_episodes_are_full_by_their_entries():
-    stored = of_table(storage="episodes", held_samples=30, held_caches=1, capacity=40)
-    assert tables_of([server(tables={"t": stored})])[0].full == 0.75
-
-
 def test_without_episodes_and_batches_there_is_no_mean_and_nothing_fresh():
     up = [server(scalars={"loss": {"mean": 0.0, "count": 0}}, recent={"count": 0}, tables={"t": of_table()})]
     found = learning_of(up)
     assert (found.return_mean, found.client_scalars, freshness_of(up)) == (None, {}, SampleFreshness())
-
-
-def test_reasons_of_a_node_are_its_silence_or_what_it_says_itself():
-    node = server(faults=2, uptime=5.0)
-    node.status |= {
-        "reasons": ["disk"],
-        "security": {"keys": 1, "open": ["tcp://*:1"], "refused": {"role": 2, "owner": 1}},
-    }
-    row = node_row(node)
-    assert (row.reasons, row.keys, row.refused, row.faults, row.open) == (["disk"], True, 3, 2, ("tcp://*:1",))
-    node.error = "timed out"
-    assert node_row(node).reasons == ["timed out"] and node_row(server()).keys is None
 
 
 def test_what_is_open_is_listed_with_its_node_and_the_dashboard_last():
@@ -425,44 +299,6 @@ def test_nodes_that_are_listed_no_more_are_forgotten_with_what_they_said_of_acto
     assert found.nodes[1].reasons == ["http://c:1 has not answered for 5.0 s"]
 
 
-def test_the_run_is_that_of_most_servers_and_the_former_one_until_then():
-    cluster = cluster_of(A, B, "http://c:1")
-    runs = []
-    for said in (("r", "r", "r"), ("q", "r", "r"), ("q", "q", "r"), ("r", "q", "p")):
-        for url, run in zip(cluster.nodes, said, strict=True):
-            asked(cluster, url, run)
-        runs.append(cluster.look(1.0)[0].run)
-    assert runs == ["r", "r", "q", "q"]
-
-
-def test_episodes_are_those_of_the_run_and_are_drawn_once():
-    def page(run, *returns):
-        return {"run": run, "rows": [{"client": "c", "time": 1.0, "length": 2, "return": each} for each in returns]}
-
-    cluster = cluster_of(A)
-    asked(cluster, episodes=[page("r", 1.0, 3.0), page("q", 50.0)])
-    figures = cluster.look(1.0)[1]
-    assert (figures["return"].mean, figures["length"].mean) == (2.0, 2.0)
-    assert [row.returned for row in cluster.episodes] == [1.0, 3.0]
-    assert "return" not in cluster.look(2.0)[1]
-    asked(cluster, run="q")
-    cluster.look(3.0)
-    assert not cluster.episodes
-
-
-def test_test_episodes_are_a_curve_of_their_own_and_in_no_actors_returns():
-    row = {"client": "c", "time": 1.0, "length": 2}
-    rows = [row | {"return": 1.0, "kind": "train"}, row | {"return": 9.0, "length": 7, "kind": "test"}]
-    cluster = cluster_of(A)
-    asked(cluster, episodes=[{"run": "r", "rows": rows}])
-    figures = cluster.look(1.0)[1]
-    assert (figures["return"].mean, figures["length"].mean) == (1.0, 2.0)
-    assert (figures["test_return"].mean, figures["test_length"].mean) == (9.0, 7.0)
-    assert [each.is_test for each in cluster.episodes] == [False, True]
-    asked(cluster, episodes=[{"run": "r", "rows": rows[1:]}])
-    assert {"test_return", "return"} & set(cluster.look(2.0)[1]) == {"test_return"}
-
-
 def test_actors_have_accounts_and_homes_of_the_run_that_is_counted():
     cluster = cluster_of(A)
     asked(cluster, rows=[rows_of(1, 2, steps=5)])
@@ -472,13 +308,3 @@ def test_actors_have_accounts_and_homes_of_the_run_that_is_counted():
     asked(cluster, run="q", rows=[rows_of(3, steps=5)])
     cluster.look(2.0)
     assert [row.client for row in cluster.actors()] == [key(3).hex()] and cluster.homes_of(key(2)) == []
-
-
-def test_a_run_that_begins_within_the_second_has_no_actors_of_the_former_one():
-    cluster = cluster_of(A)
-    asked(cluster, rows=[rows_of(1, steps=5)])
-    cluster.look(1.0)
-    assert [row.client for row in cluster.actors()] == [key(1).hex()]
-    asked(cluster, run="q", rows=[rows_of(3, steps=5)])
-    cluster.look(1.5)
-    assert [row.client for row in cluster.actors()] == [key(3).hex()]

@@ -18,15 +18,14 @@ from memoire.dashboard.collect import nodes as distributions
 from memoire.dashboard.collect import nodes as logs
 from memoire.dashboard.collect.actors import KeptRun
 from memoire.dashboard.collect.answers import LogRow
-from memoire.dashboard.collect.cluster import Cluster, until
-from memoire.dashboard.collect.counters import CounterSums, RateWindow, quantile
-from memoire.dashboard.collect.history import LEVELS, MAX_SERIES, History
+from memoire.dashboard.collect.cluster import until
+from memoire.dashboard.collect.counters import CounterSums, RateWindow
+from memoire.dashboard.collect.history import MAX_SERIES, History
 from memoire.dashboard.collect.nodes import NodeAddresses, NodeError
 from memoire.dashboard.collect.verdict import TableRatio, VerdictInputs, verdicts
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.web import stream as event_stream
 from memoire.errors import HistoryError, ParameterError
-from memoire.figures import BOUNDS
 from memoire.net.addresses import NameResolver
 from memoire.wire.rows import ACCOUNT
 from netkit import Book
@@ -102,14 +101,6 @@ def test_what_a_drained_server_handed_over_counts_once():
     assert (kept.totals().steps, kept.totals().accepted_caches, kept.totals().clients) == (80, 5, 1)
 
 
-def test_the_version_tells_whether_anything_changed():
-    kept = KeptRun()
-    rows = account(1, 0, steps=5, accepted=1, seen=2.0)
-    for expected in (1, 1):
-        kept.take(rows)
-        assert kept.version == expected
-
-
 # ---------------------------------------------------------------------------------------------------------- history
 
 NOW = 1_800_000_000.0
@@ -172,20 +163,6 @@ def test_a_file_that_is_no_history_is_named_once_and_not_left_locked(tmp_path, c
         with pytest.raises(HistoryError, match=f"cannot be used: {why}") as caught:
             History(path)
     assert str(caught.value).count(path) == 1
-
-
-def test_what_is_old_is_kept_coarsely_and_then_not_at_all(history):
-    history.add("r", NOW, {"x": one(1.0)})
-    history.flush()
-
-    def left(later):
-        history.prune(NOW + later)
-        return [width for _, width, _ in history.all("r", "x")]
-
-    assert left(10) == [1]
-    assert left(LEVELS[0][1] + 10) == [15]
-    assert left(LEVELS[1][1] + 100) == [300]
-    assert left(LEVELS[2][1] + 1000) == []
 
 
 def test_an_export_has_every_moment_once_as_finely_as_it_is_kept(history):
@@ -255,15 +232,6 @@ def test_rates_are_over_the_window_and_zero_before_there_is_one():
         ring.add(float(second), {"x": second * 2.0 if second < 90 else 180.0 + (second - 90) * 10.0})
     assert ring.rate("x", 9.0) == 10.0
     assert ring.gained("none", 10.0) == (0.0, 0.0)
-
-
-def test_a_quantile_of_buckets_lies_within_its_bucket():
-    counts = [0.0] * (len(BOUNDS) + 1)
-    assert quantile(counts, 0.5) is None
-    counts[3] = 10.0
-    assert BOUNDS[2] < quantile(counts, 0.5) < BOUNDS[3] and quantile(counts, 0.5) == pytest.approx(0.00075)
-    counts[-1] = 90.0
-    assert quantile(counts, 0.99) == BOUNDS[-1]
 
 
 def test_a_forecast_is_none_where_nothing_moves():
@@ -499,15 +467,6 @@ def test_secrets_are_not_shown():
     assert shown["token"] is True and "s3cret" not in repr(shown) and "n0de" not in repr(shown)
 
 
-def test_what_is_seen_late_has_a_rate_from_then_on():
-    ring = RateWindow(60.0)
-    for second in range(10):
-        ring.add(float(second), {"steps": 10.0 * second} | ({"samples": 30.0 * second} if second >= 4 else {}))
-    assert ring.gained("steps", 60.0) == (90.0, 9.0) and ring.gained("samples", 60.0) == (150.0, 5.0)
-    assert ring.is_record("steps", 3.0) and not ring.is_record("never", 3.0)
-    assert ring.rate("samples", 60.0) == 30.0 and ring.gained("never", 60.0) == (0.0, 0.0)
-
-
 # ------------------------------------------------------------------------------------------------------ how it is spread
 
 
@@ -533,35 +492,11 @@ def test_servers_parts_of_a_table_are_one_distribution():
     assert (found.servers, found.missing) == (["server-0", "server-1"], ["server-9"])
 
 
-def test_nothing_held_is_no_distribution():
-    empty = {"first": 0, "counts": [], "zeros": 0, "least": 0.0, "greatest": 0.0}
-    for parts in ({}, {"a": said(0.0, None, 0, [], weights=empty, ages=empty)}):
-        found = distributions.merged("default", parts, [])
-        assert (found.effective, found.weights.bounds, found.weights.least) == (None, [], None)
-
-
 def test_actors_are_counted_in_buckets_of_equal_width():
     found = distributions.spread_of("steps", [1.0, 2.0, 2.0, 9.0], 4)
     assert (found.actors, found.median, found.mean, found.histogram.counts) == (4, 2.0, 3.5, [3, 0, 0, 1])
     assert distributions.spread_of("steps", [], 4).histogram.bounds == []
     assert sum(distributions.spread_of("steps", [5.0, 5.0], 4).histogram.counts) == 2
-
-
-def test_what_goes_up_and_down_is_not_rising():
-    ring = RateWindow(1000.0)
-    for second, held in enumerate([0.0, 10.0, 90.0, 100.0, 90.0, 95.0, 80.0, 99.0]):
-        ring.add(60.0 * second, {"held": held})
-    assert not ring.is_record("held", 60.0) and ring.rate("held", 1000.0) > 0.0
-    ring.add(600.0, {"held": 120.0})
-    assert ring.is_record("held", 60.0)
-
-
-def test_a_node_that_was_asked_and_is_silent_is_not_called_one_that_was_not_asked():
-    cluster = Cluster(Settings(nodes=("http://a:1", "http://b:1")))
-    cluster.listed(["http://a:1", "http://b:1"], 0.0)
-    cluster.waits_for("http://a:1", 2.5)
-    rows = {row.url: row.reasons for row in cluster.look(1.0)[0].nodes}
-    assert rows == {"http://a:1": ["http://a:1 has not answered for 2.5 s"], "http://b:1": ["not asked yet"]}
 
 
 def test_one_dashboard_has_a_file_of_curves_at_a_time(tmp_path):

@@ -60,23 +60,6 @@ def watched(seconds, node=inference, server=rollouts, settings=None, **given_):
     return found
 
 
-def test_an_inference_node_is_shown_by_what_it_did_in_ten_seconds():
-    overview, figures = watched(30)
-    (row,) = overview.inference
-    assert (row.name, row.version, row.behind, row.clients, row.queue_rows) == ("i-0", 3, 2, 5, 7)
-    assert (row.rows_per_second, row.batch_rows, row.busy) == (800.0, 16.0, 0.25)
-    assert row.batches == {"full": 0.8, "everyone": 0.0, "wait": 0.2}
-    assert row.wait == pytest.approx(0.008)  # 0.8 s of 100 requests
-    assert BOUNDS[4] < row.p50 < BOUNDS[5] and BOUNDS[8] < row.p99 <= BOUNDS[9]
-    assert row.refused == {"busy": 60} and row.refused_per_second == 2.0
-    assert (row.failures, row.weights_failures, row.expired) == (1, 2, 3)
-    shown = {
-        name: figures[f"inference.i-0.{name}"].mean for name in ("wait", "batches_wait", "busy", "rows_per_second")
-    }
-    assert shown == {"wait": pytest.approx(0.008), "batches_wait": 0.2, "busy": 0.25, "rows_per_second": 800.0}
-    assert {(each.role, each.up) for each in overview.roles} == {("server", 1), ("inference", 1)}
-
-
 def test_a_node_that_was_started_again_counts_from_nothing_and_one_that_is_away_is_not_shown():
     overview, _ = watched(30, lambda now: inference(now if now < 20 else now - 20, pid=1 + (now >= 20)))
     assert overview.inference[0].rows_per_second == 800.0  # and not below 0
@@ -85,15 +68,6 @@ def test_a_node_that_was_started_again_counts_from_nothing_and_one_that_is_away_
     cluster.apply(NodeAnswer(NODE, 0.0, status=inference(0)))
     cluster.apply(NodeAnswer(NODE, 1.0, error="refused"))
     assert cluster.look(1.0)[0].inference == []
-
-
-def test_a_node_of_another_version_that_says_less_is_shown_with_what_it_says():
-    def old(now):
-        told = inference(now)
-        return told | {"stats": {name: told["stats"][name] for name in ("name", "computed_seconds", "version")}}
-
-    (row,) = watched(30, old)[0].inference
-    assert (row.busy, row.batch_rows, row.p99, row.behind) == (0.25, None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -111,20 +85,6 @@ def test_what_is_too_old_is_a_share_of_what_left_the_table_in_the_newest_minute(
     (table,) = overview.tables
     assert (table.stale_share, table.lag_mean, table.lag_max, table.max_model_lag) == (0.25, 1.5, 4.0, 2)
     assert figures["table.rollouts.stale_share"].mean == 0.25
-
-
-def test_lag_is_judged_where_no_limit_of_the_table_does_so():
-    def old(now):
-        told = rollouts(now)
-        told["stats"]["tables"]["rollouts"]["freshness"]["lag_mean"] = 9.0
-        return told
-
-    signs = []
-    for limit in (None, 20):
-        parameters = {"tables": {"rollouts": {"parameters": {"max_model_lag": limit}}}}
-        overview, _ = watched(60, server=old, settings=parameters)
-        signs.append((overview.tables[0].lag_mean, overview.tables[0].max_model_lag))
-    assert signs == [(9.0, None), (9.0, 20)]
 
 
 def test_missing_inference_nodes_are_counted():

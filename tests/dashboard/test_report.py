@@ -139,13 +139,6 @@ def test_a_step_that_no_event_file_has_is_refused(tmp_path):
         logger.log({"loss": 1.0}, -1)
 
 
-def test_two_loggers_in_one_folder_write_two_files(tmp_path):
-    with contextlib.ExitStack() as stack:
-        for value in (1.0, 2.0):
-            stack.enter_context(contextlib.closing(loggers.TensorBoard(tmp_path))).log({"loss": value}, 1)
-    assert sorted(events(path)[0][2]["loss"] for path in tmp_path.iterdir()) == [1.0, 2.0]
-
-
 def test_functions_of_other_tools_are_a_logger_in_one_line():
     said = []
 
@@ -171,16 +164,6 @@ def test_trackio_is_named_where_it_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(NotInstalled, match="pip install trackio"):
         loggers.Trackio("mine")
-
-
-def test_the_figures_of_the_cluster_come_with_the_steps_of_its_run(cluster, tmp_path, capsys):
-    arguments = ["report", *cluster.urls, "--to", "tensorboard", "--folder", str(tmp_path), "--once"]
-    assert main.main(arguments) == 0
-    (path,) = (tmp_path / "a_run_of_mine").iterdir()
-    ((_, step, figures),) = events(path)
-    assert step == 80 and figures["steps"] == 80.0 and figures["actors_active"] == 2.0
-    assert {"node.server-0.memory_bytes", "table.default.held_bytes", "steps_per_second"} <= set(figures)
-    assert "run 'a run/of mine': reported, 1 looks" in capsys.readouterr().out
 
 
 def test_trackio_gets_the_figures_that_were_asked_for(cluster, tmp_path, monkeypatch):

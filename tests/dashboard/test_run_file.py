@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.dashboard.collect import opened as run_file
-from memoire.dashboard.collect.aggregator import LEDGER_INTERVAL, RunRecorder
+from memoire.dashboard.collect.aggregator import RunRecorder
 from memoire.dashboard.collect.answers import EventRow
 from memoire.dashboard.collect.cluster import Cluster
-from memoire.dashboard.collect.history import LEVELS, MAX_EVENTS, History
+from memoire.dashboard.collect.history import MAX_EVENTS, History
 from memoire.dashboard.collect.opened import OpenedRun
 from memoire.dashboard.settings import Settings
 from memoire.errors import ParameterError, RunFileError
@@ -77,33 +77,11 @@ def test_curves_of_an_opened_run_reach_to_its_end_however_late_it_is_opened(open
     assert (known[0], known[-1]) == (0.5, 89.5)
 
 
-def test_curves_of_a_run_that_was_exported_late_are_those_that_were_left(history, tmp_path):
-    run(history, minutes=30)
-    history.prune(NOW + 9_999.0)  # its seconds are gone
-    path = tmp_path / "r.run.gz"
-    path.write_bytes(exported(history))
-    late = OpenedRun(Settings(nodes=(), open=str(path)))
-    curves = late.curves("", ["return"], 0.0, 2.0**40, 1000)
-    late.close()
-    assert [value for value in curves.mean["return"] if value is not None][-1] == 29.5
-
-
 def test_an_opened_run_is_exported_again_as_it_was(history, opened):
     def lines(data):
         return [json.loads(line) for line in gzip.decompress(data).splitlines()]
 
     assert lines(exported(opened.history))[1:] == lines(exported(history))[1:]
-
-
-def test_the_line_is_kept_at_the_finest_level_that_it_had(history, tmp_path):
-    run(history, minutes=240)
-    history.prune(NOW + 240 * 60.0)  # seconds of the first three hours go
-    path = tmp_path / "r.run.gz"
-    path.write_bytes(exported(history))
-    with History(None) as other:
-        run_file.read(str(path), other)
-        assert list(other.all("r", "return")) == list(history.all("r", "return"))
-        assert {width for _, width, _ in other.all("r", "return")} == {LEVELS[0][0], LEVELS[1][0]}
 
 
 HEAD = {"kind": "run", "format": 1, "run": "r", "began": 1.0, "seen": 2.0, "exported": 3.0, "facts": {}}
@@ -149,11 +127,6 @@ def test_a_file_that_is_no_run_is_refused_in_words(wrong, tmp_path, history):
     with pytest.raises(RunFileError, match="Export the run again") as raised:
         run_file.read(str(path), history)
     assert words in str(raised.value) and "wrong.gz" in str(raised.value)
-
-
-def test_a_file_that_is_not_there_is_refused_in_words(history, tmp_path):
-    with pytest.raises(RunFileError, match="No such file"):
-        run_file.read(str(tmp_path / "nothing.gz"), history)
 
 
 def test_a_file_that_unpacks_to_more_than_its_bound_is_refused(tmp_path, history):
@@ -224,14 +197,3 @@ def test_a_history_that_takes_something_no_more_says_so_and_keeps_the_rest(recor
     assert [record.message for record in caplog.records] == [made.trouble]  # said once
     kept = {"events": len(history.events("second")), "runs": len(history.runs())}
     assert kept.pop(table) == 0 and kept.popitem()[1] > 0
-
-
-def test_trouble_is_over_once_everything_that_was_due_is_written(recorder, path):
-    made, first, _ = recorder
-    refuse(path, "events")
-    made.record(first, None, [BEGAN], 101.0)
-    with sqlite3.connect(path, isolation_level=None) as db:
-        db.execute("DROP TRIGGER full")
-    assert made.trouble
-    made.record(first, first, [], 101.0 + LEDGER_INTERVAL)
-    assert made.trouble == ""

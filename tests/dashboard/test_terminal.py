@@ -21,7 +21,6 @@ from memoire.dashboard.collect.answers import (
     Overview,
     Rates,
     SampleFreshness,
-    TableRow,
 )
 from memoire.dashboard.collect.verdict import Verdict
 from memoire.dashboard.terminal import log_tail, top
@@ -71,16 +70,6 @@ def lines_of(cluster, *arguments, capsys):
 
 
 # ------------------------------------------------------------------------------------------------------------- logs
-
-
-def test_lines_of_all_servers_come_oldest_first_in_the_documented_form(cluster, capsys):
-    status, lines, err = lines_of(cluster, capsys=capsys)
-    assert (status, err) == (0, "")
-    assert all(LINE.fullmatch(line) for line in lines)
-    assert [line.split(",")[0] for line in lines] == sorted(line.split(",")[0] for line in lines)
-    said = [line.split(",", 2)[2] for line in lines]
-    assert said[:10] == [f"line {turn} of {number}" for turn in range(5) for number in range(2)]
-    assert said[10:] == [r"\x1b[2Jgone\r\nagain [bold]x[/bold] \u2028"]
 
 
 def test_lines_are_searched(cluster, capsys):
@@ -219,19 +208,6 @@ def test_tokens_are_taken_from_a_file(cluster, tmp_path, capsys):
 # -------------------------------------------------------------------------------------------------------------- top
 
 
-def test_one_look_shows_totals_tables_actors_and_nodes(cluster, capsys, times):
-    times(top_rates=0.05)
-    assert main.main(["top", *urls(cluster), "--once", "--expected-actors", "3"]) == 0
-    out = capsys.readouterr().out
-    assert "run 'r-1' (not finished), in memory" in out
-    assert "notice: 1 of 3 actors is missing." in out
-    assert re.search(r"^steps +80 +[\d.,KM]+/s    mean return +20$", out, re.M)
-    assert re.search(r"^default +caches +2 +2 ", out, re.M)
-    assert "actors: 2 active, 0 silent, 0 lost, 0 gone, 1 of 3 missing" in out
-    assert all(client.stats().client[:12] in out for client in cluster.clients_there)
-    assert re.search(r"^server-0 +server +up ", out, re.M) and re.search(r"^proxy\S* +proxy +up ", out, re.M)
-
-
 @pytest.mark.slow
 def test_names_are_looked_up_before_the_first_look(cluster, capsys):
     names = [f"dns:localhost:{url.rpartition(':')[2]}" for url in urls(cluster)]
@@ -283,15 +259,6 @@ def test_the_busiest_are_named_first_and_those_that_fell_silent_by_name():
     silent = [line for line in shown if line.startswith("silent: ")]
     assert len(silent) == 2 and silent[0].endswith("last seen 10 s ago")
     assert "and 5 more are silent" in shown
-
-
-def test_fill_and_surplus_of_a_table_are_shown_with_who_waits():
-    row = TableRow(
-        "online", "caches", 3, 40, 512, 1024, 77, 5, 2, 0.0, 1, 1, 9, 0.0, "waits for 37 more entries", "", 0, 0.5
-    )
-    (shown,) = [line.text for line in top.lines(overview(tables=[row]), []) if line.text.startswith("online")]
-    assert shown.split()[3:10] == ["40", "caches", "512", "B", "50", "%", "77"]
-    assert re.search(r" 1 caches +waits for 37 more entries$", shown)
 
 
 @pytest.mark.parametrize(

@@ -249,42 +249,12 @@ def test_a_learner_that_is_behind_is_called_well_at_no_time(seconds, samples, co
     assert ("0.4 samples for each step" in overview.verdicts[0].text) == (samples == 40.0)
 
 
-def test_a_killed_actor_is_silent_then_lost_and_then_no_finding():
-    states = []
-    for silence in (10.0, 21.0, 299.0, 301.0):
-        made = Nodes(1)
-        overview = made.live(65.0, actors=[0.0, silence])
-        states.append((made.cluster.actors()[1].state, overview.actors.active, codes(overview)))
-    assert states == [
-        ("active", 2, ["balanced"]),
-        ("silent", 1, ["actors_silent", "balanced"]),
-        ("silent", 1, ["actors_silent", "balanced"]),
-        ("lost", 1, ["balanced"]),
-    ]
-
-
-def test_an_actor_is_called_by_its_name_also_after_its_home_forgot_it():
-    made = Nodes(1)
-    made.live(65.0, actors=[0.0])
-    assert [row.name for row in made.cluster.actors()] == ["actor-1"]
-    made.cluster.apply(NodeAnswer("http://s0:1", 1066.0, clients=[]))
-    made.cluster.look(1067.0)
-    assert [row.name for row in made.cluster.actors()] == ["actor-1"]
-
-
 @pytest.mark.parametrize(
     ("caches", "code"),
     [((1.0, 1.0), "balanced"), ((1.0, 0.0), "no_caches"), ((0.02, 0.0), "balanced"), ((0.0, 0.0), "balanced")],
 )
 def test_caches_that_do_not_arrive_are_named_and_one_on_its_way_is_not(caches, code):
     assert codes(Nodes(1).live(65.0, caches=caches, actors=[0.0])) == [code]
-
-
-@pytest.mark.parametrize(("uses", "count"), [({"p": 9}, 0), ({"p": 8}, 2), ({"q": 1}, 0), ({}, 0), ({"p": 10}, 0)])
-def test_actors_with_a_model_that_was_replaced_a_minute_ago_are_counted(uses, count):
-    overview = Nodes(1).live(100.0, actors=[0.0, 0.0, 100.0], models={"p": 9}, uses=uses)
-    assert overview.outdated == count and (("models_behind" in codes(overview)) is bool(count))
-    assert overview.models == {"p": 9}
 
 
 def test_a_model_is_awaited_once_it_was_there_for_a_while_and_not_when_its_numbers_begin_anew():

@@ -17,10 +17,8 @@ from memoire.cli import doctor
 from memoire.errors import EndpointError, ParameterError
 from memoire.nodes import local as local_cluster
 from memoire.nodes import roles, tables_file
-from memoire.nodes.http import REQUEST_TIMEOUT, NodePages
-from memoire.nodes.launcher import MAX_FAILED_STARTS, MAX_PAUSE, MIN_PAUSE, MIN_UPTIME, Child, Launcher, Restarts
+from memoire.nodes.launcher import MAX_FAILED_STARTS, MIN_PAUSE, MIN_UPTIME, Child, Launcher, Restarts
 from memoire.nodes.local import LaunchOptions, Nodes, free_ports, program, seed_of
-from memoire.nodes.pages import Page
 from memoire.nodes.settings import NotASize, size
 from memoire.nodes.supervision import LINE, LauncherLine, SignalWatch, _inherited_line
 from memoire.rl.demo import actor, demo
@@ -211,14 +209,6 @@ def test_what_a_child_printed_last_is_kept():
         assert any("Zen of Python" in line for line in child.tail)
 
 
-def test_pages_end_their_threads_at_once():
-    before = set(threading.enumerate())
-    pages = NodePages("127.0.0.1:0", pages={"/livez": lambda query: Page(200, b"yes")})
-    began = time.monotonic()
-    pages.close()
-    assert not set(threading.enumerate()) - before and time.monotonic() - began < REQUEST_TIMEOUT
-
-
 def test_bytes_are_received_as_they_come():
     ours, theirs = socket.socketpair()
     with ours:
@@ -298,15 +288,6 @@ def test_another_signal_later_is_urgent():
         watch.close()
 
 
-def test_a_signal_that_only_wakes_asks_for_nothing():
-    watch = SignalWatch((), wakes=(signal.SIGUSR1,))
-    try:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert select.select([watch], [], [], 60.0)[0] and watch.first is None
-    finally:
-        watch.close()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_signals_go_back_to_whoever_had_them(number):
     before, wakeup = signal.getsignal(number), signal.set_wakeup_fd(-1)
@@ -333,27 +314,6 @@ def test_a_process_that_never_worked_is_not_started_again() -> None:
     assert not made.is_due(1e9)
 
 
-def test_a_process_that_worked_is_started_again_after_a_pause() -> None:
-    made = worked()
-    assert made.died(10.0) == MIN_PAUSE
-    assert not made.is_due(10.0 + MIN_PAUSE - 0.01)
-    assert made.is_due(10.0 + MIN_PAUSE)
-    made.started()
-    assert not made.is_due(1e9)
-    assert made.count == 1
-
-
-def test_pauses_grow_up_to_a_bound_while_it_dies_soon_after_each_start() -> None:
-    made, now, pauses = worked(), 0.0, []
-    for _ in range(12):
-        now += MIN_UPTIME / 2
-        pauses.append(made.died(now))
-        made.started()
-        made.ready(now)
-    assert pauses[:4] == [MIN_PAUSE * 2**number for number in range(4)]
-    assert pauses[-1] == MAX_PAUSE == max(pause for pause in pauses if pause is not None)
-
-
 @pytest.mark.parametrize(("seconds", "pause"), [(MIN_UPTIME, MIN_PAUSE), (MIN_UPTIME - 0.01, 2 * MIN_PAUSE)])
 def test_a_while_of_work_makes_former_deaths_forgotten(seconds: float, pause: float) -> None:
     made = worked()
@@ -368,15 +328,6 @@ def test_starts_that_come_to_nothing_give_a_process_up() -> None:
     pauses = [made.died(float(number)) for number in range(MAX_FAILED_STARTS + 1)]  # the first one had worked
     assert None not in pauses[:-1]
     assert pauses[-1] is None
-
-
-def test_only_failed_starts_in_a_row_count() -> None:
-    made = worked()
-    for number in range(3 * MAX_FAILED_STARTS):
-        assert made.died(float(number)) is not None
-        made.started()
-        if number % 2:
-            made.ready(float(number))
 
 
 def test_a_process_that_was_killed_is_started_again_though_it_never_worked() -> None:

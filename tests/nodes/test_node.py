@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import http.client
 import json
-import math
 import os
 import re
 import socket
@@ -30,7 +29,6 @@ from memoire.nodes import pages as about
 from memoire.nodes.http import NodePages
 from memoire.security.access import MAX_WRONG_TOKENS, Tokens, WrongTokens
 from memoire.security.provision import write_cluster
-from memoire.server.stats import ServerStats
 from memoire.wire.rows import ACCOUNT
 from netkit import DEADLINE, SCHEMA, record, until
 from statekit import Faulty, failing
@@ -89,17 +87,6 @@ def pages(server):
 def test_a_server_that_works_is_alive_and_ready(pages):
     assert ask(pages, "/livez")[::2] == (200, {"alive": True, "reasons": []})
     assert ask(pages, "/readyz")[::2] == (200, {"ready": True, "reasons": []})
-
-
-def test_status_has_every_figure_of_the_server_and_of_its_process(server, pages):
-    status, headers, said = ask(pages)
-    assert status == 200
-    assert headers["Content-Type"] == "application/json" and headers["Cache-Control"] == "no-store"
-    assert set(said["stats"]) == {field.name for field in dataclasses.fields(ServerStats)}
-    assert (said["role"], said["stats"]["name"], said["stats"]["run"]) == ("server", "home", "r-1")
-    assert said["endpoints"]["request"] == server.endpoint
-    assert said["process"]["memory_bytes"] > 1 << 20 and said["process"]["descriptors"] > 3
-    assert said["software"] == f"memoire {memoire.__version__}"
 
 
 def test_status_shows_each_client_and_what_became_of_its_caches(server, pages):
@@ -319,14 +306,6 @@ def test_a_server_with_keys_is_open_to_nobody_and_counts_who_is_refused(tmp_path
         assert dict(counts)["plain"] == "1.0" and {"unknown", "revoked", "role"} < dict(counts).keys()
 
 
-def test_a_mean_of_nothing_is_null_because_json_has_no_nan(server, pages):
-    with memoire.connect(server.endpoint):
-        (client,) = server.clients()
-        assert math.isnan(client.returns_mean)
-        (row,) = ask(pages)[2]["clients"]["rows"]
-        assert row["returns_mean"] is None
-
-
 @dataclasses.dataclass
 class Wordy:
     """A client that has much to say."""
@@ -353,36 +332,10 @@ def test_pages_of_clients_with_much_to_say_are_short_and_leave_nobody_out(most):
     assert seen == list("abcdefghi") and pages == 9
 
 
-def test_clients_come_in_pages_each_once_and_in_order(server, pages):
-    with contextlib.ExitStack() as stack:
-        ids = sorted(stack.enter_context(memoire.connect(server.endpoint)).client_id.hex() for _ in range(7))
-
-        def walk():
-            seen, after = [], ""
-            while after is not None:
-                page = ask(pages, f"/status?most=3&after={after}")[2]["clients"]
-                assert len(page["rows"]) <= 3
-                seen += [row["client"] for row in page["rows"]]
-                after = page["next"]
-            return seen
-
-        assert walk() == ids
-
-
 @pytest.mark.parametrize("query", ["most=0", "most=1001", "most=x", "most=-1", "most=1e3", "most=%C2%B2", "most="])
 def test_a_page_of_a_size_that_cannot_be_is_refused(pages, query):
     status, _, said = ask(pages, f"/status?{query}")
     assert status == 400 and "most must be a number from 1 to 1000" in said["error"]
-
-
-def test_before_its_node_is_there_a_process_is_alive_but_not_ready(server):
-    with NodePages("127.0.0.1:0") as pages:
-        assert ask(pages, "/livez")[0] == 200
-        status, _, said = ask(pages, "/readyz")
-        assert status == 503 and said["reasons"] == ["starting: the node is not there yet"]
-        assert ask(pages, "/status")[2]["role"] == ""
-        pages.show(server)
-        assert ask(pages, "/readyz")[0] == 200
 
 
 def test_a_server_that_closes_is_alive_but_not_ready(server, pages):
@@ -467,22 +420,6 @@ def test_a_node_that_runs_out_of_descriptors_is_not_ready(pages, monkeypatch):
     assert ask(pages, "/livez")[0] == 200
 
 
-def test_a_proxy_is_ready_once_a_server_answers_and_while_one_does(server):
-    gone = "tcp://127.0.0.1:9"
-    with memoire.Proxy("tcp://127.0.0.1:0", [gone]) as proxy, NodePages("127.0.0.1:0", proxy) as pages:
-        status, _, said = ask(pages, "/readyz")
-        assert status == 503 and said["reasons"] == [f"starting: none of {gone} has answered yet"]
-    with (
-        memoire.Proxy("tcp://127.0.0.1:0", [gone, server.endpoint]) as proxy,
-        NodePages("127.0.0.1:0", proxy) as pages,
-    ):
-        until(lambda: ask(pages, "/readyz")[0] == 200)
-        said = ask(pages)[2]
-        assert said["role"] == "proxy"
-        assert [back["servers"] for back in said["stats"]["backs"]] == [[], ["home"]]
-        assert "clients" not in said
-
-
 def test_a_proxy_whose_servers_are_all_away_is_not_ready(server, times):
     with memoire.Proxy("tcp://127.0.0.1:0", [server.endpoint]) as proxy, NodePages("127.0.0.1:0", proxy) as pages:
         until(lambda: ask(pages, "/readyz")[0] == 200)
@@ -511,32 +448,10 @@ def test_an_open_address_answers_to_every_name(server):
         assert pages.url.startswith("http://[::1]:" if socket.has_dualstack_ipv6() else "http://127.0.0.1:")
 
 
-def test_addresses_of_both_families_work(server):
-    for address in ("127.0.0.1:0", "[::1]:0", "localhost:0"):
-        with NodePages(address, server) as pages:
-            assert ask(pages, "/livez")[0] == 200
-
-
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "get"])
 def test_nothing_but_reading_is_allowed(pages, method):
     status, headers, _ = ask(pages, method=method)
     assert (status, headers["Allow"]) == (405, "GET, HEAD")
-
-
-def test_head_has_the_headers_of_get_and_no_body(pages):
-    status, headers, body = ask(pages, "/livez", method="HEAD")
-    assert (status, body) == (200, None)
-    assert headers["Content-Length"] == ask(pages, "/livez")[1]["Content-Length"]
-
-
-def test_an_unknown_page_names_those_that_there_are(pages):
-    status, _, said = ask(pages, "/nope")
-    assert (
-        status == 404
-        and said["error"]
-        == "there is no page '/nope'; there are /, /accounts, /distribution, /episodes, /livez, /logs, /metrics, /readyz, /sample, /settings, /status"
-    )
-    assert ask(pages, "/")[2]["pages"] == sorted(about.PAGES)
 
 
 @pytest.mark.parametrize(
@@ -640,13 +555,6 @@ def test_a_request_without_end_is_refused(pages):
         assert hear(connection).startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_request_in_pieces_is_answered_once(pages):
-    with dial(pages) as connection:
-        for piece in (b"GET /livez HT", b"TP/1.1\r\nHost: localhost\r\n", b"\r", b"\nGET /status HTTP/1.1\r\n\r\n"):
-            connection.sendall(piece)
-        assert hear(connection).count(b"HTTP/1.1 ") == 1
-
-
 def test_who_does_not_take_the_answer_is_cut_off_and_holds_up_nobody(server):
     large = {**about.PAGES, "/": lambda node, request: about.Page(200, bytes(32 << 20))}
     with NodePages("127.0.0.1:0", server, pages=large, request_timeout=0.5) as pages, dial(pages) as connection:
@@ -677,22 +585,6 @@ def test_a_taken_address_is_refused_with_what_to_give_instead():
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(EndpointError, match=f"cannot serve HTTP at '{address}': .*Give a free HOST:PORT"):
             NodePages(address)
-
-
-def test_closing_ends_the_thread_and_every_connection_and_frees_the_port(server):
-    before = set(threading.enumerate())
-    pages = NodePages("127.0.0.1:0", server)
-    own = set(threading.enumerate()) - before
-    with dial(pages) as connection:
-        connection.sendall(b"GET /livez")
-        until(lambda: pages._connections)
-        pages.close()
-        assert hear(connection) == b""
-    pages.close()
-    assert own
-    until(lambda: not own.intersection(threading.enumerate()))
-    with NodePages(pages.address, server) as again:
-        assert ask(again, "/livez")[0] == 200
 
 
 def test_who_comes_in_the_moment_of_the_end_is_hung_up_on(server):

@@ -22,31 +22,6 @@ from memoire.replay.schema import Schema
 from memoire.security.access import read_tokens
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_lines_stand_behind_the_names_of_their_processes():
-    shown = io.StringIO()
-    with ProcessOutput(["learner", "actor-10"], terminal=shown) as output:
-        output("learner", "one")
-        output("actor-10", "two")
-        output("proxy-0", "three")
-    assert shown.getvalue() == "learner  | one\nactor-10 | two\nproxy-0  | three\n"
-
-
-def test_names_have_colours_on_a_terminal_unless_nobody_wants_them(monkeypatch):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    shown = Terminal()
-    ProcessOutput(["a", "b"], terminal=shown)("b", "line")
-    assert shown.getvalue() == "\x1b[33mb |\x1b[0m line\n"
-    monkeypatch.setenv("NO_COLOR", "1")
-    plain = Terminal()
-    ProcessOutput(["a", "b"], terminal=plain)("b", "line")
-    assert plain.getvalue() == "b | line\n"
-
-
 def test_each_process_has_a_file_to_which_lines_are_added(tmp_path):
     for number in range(2):
         with ProcessOutput(["a"], str(tmp_path / "logs"), None) as output:

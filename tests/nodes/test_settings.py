@@ -34,33 +34,6 @@ def test_the_command_line_holds_over_the_environment_and_that_over_the_file(tmp_
     assert (given.env, given.byte_limit, given.cache_limit, given.capacity) == ("X", 1, 2, 3)
 
 
-def test_a_section_holds_over_what_is_said_for_all_commands(tmp_path):
-    file = written(tmp_path, {"http": "*:8080", "proxy": {"http": "*:9090", "servers": ["tcp://a:1", "tcp://b:1"]}})
-    assert parsed(["proxy", "--settings", file]).http == "*:9090"
-    assert parsed(["proxy", f"--settings={file}"]).servers == ["tcp://a:1", "tcp://b:1"]
-    assert parsed(["server", "--settings", file, "--env", "X"]).http == "*:8080"
-    assert parsed(["dashboard", "--settings", file, "n:1"]).nodes == ["n:1"]  # which has no such flag
-
-
-def test_toml_and_json_say_the_same(tmp_path):
-    toml = (
-        '[server]\nenv = "X"\nsnapshot-caches = true\nset = {multi_step = 3, start = "repeat"}\nsnapshot-every = 60\n'
-    )
-    as_json = {
-        "server": {
-            "env": "X",
-            "snapshot-caches": True,
-            "set": {"multi_step": 3, "start": "repeat"},
-            "snapshot-every": 60,
-        }
-    }
-    one = parsed(["server", "--settings", written(tmp_path, toml, "a.toml")])
-    other = parsed(["server", "--settings", written(tmp_path, as_json)])
-    one.settings = other.settings = None
-    assert one == other
-    assert one.set == ["multi_step=3", "start=repeat"] and one.snapshot_every == 60.0 and one.snapshot_caches is True
-
-
 def test_what_may_be_repeated_adds_up(tmp_path):
     file = written(tmp_path, {"server": {"env": "X", "set": {"multi_step": 3}}})
     given = parsed(["server", "--settings", file, "--set", "multi_step=7"], {"MEMOIRE_SET": "multi_step=5 beta=0.4"})
