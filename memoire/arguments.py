@@ -392,11 +392,13 @@ def no_field(what: str, name: object, known: Iterable[str]) -> NoSuchField:
     return NoSuchField(what, repr(name)[:80], meant(name, names), names)
 
 
-def checked_names(also: Collection[str] = (), called: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+def checked_names(
+    also: Collection[str] | Callable[[Mapping[str, Any]], Collection[str]] = (), called: str = ""
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Have a function refuse an argument by a name that it does not have, and say which one was meant.
 
     Args:
-        also: Names that it takes beside those in its signature.
+        also: Names that it takes beside those in its signature; or what says them of the keywords that are given.
         called: What the error calls it; by default its own name.
     """
 
@@ -404,13 +406,12 @@ def checked_names(also: Collection[str] = (), called: str = "") -> Callable[[Cal
         signature = inspect.signature(function)
         usual = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         known = frozenset(each.name for each in signature.parameters.values() if each.kind in usual) - {"self", "cls"}
-        known |= frozenset(also)
         what = called or function.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(function)
         def call(*arguments: P.args, **options: P.kwargs) -> R:
             if options and not options.keys() <= known:
-                refuse_unknown(what, options, known)
+                refuse_unknown(what, options, known.union(also(options) if callable(also) else also))
             return function(*arguments, **options)
 
         return call

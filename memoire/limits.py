@@ -17,10 +17,6 @@ from memoire.arguments import hint as hint
 from .arguments import FOR_EVER, whole
 from .errors import ParameterError
 
-STORAGES = ("caches", "episodes", "rollouts", "prompts", "keyed")
-"""Kinds of tables, where a parser names them without loading any; `tables/registry.py` has the kinds themselves."""
-BATCH_STORAGES = ("caches", "episodes")
-"""Those of which a learner draws batches."""
 KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from memoire.errors import ParameterError
-from memoire.limits import BATCH_STORAGES
 from memoire.nodes.settings import size
 
 from .addresses import endpoint_of
@@ -143,7 +142,7 @@ def add_plan(commands: Commands) -> None:
     )
     for name, kind, default, words in numbers:
         plan.add_argument(name, type=kind, default=default, metavar="N", help=f"{words} (default: %(default)s)")
-    plan.add_argument("--storage", choices=BATCH_STORAGES, default=BATCH_STORAGES[0], help="(default: %(default)s)")
+    plan.add_argument("--storage", metavar="KIND", default="caches", help="caches or episodes (default: %(default)s)")
     plan.add_argument("--embedded", action="store_true", help="each learner has a server in its own process")
     plan.set_defaults(command=_plan)
 

@@ -29,6 +29,17 @@ ENV = "Gymnasium environment, such as CartPole-v1, whose observations, actions a
 RUN = 'name of the experiment (default: the one that the state folder counted last, or "default")'
 
 
+def storage(text: str) -> str:
+    """The name of a kind of table that is known here."""
+    from memoire.errors import ParameterError
+    from memoire.tables import registry
+
+    try:
+        return registry.named(text).name
+    except ParameterError as error:
+        raise argparse.ArgumentTypeError(str(error.expected)) from error
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's, with a word about what was meant, and with examples.
 

@@ -20,7 +20,7 @@ from memoire.replay.conversion import ENTRY_OVERHEAD
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.tables import registry as kinds
-from memoire.tables.base import HearsSums
+from memoire.tables.base import DrawsBatches, HearsSums
 from memoire.wire.layout import frames_of, layout_of
 from memoire.wire.parts import EPISODE_FACTS, ContainerKind, RowCount
 
@@ -113,6 +113,9 @@ class Workload:
     """Seconds between two models."""
 
     def __post_init__(self) -> None:
+        if not kinds.offers(self.storage, DrawsBatches):
+            expected = f"{' or '.join(map(repr, kinds.names_of(DrawsBatches)))}, of which batches are drawn"
+            raise ParameterError("storage", self.storage, expected)
         for name in ("actors", "steps", "learners", "batches", "batch_size", "capacity", "network", "model_every"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING
 
 from memoire.errors import NotInstalled, ParameterError
-from memoire.limits import STORAGES
 from memoire.nodes.settings import size
 
 from .addresses import endpoint_of
@@ -29,6 +28,7 @@ from .options import (
     add_state,
     check_endpoint,
     page_options,
+    storage,
 )
 
 if TYPE_CHECKING:
@@ -167,7 +167,13 @@ def add_server(commands: Commands) -> None:
     server.add_argument("--run", help=RUN)
     server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
     server.add_argument("--cache-limit", type=int, default=0, metavar="N", help="caches held; 0: limited by bytes only")
-    server.add_argument("--storage", choices=STORAGES, help="what is stored (default: caches)")
+    server.add_argument(
+        "--storage",
+        type=storage,
+        metavar="KIND",
+        help="what is stored: caches, episodes, rollouts, prompts, keyed, or a kind that an installed package adds "
+        "(default: caches)",
+    )
     server.add_argument(
         "--capacity",
         type=int,

@@ -19,8 +19,7 @@ from memoire.wire import messages
 from memoire.wire.layout import usual_bytes
 from memoire.wire.parts import Payload
 
-from .actor_side import ActorSide, WriterObserver
-from .pushes import HELD_BACK, WINDOW_FULL
+from .pushes import HELD_BACK, WINDOW_FULL, ActorSide, WriterObserver
 
 NOTHING_TO_DRAW = "nothing to draw"
 """Why nothing was pushed while no entry of the memory weighs anything."""

@@ -32,8 +32,7 @@ from memoire.wire import messages
 from memoire.wire.layout import episode_bytes, most_fitting
 from memoire.wire.parts import Payload
 
-from .actor_side import ActorSide, WriterObserver
-from .pushes import HELD_BACK, WINDOW_FULL
+from .pushes import HELD_BACK, WINDOW_FULL, ActorSide, WriterObserver
 
 
 class Shipment(NamedTuple):

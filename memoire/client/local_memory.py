@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -21,9 +19,10 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.steps import layout
 from memoire.replay.writer import Writer
 from memoire.replay.writers import WriterRegistry
+from memoire.tables import registry as kinds
+from memoire.tables.registry import loaded
 
-from .actor_side import ActorSide
-from .pushes import Pusher
+from .pushes import ActorSide, Pusher
 from .reports import MemorySums
 from .session import Session
 
@@ -31,24 +30,15 @@ _log = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 256 * MiB
 DEFAULT_MEMORY_ENTRIES = (1_000, 100_000)
 """Fewest and most entries that a memory has room for if nobody says how many."""
-SIDES: Final[Mapping[str, str]] = {
-    "caches": "memoire.client.caches:CachesSide",
-    "episodes": "memoire.client.episodes:EpisodesSide",
-    "rollouts": "memoire.client.rollouts:RolloutsSide",
-}
-"""Kinds of tables that actors fill, and what each is at an actor. Others are entry points of the group `ELSEWHERE`."""
-ELSEWHERE: Final = "memoire.actors"
 
 
 def side_of(storage: str) -> type[ActorSide]:
-    """What a kind of table is at an actor. Raises ParameterError if it is not known here."""
-    if storage not in SIDES:
-        for entry in importlib.metadata.entry_points(group=ELSEWHERE, name=storage):
-            found: type[ActorSide] = entry.load()
-            return found
-        raise ParameterError("storage", storage, f"{one_of(storage, SIDES)}, of which this version can fill a table")
-    module, _, name = SIDES[storage].partition(":")
-    side: type[ActorSide] = getattr(importlib.import_module(module), name)
+    """What a kind of table is at an actor. Raises ParameterError if no actor can fill it, or it is not known here."""
+    kind = kinds.find(storage)
+    if kind is None or not kind.actor:
+        names = [each.name for each in kinds.known() if each.actor]
+        raise ParameterError("storage", storage, f"{one_of(storage, names)}, of which this version can fill a table")
+    side: type[ActorSide] = loaded(kind.actor)
     return side
 
 

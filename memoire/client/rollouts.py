@@ -19,9 +19,8 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.writer import Writer
 from memoire.replay.writers import WriterRegistry
 
-from .actor_side import WriterObserver
 from .episodes import EpisodesSide
-from .pushes import HELD_BACK
+from .pushes import HELD_BACK, WriterObserver
 
 
 class RolloutWriter(Writer):

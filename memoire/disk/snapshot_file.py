@@ -48,7 +48,7 @@ class TableAbout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def read_schema(self) -> Schema:
         """Its columns. Raises SchemaError."""
-        kind = kinds.KINDS.get(self.storage)
+        kind = kinds.find(self.storage)
         return (Schema if kind is None else kind.schema_class()).from_json(self.schema)
 
 
@@ -179,7 +179,7 @@ class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _OWN: Final[list[type[RecordBody]]] = [SnapshotHeader, AccountsRecord, TableRecord, TableEndRecord]
-_BODIES: Final = [*_OWN, *(body for kind in kinds.KINDS.values() for body in kind.record_bodies())]
+_BODIES: Final = [*_OWN, *(body for kind in kinds.known() for body in kind.record_bodies())]
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODE: Final[dict[int, Callable[[bytes], RecordBody]]] = {
     **{body.kind: msgspec.msgpack.Decoder(body).decode for body in _BODIES},

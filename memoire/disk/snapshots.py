@@ -290,7 +290,7 @@ def restore(
         files = [opened.enter_context(SnapshotFile(path)) for path in paths]
         known = {table.name: table for table in tables}
         for told in (table for file in files for table in file.about.tables if of > 1):
-            if told.storage in kinds.KINDS and (why := kinds.named(told.storage).why_whole):
+            if (kind := kinds.find(told.storage)) is not None and (why := kind.why_whole):
                 raise ParameterError("part", part, f"(0, 1): table {told.name!r} is not shared out, since {why}")
         wanted = _newest_parameters(files) if configure else {}
         left_out: set[tuple[Path, str]] = set()

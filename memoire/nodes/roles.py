@@ -35,8 +35,7 @@ from memoire.security.keys import Given, Keys
 from memoire.server.server import Server
 from memoire.tables import registry as kinds
 from memoire.tables.base import HearsSums
-from memoire.tables.registry import Storage
-from memoire.tables.table import TABLE_NAMES, Full, Table
+from memoire.tables.table import Full, Table, table_names
 from memoire.wire.messages import TRAIN
 
 from .http import NodePages
@@ -155,7 +154,7 @@ def schema_of(given: str | None, env: str | None, storage: str | None = None) ->
     Raises:
         ParameterError: neither is given.
     """
-    kind = kinds.named(storage or kinds.CACHES.name)
+    kind = kinds.named(storage or kinds.DEFAULT)
     if given is None and env is None:
         if not kind.has_columns:
             return kind.schema_from(None)
@@ -190,11 +189,11 @@ def read_parameters(settings: Sequence[str]) -> Parameters:
     return parameters_from(_settings("--set", settings, NAMES, such_as="multi_step=3"))
 
 
-def read_table(settings: Sequence[str]) -> dict[str, Any]:
-    """Keywords of a table from such texts: its parameters, and settings of prompts such as "group=8"."""
-    changes = _settings("--set", settings, TABLE_NAMES, such_as="multi_step=3")
-    prompts = {name: changes.pop(name) for name in list(changes) if name not in NAMES}
-    return prompts | ({"parameters": parameters_from(changes)} if changes else {})
+def read_table(settings: Sequence[str], storage: str | None = None) -> dict[str, Any]:
+    """Keywords of a table of this kind from such texts: its parameters, and settings of the kind such as "group=8"."""
+    changes = _settings("--set", settings, table_names({"storage": storage}), such_as="multi_step=3")
+    own = {name: changes.pop(name) for name in list(changes) if name not in NAMES}
+    return own | ({"parameters": parameters_from(changes)} if changes else {})
 
 
 def read_limits(settings: Sequence[str], **fixed: float) -> Limits:
@@ -244,7 +243,7 @@ def serve(
     name: str | None,
     cache_limit: int,
     byte_limit: int,
-    storage: Storage | None = None,
+    storage: str | None = None,
     capacity: int = 0,
     on_full: Full | None = None,
     inference: Sequence[str] = (),
@@ -303,7 +302,7 @@ def serve(
             push_endpoint=push,
             pub_endpoint=pub,
             keys=keys,
-            **read_table(settings),
+            **read_table(settings, storage),
         ) as server,
     ):
         if restore:

@@ -26,7 +26,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import USUAL
 from memoire.replay.schema import Schema
 from memoire.tables import registry as kinds
-from memoire.tables.table import TABLE_NAMES, Table
+from memoire.tables.table import Table, table_names
 
 from .settings import size
 
@@ -75,8 +75,6 @@ def env_schema(env: str) -> Schema:
 
 
 ROOM = ("storage", "on_full", "capacity", "cache_limit", "byte_limit", "client_capacity")
-SETTINGS = frozenset({*ROOM, "discount", *TABLE_NAMES})
-"""What a table is given beside its schema, as keywords of `memoire.Table`."""
 
 
 def read_tables(path: str) -> dict[str, Table]:
@@ -101,15 +99,16 @@ def read_tables(path: str) -> dict[str, Table]:
 def _table(where: str, settings: Any, folder: Path) -> Table:
     if not isinstance(settings, dict):
         raise ParameterError(where, settings, "an object with the settings of a table")
-    refuse_unknown(where, settings, {"schema", "env", "parameters", *SETTINGS})
-    has_columns = kinds.named(settings.get("storage", kinds.CACHES.name)).has_columns
+    known = {*ROOM, "discount", *table_names(settings)}  # beside its schema, as keywords of `memoire.Table`
+    refuse_unknown(where, settings, {"schema", "env", "parameters", *known})
+    has_columns = kinds.named(settings.get("storage", kinds.DEFAULT)).has_columns
     if has_columns and ("schema" in settings) == ("env" in settings):
         raise ParameterError(where, sorted(settings), '"schema" or "env", one of both')
     try:
         return Table(
             _schema(settings, folder) if has_columns or {"schema", "env"} & settings.keys() else None,
             parameters=parameters_from(settings.get("parameters", {})),
-            **{name: _value(name, value) for name, value in settings.items() if name in SETTINGS},
+            **{name: _value(name, value) for name, value in settings.items() if name in known},
         )
     except (MemoireError, OSError, ValueError, TypeError) as error:
         raise ParameterError(where, "these settings", f"those of a table: {error}") from error
@@ -122,7 +121,7 @@ def _value(name: str, value: Any) -> Any:
 def _schema(settings: Mapping[str, Any], folder: Path) -> Schema:
     if "env" in settings:
         return env_schema(str(settings["env"]))
-    given, kind = settings["schema"], kinds.named(settings.get("storage", kinds.CACHES.name)).schema_class()
+    given, kind = settings["schema"], kinds.named(settings.get("storage", kinds.DEFAULT)).schema_class()
     return kind.from_json(given if isinstance(given, dict) else (folder / given).read_text(encoding="utf-8-sig"))
 
 

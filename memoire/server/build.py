@@ -27,7 +27,7 @@ from memoire.security.keys import Given
 from memoire.tables import registry as kinds
 from memoire.tables.base import DrawsAtRandom, TablePool
 from memoire.tables.episodes.memory import seed_of
-from memoire.tables.registry import PoolPlace, Storage
+from memoire.tables.registry import PoolPlace
 from memoire.tables.table import Full, Table, Tables, checked, shared_out
 from memoire.wire import messages
 from memoire.wire.frames import DEFAULT_TABLE, table_number
@@ -61,7 +61,7 @@ class ServerOptions:
     discount: float | Sequence[float] | None
     frame_stack: int | None
     start: Start | None
-    storage: Storage | None
+    storage: str | None
     on_full: Full | None
     capacity: int
     cache_limit: int

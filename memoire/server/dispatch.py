@@ -37,13 +37,8 @@ from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import Model
 from memoire.replay.batch import PriorityUpdate
 from memoire.replay.parameters import Parameters
-from memoire.tables.desk import Handler, Reply
-from memoire.tables.keyed import messages as keyed
-from memoire.tables.keyed.pool import KeyedHandler
-from memoire.tables.prompts import messages as prompt_messages
-from memoire.tables.prompts.handlers import PromptsHandler
-from memoire.tables.rollouts import transport as rollout_transport
-from memoire.tables.rollouts.pool import TakesHandler
+from memoire.tables import registry as kinds
+from memoire.tables.registry import Handler, Reply
 from memoire.tables.table import OpenTable, Tables
 from memoire.wire import messages, types
 from memoire.wire.byte_budget import ByteBudget
@@ -54,7 +49,7 @@ from memoire.wire.frames import reply as encode_reply
 from . import state as recovery
 from .durability import Committer
 from .handlers.accounts import AccountFolder, AccountsHandler, FeedbackHandler, Pieces, by_client
-from .handlers.clients import ClientsHandler, IntakeHandler, Pushed
+from .handlers.clients import ClientsHandler, IntakeHandler
 from .handlers.control import ControlHandler, ModelsHandler, made
 from .handlers.draws import DrawsHandler
 from .state import ClientOwners, Credits, ServerState
@@ -212,18 +207,13 @@ class Dispatcher:
         self._clients = ClientsHandler(
             state, self._credits, self._owners, self._feedback, endpoints=endpoints, on_lines=on_lines
         )
-        rows, prompts = KeyedHandler(state), PromptsHandler(state)
         self.unlocked: dict[type[messages.Body], Handler] = {
             messages.Feedback: self._take_feedback,
             messages.Sums: self._draws.sums,
             messages.Draw: self._draws.draw,
-            rollout_transport.Take: TakesHandler(state).take,
-            keyed.FindRows: rows.find,
-            keyed.ChangeRows: rows.change,
-            prompt_messages.Prompts: prompts.ask,
-            prompt_messages.Answers: prompts.work,
-            prompt_messages.Groups: prompts.lead,
         }
+        for kind in dict.fromkeys((*kinds.known(), *(table.kind for table in tables))):
+            self.unlocked |= kind.handlers(state)
         """What answers each type of message that needs no lock, or has one of its own."""
         self.handlers: dict[type[messages.Body], Handler] = {
             messages.Hello: self._clients.hello,
@@ -374,7 +364,7 @@ class Dispatcher:
         with Held(self._lock):
             self._owners.check(client, principal, self._clock())
 
-    def arrived(self, header: MessageHeader, body: Pushed, payload: Any) -> int:
+    def arrived(self, header: MessageHeader, body: messages.PushedBody, payload: Any) -> int:
         """Check a cache or episode and hold it; returns its samples. A refused one is counted for its client.
 
         Raises:

@@ -23,8 +23,8 @@ from memoire.accounting.merge import Rows
 from memoire.accounting.runs import RunFacts, Runs, SavedGroup, StateStore, Ticket, UnsavedChanges
 from memoire.errors import ProtocolError
 from memoire.models.model import Model
-from memoire.tables.desk import Reply
 from memoire.tables.prompts import messages as prompt_messages
+from memoire.tables.registry import Reply
 from memoire.tables.table import OpenTable
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader

@@ -208,7 +208,7 @@ class IntakeThreads:
                 return
             message = self._admission.receive_push(made, frames)
             if message is not None:
-                assert isinstance(message.body, messages.Cache | messages.Episode)
+                assert isinstance(message.body, messages.PushedBody)
                 try:
                     self._dispatcher.arrived(message.header, message.body, message.payload)
                 except ProtocolError:

@@ -41,7 +41,7 @@ from memoire.net.context import ConnectionWatcher, Socket
 from memoire.net.poller import SendQueues
 from memoire.net.thread import Worker
 from memoire.security.roles import EnvelopedRequest
-from memoire.tables.desk import Reply
+from memoire.tables.registry import Reply
 from memoire.wire import messages, types
 from memoire.wire.frames import NEWS_FRAME, Message, MessageHeader, encode
 

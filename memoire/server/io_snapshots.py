@@ -46,7 +46,7 @@ from memoire.errors import (
 from memoire.limits import Limits
 from memoire.replay.files import remove_abandoned_in
 from memoire.replay.parameters import Parameters
-from memoire.tables.desk import Reply
+from memoire.tables.registry import Reply
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from memoire.errors import Closed, MemoireTimeout, Refused
 from memoire.replay.schema import Schema
 from memoire.tables.base import AnswersPrompts
-from memoire.tables.desk import Reply
 from memoire.tables.prompts.calls import PromptCalls, checked_rank
 from memoire.tables.prompts.servers import PromptRequest
+from memoire.tables.registry import Reply
 from memoire.tables.table import OpenTable
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, MessageHeader

@@ -40,8 +40,7 @@ from memoire.replay.parameters import NAMES, Parameters, Start
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
-from memoire.tables.registry import Storage
-from memoire.tables.table import TABLE_NAMES, Full, OpenTable, Table
+from memoire.tables.table import Full, OpenTable, Table, table_names
 from memoire.wire import messages
 
 from .build import ServerOptions, check_bytes
@@ -107,7 +106,7 @@ class Server(Node):
     ROLE = "server"
     CLOSED_AT_EXIT = 2
 
-    @checked_names(TABLE_NAMES)
+    @checked_names(table_names)
     def __init__(
         self,
         endpoint: str | None,
@@ -120,7 +119,7 @@ class Server(Node):
         discount: float | Sequence[float] | None = None,
         frame_stack: int | None = None,
         start: Start | None = None,
-        storage: Storage | None = None,
+        storage: str | None = None,
         on_full: Full | None = None,
         capacity: int = 0,
         cache_limit: int = 0,

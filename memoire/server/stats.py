@@ -47,7 +47,6 @@ from memoire.replay.limiter import RateStats
 from memoire.security.access import Security
 from memoire.tables.inspection import Freshness
 from memoire.tables.prompts.table import PromptStats
-from memoire.tables.registry import Storage
 from memoire.tables.table import OpenTable
 from memoire.wire import messages
 from memoire.wire.messages import TEST, TRAIN, Ended
@@ -160,7 +159,7 @@ class TableStats:
 
     # fmt: off
     name: str
-    storage: Storage
+    storage: str
     clients: Annotated[int, gauge("table_clients", "Actors", "Clients of the table that have not left.")]
     episodes: Annotated[int, counter("table_episodes", "Episodes", "Episodes of this run that clients closed for the "
         "table.")]

@@ -1,50 +1,95 @@
-"""Kinds of tables: what each does with the settings of a table, which pool it has, and what that pool offers.
+"""Kinds of tables: what each says of itself, what answers for its tables may know of their server, and how it is found.
 
-    Table(storage="rollouts") ──▶ named("rollouts") ──▶ check, limiter ──▶ "memoire.tables.rollouts.pool:RolloutPool"
+    Table(storage="rollouts") ──▶ named("rollouts") ──▶ KIND of memoire.tables.rollouts
+    Table(storage="stack")    ──▶ named("stack")    ──▶ add(kind), or an entry point "stack" of the group memoire.tables
 
-The registry of kinds, and with a kind's own files the only place that names one: others ask `Kind`, or a table for what
-its pool can do (`base`). A pool is found by the name of its module, so that this may be loaded everywhere.
+    Kind ──▶ Table: settings, checks     a server: pool, handlers, records     a client: actor side
+
+    request ──▶ the server's dispatcher ──▶ Handler(now, header, body, payload) ──▶ Reply
+    └ Desk: which table, how large a reply, which life of the server
+
+A kind is loaded when its name is first said, and its sides when they are needed. Others ask `Kind`, or a table for what
+its pool can do (`base`): only a kind's own package names it.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 from memoire.arguments import one_of
 from memoire.errors import ParameterError
 from memoire.limits import Limits
-from memoire.replay.parameters import Parameters, differing
+from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema, schema_from
-from memoire.wire import layout
-
-from .base import (
-    AnswersPrompts,
-    BelongsToRun,
-    DrawsAtRandom,
-    DrawsBatches,
-    DrawsEpisodes,
-    HandsOutOnce,
-    HasRoom,
-    HearsSums,
-    HoldsRows,
-    KeepsLayout,
-    SavesRows,
-    ShowsSamples,
-    TablePool,
-    TakesPriorities,
-    TakesPushes,
-)
+from memoire.wire import layout, messages
 
 if TYPE_CHECKING:
-    from memoire.replay.limiter import Limiter
+    from memoire.replay.limiter import Limiter, SharedLimiter
+    from memoire.wire import types
+    from memoire.wire.byte_budget import ByteHolder
+    from memoire.wire.frames import MessageHeader
+    from memoire.wire.receivers import Page
 
-    from .prompts.settings import PromptSettings
+    from .base import TablePool
     from .saved import RecordBody
+
+C = TypeVar("C")
+
+
+class Reply(NamedTuple):
+    """Body and payload of an answer, and the header's fields that differ from the request's."""
+
+    body: messages.Body
+    payload: Any = None
+    changed: Mapping[str, int] = {}
+    until_saved: bool = False
+    """Whether it must not leave before what it says is on disk, if the server saves anything."""
+
+
+Handler = Callable[[float, "MessageHeader", Any, Any], Reply]
+"""Called with the time in seconds since 1970, header, body and payload of a request. It may raise ProtocolError."""
+
+
+class AskedTable(Protocol):
+    """What an answer may know of a table."""
+
+    limiter: SharedLimiter
+
+    def asked(self, capability: type[C], what: str) -> C:
+        """Its pool, which can do this. Raises ProtocolError if it cannot; `what` names the message."""
+
+
+class Desk(Protocol):
+    """What an answer may know of its server. Nothing here changes what the lock of the server's dispatcher guards."""
+
+    epoch: int
+    """Number of this start of the server."""
+    limits: Limits
+    requests: ByteHolder
+    """What a request takes while it is answered."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over."""
+
+    def table(self, header: MessageHeader) -> AskedTable:
+        """The table that a header names. Raises ProtocolError if there is none, or it has another schema."""
+
+    def page(self, client: bytes, kind: types.Type) -> Page:
+        """An empty reply of this type to a client: a part of what a message may have, the rest is for the next one."""
+
+
+def loaded(place: str) -> Any:
+    """The object that "module:name" names."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 class TableSettings(Protocol):
@@ -75,8 +120,8 @@ class TableSettings(Protocol):
         """What happens where it is full."""
 
     @property
-    def prompts(self) -> PromptSettings | None:
-        """Of prompts."""
+    def own(self) -> Any:
+        """Those that only tables of this kind have: an object of `Kind.settings`; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +173,29 @@ class PushLimits(NamedTuple):
 
 
 class Kind:
-    """A kind of table, where storage says its name."""
+    """What is said of a kind of table where no table needs to be loaded. Its sides are named "module:name", and each
+    process loads those that it needs.
+    """
 
     name: ClassVar[str]
+    """As `storage` says it."""
     holds: ClassVar[str]
     """What a table holds, as its figures call it."""
+    unit: ClassVar[str] = "entries"
+    """What is drawn or taken of that, as its figures call it."""
     pool: ClassVar[str]
-    """Its pool, "module:class"."""
+    """The class of its pools, at a server."""
     saved: ClassVar[str] = ""
     """The records of a snapshot that are its own, "module:class class"."""
-    offers: ClassVar[tuple[type, ...]]
-    """What its pool can do."""
+    answers: ClassVar[str] = ""
+    """What its server answers: a function of a `Desk` that returns a `Handler` for each body."""
+    actor: ClassVar[str] = ""
+    """Its `ActorSide`, at a client; "" if clients push nothing to it."""
+    settings: ClassVar[str] = ""
+    """A dataclass or Struct of the settings that only its tables have. It says what it is made of by `making(schema)`,
+    and `check(schema, parameters)` refuses values."""
+    offers: ClassVar[tuple[str, ...]]
+    """What its pool can do: names of the classes of `base` that it derives from."""
     instead: ClassVar[str] = "get_batch(batch_size)"
     """How a learner gets what is held."""
     no_pushes: ClassVar[str] = ""
@@ -150,14 +207,17 @@ class Kind:
 
     def pool_class(self) -> type[Any]:
         """The class of its pools."""
-        module, _, name = self.pool.partition(":")
-        found: type[Any] = getattr(importlib.import_module(module), name)
+        found: type[Any] = loaded(self.pool)
         return found
 
     def record_bodies(self) -> list[type[RecordBody]]:
         """What its pools write into a snapshot."""
         module, _, names = self.saved.partition(":")
-        return [getattr(importlib.import_module(module), name) for name in names.split() if names]
+        return [loaded(f"{module}:{name}") for name in names.split()]
+
+    def handlers(self, desk: Desk) -> Mapping[type[messages.Body], Handler]:
+        """What answers the messages that are its own."""
+        return loaded(self.answers)(desk) if self.answers else {}
 
     def schema_class(self) -> type[Schema]:
         """What describes its columns."""
@@ -167,12 +227,13 @@ class Kind:
         """The columns that somebody asks for. Raises SchemaError, WrongType."""
         return schema_from(given)
 
-    def own_settings(self, given: Mapping[str, Any]) -> PromptSettings | None:
-        """Settings that only tables of prompts have, made of keywords. Raises ParameterError."""
-        from .prompts.settings import refuse_elsewhere
+    def setting_names(self) -> tuple[str, ...]:
+        """Names of the settings that only its tables have."""
+        return tuple(inspect.signature(loaded(self.settings)).parameters) if self.settings else ()
 
-        refuse_elsewhere(given, self.name)
-        return None
+    def own_settings(self, given: Mapping[str, Any]) -> Any:
+        """The settings that only its tables have, made of keywords; None if it has none. Raises ParameterError."""
+        return loaded(self.settings)(**given) if self.settings else None
 
     def check(self, settings: TableSettings, *, is_full_said: bool) -> None:
         """Refuse settings that this kind has no use for, or that do not fit. Raises ParameterError.
@@ -184,6 +245,8 @@ class Kind:
             expected = f"0 where {self.name} are stored: capacity says how many entries"
             raise ParameterError("cache_limit", settings.cache_limit, expected)
         self._check_rollouts(settings, is_full_said=is_full_said)
+        if settings.own is not None:
+            settings.own.check(settings.schema, settings.parameters)
 
     def _check_rollouts(self, settings: TableSettings, *, is_full_said: bool) -> None:
         """Refuse what only rollouts have."""
@@ -216,7 +279,8 @@ class Kind:
 
     def making(self, settings: TableSettings) -> dict[str, Any]:
         """Settings beside the parameters that what is held is made with: plain values, by name."""
-        return {}
+        made: dict[str, Any] = {} if settings.own is None else settings.own.making(settings.schema)
+        return made
 
     def differing_parameters(self, schema: Schema, mine: Parameters, theirs: Parameters) -> dict[str, tuple[Any, Any]]:
         """Parameters that what is held was made with otherwise: name -> (mine, theirs). None where entries are held as
@@ -239,191 +303,6 @@ class Kind:
         return {"capacity": settings.capacity}
 
 
-class CachesKind(Kind):
-    """Caches: samples that actors have drawn from their own memories."""
-
-    name = holds = "caches"
-    pool = "memoire.tables.caches.pool:Pool"
-    saved = "memoire.tables.caches.inspection:ClientRecord CacheRecord"
-    offers = (TakesPushes, HearsSums, BelongsToRun, DrawsAtRandom, DrawsBatches, ShowsSamples)
-
-    def check(self, settings: TableSettings, *, is_full_said: bool) -> None:
-        """Refuse room for entries, which are at their actors."""
-        if settings.capacity:
-            expected = (
-                "0 where caches are stored, since entries are at their actors: client_capacity says how many each "
-                "keeps, cache_limit how many caches are held here"
-            )
-            raise ParameterError("capacity", settings.capacity, expected)
-        self._check_rollouts(settings, is_full_said=is_full_said)
-
-    def check_messages(self, settings: TableSettings, parameters: Parameters, limits: PushLimits) -> None:
-        """Of caches, what the table may hold counts, too."""
-        most = {"message_bytes": limits.push_bytes}
-        if limits.byte_limit is not None and parameters.compression == "none":  # compressed ones are held as they come
-            most["byte_limit"] = limits.byte_limit
-        size_of = partial(layout.cache_bytes, settings.schema, parameters, settings.client_capacity)
-        limits.check(("cache_size", parameters.cache_size, "samples that share no frame", "sample"), size_of, most)
-
-    def usual_bytes(self, schema: Schema, parameters: Parameters) -> int:
-        """Of a cache."""
-        return layout.usual_bytes(schema, parameters)
-
-    def differing_parameters(self, schema: Schema, mine: Parameters, theirs: Parameters) -> dict[str, tuple[Any, Any]]:
-        """Caches hold finished samples."""
-        return differing(schema, mine, theirs)
-
-    def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
-        return {"cache_limit": settings.cache_limit, "seed": place.seed}
-
-
-class EpisodesKind(Kind):
-    """Whole episodes, from which the server draws."""
-
-    name = holds = "episodes"
-    pool = "memoire.tables.episodes.pool:EpisodePool"
-    saved = "memoire.tables.episodes.saving:EpisodeRecord"
-    offers = (
-        TakesPushes, HasRoom, BelongsToRun, DrawsAtRandom, DrawsBatches, DrawsEpisodes, TakesPriorities, ShowsSamples,
-        KeepsLayout,
-    )  # fmt: skip
-
-    def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
-        return {"capacity": settings.capacity, "seed": place.seed}
-
-
-class RolloutsKind(Kind):
-    """Parts of episodes, each entry handed out once, in order."""
-
-    name, holds = "rollouts", "fragments"
-    pool = "memoire.tables.rollouts.pool:RolloutPool"
-    offers = (TakesPushes, HasRoom, BelongsToRun, HandsOutOnce)
-    instead = "take(steps)"
-
-    def _check_rollouts(self, settings: TableSettings, *, is_full_said: bool) -> None:
-        check_once(settings.parameters, self.name)
-
-    def check_parameters(self, parameters: Parameters) -> None:
-        """Refuse parameters of samples that are drawn again, or paced."""
-        check_once(parameters, self.name)
-
-    def limiter(self, settings: TableSettings, pool: TablePool) -> Parameters | Limiter:
-        """The room that there is."""
-        from .rollouts.queue import RoomLimiter
-
-        assert isinstance(pool, HasRoom)
-        return RoomLimiter(settings.parameters, pool.capacity if settings.on_full == "wait" else 0)
-
-    def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
-        return {"capacity": settings.capacity, "is_bounded": settings.on_full == "oldest"}
-
-
-class PromptsKind(Kind):
-    """Prompts for language models, the columns being those of an answer."""
-
-    name = holds = "prompts"
-    pool = "memoire.tables.prompts.pool:PromptPool"
-    saved = "memoire.tables.prompts.pool:PromptRecord"
-    offers = (HasRoom, AnswersPrompts, SavesRows)
-    instead = "memoire.Prompts"
-    no_pushes = "this table stores prompts, which are answered by ANSWERS: use memoire.Prompts"
-
-    def schema_class(self) -> type[Schema]:
-        """No column of an answer has a role."""
-        from memoire.replay.schema import RowSchema
-
-        return RowSchema
-
-    def schema_from(self, given: Schema | Mapping[str, Any] | None) -> Schema:
-        """The columns of an answer."""
-        from memoire.replay.schema import row_schema_from
-
-        return row_schema_from("schema", given)
-
-    def own_settings(self, given: Mapping[str, Any]) -> PromptSettings | None:
-        """Of groups and their answers."""
-        from .prompts.settings import PromptSettings
-
-        return PromptSettings(**given)
-
-    def check(self, settings: TableSettings, *, is_full_said: bool) -> None:
-        """Refuse what does not fit the columns, and parameters of samples that are drawn again."""
-        super().check(settings, is_full_said=False)
-        assert settings.prompts is not None
-        settings.prompts.check(settings.schema, settings.parameters)
-        check_once(settings.parameters, self.name)
-
-    def check_parameters(self, parameters: Parameters) -> None:
-        """Refuse parameters of samples that are drawn again, or paced."""
-        check_once(parameters, self.name)
-        super().check_parameters(parameters)
-
-    def check_messages(self, settings: TableSettings, parameters: Parameters, limits: PushLimits) -> None:
-        """Nothing is pushed."""
-
-    def making(self, settings: TableSettings) -> dict[str, Any]:
-        """Those that groups and scores follow from."""
-        assert settings.prompts is not None
-        return settings.prompts.making(settings.schema)
-
-    def make_pool(self, settings: TableSettings, place: PoolPlace) -> TablePool:
-        """Refuse columns of which a request has no room for a value, too."""
-        from .prompts.columns import check_requests
-
-        check_requests(place.name, settings.schema, place.limits.request_bytes)
-        return super().make_pool(settings, place)
-
-    def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
-        is_bounded = settings.on_full == "oldest"
-        return {"capacity": settings.capacity, "is_bounded": is_bounded, "settings": settings.prompts}
-
-
-class KeyedKind(Kind):
-    """Rows by partition and key, with the fields that their writers name: what `memoire.tq` keeps."""
-
-    name, holds = "keyed", "rows"
-    pool = "memoire.tables.keyed.pool:KeyedPool"
-    saved = "memoire.tables.keyed.pool:PartitionRecord KeyedRecord"
-    offers = (HoldsRows,)
-    instead = "memoire.tq"
-    no_pushes = "this table stores rows by key, which are written by CHANGE_ROWS: use memoire.tq"
-    has_columns = False
-    why_whole = "clients of memoire.tq look for a key at one address alone. Save with tq.save_checkpoint, and load that"
-
-    def schema_class(self) -> type[Schema]:
-        """Rows have no columns."""
-        from memoire.replay.schema import NoColumns
-
-        return NoColumns
-
-    def schema_from(self, given: Schema | Mapping[str, Any] | None) -> Schema:
-        """None is to be given, or a mapping without columns."""
-        if given is not None and len(given):
-            raise ParameterError(
-                "schema", given, "left out with storage='keyed': rows have the fields that writers name"
-            )
-        return self.schema_class()({})
-
-    def check(self, settings: TableSettings, *, is_full_said: bool) -> None:
-        """Refuse room for entries, which bytes alone limit, and parameters of samples."""
-        super().check(settings, is_full_said=is_full_said)
-        for name in ("capacity", "client_capacity"):
-            if value := getattr(settings, name):
-                raise ParameterError(name, value, "0 with storage='keyed': byte_limit says how much is held")
-        check_once(settings.parameters, self.name)
-
-    def check_parameters(self, parameters: Parameters) -> None:
-        """Refuse parameters of samples that are drawn again, or paced."""
-        check_once(parameters, self.name)
-        super().check_parameters(parameters)
-
-    def check_messages(self, settings: TableSettings, parameters: Parameters, limits: PushLimits) -> None:
-        """Nothing is pushed."""
-
-    def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
-        return {}
-
-
 def check_once(parameters: Parameters, storage: str) -> None:
     """Refuse parameters of samples that are drawn again, or paced, for entries that are taken once.
 
@@ -441,34 +320,96 @@ def check_once(parameters: Parameters, storage: str) -> None:
             raise ParameterError(name, value, expected)
 
 
-Storage = Literal["caches", "episodes", "rollouts", "prompts", "keyed"]
-CACHES: Final = CachesKind()
-KINDS: Final[dict[str, Kind]] = {
-    kind.name: kind for kind in (CACHES, EpisodesKind(), RolloutsKind(), PromptsKind(), KeyedKind())
-}
-"""All kinds, by name."""
+DEFAULT: Final = "caches"
+"""The kind of a table that names none."""
+BUILT_IN: Final = ("caches", "episodes", "rollouts", "prompts", "keyed")
+"""Those of memoire: the `KIND` of each is in the package of its name."""
+GROUP: Final = "memoire.tables"
+"""Entry points of kinds from outside of memoire: each is a `Kind`, under its name."""
+_ADDED: Final[dict[str, Kind]] = {}
+
+
+def add(kind: Kind) -> Kind:
+    """Register a kind from outside of memoire in this process; returns it. Raises ParameterError if another one has its
+    name.
+    """
+    if kind.name in BUILT_IN or _ADDED.setdefault(kind.name, kind) is not kind:
+        raise ParameterError("storage", kind.name, "a name that no other kind of table has")
+    return kind
+
+
+def find(storage: Any) -> Kind | None:
+    """The kind of this name; None if it is not known here."""
+    if not isinstance(storage, str):
+        return None
+    return _ADDED.get(storage) or _installed(storage)
+
+
+@lru_cache(256)
+def _installed(storage: str) -> Kind | None:
+    if storage in BUILT_IN:
+        try:
+            kind: Kind = importlib.import_module(f"memoire.tables.{storage}").KIND
+        except ModuleNotFoundError as error:
+            if error.name != f"memoire.tables.{storage}":
+                raise
+            return None  # its folder was left out of this installation
+        return kind
+    return next((point.load() for point in importlib.metadata.entry_points(group=GROUP, name=storage)), None)
+
+
+def load_all() -> None:
+    """Load the kinds that installed packages add, with their types of messages."""
+    for point in importlib.metadata.entry_points(group=GROUP):
+        find(point.name)
+
+
+def known() -> tuple[Kind, ...]:
+    """Those of memoire, and those that are registered."""
+    return (*filter(None, map(find, BUILT_IN)), *_ADDED.values())
 
 
 def named(storage: Any) -> Kind:
     """The kind of this name. Raises ParameterError."""
-    try:
-        return KINDS[storage]
-    except (KeyError, TypeError):
-        raise ParameterError("storage", storage, one_of(storage, KINDS)) from None
+    kind = find(storage)
+    if kind is None:
+        raise ParameterError("storage", storage, one_of(storage, [each.name for each in known()]))
+    return kind
 
 
 def names_of(capability: type) -> tuple[str, ...]:
-    """The kinds whose pools offer this."""
-    return tuple(kind.name for kind in KINDS.values() if capability in kind.offers)
+    """The known kinds whose pools offer this."""
+    return tuple(kind.name for kind in known() if capability.__name__ in kind.offers)
 
 
 def held_in(storage: str) -> str:
     """What tables of this storage hold, as figures call it."""
-    kind = KINDS.get(storage)
+    kind = find(storage)
     return storage if kind is None else kind.holds
 
 
 def offers(storage: str, capability: type) -> bool:
     """Whether pools of tables of this storage can do this; not if the kind is not known here."""
-    kind = KINDS.get(storage)
-    return kind is not None and capability in kind.offers
+    kind = find(storage)
+    return kind is not None and capability.__name__ in kind.offers
+
+
+def setting_names(storage: Any = None) -> tuple[str, ...]:
+    """Names of the settings that only tables of some kind have, of those that are known or that `storage` names."""
+    kinds = dict.fromkeys((*known(), *filter(None, [find(storage)])))
+    return tuple(name for kind in kinds for name in kind.setting_names())
+
+
+def own_settings(kind: Kind, given: dict[str, Any]) -> Any:
+    """Take from keywords the settings that only tables of this kind have; None if it has none.
+
+    Raises:
+        ParameterError: one is for another kind.
+    """
+    own = {name: given.pop(name) for name in kind.setting_names() if name in given}
+    for other in known():
+        for name in other.setting_names():
+            if name in given:
+                expected = f"nothing with storage={kind.name!r}: it is for storage={other.name!r}"
+                raise ParameterError(name, given[name], expected)
+    return kind.own_settings(own)

@@ -39,18 +39,22 @@ from .base import (
     TakesPriorities,
     TakesPushes,
 )
-from .prompts.settings import PROMPT_NAMES, PromptSettings
-from .registry import Kind, PoolPlace, PushLimits, Storage
+from .registry import Kind, PoolPlace, PushLimits
 
 Full = Literal["wait", "oldest"]
 
-TABLE_NAMES = (*NAMES, *PROMPT_NAMES)
-"""Keywords of a table beside those that it names."""
+TABLE_NAMES = (*NAMES, *kinds.setting_names())
+"""Keywords of a table beside those that it names, of the kinds of memoire."""
 FULL = ("wait", "oldest")
 MAX_TABLES = 256
 _ROUNDTRIP_BYTES = 1 << 20
 _ROUNDTRIP_CACHES = 16
 C = TypeVar("C")
+
+
+def table_names(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The same, with those of the kind that these keywords name by `storage`."""
+    return (*NAMES, *kinds.setting_names(options.get("storage")))
 
 
 @says_instead("Make another one: Table(..., NAME=...).")
@@ -64,7 +68,8 @@ class Table:
         storage: "caches": samples that actors have drawn from their own memories; "episodes": whole episodes, from
             which the server draws; "rollouts": parts of episodes, each entry handed out once, in order (`take`);
             "prompts": prompts for language models, the columns being those of an answer (`memoire.Prompts`); "keyed":
-            rows by key, with the fields that writers name (`memoire.tq`): no schema is given.
+            rows by key, with the fields that writers name (`memoire.tq`): no schema is given; or another kind, which is
+            registered or installed (docs/extending.md).
         capacity: Entries of episodes that there is room for; with 0, only bytes limit them, and a million. Of rollouts,
             entries that may be recorded and not taken; with 0, 65,536. Prompts that are not over; with 0, bytes alone
             limit them.
@@ -73,8 +78,8 @@ class Table:
         cache_limit: Maximum number of held caches; with 0, only bytes limit them.
         byte_limit: Maximum number of held bytes. Tables with None share equally what the other tables leave.
         client_capacity: Entries that each client's memory has room for; with 0, the client chooses.
-        fields: Any other field of `Parameters`, such as min_size=1000; of prompts, any of `PromptSettings`, such as
-            group=8.
+        fields: Any other field of `Parameters`, such as min_size=1000; and settings that only this kind has, such as
+            group=8 of prompts (`PromptSettings`).
 
     Raises:
         ParameterError: a setting is out of its range, or does not fit the schema.
@@ -82,15 +87,16 @@ class Table:
 
     schema: Schema
     parameters: Parameters
-    storage: Storage
+    storage: str
     capacity: int
     cache_limit: int
     byte_limit: int | None
     client_capacity: int
     on_full: Full
-    prompts: PromptSettings | None
+    own: Any
+    """Settings that only tables of its kind have; None if it has none."""
 
-    @checked_names(TABLE_NAMES)
+    @checked_names(table_names)
     def __init__(
         self,
         schema: Schema | Mapping[str, Any] | None = None,
@@ -101,7 +107,7 @@ class Table:
         discount: float | Sequence[float] | None = None,
         frame_stack: int | None = None,
         start: Start | None = None,
-        storage: Storage = "caches",
+        storage: str = kinds.DEFAULT,
         capacity: int = 0,
         cache_limit: int = 0,
         byte_limit: int | None = None,
@@ -112,7 +118,7 @@ class Table:
         put = object.__setattr__
         kind = kinds.named(storage)
         put(self, "schema", kind.schema_from(schema))
-        prompts = {name: fields.pop(name) for name in PROMPT_NAMES if name in fields}
+        own = kinds.own_settings(kind, fields)
         fields |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
         put(self, "parameters", chosen(parameters, sampler, discount, fields))
         self.parameters.check_for(self.schema)
@@ -124,7 +130,7 @@ class Table:
         if on_full not in (*FULL, None):
             raise ParameterError("on_full", on_full, one_of(on_full, FULL))
         put(self, "on_full", on_full or "wait")
-        put(self, "prompts", kind.own_settings(prompts))
+        put(self, "own", own)
         kind.check(self, is_full_said=on_full is not None)
 
     @property

@@ -51,6 +51,14 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: ClassVar[Type]
 
 
+class PushedBody(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """The tail of a message that is pushed, and never answered: how a server counts what its clients push."""
+
+    since: Word = 0  # the account that it belongs to, as WELCOME said; 0: whichever there is
+    number: Count = 0  # messages pushed to this home since then, this one included
+    pushed_bytes: Count = 0  # their payload bytes, this one's included
+
+
 _B = TypeVar("_B", bound=Body)
 BODIES: Final[dict[Type, type[Body]]] = {}
 DECODERS: Final[dict[Type, msgspec.msgpack.Decoder[Body]]] = {}
@@ -63,10 +71,12 @@ def body(kind: Type) -> Callable[[type[_B]], type[_B]]:
     """Decorates the class of a type's body: messages of this type can be made and read from then on.
 
     Raises:
-        ParameterError: the type has a body already.
+        ParameterError: the type has a body already, or is pushed, and this is no `PushedBody`.
     """
 
     def register(made: type[_B]) -> type[_B]:
+        if kind.pushed and not issubclass(made, PushedBody):
+            raise ParameterError("body", made, f"a PushedBody: messages of type {kind.name} are pushed")
         if kind in BODIES:
             raise ParameterError("body", made, f"of a type without one; that of {kind.name} is {BODIES[kind]}")
         decoder: msgspec.msgpack.Decoder[Body] = msgspec.msgpack.Decoder(made)
@@ -250,21 +260,14 @@ class Updated(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @body(types.CACHE)
-class Cache(Body, frozen=True, kw_only=True, omit_defaults=True):
+class Cache(PushedBody, frozen=True, kw_only=True, omit_defaults=True):
     """A cache on its way to the home; the payload is a container of kind CACHE. Pushed, never answered."""
-
-    since: Word = 0  # the account that it belongs to, as WELCOME said; 0: whichever there is
-    number: Count = 0  # caches and episodes pushed to this home since then, this one included
-    pushed_bytes: Count = 0  # their payload bytes, this one's included
 
 
 @body(types.EPISODE)
-class Episode(Body, frozen=True, kw_only=True, omit_defaults=True):
+class Episode(PushedBody, frozen=True, kw_only=True, omit_defaults=True):
     """A whole episode on its way to the home; the payload is a container of kind EPISODE. Pushed, never answered."""
 
-    since: Word = 0
-    number: Count = 0
-    pushed_bytes: Count = 0
     has_final: bool = False  # FINAL blocks are there
     multiplier: Weight = 1.0  # episodic weight multiplier
     update_value: bool = True

@@ -159,7 +159,7 @@ def test_every_role_reads_its_settings(values, tmp_path):
             else:
                 room = {"storage": given.storage, "on_full": given.on_full, "capacity": given.capacity}
                 schema = schema_of(given.schema, given.env, given.storage)
-                table = memoire.Table(schema, **read_table(given.set), **room)
+                table = memoire.Table(schema, **read_table(given.set, given.storage), **room)
                 assert (table.storage, table.on_full) == (given.storage, given.on_full or "wait")
     assert roles == json.loads(written).keys() & set(settings.COMMANDS)  # no section is for nobody
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from interrupts import Call, check_whole
-from memoire.client.local_memory import SIDES, LocalMemory, side_of
+from memoire.client.local_memory import LocalMemory, side_of
 from memoire.client.pushes import Pusher
 from memoire.client.session import Session
 from memoire.client.waiting import ClientLock
@@ -159,7 +159,7 @@ def test_a_kind_of_table_that_actors_cannot_fill_is_refused_by_name():
         ParameterError, match=r"storage must be one of 'caches', 'episodes', 'rollouts'.* got 'prompts'"
     ):
         side_of("prompts")
-    for kind in SIDES:
+    for kind in ("caches", "episodes", "rollouts"):
         assert side_of(kind).STORED
 
 

@@ -52,9 +52,11 @@ def test_settings_of_prompts_are_said_as_parameters_are(tmp_path):
     wanted |= {"attempts": 2, "max_model_lag": 2}
     server = {"schema": columns, "storage": "prompts", "set": wanted}
     given = parsed(["server", "--settings", written(tmp_path, {"server": server}), "--set", "lease=30.5"])
-    table = Table(schema_of(given.schema, None, given.storage), storage="prompts", **read_table(given.set))
-    assert (table.prompts.group, table.prompts.at_least, table.prompts.required) == (4, 3, ["tokens"])
-    assert (table.prompts.lease, table.prompts.attempts, table.parameters.max_model_lag) == (30.5, 2, 2)
+    table = Table(
+        schema_of(given.schema, None, given.storage), storage="prompts", **read_table(given.set, given.storage)
+    )
+    assert (table.own.group, table.own.at_least, table.own.required) == (4, 3, ["tokens"])
+    assert (table.own.lease, table.own.attempts, table.parameters.max_model_lag) == (30.5, 2, 2)
     with pytest.raises(ParameterError, match="group must be nothing with storage='caches'"):
         Table(SCHEMA, **read_table(["group=4"]))
     with pytest.raises(ParameterError, match="Did you mean 'group'"):
@@ -107,7 +109,7 @@ def test_null_and_an_empty_variable_say_nothing(tmp_path):
         ({"server": {"snapshot-every": "soon"}}, "server.snapshot-every must be a number, got 'soon'"),
         (
             {"server": {"storage": "tapes"}},
-            "server.storage must be one of caches, episodes, rollouts, prompts, got 'tapes'",
+            "server.storage must be one of 'caches', 'episodes', 'rollouts', 'prompts', got 'tapes'",
         ),
         ({"server": {"name": ["a"]}}, "server.name must be text, got ['a']"),
         ({"server": {"snapshot-caches": "yes"}}, "server.snapshot-caches must be true or false, got 'yes'"),

@@ -35,7 +35,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.server.dispatch import Dispatcher
 from memoire.tables.caches.pool import Pool
-from memoire.tables.desk import Reply
+from memoire.tables.registry import Reply
 from memoire.tables.table import Table, Tables
 from memoire.wire import containers as pack
 from memoire.wire import messages

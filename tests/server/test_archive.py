@@ -23,7 +23,6 @@ from memoire.cli import main
 from memoire.disk import snapshots as snapshot
 from memoire.disk.snapshot_file import SnapshotFile
 from memoire.errors import Closed, DataError, ParameterError, Refused, SnapshotMismatch
-from memoire.limits import STORAGES
 from memoire.nodes import roles as snapshots
 from memoire.replay import dataset, sampling
 from memoire.replay.memory import Memory
@@ -33,6 +32,7 @@ from memoire.server.io_snapshots import MEMORY, Archive
 from memoire.server.server import Server
 from memoire.tables.keyed.pool import RowChange
 from memoire.tables.prompts.columns import packed, raw_columns
+from memoire.tables.registry import BUILT_IN
 from memoire.tables.table import Table
 from memoire.wire import containers as pack
 from memoire.wire import messages
@@ -466,7 +466,7 @@ SETTINGS = {
 }  # fmt: skip
 KINDS = {
     f"{storage}, {name}" if name else storage: each | {"storage": storage}
-    for storage in STORAGES
+    for storage in BUILT_IN
     for name, each in SETTINGS[storage].items()
 }
 

@@ -24,7 +24,7 @@ from memoire.server import build
 from memoire.server.dispatch import Dispatcher
 from memoire.server.handlers.accounts import FEEDBACK_SAMPLES
 from memoire.tables.caches.pool import Pool
-from memoire.tables.desk import Reply
+from memoire.tables.registry import Reply
 from memoire.tables.table import Table, Tables
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget

@@ -4,7 +4,7 @@ import pytest
 
 from memoire.errors import ProtocolError
 from memoire.server.dispatch import IDLE_TIMEOUT, KEPT_ROWS, MAX_ROWS, GivenReplies
-from memoire.tables.desk import Reply
+from memoire.tables.registry import Reply
 from memoire.wire import messages
 from serverkit import ME, YOU, message
 

@@ -17,10 +17,10 @@ from memoire.server.handlers.control import made
 from memoire.server.io_requests import ReplySaver
 from memoire.server.state import DEFAULT_RUN, recover, run_to_count
 from memoire.tables.caches.pool import Pool
-from memoire.tables.desk import Reply
 from memoire.tables.keyed import messages as keyed
 from memoire.tables.prompts import messages as prompt_messages
 from memoire.tables.prompts.pool import PromptPool
+from memoire.tables.registry import Reply
 from memoire.tables.rollouts import transport as rollout_transport
 from memoire.tables.table import Table, Tables
 from memoire.wire import _bytes, messages

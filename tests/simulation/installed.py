@@ -46,10 +46,10 @@ from .disk import Disk
 from .rarely import Rarely
 from .world import World
 
-for _kind in registry.KINDS.values():  # found by name: loaded in a trial, they would make it another one
+for _kind in registry.known():  # found by name: loaded in a trial, they would make it another one
     _kind.pool_class(), _kind.record_bodies()
-for _storage in local_memory.SIDES:
-    local_memory.side_of(_storage)
+    if _kind.actor:
+        local_memory.side_of(_kind.name)
 
 RARER: Final = {
     (rounds, "MIN_RETRY_INTERVAL"): 0.1,

@@ -12,7 +12,7 @@ from memoire.accounting.ledger import MAX_GUESTS, SILENCE_TIMEOUT, Ledger
 from memoire.errors import ProtocolError
 from memoire.security import roles as throttle
 from memoire.server import dispatch as once
-from memoire.tables.desk import Reply
+from memoire.tables.registry import Reply
 from memoire.wire import messages, receivers, types
 from memoire.wire.frames import MessageHeader
 from poolkit import Clock

@@ -35,6 +35,7 @@ FOREIGN = {
     "rl/__init__.py": {"AttributeError"},  # the same
     "tmrl/config/config_constants.py": {"AttributeError"},  # the same
     "nodes/settings.py": {"NotASize"},  # what argparse asks for: becomes its error, or ParameterError
+    "cli/options.py": {"ArgumentTypeError"},  # the same
     "replay/batch.py": {"AttributeError"},  # what Python's own protocol for attributes asks for
     "wire/messages.py": {"ValueError"},  # inside of a parser: becomes ProtocolError
     "wire/rows.py": {"ValueError"},  # the same

@@ -6,13 +6,19 @@ import numpy as np
 import pytest
 
 from memoire.errors import ParameterError, ProtocolError
-from memoire.limits import BATCH_STORAGES, STORAGES, Limits
+from memoire.limits import Limits
 from memoire.tables import base as interface
 from memoire.tables import registry as kinds
+from memoire.tables.registry import PoolPlace
 from memoire.tables.table import OpenTable, Table
 
+STORAGES = tuple(kinds.BUILT_IN)
 CAPABILITIES = {
-    base for kind in kinds.KINDS.values() for each in kind.offers for base in each.__mro__ if inspect.isabstract(base)
+    base
+    for kind in kinds.known()
+    for each in kind.offers
+    for base in getattr(interface, each).__mro__
+    if inspect.isabstract(base)
 }
 USUAL = {"obs": np.float32, "action": np.int64, "reward": np.float32}
 COLUMNS = {"prompts": {"answer": np.float32}, "keyed": None}
@@ -20,7 +26,7 @@ COLUMNS = {"prompts": {"answer": np.float32}, "keyed": None}
 
 def opened(storage: str) -> OpenTable:
     settings = Table(COLUMNS.get(storage, USUAL), storage=storage)
-    place = kinds.PoolPlace("own", 1 << 24, Limits(), seed=1)
+    place = PoolPlace("own", 1 << 24, Limits(), seed=1)
     return OpenTable("own", settings, settings.kind.make_pool(settings, place))
 
 
@@ -28,7 +34,7 @@ def opened(storage: str) -> OpenTable:
 def test_a_pool_offers_what_its_kind_says_and_nothing_else(storage: str) -> None:
     table = opened(storage)
     offered = {each for each in CAPABILITIES if isinstance(table.pool, each)}
-    said = {base for each in table.kind.offers for base in each.__mro__ if base in CAPABILITIES}
+    said = {base for each in table.kind.offers for base in getattr(interface, each).__mro__ if base in CAPABILITIES}
     assert offered == said and type(table.pool) is table.kind.pool_class()
     others = {name for each in CAPABILITIES if each not in offered for name in vars(each) if not name.startswith("_")}
     owned = {name for each in offered for name in vars(each)} | set(vars(interface.TablePool))
@@ -60,7 +66,3 @@ def test_a_kind_that_takes_no_pushes_says_what_to_use() -> None:
     for storage in STORAGES:
         table = opened(storage)
         assert (table.pushes is None) == bool(table.kind.no_pushes)
-
-
-def test_names_for_parsers_are_those_of_the_kinds() -> None:
-    assert tuple(kinds.KINDS) == STORAGES and kinds.names_of(interface.DrawsBatches) == BATCH_STORAGES

@@ -36,7 +36,7 @@ from memoire.figures import Timing, Timings
 from memoire.replay.batch import PriorityUpdate, grouped_by_client, newest_of_each, td_errors_for
 from memoire.replay.episode_store import Changes, adding
 from memoire.server.state import ServerState
-from memoire.tables.desk import Reply
+from memoire.tables.registry import Reply
 from memoire.tables.table import OpenTable
 from memoire.wire import containers, messages
 from memoire.wire.frames import MessageHeader, encoded_bytes

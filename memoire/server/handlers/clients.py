@@ -16,7 +16,7 @@ from memoire.accounting.runs import Run
 from memoire.errors import ProtocolError
 from memoire.limits import NO_LIMIT
 from memoire.server.state import ClientOwners, Credits, ServerState
-from memoire.tables.desk import Reply
+from memoire.tables.registry import Reply
 from memoire.tables.table import OpenTable
 from memoire.version import SOFTWARE
 from memoire.wire import compression, messages
@@ -270,9 +270,6 @@ class ClientsHandler:
         )
 
 
-Pushed = messages.Cache | messages.Episode
-
-
 class IntakeHandler:
     """Takes what arrives in three steps, of which the first, which takes longest, needs no lock.
 
@@ -282,7 +279,7 @@ class IntakeHandler:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    def check(self, header: MessageHeader, body: Pushed, payload: Any) -> tuple[OpenTable, Any]:
+    def check(self, header: MessageHeader, body: messages.PushedBody, payload: Any) -> tuple[OpenTable, Any]:
         """The table that something is for, and what the table's pool can hold of it. Needs no lock.
 
         Raises:
@@ -297,7 +294,7 @@ class IntakeHandler:
             raise ProtocolError("table", table.kind.no_pushes)
         return table, table.pushes.check(body, payload, limits=self._state.limits, checksum=header.payload_checksum)
 
-    def accept(self, now: float, header: MessageHeader, body: Pushed, table: OpenTable, held: Any) -> None:
+    def accept(self, now: float, header: MessageHeader, body: messages.PushedBody, table: OpenTable, held: Any) -> None:
         """Hold what was checked, and count it for its client.
 
         Raises:
@@ -312,7 +309,7 @@ class IntakeHandler:
         if account is not None:
             ledger.accepted(account, header.payload_bytes, held.samples)
 
-    def reject(self, now: float, header: MessageHeader, body: Pushed, code: str) -> None:
+    def reject(self, now: float, header: MessageHeader, body: messages.PushedBody, code: str) -> None:
         """Count for its client what was not taken, in the run that it was for, if that is known here.
 
         Raises:
@@ -334,7 +331,7 @@ class IntakeHandler:
         return run
 
     def _count(
-        self, run: Run, ledger: Ledger, now: float, header: MessageHeader, body: Pushed, table: int = 0
+        self, run: Run, ledger: Ledger, now: float, header: MessageHeader, body: messages.PushedBody, table: int = 0
     ) -> Account | None:
         account = ledger.arrived(
             header.client, header.payload_bytes, now, body.number, body.pushed_bytes, body.since, table

@@ -29,7 +29,7 @@ from memoire.models.model import (
 )
 from memoire.replay.parameters import Parameters
 from memoire.server.state import ServerState, save_parameters
-from memoire.tables.desk import Reply
+from memoire.tables.registry import Reply
 from memoire.tables.table import OpenTable
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteHolder

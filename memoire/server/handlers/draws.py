@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memoire.replay.limiter import ClusterSurplus
 from memoire.server.state import ServerState
-from memoire.tables.desk import Reply
+from memoire.tables.registry import Reply
 from memoire.tables.table import OpenTable
 from memoire.wire import compression, messages, types
 from memoire.wire import containers as pack

@@ -1,1 +1,63 @@
-"""Keyed rows: values by name."""
+"""Rows by key: values by name, in partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from memoire.errors import ParameterError
+from memoire.replay.parameters import Parameters
+from memoire.tables.registry import Kind, PoolPlace, PushLimits, TableSettings, check_once
+
+if TYPE_CHECKING:
+    from memoire.replay.schema import Schema
+
+
+class KeyedKind(Kind):
+    """Rows by partition and key, with the fields that their writers name: what `memoire.tq` keeps."""
+
+    name, holds = "keyed", "rows"
+    pool = "memoire.tables.keyed.pool:KeyedPool"
+    saved = "memoire.tables.keyed.pool:PartitionRecord KeyedRecord"
+    answers = "memoire.tables.keyed.pool:answers"
+    offers = ("HoldsRows",)
+    instead = "memoire.tq"
+    no_pushes = "this table stores rows by key, which are written by CHANGE_ROWS: use memoire.tq"
+    has_columns = False
+    why_whole = "clients of memoire.tq look for a key at one address alone. Save with tq.save_checkpoint, and load that"
+
+    def schema_class(self) -> type[Schema]:
+        """Rows have no columns."""
+        from memoire.replay.schema import NoColumns
+
+        return NoColumns
+
+    def schema_from(self, given: Schema | Mapping[str, Any] | None) -> Schema:
+        """None is to be given, or a mapping without columns."""
+        if given is not None and len(given):
+            raise ParameterError(
+                "schema", given, "left out with storage='keyed': rows have the fields that writers name"
+            )
+        return self.schema_class()({})
+
+    def check(self, settings: TableSettings, *, is_full_said: bool) -> None:
+        """Refuse room for entries, which bytes alone limit, and parameters of samples."""
+        super().check(settings, is_full_said=is_full_said)
+        for name in ("capacity", "client_capacity"):
+            if value := getattr(settings, name):
+                raise ParameterError(name, value, "0 with storage='keyed': byte_limit says how much is held")
+        check_once(settings.parameters, self.name)
+
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Refuse parameters of samples that are drawn again, or paced."""
+        check_once(parameters, self.name)
+        super().check_parameters(parameters)
+
+    def check_messages(self, settings: TableSettings, parameters: Parameters, limits: PushLimits) -> None:
+        """Nothing is pushed."""
+
+    def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
+        return {}
+
+
+KIND: Final = KeyedKind()

@@ -28,13 +28,13 @@ from memoire.limits import HELD_BYTES
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.tables.base import DEFAULTS, MAX_INSPECTED, HoldsRows, LastingPool, PoolStats
-from memoire.tables.desk import Desk, Reply
 from memoire.tables.inspection import Distribution, Histogram
+from memoire.tables.registry import Desk, Handler, Reply
 from memoire.tables.saved import Number, PutBack, RecordBody, RecordKind, SavedRecord
 from memoire.wire import types
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import Buffer, MessageHeader, encoded_bytes
-from memoire.wire.messages import Name
+from memoire.wire.messages import Body, Name
 from memoire.wire.receivers import Page
 
 from . import messages as keyed
@@ -442,6 +442,12 @@ HEAD_BYTES = 5
 """What stands in front of a long value."""
 UNKNOWN = 1 << 40
 """Stands for the number of a row that is yet to be written."""
+
+
+def answers(desk: Desk) -> dict[type[Body], Handler]:
+    """What answers users of rows by key."""
+    handler = KeyedHandler(desk)
+    return {keyed.FindRows: handler.find, keyed.ChangeRows: handler.change}
 
 
 class KeyedHandler:

@@ -1,1 +1,65 @@
 """Tables of prompts and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from memoire.replay.parameters import Parameters
+from memoire.tables.registry import Kind, PoolPlace, PushLimits, TableSettings, check_once
+
+if TYPE_CHECKING:
+    from memoire.replay.schema import Schema
+    from memoire.tables.base import TablePool
+
+
+class PromptsKind(Kind):
+    """Prompts for language models, the columns being those of an answer."""
+
+    name = holds = "prompts"
+    pool = "memoire.tables.prompts.pool:PromptPool"
+    saved = "memoire.tables.prompts.pool:PromptRecord"
+    answers = "memoire.tables.prompts.handlers:answers"
+    settings = "memoire.tables.prompts.settings:PromptSettings"
+    offers = ("HasRoom", "AnswersPrompts", "SavesRows")
+    instead = "memoire.Prompts"
+    no_pushes = "this table stores prompts, which are answered by ANSWERS: use memoire.Prompts"
+
+    def schema_class(self) -> type[Schema]:
+        """No column of an answer has a role."""
+        from memoire.replay.schema import RowSchema
+
+        return RowSchema
+
+    def schema_from(self, given: Schema | Mapping[str, Any] | None) -> Schema:
+        """The columns of an answer."""
+        from memoire.replay.schema import row_schema_from
+
+        return row_schema_from("schema", given)
+
+    def check(self, settings: TableSettings, *, is_full_said: bool) -> None:
+        """Refuse what does not fit the columns, and parameters of samples that are drawn again."""
+        super().check(settings, is_full_said=False)
+        check_once(settings.parameters, self.name)
+
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Refuse parameters of samples that are drawn again, or paced."""
+        check_once(parameters, self.name)
+        super().check_parameters(parameters)
+
+    def check_messages(self, settings: TableSettings, parameters: Parameters, limits: PushLimits) -> None:
+        """Nothing is pushed."""
+
+    def make_pool(self, settings: TableSettings, place: PoolPlace) -> TablePool:
+        """Refuse columns of which a request has no room for a value, too."""
+        from .columns import check_requests
+
+        check_requests(place.name, settings.schema, place.limits.request_bytes)
+        return super().make_pool(settings, place)
+
+    def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
+        is_bounded = settings.on_full == "oldest"
+        return {"capacity": settings.capacity, "is_bounded": is_bounded, "settings": settings.own}
+
+
+KIND: Final = PromptsKind()

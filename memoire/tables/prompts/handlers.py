@@ -18,9 +18,10 @@ import msgspec
 
 from memoire.errors import ProtocolError
 from memoire.tables.base import AnswersPrompts
-from memoire.tables.desk import Desk, Reply
+from memoire.tables.registry import Desk, Handler, Reply
 from memoire.wire import types
 from memoire.wire.frames import MessageHeader, encoded_bytes
+from memoire.wire.messages import Body
 from memoire.wire.receivers import Page, too_large
 
 from . import messages
@@ -34,6 +35,12 @@ MAX_LISTED = 2000
 """Prompts of one reply."""
 OUTCOMES: Final = {"taken": 0, "repeated": 1, "late": 2}
 """What became of a piece, as replies tell it."""
+
+
+def answers(desk: Desk) -> dict[type[Body], Handler]:
+    """What answers users of tables of prompts."""
+    handler = PromptsHandler(desk)
+    return {messages.Prompts: handler.ask, messages.Answers: handler.work, messages.Groups: handler.lead}
 
 
 class PromptsHandler:

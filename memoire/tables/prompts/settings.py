@@ -9,8 +9,8 @@ column:NAME    the mean of a column
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -142,13 +142,3 @@ class PromptSettings:
             keep=self.keep,
             replay_limit=self.replay_limit,
         )
-
-
-PROMPT_NAMES: Final = tuple(each.name for each in fields(PromptSettings))
-"""Names of settings that only tables of prompts have."""
-
-
-def refuse_elsewhere(given: Mapping[str, Any], storage: str) -> None:
-    """Raise ParameterError if a table of another storage was given one of these."""
-    for name, value in given.items():
-        raise ParameterError(name, value, f"nothing with storage={storage!r}: it is for storage='prompts'")

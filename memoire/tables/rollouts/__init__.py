@@ -1,1 +1,45 @@
 """Tables of rollouts: fragments that are handed out once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from memoire.replay.parameters import Parameters
+from memoire.tables.registry import Kind, PoolPlace, TableSettings, check_once
+
+if TYPE_CHECKING:
+    from memoire.replay.limiter import Limiter
+    from memoire.tables.base import TablePool
+
+
+class RolloutsKind(Kind):
+    """Parts of episodes, each entry handed out once, in order."""
+
+    name, holds = "rollouts", "fragments"
+    pool = "memoire.tables.rollouts.pool:RolloutPool"
+    answers = "memoire.tables.rollouts.pool:answers"
+    actor = "memoire.client.rollouts:RolloutsSide"
+    offers = ("TakesPushes", "HasRoom", "BelongsToRun", "HandsOutOnce")
+    instead = "take(steps)"
+
+    def _check_rollouts(self, settings: TableSettings, *, is_full_said: bool) -> None:
+        check_once(settings.parameters, self.name)
+
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Refuse parameters of samples that are drawn again, or paced."""
+        check_once(parameters, self.name)
+
+    def limiter(self, settings: TableSettings, pool: TablePool) -> Parameters | Limiter:
+        """The room that there is."""
+        from memoire.tables.base import HasRoom
+
+        from .queue import RoomLimiter
+
+        assert isinstance(pool, HasRoom)
+        return RoomLimiter(settings.parameters, pool.capacity if settings.on_full == "wait" else 0)
+
+    def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
+        return {"capacity": settings.capacity, "is_bounded": settings.on_full == "oldest"}
+
+
+KIND: Final = RolloutsKind()

@@ -31,10 +31,10 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment, Rollouts
 from memoire.replay.schema import Schema
 from memoire.tables.base import DEFAULTS, MAX_INSPECTED, BelongsToRun, HandsOutOnce, LastingPool, PoolStats, TakesPushes
-from memoire.tables.desk import Desk, Reply
 from memoire.tables.episodes.memory import CheckedEpisode, checked_episode
 from memoire.tables.episodes.saving import pack, put_back
 from memoire.tables.inspection import Distribution, Histogram
+from memoire.tables.registry import Desk, Handler, Reply
 from memoire.tables.saved import PutBack, RecordBody, SavedRecord
 from memoire.wire import messages, types
 from memoire.wire.byte_budget import ByteBudget
@@ -400,6 +400,11 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
         """Wake everyone who waits (they raise Closed). Closing again does nothing."""
         with self._waiter.lock:
             self._waiter.close()
+
+
+def answers(desk: Desk) -> dict[type[messages.Body], Handler]:
+    """What answers readers of tables of rollouts."""
+    return {rollout_transport.Take: TakesHandler(desk).take}
 
 
 class TakesHandler:
