@@ -133,18 +133,20 @@ class Group:
     """How the figures of a field that holds other objects are named and told apart."""
 
     label: str = ""
-    """Of a mapping or tuple of objects: the label that tells them apart."""
+    """Of a mapping or tuple of objects: the label that tells them apart, or several with spaces between."""
     key: str = ""
-    """The field of each object of a tuple that is its value of the label; "" of a mapping."""
+    """The fields of each object of a tuple that are its values of the labels; "" of a mapping."""
     prefix: str = ""
     """Before the names of its metrics."""
     words: tuple[str, str] = ("", "")
     """Words of its sentences, and those in their place."""
+    own: bool = False
+    """Whether only figures of each object itself are shown that say of whom (`Figure.of`)."""
 
 
-def by(label: str, key: str = "") -> Group:
-    """A mapping of objects, or a tuple of objects that have this key."""
-    return Group(label, key)
+def by(label: str, key: str = "", *, own: bool = False) -> Group:
+    """A mapping of objects, or a tuple of objects that have this key; `own` is as of `Group`."""
+    return Group(label, key, own=own)
 
 
 def within(prefix: str, *words: str) -> Group:
@@ -191,6 +193,17 @@ def figures_of(kind: type) -> dict[str, Figure]:
     return {name: figures[0] for name, figures in found.items() if figures}
 
 
+def figure_of(kind: type, name: str) -> Figure:
+    """The figure of a field of another class, for one that holds the same."""
+    return figures_of(kind)[name]
+
+
+def is_whole(kind: type, name: str) -> bool:
+    """Whether a field is a whole number, or None."""
+    hint = fields_of(kind)[name][0]
+    return int in (hint, *typing.get_args(hint)) and float not in typing.get_args(hint)
+
+
 def class_within(hint: Any) -> type | None:
     """The dataclass that a field holds, alone or several of it; None of another field."""
     for each in (hint, *typing.get_args(hint)):
@@ -214,7 +227,7 @@ class Source:
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of its labels."""
-        of_groups = tuple(group.label for _, group in self.path if group.label)
+        of_groups = tuple(label for _, group in self.path for label in group.label.split())
         return (*of_groups, self.figure.label) if self.figure.label else of_groups
 
     def values(self, stats: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -230,11 +243,17 @@ class Source:
         name, group = self.path[depth]
         inner = getattr(found, name)
         if inner is not None and group.label:
-            named = inner.items() if not group.key else [(getattr(each, group.key), each) for each in inner]
-            for label, each in sorted(named)[:MAX_LABELS] if not group.key else list(named)[:MAX_LABELS]:
-                yield from self._values(each, depth + 1, (*labels, str(label)))
+            for own, each in _told_apart(group, inner)[:MAX_LABELS]:
+                yield from self._values(each, depth + 1, (*labels, *own))
         else:
             yield from self._values(inner, depth + 1, labels)
+
+
+def _told_apart(group: Group, inner: Any) -> list[tuple[tuple[str, ...], Any]]:
+    """The objects of a mapping or tuple, each with its values of the labels."""
+    if group.key:
+        return [(tuple(str(getattr(each, key)) for key in group.key.split()), each) for each in inner]
+    return [((str(name),), inner[name]) for name in sorted(inner)]
 
 
 def _leaves(figure: Figure, value: Any, labels: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -270,8 +289,10 @@ def _number(value: Any) -> float | int | None:
 def catalogue(kind: type, of: str = "") -> Mapping[str, tuple[Source, ...]]:
     """All metrics of a class, by name, in the order of its fields: where their values are. `of` is as of `Figure`."""
     found: dict[str, list[Source]] = {}
-    for source in _sources(kind, (), Group(), of):
+    for source in _sources(kind, (), Group(prefix=f"{of}_" if of else ""), of):
         found.setdefault(source.figure.name, []).append(source)
+    for name, sources in found.items():
+        assert len({(each.figure.kind, each.labels) for each in sources}) == 1, f"parts of {name} differ"
     return {name: tuple(sources) for name, sources in found.items()}
 
 
@@ -280,13 +301,14 @@ def _sources(kind: type, path: tuple[tuple[str, Group], ...], outer: Group, of: 
         group = next((each for each in told if isinstance(each, Group)), Group())
         here = (*path, (name, group))
         figures = [each for each in told if isinstance(each, Figure) and each.name and each.of in ("", of)]
-        for figure in [each for each in figures if each.of] or figures:
+        for figure in [each for each in figures if each.of] or ([] if outer.own else figures):
             text = figure.help.replace(*outer.words) if outer.words[0] else figure.help
             yield Source(replace(figure, name=outer.prefix + figure.name, help=text), here)
         inner = class_within(hint)
-        if inner is not None and (group.label or _is_one(hint, inner)):
+        if inner is not None and not outer.own and (group.label or _is_one(hint, inner)):
             words = group.words if group.words[0] else outer.words
-            yield from _sources(inner, here, Group(prefix=outer.prefix + group.prefix, words=words), of)
+            inside = Group(prefix=outer.prefix + group.prefix, words=words, own=group.own)
+            yield from _sources(inner, here, inside, of)
 
 
 def _is_one(hint: Any, inner: type) -> bool:
@@ -344,8 +366,8 @@ def _one(hint: Any, figure: Figure, name: str, told: Sequence[Mapping[str, Any]]
         weights = [part.get(figure.adds.removeprefix("weighed by ")) or 0 for part in told]
         weight = sum(weights)
         return sum(value * each for value, each in zip(values, weights, strict=True)) / weight if weight else None
-    if not values and type(None) in typing.get_args(hint):
-        return None
+    if not values:  # 0, "" or False, or None where that is allowed
+        return hint() if hint in (int, float, str, bool) else () if typing.get_origin(hint) is tuple else None
     return HOW[figure.adds](values)
 
 

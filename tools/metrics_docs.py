@@ -1,8 +1,13 @@
-"""Write the tables of docs/metrics.md, which are what the stats declare of their figures: run it when these change."""
+"""Write the tables of metrics in docs/metrics.md and docs/dashboard.md, as the stats declare their figures.
+
+Run it when these change.
+"""
 
 import pathlib
 
 from memoire.client.stats import ClientStats
+from memoire.dashboard.collect.answers import Overview
+from memoire.dashboard.web.metrics import ScrapedDashboard
 from memoire.figures import catalogue
 from memoire.inference.batching import InferenceStats
 from memoire.nodes.metrics import BUILD_INFO, ScrapedNode
@@ -29,7 +34,7 @@ SECTIONS = {
 def rows(kind, of=""):
     """A table of the metrics of a class: name, type, labels, meaning."""
     yield "| metric | type | label | meaning |\n|---|---|---|---|\n"
-    if kind is ScrapedNode:
+    if kind in (ScrapedNode, Overview):
         yield f"| `{BUILD_INFO.full_name}` | gauge | version, python, libzmq, role, name | {BUILD_INFO.help} |\n"
     for sources in catalogue(kind, of).values():
         figure, labels = sources[0].figure, ", ".join(sources[0].labels)
@@ -43,7 +48,12 @@ def tables():
     yield "\n"
 
 
-PAGES = {DOCS / "metrics.md": tables}
+def of_dashboard():
+    yield from rows(Overview, "cluster")
+    yield from list(rows(ScrapedDashboard))[1:]
+
+
+PAGES = {DOCS / "metrics.md": tables, DOCS / "dashboard.md": of_dashboard}
 
 
 def page(text, written):

@@ -309,11 +309,6 @@ class Aggregator:
         found = self.history.events(run or ("" if self._newest is None else self._newest.run))
         return [msgspec.json.decode(body, type=EventRow) for body in found]
 
-    def counted(self) -> dict[str, float]:
-        """What all servers counted in all of their lives since this dashboard met them: samples, overwritten, ..."""
-        with self._lock:
-            return self._cluster.counted()
-
     def runs(self) -> list[RunInfo]:
         """Every run that was ever seen, the newest last."""
         current = "" if self._newest is None else self._newest.run

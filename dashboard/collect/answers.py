@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final
 
 from memoire.accounting.account import Totals
+from memoire.figures import (
+    FAULTS,
+    MODEL_VERSION,
+    UPTIME,
+    Figure,
+    by,
+    counter,
+    figure_of,
+    figures_of,
+    gauge,
+    is_whole,
+    shown,
+    within,
+)
+from memoire.inference.batching import InferenceStats, StartsStats
+from memoire.nodes.metrics import PageGuard
+from memoire.server.stats import RecentEpisodes, TableStats
+from memoire.tables import registry as kinds
+from memoire.tables.base import HandsOutOnce
+from memoire.tables.inspection import SampleFreshness
+from memoire.tables.prompts.table import LeaseHolder, PromptStats
 
-from .verdict import Verdict
+from .verdict import CODES, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Per second, over the newest ten seconds; samples_per_insert over the newest minute."""
 
+    # fmt: off
     episodes: float = 0.0
     steps: float = 0.0
     caches: float = 0.0
@@ -23,126 +46,101 @@ class Rates:
     received_bytes: float = 0.0
     log_lines: float = 0.0
     refused: float = 0.0
-    skipped_share: float = 0.0
-    """Of the caches that clients drew, those that they could not push."""
-    waiting_share: float | None = None
-    """Of the time of the learner that waits most; None where nobody learns."""
-    samples_per_insert: float | None = None
+    skipped_share: Annotated[float, gauge("skipped_ratio", "Caches skipped", "Share of the caches that clients drew "
+        "and could not push, over the newest ten seconds.")] = 0.0
+    waiting_share: Annotated[float | None, gauge("learner_waiting_ratio", "Learner waits",
+        "Share of its time that a learner waits for samples; of several learners the largest.")] = None
+    samples_per_insert: Annotated[float | None, gauge("samples_per_insert_ratio", "Samples per insert",
+        "Samples drawn for each step recorded, over the newest minute.")] = None
+    # fmt: on
+
+
+ACTORS: Final = gauge(
+    "actors", "Actors", "Actors of this run: active (heard in the last 20 seconds), silent, lost (silent for so long "
+    "that they will hardly come back), or gone (they said goodbye).", label="state", docs="metrics.md",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Actors:
     """How many there are, by state."""
 
-    active: int = 0
-    silent: int = 0
-    """Not heard for a while, and they did not say goodbye."""
-    lost: int = 0
-    """The same, for so long that they will hardly come back: killed, or cut off."""
-    gone: int = 0
-    """They said goodbye."""
-    expected: int = 0
-    """As the dashboard was told; 0: nobody knows."""
-    missing: int = 0
-    """Of those expected, those that are not active."""
+    # fmt: off
+    active: Annotated[int, ACTORS("active")] = 0
+    silent: Annotated[int, ACTORS("silent")] = 0
+    lost: Annotated[int, ACTORS("lost")] = 0
+    gone: Annotated[int, ACTORS("gone")] = 0
+    expected: Annotated[int, gauge("expected_actors", "Expected", "Actors that there should be (--expected-actors); 0 "
+        "if that is not known.")] = 0
+    missing: Annotated[int, gauge("missing_actors", "Missing", "Expected actors that are not active.")] = 0
     idle: int = 0
     """Of the active ones, those that are connected and have recorded nothing yet; no list has them."""
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class ActorLag:
     """How many versions behind the newest model the active actors act; of those that have said so."""
 
+    # fmt: off
     actors: int
-    mean: float
-    max: int
+    mean: Annotated[float, gauge("actor_model_lag_mean", "Actors behind", "Model versions that active actors are "
+        "behind the newest one, as a mean.")]
+    max: Annotated[int, gauge("actor_model_lag_max", "Most behind", "Model versions that the active actor farthest "
+        "behind is behind the newest one.")]
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class RoleCount:
     """How many nodes of one role there are, of those that this dashboard asks."""
 
+    # fmt: off
     role: str
-    up: int
-    """They answer."""
-    expected: int
-    """As the dashboard was told; 0: nobody knows."""
-    missing: int
-    """Of those expected, those that do not answer, or are not there to be asked."""
+    up: Annotated[int, gauge("nodes", "Up", "Nodes that answer the dashboard.")]
+    expected: Annotated[int, gauge("expected_nodes", "Expected", "Nodes that there should be (--expected-servers and "
+        "others); 0 if that is not known.")]
+    missing: Annotated[int, gauge("missing_nodes", "Missing", "Expected nodes that do not answer, or are not there to "
+        "be asked.")]
+    # fmt: on
 
 
-@dataclass(frozen=True, slots=True)
-class TableRow:
-    """One table over all servers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow(TableStats):
+    """One table over all servers that answer: their figures, added up, and what follows from them."""
 
-    name: str
-    storage: str
-    clients: int
-    held_caches: int
-    held_bytes: int
-    byte_limit: int
-    unused_samples: int
-    samples: int
-    batches: int
-    waited: float
-    overwritten_caches: int
-    episodes: int
-    steps: int
-    samples_per_insert_target: float
-    draws_wait: str
-    """Why learners have to wait for entries; "" when they have not."""
-    inserts_wait: str
-    """Why actors have to wait for draws; "" when they have not."""
-    capacity: int = 0
-    """Caches, or entries of episodes, that there is room for; 0: only bytes are limited."""
-    full: float | None = None
-    """Share of its room that is taken, of bytes or of that number, whichever is more; None: there is no limit."""
+    # fmt: off
+    full: Annotated[float | None, gauge("table_full_ratio", "Full", "Share of its room that is taken: of bytes, or of "
+        "caches or entries, whichever is more. A full table overwrites its oldest.", formula="held ÷ limit",
+        of="cluster")] = None
+    """None: there is no limit."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What else its servers say, server by server."""
-    samples_per_insert: float | None = None
-    """Samples drawn for each step recorded, over the newest minute; None: nothing was recorded, or nobody knows yet."""
-    overwritten_samples: int = 0
-    """Samples, or entries of rollouts, in what made room that nobody had drawn."""
-    passed_over_samples: int = 0
-    """Let go because they had become too old (`max_age`, `max_model_lag`)."""
-    split_fragments: int = 0
-    """Of rollouts: those that a take has split."""
+    """What its servers say, server by server."""
+    samples_per_insert: Annotated[float | None, gauge("table_samples_per_insert_ratio", "Samples per insert",
+        "How often an entry is drawn on average: samples drawn from a table for each step recorded, over the newest "
+        "minute.", formula="samples drawn ÷ steps recorded", docs="rate.md", of="cluster")] = None
+    """None: nothing was recorded, or it is not known yet."""
     lag_mean: float | None = None
     """Model versions between acting and learning, of recent batches or takes: the worst of what learners say."""
     lag_max: float | None = None
-    max_model_lag: int | None = None
+    max_model_lag: Annotated[int | None, shown("Limit (max_model_lag)", "Entries whose model is more versions behind "
+        "than this are not learned from. Without a limit all are.", docs="on-policy.md")] = None
     """The parameter; None: there is no limit, or the dashboard has not read it yet."""
-    stale_share: float | None = None
-    """Of rollouts: entries whose model was too old, as a share of those that left in the newest minute."""
+    stale_share: Annotated[float | None, gauge("rollouts_stale_ratio", "Skipped as too old",
+        "Entries of rollouts whose model was too old, as a share of those that left the table in the newest minute.",
+        formula="too old ÷ (taken + too old)", docs="on-policy.md", of="cluster", curve=True)] = None
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
-class Learning:
+class Learning(RecentEpisodes):
     """Returns of the newest episodes of all servers, and figures by name."""
 
-    return_mean: float | None = None
-    return_min: float | None = None
-    return_max: float | None = None
-    length_mean: float | None = None
     client_scalars: dict[str, float] = field(default_factory=dict)
     """Mean over all active actors."""
     learner_scalars: dict[str, float] = field(default_factory=dict)
     goal: float | None = None
     """Return that the run should reach, as the dashboard was told."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleFreshness:
-    """How fresh the samples of recent batches are: the worst of what learners say."""
-
-    age_median: float | None = None
-    age_p90: float | None = None
-    age_max: float | None = None
-    lag_mean: float | None = None
-    lag_max: float | None = None
-    left_out: float | None = None
-    effective: float | None = None
-    """Effective size of a batch as a share of its samples: the least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,132 +155,126 @@ class Latency:
 class Forecast:
     """Seconds until something happens if it goes on like this; None where it will not, or nobody knows."""
 
-    memory_full: float | None = None
-    """Until what is held reaches its limit; from then on the oldest is overwritten, as in a table that is full: 0."""
-    disk_full: float | None = None
-    """Until the disk of a state folder is full; then nothing is acknowledged."""
-    goal: float | None = None
-    """Until the goal is reached (steps or episodes, as the dashboard was told)."""
+    # fmt: off
+    memory_full: Annotated[float | None, gauge("memory_full_seconds", "Memory is full", "Seconds until a table has no "
+        "room left, at the pace of the last twenty minutes; 0 of a full one. From then on the oldest makes room for "
+        "the new; nothing fails.", docs="choose.md")] = None
+    disk_full: Annotated[float | None, gauge("disk_full_seconds", "Disk is full", "Seconds until the disk of a state "
+        "folder is full, at the pace of the last twenty minutes. Then nothing is acknowledged any more.",
+        docs="state.md")] = None
+    goal: Annotated[float | None, gauge("goal_seconds", "Goal reached", "Seconds until the goal is reached (steps or "
+        "episodes, as the dashboard was told), if it goes on like this.")] = None
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What servers counted since this dashboard first saw them, in all of their lives."""
+
+    # fmt: off
+    samples: Annotated[int, counter("samples", "Samples drawn", "Samples that servers handed out since this dashboard "
+        "first saw them, restarts included.")] = 0
+    overwritten: Annotated[int, counter("overwritten_caches", "Overwritten", "Caches that were overwritten unused, "
+        "since this dashboard first saw the servers.")] = 0
+    refused: Annotated[int, counter("refused", "Refused messages", "Messages that servers refused, since this "
+        "dashboard first saw them.")] = 0
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
     """One node."""
 
+    # fmt: off
     name: str
     url: str
-    role: str
-    state: str
+    role: Annotated[str, shown("Role", "What the node is: server, proxy, actor, learner or inference.")]
+    state: Annotated[str, shown("State", "Whether the node answers (up), should get no new clients (not ready), or "
+        "does not answer (away).")]
     """up, unready or down."""
     since: float
     """Seconds since 1970: when that began."""
     reasons: list[str]
     software: str
-    uptime: float | None
-    memory_bytes: int | None
-    descriptors: int | None
+    uptime: Annotated[float | None, UPTIME]
+    memory_bytes: Annotated[int | None, shown("Memory", "Resident memory of the process: what it holds in RAM, shared "
+        "pages included.", unit="bytes", curve=True)]
+    descriptors: Annotated[int | None, shown("Open files", "File descriptors that the process has open, and how many "
+        "it may have. Each client takes up to three.", docs="sockets.md")]
     most_descriptors: int | None
-    faults: int
-    took: float
-    """Seconds of the newest answer."""
+    faults: Annotated[int, FAULTS]
+    took: Annotated[float, shown("Answer", "Seconds that the node took to send its status page to the dashboard.",
+        unit="s", curve=True)]
     keys: bool | None = None
     """Whether only peers with a key are let in; None where it has not said."""
-    open: tuple[str, ...] = ()
+    open: Annotated[tuple[str, ...], shown("Access", "What a peer needs to come in: a key, nothing beyond being on "
+        "this machine, or nothing at all (open to everybody).", docs="security.md")] = ()
     """Addresses that other machines reach and that ask nobody for a key or token."""
-    refused: int = 0
-    """Connections and requests that were refused for who they came from."""
-    cpu: float | None = None
-    """Processor time over time, of the newest ten seconds: 1 is one core at work; None where it is not known."""
-    requests_per_second: float | None = None
-    """Requests that it answered or forwarded, over the newest ten seconds; None of a node that is asked nothing."""
+    refused: Annotated[int, figure_of(PageGuard, "refused")] = 0
+    cpu: Annotated[float | None, shown("CPU", "Processor time that the process used over the newest 10 s. 100 % is one "
+        "core at work all the time.", unit="share", formula="processor seconds ÷ seconds", curve=True)] = None
+    requests_per_second: Annotated[float | None, shown("Requests/s", "Requests that the node answered or forwarded "
+        "each second, over the newest 10 s.", docs="metrics.md", curve=True)] = None
+    """None of a node that is asked nothing."""
     endpoint: str = ""
     """Address that actors connect to, as seen from where the dashboard runs; "" of a node that takes none."""
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceRow:
     """One inference node. Rates and times are those of the newest ten seconds."""
 
+    # fmt: off
     name: str
     url: str
-    version: int
-    """Of the weights that the next batch is computed with."""
+    version: Annotated[int, figure_of(InferenceStats, "version")]
     behind: int | None
     """Versions behind the newest model of its topic; None if it follows no server."""
     is_outdated: bool
     """Whether its model was replaced more than a minute ago."""
-    clients: int
-    """That asked within its `alive` seconds."""
-    queue_rows: int
-    """Rows that wait now."""
-    rows_per_second: float | None
-    batch_rows: float | None
-    """Rows of a batch, as a mean; None if there was none."""
-    batches: dict[str, float]
-    """Batches by what made them due (full, everyone, wait), as shares; {} if there was none."""
-    wait: float | None
-    """Seconds from the arrival of a request to its batch, as a mean."""
-    p50: float | None
-    """Seconds from the arrival of a request to its answer that half of them stay below."""
-    p99: float | None
-    """The same of 99 in 100."""
-    busy: float | None
-    """Share of its time in which the function runs."""
-    refused: dict[str, int]
-    """Requests that it refused since it was started, by code."""
-    refused_per_second: float
-    failures: int
-    """Batches for which the function failed, since it was started."""
-    weights_failures: int
-    """Models of which it could make no weights."""
-    expired: int
-    """Requests that it dropped: nobody needed the answer any more."""
+    clients: Annotated[int, figure_of(InferenceStats, "clients")]
+    queue_rows: Annotated[int, figure_of(InferenceStats, "queue_rows")]
+    rows_per_second: Annotated[float | None, shown("Rows/s", "Observations for which actors ask; an actor with eight "
+        "environments asks for eight rows at a time.", docs="inference.md", curve=True)]
+    batch_rows: Annotated[float | None, shown("Batch", "How many rows one call of the function gets, as a mean. More "
+        "rows a call cost less each.", formula="rows ÷ batches", docs="inference.md", curve=True)]
+    batches: Annotated[dict[str, float], figure_of(InferenceStats, "batches")]
+    """Shares of the batches; {} if there was none."""
+    wait: Annotated[float | None, shown("Wait", "Seconds from the arrival of a request to the start of its batch, as a "
+        "mean.", unit="s", docs="inference.md", curve=True)]
+    p50: Annotated[float | None, shown("Answer, median", "Seconds from the arrival of a request at the node until its "
+        "answer is sent that half of them stay below: the wait and the call of the function. The network comes on top.",
+        unit="s", docs="inference.md", curve=True)]
+    p99: Annotated[float | None, shown("99 % below", "Seconds from the arrival of a request to its answer that 99 in "
+        "100 stay below.", unit="s", docs="inference.md", curve=True)]
+    busy: Annotated[float | None, shown("Busy", "The share of its time in which the node computes. Near 100 % actors "
+        "wait for it.", unit="share", formula="seconds in the function ÷ seconds", docs="inference.md", curve=True)]
+    refused: Annotated[dict[str, int], shown("Refused requests", "Requests without an answer since the node was "
+        "started: busy (too many rows wait), failed (the function raised), or those of another schema or key.",
+        docs="inference.md")]
+    refused_per_second: Annotated[float, shown("Refused/s", "Requests without an answer each second.",
+        docs="inference.md", curve=True)]
+    failures: Annotated[int, figure_of(InferenceStats, "failures")]
+    weights_failures: Annotated[int, figure_of(InferenceStats, "weights_failures")]
+    expired: Annotated[int, figure_of(InferenceStats, "expired")]
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
-class HolderRow:
+class HolderRow(LeaseHolder):
     """A worker that has leases of prompts at a server."""
 
-    worker: str
-    """Its id in hex."""
-    leases: int
-    oldest: float
-    """Seconds since the oldest of them began."""
-    left: float
-    """Seconds until the first of them ends."""
     server: str
 
 
-@dataclass(frozen=True, slots=True)
-class PromptsRow:
-    """A table of prompts over all servers that answer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptsRow(PromptStats):
+    """A table of prompts over all servers that answer: their figures, added up."""
 
     table: str
     servers: int
-    states: dict[str, int]
-    """Prompts by state, from waiting to forgotten: their sum is `given`."""
-    given: int
-    workers: int
-    """That have a lease."""
-    oldest_lease: float
-    """Seconds since the oldest lease began."""
-    expired: int
-    """Leases that ended unfinished."""
-    late: int
-    failed: int
-    """Answers that came too late to count, and that failed for good."""
-    stale: int
-    """Groups that were too old when they were to be drawn."""
-    replayable: int
-    tokens_drawn: int
-    lag: int
-    """Model versions between the oldest token of the newest step and the newest model."""
-    reasons: dict[str, int]
-    """Prompts that were dropped, by reason."""
-    holders: list[HolderRow]
-    """Those with the most leases."""
-    rank_tokens: list[int]
-    """Tokens that each rank of the trainer has fetched."""
+    holders: Annotated[list[HolderRow], figure_of(PromptStats, "holders")]  # type: ignore[assignment]  # each with its server
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,69 +284,74 @@ class StartsRow:
     name: str
     """Of the archive, or of its node."""
     node: str
-    kept: int
-    draws: int
-    """How often a start state was handed out."""
-    best: float | None
-    """Least cost of all."""
+    kept: Annotated[int, figure_of(StartsStats, "kept")]
+    draws: Annotated[int, figure_of(StartsStats, "draws")]
+    best: Annotated[float | None, figure_of(StartsStats, "best")]
     first: float | None
     """Cost of the first state: where the search began."""
-    lineage: list[tuple[float, int]]
-    """How the best one came about, the first state first: cost, and steps from the first one."""
+    lineage: Annotated[list[tuple[float, int]], figure_of(StartsStats, "lineage")]
+    """The first state first: cost, and steps from the first one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerRow:
     """One learner: in a server's process, or far away."""
 
+    # fmt: off
     learner: str
     """Its id in hex; of an embedded one "server:" and the server's name."""
-    where: str
-    """Its host, or its server."""
-    last_seen: float
-    batches: float
-    samples: float
+    where: Annotated[str, shown("At", "Its host, or its server.")]
+    last_seen: Annotated[float, shown("Last seen", "When the learner was heard last.", unit="ago")]
+    batches: Annotated[float, shown("Batches", "Batches that the learner was given.")]
+    samples: Annotated[float, figure_of(TableStats, "samples")]
     waited: float
-    waiting_share: float | None
+    waiting_share: Annotated[float | None, shown("Waits", "The share of its time that a learner spends waiting for "
+        "samples.", unit="share", formula="seconds in get_batch ÷ seconds", docs="rate.md")]
     scalars: dict[str, float]
     name: str = ""
     """That a person or Kubernetes gave it, in place of the id for people; "" for none."""
     lag: tuple[float, float] | None = None
     """Mean and most of the model versions between acting and learning, of a recent batch; None of an embedded one,
     whose table says it, and where nobody knows."""
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
     """The whole cluster at one moment."""
 
+    # fmt: off
     number: int
     """Grows with each one."""
     time: float
     """Seconds since 1970."""
     run: str
     runs: list[str]
-    finished: bool
-    durable: bool
+    finished: Annotated[bool, gauge("run_finished", "Finished", "1 when the run is finished, 0 before.")]
+    durable: Annotated[bool, shown("Counts survive a crash", "Whether every server keeps its counts in a state folder "
+        "(--state-dir).", docs="state.md")]
     totals: Totals
     missing: list[str]
     """Nodes that do not answer: of servers among them, what was counted since is not in the totals yet."""
     rates: Rates
-    actors: Actors
-    tables: list[TableRow]
-    learning: Learning
+    actors: Annotated[Actors, shown("Actors", "An active actor was heard in the last 20 seconds. A silent one was not, "
+        "and did not say goodbye. One that is gone did.", docs="metrics.md")]
+    tables: Annotated[list[TableRow], by("table", "name", own=True)]
+    learning: Annotated[Learning, within("", "(at most 100 of each server)", "of all servers (at most 100 of each)")]
     freshness: SampleFreshness
-    latency: Latency
+    """The worst of what learners say."""
+    latency: Annotated[Latency, shown("Request time", "How long servers take to answer: half of the requests take less "
+        "than the first figure, 99 in 100 less than the second.", unit="s", docs="metrics.md")]
     forecast: Forecast
     verdicts: list[Verdict]
     nodes: list[NodeRow]
-    learners: list[LearnerRow]
-    roles: list[RoleCount] = field(default_factory=list)
+    learners: Annotated[list[LearnerRow], gauge("learners", "Learners", "Learners that servers heard lately.")]
+    roles: Annotated[list[RoleCount], by("role", "role")] = field(default_factory=list)
     """Of each role that there is, or that there should be."""
-    models: dict[str, int] = field(default_factory=dict)
-    """Newest version of each topic, over all servers."""
-    outdated: int = 0
-    """Active actors whose model was replaced more than a minute ago."""
+    models: Annotated[dict[str, int], MODEL_VERSION] = field(default_factory=dict)
+    outdated: Annotated[int, gauge("outdated_actors", "Replaced a minute ago", "Active actors that act with a model "
+        "for which a newer one was there already a minute ago. Their connection for models may be cut.",
+        docs="runbooks.md")] = 0
     inference: list[InferenceRow] = field(default_factory=list)
     """Inference nodes that answer."""
     starts: list[StartsRow] = field(default_factory=list)
@@ -367,45 +364,90 @@ class Overview:
     """Where everybody may come in: a node's name and its address; the dashboard's own among them."""
     recorded: float | None = None
     """When this was exported, of a run that was opened from a file; None of a cluster that is watched."""
+    counted: Counted = field(default_factory=Counted)
+    # fmt: on
+
+    @property
+    def rollouts_lag(
+        self,
+    ) -> Annotated[
+        float | None,
+        gauge(
+            "rollouts_lag_mean",
+            "Rollouts behind",
+            "Model versions between acting and learning in rollouts; of several tables the largest mean.",
+        ),
+    ]:
+        """Of tables whose entries are handed out once."""
+        rows = [each for each in self.tables if kinds.offers(each.storage, HandsOutOnce)]
+        return max((each.lag_mean for each in rows if each.lag_mean is not None), default=None)
+
+    @property
+    def inference_behind(
+        self,
+    ) -> Annotated[
+        int,
+        gauge(
+            "outdated_inference_nodes",
+            "Inference behind",
+            "Inference nodes whose model was replaced more than a minute ago.",
+        ),
+    ]:
+        """How many there are."""
+        return sum(each.is_outdated for each in self.inference)
+
+    @property
+    def findings(
+        self,
+    ) -> Annotated[
+        dict[str, int],
+        gauge("verdict", "Findings", "1 for each finding that the overview shows now; 0 for all others.", label="code"),
+    ]:
+        """By code of all verdicts."""
+        return dict.fromkeys(CODES, 0) | {each.code: 1 for each in self.verdicts}
 
 
 @dataclass(frozen=True, slots=True)
 class ActorRow:
     """One actor. Times are seconds since 1970."""
 
-    client: str
-    """Its id in hex."""
+    # fmt: off
+    client: Annotated[str, shown("Id", "The id of the actor in hex.")]
     label: str
     """Of its log lines."""
-    host: str
-    table: str
-    home: str
-    """Name of the server that counts it now."""
-    state: str
-    """active, silent, lost or gone."""
+    host: Annotated[str, shown("Host", "Where the actor runs, as it says.")]
+    table: Annotated[str, shown("Table", "The table that the actor fills.")]
+    home: Annotated[str, shown("Server", "The server that counts the actor now.")]
+    state: Annotated[str, shown("State", "active, silent, lost or gone.")]
     first_seen: float
     last_seen: float
-    episodes: int
-    steps: int
-    steps_per_second: float
-    return_mean: float | None
-    """Of all its episodes."""
-    generated_bytes: int
-    pushed_caches: int
-    accepted_caches: int
-    rejected_caches: int
-    lost_caches: int
-    skipped_caches: int
-    received_bytes: int
-    dropped_lines: int
+    episodes: Annotated[int, figure_of(Totals, "episodes")]
+    steps: Annotated[int, figure_of(Totals, "steps")]
+    steps_per_second: Annotated[float, shown("Steps/s", "Entries recorded each second.",
+        formula="steps gained in the newest 10 s ÷ 10 s", docs="metrics.md")]
+    return_mean: Annotated[float | None, shown("Return, whole run", "Mean return of all episodes that the actor closed "
+        "in this run, the first ones included.", formula="Σ return ÷ episodes")]
+    generated_bytes: Annotated[int, figure_of(Totals, "generated_bytes")]
+    pushed_caches: Annotated[int, figure_of(Totals, "pushed_caches")]
+    accepted_caches: Annotated[int, figure_of(Totals, "accepted_caches")]
+    rejected_caches: Annotated[int, figure_of(Totals, "rejected_caches")]
+    lost_caches: Annotated[int, figure_of(Totals, "lost_caches")]
+    skipped_caches: Annotated[int, figure_of(Totals, "skipped_caches")]
+    received_bytes: Annotated[int, figure_of(Totals, "received_bytes")]
+    dropped_lines: Annotated[int, figure_of(Totals, "dropped_lines")]
     name: str = ""
     """That a person or Kubernetes gave it, in place of the id for people; "" for none. Several may have the same."""
-    return_recent: float | None = None
-    """Of its newest twenty episodes, of those that the dashboard has seen end; None where it has seen none."""
-    model_version: int | None = None
-    """Of the model that it acts with; None if it has not said one."""
-    model_lag: int | None = None
-    """Versions behind the newest model; of several topics the most."""
+    return_recent: Annotated[float | None, shown("Return, last 20", "Mean return of the actor's newest 20 episodes, of "
+        "those that the dashboard has seen end.", formula="Σ return ÷ episodes")] = None
+    """None if it has seen none."""
+    model_version: Annotated[int | None, shown("Acts with", "The version of the model with which the actor acted when "
+        "it reported last. An actor that asks an inference node says the version of the answers.",
+        docs="on-policy.md")] = None
+    """None if it has not said one."""
+    model_lag: Annotated[int | None, shown("Behind", "Versions that were newer than the one with which the actor "
+        "acted, at the moment of its last report; of several topics the most.", formula="newest version then - version "
+        "that acted", docs="on-policy.md")] = None
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,6 +516,7 @@ class ClusterHistogram:
 class ClusterDistribution:
     """How what a table holds is spread, over all servers."""
 
+    # fmt: off
     table: str
     storage: str
     """caches: samples that were drawn by weight already; episodes: entries."""
@@ -483,8 +526,9 @@ class ClusterDistribution:
     """Samples, or entries of episodes, that can be drawn."""
     population: float
     """Entries of positive weight, in the actors' memories or in the servers' episodes."""
-    effective: float | None
-    """1 / sum p**2 over their chances: so many entries of equal chances would be repeated as often."""
+    effective: Annotated[float | None, shown("Effective size", "So many entries of equal chance would be drawn as "
+        "often twice. It is the number of entries where all chances are alike, and 1 where a single entry is always "
+        "drawn.", formula="1 ÷ Σ p²", docs="sampling.md")]
     weights: ClusterHistogram
     """What draws are proportional to."""
     ages: ClusterHistogram
@@ -492,6 +536,7 @@ class ClusterDistribution:
     servers: list[str]
     missing: list[str]
     """Servers that did not answer."""
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,6 +569,7 @@ class ShownArray:
 class HeldSample:
     """One held sample, as a learner would get it; it was not taken."""
 
+    # fmt: off
     server: str
     """Where it is held."""
     table: str
@@ -531,17 +577,19 @@ class HeldSample:
     """Id of the actor that pushed it; of the server's own memory where that keeps episodes."""
     number: int
     """Of the entry."""
-    age: float
-    """Seconds since the entry was recorded."""
-    weight: float
-    probability: float
-    """Its chance at each draw from its server."""
-    importance: float
-    """Before it is divided by the batch's largest: 1 is an entry of the mean chance."""
-    model_version: int
-    """0: nobody said."""
-    model_lag: int | None
-    """Versions behind the newest model; None where no model was published, or nobody said."""
+    age: Annotated[float, shown("Age", "Seconds since the entry was recorded.", unit="s")]
+    weight: Annotated[float, shown("Weight", "Draws are in proportion to it.", formula="init_w · multiplier · priority "
+        "^ priority_exponent", docs="sampling.md")]
+    probability: Annotated[float, shown("Chance at each draw", "How likely this sample is to be the one that a draw "
+        "from its server gives.", formula="weight ÷ Σ weight", docs="sampling.md")]
+    importance: Annotated[float, shown("Importance", "What a learner multiplies into its loss to correct for unequal "
+        "chances. 1 is an entry of the mean chance. A batch divides by its largest.",
+        formula="(N · chance) ^ -importance_exponent", docs="sampling.md")]
+    model_version: Annotated[int, shown("Model that acted", "The version of the published model with which the actor "
+        "chose this entry's action; 0 if it did not say.")]
+    model_lag: Annotated[int | None, shown("Models behind", "Versions that were published since the one that acted.",
+        formula="newest version - version that acted")]
+    """None where no model was published, or the actor did not say."""
     earlier: int | None
     """Number of the entry before it: in its episode, or of its actor's held ones where the server knows no episode."""
     later: int | None
@@ -550,9 +598,12 @@ class HeldSample:
     """Its place in its episode, from 1; None where the server knows no episode."""
     episode: int | None
     """Entries of its episode; None where the server does not know."""
-    td_error: float | None
-    """Size of the TD error that a learner reported last; None where none did, or its actor alone knows."""
+    td_error: Annotated[float | None, shown("TD error, last update", "What a learner reported for this entry the last "
+        "time. Its priority is this size and priority_epsilon.", formula="|TD error| = priority - priority_epsilon",
+        docs="sampling.md")]
+    """None where no learner did, or its actor alone knows."""
     arrays: dict[str, ShownArray]
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -597,3 +648,59 @@ class RunInfo:
     is_current: bool
     facts: dict[str, Any]
     """totals, finished, return_mean: as they were then."""
+
+
+# fmt: off
+WORDS: Final[Mapping[str, Figure]] = {
+    "bytes_factor": shown("Sent for each byte recorded", "Above 1, entries are sent several times, because a cache "
+        "repeats the frames and entries that it samples. Below 1, only a part is sent, or it is compressed.",
+        formula="bytes received ÷ bytes recorded", docs="choose.md"),
+    "bytes_sent": shown("Bytes received", "Bytes of caches that reached servers, beside the bytes of all entries "
+        "that actors recorded.", docs="choose.md"),
+    "priority": shown("Priority", "How surprising an entry is: the size of its TD error, and a little more so that "
+        "nothing becomes unreachable.", formula="|TD error| + priority_epsilon", docs="sampling.md"),
+    "trainer_waits": shown("Trainer", "What a trainer does now. It pauses until start_training samples have come, "
+        "and while it has made max_training_steps_per_env_step steps for each sample.", docs="trainers.md"),
+    "trainer_ratio": shown("Steps per sample", "Training steps that the trainer made for each sample that came since "
+        "it was started.", formula="training steps ÷ samples", docs="trainers.md"),
+    "test_return": shown("Test return", "Return of episodes that are played to measure the policy and are not "
+        'learned from, by workers (client.report with kind="test"), or as the program reports it under the name '
+        "test_return.", docs="on-policy.md"),
+    "policy_loss": shown("Policy loss", "What the optimizer lowers so that good actions become more likely. Its size "
+        "says little; it need not fall while returns rise.",
+        formula="-mean of min(ratio · advantage, clipped ratio · advantage)", docs="on-policy.md"),
+    "value_loss": shown("Value loss", "How far the value function is from the returns that were seen. It rises with "
+        "the size of returns.", formula="½ mean of (value - return)²", docs="on-policy.md"),
+    "entropy": shown("Entropy", "How undecided the policy is. It falls while the policy learns; near 0 it explores "
+        "no more.", formula="-Σ p log p", docs="on-policy.md"),
+    "kl": shown("KL divergence", "How far an update moved the policy, as an estimate. Values above 0.05 often mean a "
+        "step size that is too large.", formula="mean of (ratio - 1) - log ratio", docs="on-policy.md"),
+    "clip_fraction": shown("Clipped ratios", "The share of the entries whose probability ratio left the range that "
+        "the update allows.", formula="|ratio - 1| > clip", docs="on-policy.md"),
+    "ratio": shown("Probability ratio", "How much more likely the policy makes an action than the policy that chose "
+        "it. Far from 1, entries are old or steps too large.",
+        formula="π new(action) ÷ π old(action)", docs="on-policy.md"),
+    "explained_variance": shown("Explained variance", "How much of the differences between returns the value "
+        "function foretells: 1 is all, 0 as much as their mean, below 0 less.",
+        formula="1 - Var(return - value) ÷ Var(return)", docs="on-policy.md"),
+    "grad_norm": shown("Gradient norm", "Length of the gradient before it is clipped. Jumps go before a policy that "
+        "breaks down.", docs="on-policy.md"),
+}
+"""What is no field of an answer: figures of charts, and what learners and trainers say of themselves."""
+# fmt: on
+
+
+def terms() -> Iterator[tuple[str, Figure]]:
+    """What the pages explain: the figures of answers, as "Class.field", and `WORDS`. The glossary shows those with the
+    same title and sentence once.
+    """
+    explained = (
+        Overview, Totals, Learning, Actors, Forecast, TableRow, SampleFreshness, ActorRow, LearnerRow, InferenceRow,
+        StartsRow, PromptsRow, NodeRow, HeldSample, ClusterDistribution,
+    )  # fmt: skip
+    for kind in explained:
+        for name, figure in figures_of(kind).items():
+            if figure.title:
+                unit = figure.unit or ("count" if is_whole(kind, name) else "")
+                yield f"{kind.__name__}.{name}", replace(figure, unit=unit)
+    yield from WORDS.items()

@@ -281,6 +281,7 @@ class Cluster:
             prompts=prompts_of(self.servers),
             actor_lag=self._actors.lag(kept, now),
             open=open_addresses(nodes, self._settings),
+            counted=self._counters.counted,
         )
         overview.verdicts.extend(verdicts(signs_of(overview, up, self._counters, self._settings)))
         self._number += 1
@@ -316,10 +317,6 @@ class Cluster:
             "test_return", "test_length", [row for row in fresh if row.is_test]
         )
         return found | self._actors.return_quantiles() if trained else found
-
-    def counted(self) -> dict[str, float]:
-        """What all servers counted in all of their lives since this dashboard met them."""
-        return dict(self._counters.totals)
 
     # ----------------------------------------------------------------------------------------------------- actors
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memoire.accounting.account import Totals
-from memoire.figures import BOUNDS
+from memoire.figures import BOUNDS, figures_of
 
-from .answers import Latency, LearnerRow, Rates
+from .answers import Counted, Latency, LearnerRow, Rates
 
 WINDOW = 10.0
 """Seconds over which rates are taken."""
@@ -372,9 +372,9 @@ class Counters:
         return waited / acknowledged, entries * seconds / steps
 
     @property
-    def totals(self) -> dict[str, float]:
-        """What all servers counted in all of their lives since this dashboard met them: samples, overwritten, ..."""
-        return self._sums.values
+    def counted(self) -> Counted:
+        """What all servers counted in all of their lives since this dashboard met them."""
+        return Counted(**{name: int(self._sums.values.get(name, 0)) for name in figures_of(Counted)})
 
     def ratio(self, table: str) -> float | None:
         """Samples drawn from a table for each step recorded, over the newest minute; None if that is not known."""

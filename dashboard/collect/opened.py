@@ -26,6 +26,7 @@ import msgspec
 from memoire.accounting.account import Totals
 from memoire.dashboard.settings import Settings
 from memoire.errors import RunFileError
+from memoire.tables.inspection import SampleFreshness
 from memoire.version import SOFTWARE
 
 from .aggregator import Aggregator
@@ -42,7 +43,6 @@ from .answers import (
     Overview,
     Rates,
     RunInfo,
-    SampleFreshness,
 )
 from .history import LEVELS, MAX_EVENTS, MAX_SERIES, Curves, History, HistoryPoint, RunRow
 from .nodes import NodeError
@@ -278,10 +278,6 @@ class OpenedRun:
     def readiness(self) -> list[str]:
         """It is all there."""
         return []
-
-    def counted(self) -> dict[str, float]:
-        """What servers counted beside is not in the file."""
-        return {}
 
     def actors(self) -> list[ActorRow]:
         """The actors that were exported."""

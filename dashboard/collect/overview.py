@@ -19,13 +19,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from memoire.dashboard.settings import Settings
-from memoire.figures import BOUNDS
+from memoire.figures import BOUNDS, summed, total
+from memoire.figures import figures_of as figures_of_class
+from memoire.server.stats import FigureSpread, RecentEpisodes, TableStats
 from memoire.tables import registry as kinds
 from memoire.tables.base import HandsOutOnce, HearsSums
+from memoire.tables.inspection import SampleFreshness
+from memoire.tables.prompts.table import PromptStats
 
 from .answers import (
     HolderRow,
@@ -36,7 +41,6 @@ from .answers import (
     Overview,
     PromptsRow,
     RoleCount,
-    SampleFreshness,
     StartsRow,
     TableRow,
 )
@@ -44,32 +48,12 @@ from .counters import Counters, NodeState, quantile
 from .history import HistoryPoint
 from .verdict import InferenceSigns, TableFigure, TableRatio, VerdictInputs
 
-_RATES = (
-    "episodes", "steps", "caches", "samples", "batches", "generated_bytes", "received_bytes", "log_lines", "refused",
-)  # fmt: skip
-_OF_NODE = ("memory_bytes", "cpu", "requests_per_second", "took")
-_OF_INFERENCE = (
-    "rows_per_second",
-    "batch_rows",
-    "wait",
-    "p50",
-    "p99",
-    "busy",
-    "queue_rows",
-    "refused_per_second",
-    "version",
-)
-_OF_TABLE = ("held_bytes", "held_caches", "unused_samples", "clients", "overwritten_caches")
-
-
 REASONS = ("full", "everyone", "wait")
 """What makes a batch due."""
 
 
-STATES: Final = ("waiting", "leased", "answered", "ready", "drawn", "committed", "dropped", "forgotten")
 MAX_HOLDERS: Final = 32
 """Workers of each table that are shown."""
-_SUMMED: Final = ("given", "workers", "expired", "late", "failed", "stale", "replayable", "tokens_drawn")
 
 
 MAX_ARCHIVES = 64
@@ -128,26 +112,10 @@ def prompts_of(nodes: Iterable[NodeState]) -> list[PromptsRow]:
 
 
 def _prompt_row(table: str, told: list[tuple[str, Mapping[str, Any]]]) -> PromptsRow:
-    figures = [each for _, each in told]
     holders = [HolderRow(**each, server=server) for server, stats in told for each in stats.get("holders") or ()]
-    ranks = max((len(each.get("rank_tokens") or ()) for each in figures), default=0)
-    tokens = [0] * ranks
-    reasons: Counter[str] = Counter()
-    for each in figures:
-        reasons.update(each.get("reasons") or {})
-        for rank, count in enumerate(each.get("rank_tokens") or ()):
-            tokens[rank] += count
-    return PromptsRow(
-        table=table,
-        servers=len(told),
-        states={state: sum(each[state] for each in figures) for state in STATES},
-        oldest_lease=max(each["oldest_lease"] for each in figures),
-        lag=max(each["lag"] for each in figures),
-        reasons=dict(reasons),
-        holders=sorted(holders, key=lambda each: (-each.leases, each.worker, each.server))[:MAX_HOLDERS],
-        rank_tokens=tokens,
-        **{name: sum(each[name] for each in figures) for name in _SUMMED},
-    )
+    most = sorted(holders, key=lambda each: (-each.leases, each.worker, each.server))[:MAX_HOLDERS]
+    figures = summed(PromptStats, (stats for _, stats in told)) | {"holders": most}
+    return PromptsRow(table=table, servers=len(told), **figures)
 
 
 def inference_of(
@@ -275,81 +243,55 @@ def _table(
     far: list[tuple[float, float]],
 ) -> TableRow:
     rows = [row for row in told.values() if row is not None]
-    sums = {
-        key: sum(row.get(key, 0) for row in rows)  # a node of another version may know less
-        for key in (
-            "clients", "held_caches", "held_bytes", "byte_limit", "unused_samples", "samples", "batches",
-            "waited", "overwritten_caches", "overwritten_samples", "passed_over_samples", "split_fragments",
-            "episodes", "steps", "capacity",
-        )
-    }  # fmt: skip
+    figures = summed(TableStats, rows) | {"name": name}
     held = ["held_caches" if kinds.offers(row["storage"], HearsSums) else "held_samples" for row in rows]
     number = sum(row.get(figure, 0) for row, figure in zip(rows, held, strict=True))
-    limits = ((sums["held_bytes"], sums["byte_limit"]), (number, sums["capacity"]))
+    limits = ((figures["held_bytes"], figures["byte_limit"]), (number, figures["capacity"]))
     fresh = [row["freshness"] for row in rows if row.get("freshness")]
     lags = far + [(each["lag_mean"], each["lag_max"]) for each in fresh if each.get("lag_mean") is not None]
     return TableRow(
-        name=name,
-        storage=rows[0]["storage"],
-        samples_per_insert_target=rows[0]["samples_per_insert"],
-        draws_wait=next((row["rate"]["draws_wait"] for row in rows if row["rate"]["draws_wait"]), ""),
-        inserts_wait=next((row["rate"]["inserts_wait"] for row in rows if row["rate"]["inserts_wait"]), ""),
+        **figures,
         samples_per_insert=counters.ratio(name),
         full=max((held / limit for held, limit in limits if limit), default=None),
         facts={server: row for server, row in told.items() if row is not None},
         lag_mean=max((mean for mean, _ in lags), default=None),
         lag_max=max((most for _, most in lags), default=None),
         max_model_lag=max_model_lag,
-        stale_share=counters.stale_share(name) if kinds.offers(rows[0]["storage"], HandsOutOnce) else None,
-        **sums,
+        stale_share=counters.stale_share(name) if kinds.offers(figures["storage"], HandsOutOnce) else None,
     )
 
 
 def models_of(up: Iterable[NodeState]) -> dict[str, int]:
     """The newest version of each topic."""
-    newest: dict[str, int] = {}
+    return {topic: max(found) for topic, found in _by_name(up, "models").items()}
+
+
+def _by_name(up: Iterable[NodeState], figure: str) -> dict[str, list[Any]]:
+    """What each server says of each name of a figure that has several."""
+    found: dict[str, list[Any]] = {}
     for node in up:
-        for topic, version in (node.stats.get("models") or {}).items():
-            newest[topic] = max(version, newest.get(topic, version))
-    return newest
+        for name, value in (node.stats.get(figure) or {}).items():
+            found.setdefault(name, []).append(value)
+    return found
 
 
 def learning_of(up: list[NodeState], goal: float | None = None) -> Learning:
     """Returns and scalars of all servers that answer, each weighed by its episodes or clients."""
-    recent = [node.stats["recent"] for node in up if (node.stats.get("recent") or {}).get("count")]
-    count = sum(each["count"] for each in recent)
-    scalars: dict[str, tuple[float, int]] = {}
-    learner: dict[str, float] = {}
-    for node in up:
-        for name, spread in (node.stats.get("scalars") or {}).items():
-            total, number = scalars.get(name, (0.0, 0))
-            scalars[name] = total + spread["mean"] * spread["count"], number + spread["count"]
-        learner |= node.stats.get("learner_scalars") or {}
-    found = {name: total / number for name, (total, number) in scalars.items() if number}
-    if not count:
-        return Learning(client_scalars=found, learner_scalars=learner, goal=goal)
+    spreads = {name: total(FigureSpread, parts) for name, parts in _by_name(up, "scalars").items()}
+    recent = [each for node in up if (each := node.stats.get("recent") or {}).get("count")]
     return Learning(
-        return_mean=sum(each["return_mean"] * each["count"] for each in recent) / count,
-        return_min=min(each["return_min"] for each in recent),
-        return_max=max(each["return_max"] for each in recent),
-        length_mean=sum(each["length_mean"] * each["count"] for each in recent) / count,
-        client_scalars=found,
-        learner_scalars=learner,
+        **summed(RecentEpisodes, recent),
+        client_scalars={name: each.mean for name, each in spreads.items() if each.count},
+        learner_scalars={name: values[-1] for name, values in _by_name(up, "learner_scalars").items()},
         goal=goal,
     )
 
 
 def freshness_of(up: list[NodeState]) -> SampleFreshness:
     """The worst of what learners say, in servers' processes and far away."""
-    said = [table["freshness"] for node in up for table in (node.stats.get("tables") or {}).values()]
+    said = [table.get("freshness") for node in up for table in (node.stats.get("tables") or {}).values()]
     said += [each["figures"] for node in up for each in node.stats.get("learners") or ()]
-    names = SampleFreshness.__dataclass_fields__
-
-    def worst(name: str) -> float | None:
-        values = [each[name] for each in said if each and each.get(name) is not None]
-        return (min if name == "effective" else max)(values, default=None)
-
-    return SampleFreshness(**{name: worst(name) for name in names})
+    return SampleFreshness(**summed(SampleFreshness, [each for each in said if each]))
 
 
 def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settings: Settings) -> VerdictInputs:
@@ -410,8 +352,8 @@ def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settin
         disk_used=max((1.0 - f["free_bytes"] / f["disk_bytes"] for f in folders if f["disk_bytes"]), default=None),
         refused_per_second=rates.refused,
         disk_trouble=next((f"Server {node.name}: {why}" for node in up if (why := _disk_trouble(node))), ""),
-        draws_wait=tuple(f"{table.name}: {table.draws_wait}" for table in overview.tables if table.draws_wait),
-        inserts_wait=tuple(f"{table.name}: {table.inserts_wait}" for table in overview.tables if table.inserts_wait),
+        draws_wait=tuple(f"{each.name}: {why}" for each in overview.tables if (why := each.rate.draws_wait)),
+        inserts_wait=tuple(f"{each.name}: {why}" for each in overview.tables if (why := each.rate.inserts_wait)),
     )
 
 
@@ -443,29 +385,32 @@ def figures_of(overview: Overview) -> dict[str, HistoryPoint]:
         "request_p99": overview.latency.p99,
         "nodes_up": sum(node.state != "down" for node in overview.nodes),
     }
-    figures |= {f"{name}_per_second": getattr(rates, name) for name in _RATES}
-    figures |= {name: getattr(rates, name) for name in ("skipped_share", "waiting_share", "samples_per_insert")}
-    figures |= {f"sample_{name}": getattr(overview.freshness, name) for name in SampleFreshness.__dataclass_fields__}
+    shares = ("skipped_share", "waiting_share", "samples_per_insert")
+    figures |= {name if name in shares else f"{name}_per_second": value for name, value in asdict(rates).items()}
+    figures |= curves("sample_", overview.freshness)
     figures |= {f"client.{name}": value for name, value in overview.learning.client_scalars.items()}
     figures |= {f"learner.{name}": value for name, value in overview.learning.learner_scalars.items()}
     for table in overview.tables:
-        figures |= {f"table.{table.name}.{name}": getattr(table, name) for name in _OF_TABLE}
-        if table.stale_share is not None:
-            figures[f"table.{table.name}.stale_share"] = table.stale_share
+        figures |= curves(f"table.{table.name}.", table)
     for node in overview.inference:
-        figures |= {f"inference.{node.name}.{name}": getattr(node, name) for name in _OF_INFERENCE}
+        figures |= curves(f"inference.{node.name}.", node)
         figures |= {f"inference.{node.name}.batches_{reason}": part for reason, part in node.batches.items()}
     figures |= {f"starts.{archive.name}.best": archive.best for archive in overview.starts}
     for prompts in overview.prompts:
-        figures |= {f"prompts.{prompts.table}.{state}": many for state, many in prompts.states.items()}
-        figures |= {f"prompts.{prompts.table}.{name}": getattr(prompts, name) for name in ("oldest_lease", "lag")}
+        figures |= curves(f"prompts.{prompts.table}.", prompts)
     if overview.actor_lag is not None:
         figures |= {"actor_lag_mean": overview.actor_lag.mean, "actor_lag_max": float(overview.actor_lag.max)}
     figures |= {f"model.{topic}": float(version) for topic, version in overview.models.items()}
     for each in (each for each in overview.nodes if each.state != "down"):
-        figures |= {f"node.{each.name or each.url}.{name}": getattr(each, name) for name in _OF_NODE}
+        figures |= curves(f"node.{each.name or each.url}.", each)
     return {
         name: HistoryPoint(float(value), float(value), float(value))
         for name, value in figures.items()
         if value is not None and math.isfinite(value)
     }
+
+
+def curves(prefix: str, row: Any) -> dict[str, float | None]:
+    """The figures of a row of which the history is kept, by name."""
+    kept = (name for name, figure in figures_of_class(type(row)).items() if figure.curve)
+    return {prefix + name: getattr(row, name) for name in kept}

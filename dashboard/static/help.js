@@ -1,5 +1,6 @@
 // Names that explain themselves: a dotted line below a name, and a bubble with what it means, by pointer, touch or keyboard.
 import {fill, h} from "./dom.js";
+import {ago, bytes, count, duration, figure, share} from "./format.js";
 import {address} from "./router.js";
 import {TERMS} from "./terms.js";
 
@@ -9,6 +10,16 @@ const EDGE = 8; // px between a bubble and the window's edge
 /** A name that explains itself; `text` where it is called otherwise here. Without an entry in TERMS it is text. */
 export function term(name, text = TERMS[name]?.title ?? name) {
   return TERMS[name] ? h("button.term", {type: "button", "data-term": name, "aria-haspopup": "dialog"}, text) : text;
+}
+
+const FORMATS = {bytes, count, share, s: duration, ago: (time) => ago(time, Date.now() / 1000)};
+
+/** A column of a table for a figure of its rows, "TableRow.held_bytes": {name, title, term, format, value, number} and what is given beside. */
+export function column(named, given = {}) {
+  const {title, unit} = TERMS[named];
+  const name = named.split(".")[1];
+  const format = given.format ?? FORMATS[unit] ?? figure;
+  return {name, title, term: named, format, value: (row) => format(row[name]), number: true, ...given};
 }
 
 /** Sentences about a name, for an attribute. */

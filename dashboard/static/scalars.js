@@ -7,7 +7,7 @@ const HIDDEN = new Set(["recent_return", "learner_steps", "model_version", "lag_
 /** {title, unit, term?, format?} of scalars that are known by name; others are called as they are. */
 const KNOWN = {
   test_return: {title: "Test return", unit: "episodes that are not learned from", term: "test_return"},
-  test_length: {title: "Length of test episodes", unit: "steps", term: "length"},
+  test_length: {title: "Length of test episodes", unit: "steps", term: "Learning.length_mean"},
   policy_loss: {title: "Policy loss", term: "policy_loss"},
   entropy: {title: "Entropy", unit: "of the actions' distribution", term: "entropy"},
   approx_kl: {title: "KL divergence", unit: "between the policy before an update and after it", term: "kl"},
@@ -48,7 +48,7 @@ export function grouped(names) {
 
 /** What the chart of a figure is called: {title, unit, term, format}. */
 export function called(name) {
-  if (name === "length") return {title: "Length of episodes", unit: "steps", term: "length"};
+  if (name === "length") return {title: "Length of episodes", unit: "steps", term: "Learning.length_mean"};
   const found = KNOWN[known(name)];
   const plain = {title: words(rest(name)).replace(/^./, (letter) => letter.toUpperCase()), ...found, format: found?.format ?? figure};
   return name.startsWith("client.") ? {...plain, unit: "mean of the actors"} : plain;

@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from memoire.dashboard.collect.aggregator import TIMEOUT, Aggregator
-from memoire.dashboard.collect.answers import ActorRow, InferenceRow, LearnerRow, NodeRow, Overview, TableRow
+from memoire.dashboard.collect.answers import ActorRow, InferenceRow, LearnerRow, NodeRow, Overview, TableRow, terms
 from memoire.dashboard.collect.history import History
 from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError, escape
+from memoire.figures import Figure
 from memoire.security.access import Tokens
 from memoire.tables import registry as kinds
 
@@ -240,30 +241,102 @@ def lines(seen: Overview, actors: Sequence[ActorRow], most: int = 5) -> list[Sty
     return [
         *_head(seen),
         *_totals(seen),
-        *_section("tables", [_table(row) for row in seen.tables], TABLE_TITLES),
+        *_section(TABLES, seen.tables, seen.time),
         *_incomplete(seen),
         *_actors(seen, actors, most),
-        *_section("learners", [_learner(row, seen.time) for row in seen.learners], LEARNER_TITLES),
-        *_section("inference", [_inference(row) for row in seen.inference], INFERENCE_TITLES),
-        *_section("nodes", [_node(row, seen.time) for row in seen.nodes], NODE_TITLES),
+        *_section(LEARNERS, seen.learners, seen.time),
+        *_section(INFERENCE, seen.inference, seen.time),
+        *_section(NODES, seen.nodes, seen.time),
     ]
 
 
-# Titles of columns are those of the pages, in small letters: a test compares.
-TABLE_TITLES = (
-    "table", "storage", "actors", "held", "size", "full", "samples left", "samples drawn", "overwritten", "",
-)  # fmt: skip
-ACTOR_TITLES = (
-    "actor", "id", "host", "table", "server", "steps", "steps/s", "episodes", "return, last 20", "caches", "skipped",
-)  # fmt: skip
-LEARNER_TITLES = ("learner", "at", "batches", "samples drawn", "waits", "last seen")
-INFERENCE_TITLES = (
-    "inference node", "version", "clients", "rows/s", "batch", "wait", "answer, median", "99 % below", "busy",
-    "refused/s",
-)  # fmt: skip
-NODE_TITLES = (
-    "node", "role", "state", "up for", "cpu", "memory", "requests/s", "open files", "access", "refused", "answer", "",
-)  # fmt: skip
+def access(row: NodeRow) -> str:
+    """What a peer needs to come in."""
+    if row.open:
+        return "everybody"
+    return NONE if row.keys is None else "keys" if row.keys else "this machine"
+
+
+class Column(NamedTuple):
+    """A column of a table: its title, and what it shows of a row at a time."""
+
+    title: str
+    show: Callable[[Any, float], str]
+
+
+FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "bytes": bytes_of, "s": duration, "share": share, "count": count, "": figure,
+}  # fmt: skip
+"""How figures are written, by their units."""
+
+
+def columns(kind: type, names: str, **shown: Callable[[Any], str]) -> list[Column]:
+    """Columns of these fields, called and written as their figures say; `shown` has what other fields show of a row."""
+    figures = dict(terms())
+    return [_column(name, figures[f"{kind.__name__}.{name}"], shown.get(name)) for name in names.split()]
+
+
+def _column(name: str, figure_: Figure, show: Callable[[Any], str] | None) -> Column:
+    def shown(row: Any, now: float) -> str:
+        value = getattr(row, name)
+        if figure_.unit == "ago":
+            return ago(value, now)
+        return value if isinstance(value, str) else FORMATS[figure_.unit](value)
+
+    return Column(figure_.title.lower(), shown if show is None else lambda row, now: show(row))
+
+
+def _held(name: str) -> Callable[[Any], str]:
+    return lambda row: f"{count(getattr(row, name))} {kinds.held_in(row.storage)}"
+
+
+TABLES = [
+    Column("table", lambda row, now: row.name),
+    Column("storage", lambda row, now: row.storage),
+    *columns(
+        TableRow,
+        "clients held_caches held_bytes full unused_samples samples overwritten_caches",
+        held_caches=_held("held_caches"),
+        full=lambda row: "no limit" if row.full is None else share(row.full),
+        overwritten_caches=_held("overwritten_caches"),
+    ),
+    Column("", lambda row, now: "; ".join(filter(None, (row.rate.draws_wait, row.rate.inserts_wait)))),
+]
+ACTORS = [
+    Column("actor", lambda row, now: row.name or row.label),
+    *columns(
+        ActorRow,
+        "client host table home steps steps_per_second episodes return_recent accepted_caches skipped_caches",
+        client=lambda row: row.client[:12],
+    ),
+]
+LEARNERS = [
+    Column(
+        "learner",
+        lambda row, now: row.name or (row.learner if row.learner.startswith("server:") else row.learner[:8]),
+    ),
+    *columns(LearnerRow, "where batches samples waiting_share last_seen"),
+]
+INFERENCE = [
+    Column("inference node", lambda row, now: row.name),
+    *columns(
+        InferenceRow,
+        "version clients rows_per_second batch_rows wait p50 p99 busy refused_per_second",
+        version=lambda row: count(row.version) + (f" ({row.behind} behind)" if row.behind else ""),
+    ),
+]
+STATES = {"down": "away", "unready": "not ready"}
+NODES = [
+    Column("node", lambda row, now: row.name or row.url),
+    *columns(
+        NodeRow,
+        "role state uptime cpu memory_bytes requests_per_second descriptors open refused took",
+        role=lambda row: row.role or NONE,
+        state=lambda row: STATES.get(row.state, row.state),
+        open=access,
+    ),
+    Column("", lambda row, now: "; ".join(row.reasons)),
+]
 
 
 def _head(seen: Overview) -> list[StyledLine]:
@@ -316,29 +389,13 @@ def _incomplete(seen: Overview) -> list[StyledLine]:
     return [StyledLine(escape(text), "yellow")]
 
 
-def _table(row: TableRow) -> tuple[str, ...]:
-    waits = [text for text in (row.draws_wait, row.inserts_wait) if text]
-    return (
-        row.name,
-        row.storage,
-        count(row.clients),
-        f"{count(row.held_caches)} {kinds.held_in(row.storage)}",
-        bytes_of(row.held_bytes),
-        "no limit" if row.full is None else share(row.full),
-        count(row.unused_samples),
-        count(row.samples),
-        f"{count(row.overwritten_caches)} {kinds.held_in(row.storage)}",
-        "; ".join(waits),
-    )
-
-
 def _actors(seen: Overview, actors: Sequence[ActorRow], most: int) -> list[StyledLine]:
     counts = seen.actors
     said = [f"{counts.active} active", f"{counts.silent} silent", f"{counts.lost} lost", f"{counts.gone} gone"]
     said += [f"{counts.missing} of {counts.expected} missing"] if counts.expected else []
     busiest = sorted((row for row in actors if row.state == "active"), key=lambda row: -row.steps_per_second)
     silent = sorted((row for row in actors if row.state == "silent"), key=lambda row: -row.last_seen)
-    found = _section(f"actors: {', '.join(said)}", [_actor(row) for row in busiest[:most]], ACTOR_TITLES)
+    found = _section(ACTORS, busiest[:most], seen.time, f"actors: {', '.join(said)}")
     for row in silent[:most]:
         who = f"{escape(row.name) or row.label} host {escape(row.host) or NONE} server {escape(row.home) or NONE}"
         found.append(StyledLine(f"silent: {who}, last seen {ago(row.last_seen, seen.time)}", "yellow"))
@@ -347,74 +404,19 @@ def _actors(seen: Overview, actors: Sequence[ActorRow], most: int) -> list[Style
     return found if busiest else [StyledLine(""), StyledLine(f"actors: {', '.join(said)}", "bold"), *found]
 
 
-def _actor(row: ActorRow) -> tuple[str, ...]:
-    return (
-        row.name or row.label,
-        row.client[:12],
-        row.host,
-        row.table,
-        row.home,
-        count(row.steps),
-        figure(row.steps_per_second),
-        count(row.episodes),
-        figure(row.return_recent),
-        count(row.accepted_caches),
-        count(row.skipped_caches),
-    )
+def _cells(columns: Sequence[Column], row: Any, now: float) -> list[str]:
+    """What a row shows. A node that is away has no figures: what it said last is of before."""
+    if isinstance(row, NodeRow) and row.state == "down":
+        said = row.name or row.url, row.role or NONE, STATES["down"]
+        why = f"since {ago(row.since, now)}: {'; '.join(row.reasons)}"
+        return [*said, *[NONE] * 5, access(row), NONE, NONE, why]
+    return [column.show(row, now) for column in columns]
 
 
-def _learner(row: LearnerRow, now: float) -> tuple[str, ...]:
-    who = row.name or (row.learner if row.learner.startswith("server:") else row.learner[:8])
-    return who, row.where, count(row.batches), count(row.samples), share(row.waiting_share), ago(row.last_seen, now)
-
-
-def _inference(row: InferenceRow) -> tuple[str, ...]:
-    return (
-        row.name,
-        count(row.version) + (f" ({row.behind} behind)" if row.behind else ""),
-        count(row.clients),
-        figure(row.rows_per_second),
-        figure(row.batch_rows),
-        duration(row.wait),
-        duration(row.p50),
-        duration(row.p99),
-        share(row.busy),
-        figure(row.refused_per_second),
-    )
-
-
-def _node(row: NodeRow, now: float) -> tuple[str, ...]:
-    """A node that is away has no figures: what it said last is of before."""
-    name, role = row.name or row.url, row.role or NONE
-    if row.state == "down":
-        reasons = "; ".join(row.reasons)
-        return (name, role, "away", *[NONE] * 5, access(row), NONE, NONE, f"since {ago(row.since, now)}: {reasons}")
-    return (
-        name,
-        role,
-        "not ready" if row.state == "unready" else row.state,
-        duration(row.uptime),
-        share(row.cpu),
-        bytes_of(row.memory_bytes),
-        figure(row.requests_per_second),
-        count(row.descriptors),
-        access(row),
-        count(row.refused),
-        duration(row.took),
-        "; ".join(row.reasons),
-    )
-
-
-def access(row: NodeRow) -> str:
-    """What a peer needs to come in."""
-    if row.open:
-        return "everybody"
-    return NONE if row.keys is None else "keys" if row.keys else "this machine"
-
-
-def _section(title: str, rows: Iterable[Sequence[str]], heads: Sequence[str]) -> list[StyledLine]:
+def _section(columns: Sequence[Column], rows: Iterable[Any], now: float, title: str = "") -> list[StyledLine]:
     """A title and aligned columns below it: numbers to the right. Nothing where there are no rows."""
-    shown = [[escape(cell) or NONE for cell in row[:-1]] + [escape(row[-1])] for row in rows]
+    told, heads = [_cells(columns, row, now) for row in rows], [column.title for column in columns]
+    shown = [[escape(cell) or NONE for cell in row[:-1]] + [escape(row[-1])] for row in told]
     if not shown:
         return []
     widths = [max(map(len, column)) for column in zip(heads, *shown, strict=True)]
@@ -424,7 +426,7 @@ def _section(title: str, rows: Iterable[Sequence[str]], heads: Sequence[str]) ->
         placed = zip(cells, widths, is_right, strict=True)
         return "  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in placed).rstrip()
 
-    title_line = [StyledLine(""), StyledLine(title, "bold")] if title.startswith("actors") else [StyledLine("")]
+    title_line = [StyledLine(""), StyledLine(title, "bold")] if title else [StyledLine("")]
     body = [StyledLine(aligned(row), "red" if "away" in row[2:3] else "") for row in shown]
     return [*title_line, StyledLine(aligned(heads), "dim"), *body]
 

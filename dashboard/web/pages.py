@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import html
 import importlib.resources
+import json
 import logging
 import re
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from importlib.resources.abc import Traversable
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+
+from memoire.dashboard.collect.answers import terms
 
 from .access import error
 
@@ -52,10 +55,20 @@ class StaticFile:
 def load() -> dict[str, StaticFile]:
     """Path under /static/ and file, all in memory: what is not in here cannot be asked for."""
     files = dict(_own(importlib.resources.files("memoire.dashboard") / "static", ""))
+    files["terms.js"] = StaticFile(b"export const TERMS = " + terms_as_json() + b";\n", KINDS["js"])
     for path, name in VENDOR.items():
         files[path] = StaticFile(vendored(name), KINDS[path.rpartition(".")[2]])
     files["index.html"] = preloading(files)
     return files
+
+
+def terms_as_json() -> bytes:
+    """What figures mean, for pages, by name: title, text, unit, formula and the page of the documentation."""
+    found = {
+        name: {"title": each.title, "text": each.help, "unit": each.unit, "formula": each.formula, "docs": each.docs}
+        for name, each in terms()
+    }
+    return json.dumps(found, ensure_ascii=False).encode()
 
 
 def preloading(files: dict[str, StaticFile]) -> StaticFile:

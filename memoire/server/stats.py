@@ -160,7 +160,7 @@ class TableStats:
     # fmt: off
     name: str
     storage: str
-    clients: Annotated[int, gauge("table_clients", "Actors", "Clients of the table that have not left.")]
+    clients: Annotated[int, gauge("table_clients", "Actors", "Clients of the table that have not left.", curve=True)]
     episodes: Annotated[int, counter("table_episodes", "Episodes", "Episodes of this run that clients closed for the "
         "table.")]
     steps: Annotated[int, counter("table_steps", "Steps", "Entries of this run that clients recorded for the table.")]
@@ -196,9 +196,10 @@ class TableStats:
         "behind the newest one, or they were above max_age.", docs="on-policy.md")]
     parameters_version: Annotated[int, gauge("parameters_version", "Parameters", "One more with each change of the "
         "parameters.", adds="max")]
-    samples_per_insert: Annotated[float, gauge("samples_per_insert_target", "Samples per insert, wanted",
+    samples_per_insert_target: Annotated[float, gauge("samples_per_insert_target", "Samples per insert, wanted",
         "How many samples should be drawn for each entry: the parameter samples_per_insert of the table.",
-        docs="rate.md", adds="last")]
+        docs="rate.md", adds="last"), gauge("table_samples_per_insert_target", "Samples per insert, wanted",
+        "Samples that should be drawn from a table for each step: samples_per_insert.", of="cluster")]
     rate: RateStats
     """How drawing stands beside recording, and who waits for what."""
     freshness: Freshness | None
@@ -379,7 +380,7 @@ def table_stats(
         stale=pool.stale + sums["stale"],
         lost_feedback=sums["lost_feedback"],
         parameters_version=version,
-        samples_per_insert=table.parameters.samples_per_insert,
+        samples_per_insert_target=table.parameters.samples_per_insert,
         rate=table.limiter.stats(),
         freshness=freshness,
         prompts=None if table.prompts is None else table.prompts.figures(),

@@ -185,34 +185,44 @@ PARTS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Freshness:
-    """How fresh the samples of one recent batch were."""
+class SampleFreshness:
+    """How fresh the samples of recent batches are; None where that is not known."""
 
     # fmt: off
-    age_median: Annotated[float, gauge("sample_age_median_seconds", "Age of samples", "Median age of the samples of a "
-        "recent batch, in seconds since their entries were added.", adds="max", curve=True)]
-    age_p90: Annotated[float, gauge("sample_age_p90_seconds", "Age of old samples", "Age that 90 % of a recent batch "
-        "stay below.", adds="max", curve=True)]
-    age_max: Annotated[float, gauge("sample_age_max_seconds", "Greatest age", "Age of the oldest sample of a recent "
-        "batch.", adds="max", curve=True)]
+    age_median: Annotated[float | None, gauge("sample_age_median_seconds", "Age of samples",
+        "Median age of the samples of a recent batch, in seconds since their entries were added.", adds="max",
+        curve=True)] = None
+    age_p90: Annotated[float | None, gauge("sample_age_p90_seconds", "Age of old samples",
+        "Age that 90 % of a recent batch stay below.", adds="max", curve=True)] = None
+    age_max: Annotated[float | None, gauge("sample_age_max_seconds", "Greatest age", "Age of the oldest sample of a "
+        "recent batch.", adds="max", curve=True)] = None
     lag_mean: Annotated[float | None, gauge("sample_model_lag_mean", "Models behind", "Mean of model versions between "
         "acting and learning, in a recent batch.", formula="newest version - version that acted", docs="on-policy.md",
-        adds="max", curve=True)]
+        adds="max", curve=True)] = None
     """None where no model was published."""
     lag_max: Annotated[float | None, gauge("sample_model_lag_max", "Most models behind",
-        "Most model versions between acting and learning, in a recent batch.", adds="max", curve=True)]
-    left_out: Annotated[float, gauge("left_out_ratio", "Weight left out", "Share of all weight that a recent batch "
-        "could not draw from, because the actors that have it sent no cache that is still unused.",
-        formula="1 - reachable weight ÷ all weight", docs="sampling.md", adds="max", curve=True)]
-    effective: Annotated[float, gauge("sample_effective_ratio", "Distinct weight of a batch",
+        "Most model versions between acting and learning, in a recent batch.", adds="max", curve=True)] = None
+    left_out: Annotated[float | None, gauge("left_out_ratio", "Weight left out", "Share of all weight that a recent "
+        "batch could not draw from, because the actors that have it sent no cache that is still unused.",
+        formula="1 - reachable weight ÷ all weight", docs="sampling.md", adds="max", curve=True),
+        gauge("sample_left_out_ratio", "Weight left out", "Share of all weight that recent draws could not draw from; "
+        "of several learners the largest.", of="cluster")] = None
+    effective: Annotated[float | None, gauge("sample_effective_ratio", "Distinct weight of a batch",
         "Effective size of a recent batch as a share of its samples: 100 % means that all samples count alike by their "
-        "importance.", formula="(Σ importance)² ÷ (B Σ importance²)", docs="sampling.md", adds="min", curve=True)]
+        "importance.", formula="(Σ importance)² ÷ (B Σ importance²)", docs="sampling.md", adds="min",
+        curve=True)] = None
     """Kish, 1965."""
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freshness(SampleFreshness):
+    """How fresh the samples of one recent batch were."""
+
     ages: tuple[float, ...]
     """Ages that `PARTS` of the samples stay below, in seconds."""
     weights: tuple[float, ...]
     """Weights that `PARTS` of the samples stay below: what they were drawn in proportion to."""
-    # fmt: on
 
 
 class FreshnessMonitor:

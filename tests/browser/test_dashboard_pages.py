@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import memoire
+from memoire.dashboard.collect.answers import terms
 from memoire.dashboard.terminal import top
 from memoire.nodes.http import NodePages
 from memoire.wire import messages
@@ -127,14 +128,14 @@ def test_a_figure_explains_itself_by_pointer_touch_and_keyboard(browser, board):
 def test_every_name_that_is_shown_has_an_explanation(browser, board, node):
     """A name without one would be plain text, and a misspelt one too."""
     source = Path(pages.__file__).parent.parent / "static"
-    known = set(re.findall(r"^  (\w+): \{title", (source / "terms.js").read_text(), re.M))
+    known = dict(terms())
     named = {
         name
         for path in (source / "pages").glob("*.js")
-        for name in re.findall(r"\bterm(?:\(|: )\"(\w+)\"", path.read_text())
+        for name in re.findall(r"\b(?:term|column)(?:\(|: )\"([\w.]+)\"", path.read_text())
     }
-    assert len(known) > 30 and named <= known
-    docs = set(re.findall(r'docs: "([^"]+)"', (source / "terms.js").read_text()))
+    assert len(named) > 30 and named <= known.keys()
+    docs = {figure.docs for figure in known.values() if figure.docs}
     folder = Path(__file__).parents[2] / "docs"
     assert [each for each in sorted(docs) if not (folder / each).exists()] == []
 

@@ -15,7 +15,6 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -507,7 +506,6 @@ def test_the_dashboards_metrics_are_its_catalogue(small):
     found = {name for name in re.findall(r"^# HELP (\S+) ", text, re.M) if not name.startswith(("process_", "python_"))}
     assert found == metrics.names()
     assert "\nmemoire_cluster_steps_total 120.0\n" in text and 'memoire_cluster_actors{state="active"} 3.0' in text
-    assert metrics.table() in (Path(__file__).parents[2] / "docs" / "dashboard.md").read_text(encoding="utf-8")
     if shutil.which("promtool"):
         done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=100)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -13,7 +13,7 @@ from memoire.dashboard.collect.cluster import FULL, until
 from memoire.dashboard.collect.history import History
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.terminal.log_tail import tail
-from memoire.dashboard.terminal.top import _section
+from memoire.dashboard.terminal.top import Column, _section
 from memoire.dashboard.web.access import MAX_BODY_BYTES, too_long
 from memoire.dashboard.web.serve import Dashboard
 from memoire.errors import ParameterError, ProtocolError
@@ -52,7 +52,9 @@ def test_lines_are_followed_with_a_pause_and_a_deadline(every, timeout):
 
 def test_a_line_of_a_node_that_is_down_is_red_and_others_are_not():
     rows = [("a", "server", "away", "1"), ("away", "server", "up", "2"), ("c", "away", "up", "3")]
-    lines = _section("nodes", rows, ("node", "role", "state", "load"))
+    titles = ("node", "role", "state", "load")
+    columns = [Column(title, lambda row, now, at=at: row[at]) for at, title in enumerate(titles)]
+    lines = _section(columns, rows, 0.0)
     assert [(line.text.split()[0], line.style) for line in lines[2:]] == [("a", "red"), ("away", ""), ("c", "")]
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from memoire.accounting.account import Totals
 from memoire.dashboard.collect.actors import MAX_RUNS, ActorList, KeptRun, RunLedgers
-from memoire.dashboard.collect.answers import LearnerRow, NodeRow, SampleFreshness, TableRow
+from memoire.dashboard.collect.answers import LearnerRow, NodeRow, TableRow
 from memoire.dashboard.collect.cluster import FULL, Cluster, Forecasts, until
 from memoire.dashboard.collect.counters import (
     LONG_WINDOW,
@@ -21,6 +21,7 @@ from memoire.dashboard.collect.counters import (
 from memoire.dashboard.collect.overview import freshness_of, learning_of, open_addresses, tables_of
 from memoire.dashboard.settings import Settings
 from memoire.figures import BOUNDS
+from memoire.tables.inspection import SampleFreshness
 from memoire.wire.frames import name_hash
 from memoire.wire.rows import ACCOUNT
 
@@ -231,7 +232,7 @@ def test_the_list_of_actors_is_made_once_a_second_unless_accounts_change():
 
 def of_table(**figures):
     rate = {"draws_wait": "", "inserts_wait": ""}
-    return {"storage": "caches", "samples_per_insert": 2.0, "rate": rate, "freshness": None} | figures
+    return {"storage": "caches", "samples_per_insert_target": 2.0, "rate": rate, "freshness": None} | figures
 
 
 def test_a_table_is_the_sum_of_its_servers_and_as_full_as_its_fuller_limit():
@@ -241,7 +242,12 @@ def test_a_table_is_the_sum_of_its_servers_and_as_full_as_its_fuller_limit():
         [server("a", tables={"t": a}), server("b", tables={"t": b, "u": of_table()}), server("c")]
     )
     assert (found.held_bytes, found.byte_limit, found.clients, found.samples) == (40, 200, 2, 0)
-    assert (found.full, found.inserts_wait, found.draws_wait, sorted(found.facts)) == (0.5, "x", "", ["a", "b"])
+    assert (found.full, found.rate.inserts_wait, found.rate.draws_wait, sorted(found.facts)) == (
+        0.5,
+        "x",
+        "",
+        ["a", "b"],
+    )
     assert (other.name, other.full) == ("u", None)
 
 

@@ -11,7 +11,7 @@ from memoire.dashboard.collect.actors import acting_versions, behind
 from memoire.dashboard.collect.answers import StartsRow
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.counters import NodeAnswer, NodeState
-from memoire.dashboard.collect.overview import MAX_LINEAGE, STATES, prompts_of, starts_of
+from memoire.dashboard.collect.overview import MAX_LINEAGE, prompts_of, starts_of
 from memoire.dashboard.settings import Settings
 from memoire.figures import BOUNDS
 
@@ -42,7 +42,7 @@ def rollouts(now, *, stale=0, taken=100, **changes):
     rate = {"draws_wait": "", "inserts_wait": ""}
     fresh = {"lag_mean": 1.5, "lag_max": 4.0, "age_median": 1.0, "age_p90": 2.0, "age_max": 3.0, "left_out": 0.0, "effective": 1.0}  # fmt: skip
     table = {
-        "storage": "rollouts", "samples_per_insert": 0.0, "steps": 200 * now, "samples": taken * now, "batches": now,
+        "storage": "rollouts", "samples_per_insert_target": 0.0, "steps": 200 * now, "samples": taken * now, "batches": now,
         "passed_over_samples": stale * now, "rate": rate, "freshness": fresh,
     }  # fmt: skip
     stats = {"name": "s", "run": "r", "epoch": 1, "tables": {"rollouts": table}, "models": {"policy": 5}}
@@ -146,8 +146,7 @@ def test_nothing_that_a_user_s_program_says_of_start_states_breaks_the_overview(
 
 def test_ranks_and_holders_of_several_servers_are_added_up():
     def node(name, state="up", **changed):
-        figures = dict.fromkeys((*STATES, "given", "workers", "oldest_lease", "expired", "late", "failed", "stale"), 0)
-        figures |= {"replayable": 0, "tokens_drawn": 0, "lag": 0} | changed
+        figures = {"given": 0, "oldest_lease": 0.0, "lag": 0} | changed
         found = NodeState(f"http://{name}", 0.0, state=state, name=name)
         found.status = {"stats": {"tables": {"math": {"prompts": figures}, "other": {"prompts": None}}}}
         return found
@@ -158,7 +157,7 @@ def test_ranks_and_holders_of_several_servers_are_added_up():
     )
     two = node("b", ready=1, given=2, leased=1, oldest_lease=4.0, lag=5, rank_tokens=[1], reasons={"full": 2})
     (row,) = prompts_of([one, two, node("c", "down", ready=50, given=50)])
-    assert (row.table, row.servers, row.given, row.states["ready"], row.states["leased"]) == ("math", 2, 5, 4, 1)
-    assert (row.oldest_lease, row.lag, row.rank_tokens, row.reasons) == (9.0, 5, [6, 7], {"full": 3})
+    assert (row.table, row.servers, row.given, row.ready, row.leased) == ("math", 2, 5, 4, 1)
+    assert (row.oldest_lease, row.lag, row.rank_tokens, row.reasons) == (9.0, 5, (6, 7), {"full": 3})
     assert [(each.worker, each.server) for each in row.holders] == [("ab", "a")]
     assert prompts_of([node("c", "down")]) == []

@@ -20,13 +20,14 @@ from memoire.dashboard.collect.answers import (
     NodeRow,
     Overview,
     Rates,
-    SampleFreshness,
+    terms,
 )
 from memoire.dashboard.collect.verdict import Verdict
 from memoire.dashboard.terminal import log_tail, top
 from memoire.errors import EndpointError, ParameterError
 from memoire.nodes.http import NodePages
 from memoire.tables import registry as kinds
+from memoire.tables.inspection import SampleFreshness
 from netkit import Cluster, record, until
 
 TOKEN = "a-token-that-nobody-knows"
@@ -284,11 +285,11 @@ def test_a_node_that_is_away_shows_no_figure_of_before_and_tables_say_what_is_mi
 
 def test_columns_are_called_as_in_the_pages():
     static = Path(top.__file__).parent.parent / "static"
-    pages = [*(static / "pages").glob("*.js"), static / "terms.js"]
-    called = {title.lower() for path in pages for title in re.findall(r'title: "([^"]+)"', path.read_text("utf-8"))}
-    rows = (top.TABLE_TITLES, top.ACTOR_TITLES, top.LEARNER_TITLES, top.INFERENCE_TITLES, top.NODE_TITLES)
-    heads = {head for row in rows for head in row if head}
-    assert heads <= called
+    called = {figure.title.lower() for _, figure in terms()}
+    for path in (static / "pages").glob("*.js"):
+        called |= {title.lower() for title in re.findall(r'title: "([^"]+)"', path.read_text("utf-8"))}
+    rows = (top.TABLES, top.ACTORS, top.LEARNERS, top.INFERENCE, top.NODES)
+    assert {column.title for row in rows for column in row if column.title} <= called
 
 
 def test_what_a_table_holds_is_called_as_in_the_pages():

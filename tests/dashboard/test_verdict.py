@@ -140,7 +140,7 @@ def test_verdicts_are_those_of_the_plain_rule_the_worst_first(s):
 
 def table(steps, samples, asked):
     return {
-        "storage": "caches", "samples_per_insert": asked, "steps": steps, "samples": samples, "batches": samples,
+        "storage": "caches", "samples_per_insert_target": asked, "steps": steps, "samples": samples, "batches": samples,
         "rate": {"draws_wait": "", "inserts_wait": ""}, "freshness": None,
     }  # fmt: skip
 

@@ -24,7 +24,6 @@ from memoire.figures import (
     total,
     within,
 )
-from memoire.server.stats import ServerStats, TableStats
 
 ANSWERS = counter("answers", "Answers", "Answers, by outcome.", label="outcome")
 
@@ -39,12 +38,18 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
+class Place:
+    name: str
+    depth: Annotated[int, gauge("place_depth", "Depth", "Depth of a place.")]
+
+
+@dataclasses.dataclass(frozen=True)
 class Whole:
     name: Annotated[str, gauge("whole_info", "Name", "1, with its name.", label="name", adds="last")]
-    own: Part
+    own: Annotated[Part, within("own_")]
     far: Annotated[Part | None, within("far_", "a part", "a far part")]
     parts: Annotated[Mapping[str, Part], by("part")]
-    listed: Annotated[tuple[Part, ...], by("place", "name")]
+    listed: Annotated[tuple[Place, ...], by("place", "name")]
     times: Annotated[dict[str, Timing], histogram("time_seconds", "Time", "Seconds.", label="type")]
     trouble: Annotated[str, gauge("troubled", "Trouble", "1 while there is trouble.", adds="any")]
     people: Annotated[tuple[str, ...], gauge("people", "People", "Who is there.", adds="join")]
@@ -64,7 +69,7 @@ def timing(seconds: float, first: int) -> Timing:
 def whole(**changes: Any) -> Whole:
     given = {
         "name": "one", "own": Part("own", 1, None, 5, 6), "far": None, "parts": {"x": Part("x", 2), "y": Part("y", 3, 4.0)},
-        "listed": (Part("l", 7),), "times": {"A": timing(2.0, 3)}, "trouble": "", "people": ("ann", "bob"),
+        "listed": (Place("l", 7),), "times": {"A": timing(2.0, 3)}, "trouble": "", "people": ("ann", "bob"),
         "topics": {f"topic-{number:03}": number for number in range(100)},
     }  # fmt: skip
     return Whole(**given | changes)
@@ -80,8 +85,8 @@ def values(stats: Any, of: str = "") -> dict[str, dict[tuple[str, ...], Any]]:
 
 def test_each_metric_shows_the_field_that_declares_it() -> None:
     found = values(whole())
-    assert found["part_seen"] == {(): 1, ("x",): 2, ("y",): 3, ("l",): 7}
-    assert found["answers"][("good",)] == 5 and found["answers"][("bad",)] == 6
+    assert found["part_seen"] == {("x",): 2, ("y",): 3} and found["place_depth"] == {("l",): 7}
+    assert found["own_part_seen"] == {(): 1} and found["own_answers"] == {("good",): 5, ("bad",): 6}
     assert found["part_age_seconds"] == {("y",): 4.0} and found["far_part_seen"] == {}
     assert found["whole_info"] == {("one",): 1} and found["people"] == {(): 2}
     assert (found["troubled"], found["calm"]) == ({(): 0.0}, {(): 1.0})
@@ -92,12 +97,12 @@ def test_each_metric_shows_the_field_that_declares_it() -> None:
 def test_metrics_of_a_cluster_take_the_place_of_those_of_a_node() -> None:
     assert "good_answers" not in values(Part("p", 1))
     found = values(Part("p", 1, None, 5, 6), "cluster")
-    assert found["good_answers"] == {(): 5} and found["answers"] == {("bad",): 6}
+    assert found["cluster_good_answers"] == {(): 5} and found["cluster_answers"] == {("bad",): 6}
 
 
 def test_what_lies_within_has_its_own_words() -> None:
     assert catalogue(Whole)["far_part_seen"][0].figure.help == "What a far part saw."
-    assert catalogue(Whole)["part_seen"][1].labels == ("part",)
+    assert catalogue(Whole)["part_seen"][0].labels == ("part",)
 
 
 def test_parts_add_up_as_their_figures_say() -> None:
@@ -121,8 +126,11 @@ def test_a_part_of_an_older_version_adds_nothing_to_what_it_does_not_know() -> N
     assert total(Part, [{"name": "empty"}]) == Part("empty", 0)
 
 
-@pytest.mark.parametrize("stats", [ServerStats, TableStats])
-def test_all_that_several_fields_make_up_is_of_one_kind_with_the_same_labels(stats: type) -> None:
-    for name, sources in catalogue(stats).items():
-        assert len({(each.figure.kind, each.labels) for each in sources}) == 1, name
-        assert sources[0].figure.help.endswith(".") and sources[0].figure.title, name
+def test_fields_that_make_up_one_metric_have_one_kind_and_the_same_labels() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Wrong:
+        good: Annotated[int, ANSWERS("good")]
+        bad: Annotated[int, counter("answers", "Answers", "Answers.")]
+
+    with pytest.raises(AssertionError, match="parts of answers differ"):
+        catalogue(Wrong)

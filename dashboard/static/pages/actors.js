@@ -3,7 +3,7 @@ import {get} from "../api.js";
 import {makeChart} from "../charts.js";
 import {fill, h, patch, say} from "../dom.js";
 import {ago, bytes, clock, count, figure, NONE, raw, words} from "../format.js";
-import {explained, term} from "../help.js";
+import {column, explained, term} from "../help.js";
 import {histogram} from "../histogram.js";
 import {cell, choice, empty, every, facts, problem, searchField, table} from "../parts.js";
 import {address, remember} from "../router.js";
@@ -12,29 +12,23 @@ const LIMIT = 100;
 const MOST_EPISODES = 1000; // in the curves of one actor
 const NEWEST = 20; // of them in words
 const now = () => Date.now() / 1000;
+const text = {number: false, format: null};
 const COLUMNS = [
   {name: "label", title: "Actor", value: (row) => actorLink(row.client, row.name || row.label)},
-  {name: "client", title: "Id", value: (row) => h("span.mono", row.client), isExtra: true},
-  {name: "state", title: "State", value: (row) => h(`span.state.${row.state}`, row.state)},
-  {name: "host", title: "Host", value: (row) => row.host},
-  {name: "home", title: "Server", value: (row) => row.home},
-  {name: "table", title: "Table", value: (row) => row.table},
+  column("ActorRow.client", {...text, value: (row) => h("span.mono", row.client), isExtra: true}),
+  column("ActorRow.state", {...text, value: (row) => h(`span.state.${row.state}`, row.state)}),
+  ...["host", "home", "table"].map((name) => column(`ActorRow.${name}`, {...text, value: (row) => row[name]})),
   {name: "first_seen", title: "First seen", value: (row) => clock(row.first_seen), number: true, isExtra: true},
   {name: "last_seen", title: "Last seen", value: (row) => ago(row.last_seen, now()), number: true},
-  {name: "episodes", title: "Episodes", format: count},
-  {name: "steps", title: "Steps", format: count},
-  {name: "steps_per_second", title: "Steps/s", format: figure},
-  {name: "return_recent", title: "Return, last 20", format: figure},
-  {name: "return_mean", title: "Return, whole run", format: figure, isExtra: true},
-  {name: "pushed_caches", title: "Caches pushed", term: "pushed", format: count, isExtra: true},
-  {name: "accepted_caches", title: "Caches", term: "caches", format: count},
-  {name: "rejected_caches", title: "Rejected", term: "rejected", format: count, isExtra: true},
-  {name: "lost_caches", title: "Lost", term: "lost", format: count, isExtra: true},
-  {name: "skipped_caches", title: "Skipped", term: "skipped", format: count},
-  {name: "generated_bytes", title: "Recorded", format: bytes, isExtra: true},
-  {name: "received_bytes", title: "Received", format: bytes},
-  {name: "dropped_lines", title: "Log lines dropped", term: "log_lines_dropped", format: count, isExtra: true},
-].map((column) => (column.format ? {value: (row) => column.format(row[column.name]), number: true, ...column} : column));
+  ...["episodes", "steps", "steps_per_second", "return_recent"].map((name) => column(`ActorRow.${name}`)),
+  ...["return_mean", "pushed_caches"].map((name) => column(`ActorRow.${name}`, {isExtra: true})),
+  column("ActorRow.accepted_caches"),
+  ...["rejected_caches", "lost_caches"].map((name) => column(`ActorRow.${name}`, {isExtra: true})),
+  column("ActorRow.skipped_caches"),
+  column("ActorRow.generated_bytes", {isExtra: true}),
+  column("ActorRow.received_bytes"),
+  column("ActorRow.dropped_lines", {isExtra: true}),
+];
 const USUAL = COLUMNS.filter(({isExtra}) => !isExtra).map(({name}) => name);
 const SPREAD = "steps_per_second"; // by what they are spread, where they are sorted by what is no figure
 
@@ -183,20 +177,20 @@ function about({actor}) {
     ["table", actor.table || NONE],
     ["first seen", clock(actor.first_seen)],
     ["last seen", ago(actor.last_seen, now())],
-    [term("episodes", "episodes"), count(actor.episodes)],
-    [term("steps", "steps"), `${count(actor.steps)} (${figure(actor.steps_per_second)}/s)`],
-    [term("return_recent", "return, last 20"), figure(actor.return_recent)],
-    [term("return_mean", "return, whole run"), figure(actor.return_mean)],
+    [term("Totals.episodes", "episodes"), count(actor.episodes)],
+    [term("Totals.steps", "steps"), `${count(actor.steps)} (${figure(actor.steps_per_second)}/s)`],
+    [term("ActorRow.return_recent", "return, last 20"), figure(actor.return_recent)],
+    [term("ActorRow.return_mean", "return, whole run"), figure(actor.return_mean)],
   ]);
   const ways = facts([
-    [term("pushed", "caches pushed"), count(actor.pushed_caches)],
-    [term("caches", "accepted"), count(actor.accepted_caches)],
-    [term("rejected", "rejected"), count(actor.rejected_caches)],
-    [term("lost", "lost"), count(actor.lost_caches)],
-    [term("skipped", "skipped"), count(actor.skipped_caches)],
-    [term("generated_bytes", "recorded"), bytes(actor.generated_bytes)],
-    [term("received_bytes", "received"), bytes(actor.received_bytes)],
-    [term("log_lines_dropped", "log lines dropped"), count(actor.dropped_lines)],
+    [term("Totals.pushed_caches", "caches pushed"), count(actor.pushed_caches)],
+    [term("Totals.accepted_caches", "accepted"), count(actor.accepted_caches)],
+    [term("Totals.rejected_caches", "rejected"), count(actor.rejected_caches)],
+    [term("Totals.lost_caches", "lost"), count(actor.lost_caches)],
+    [term("Totals.skipped_caches", "skipped"), count(actor.skipped_caches)],
+    [term("Totals.generated_bytes", "recorded"), bytes(actor.generated_bytes)],
+    [term("Totals.received_bytes", "received"), bytes(actor.received_bytes)],
+    [term("Totals.dropped_lines", "log lines dropped"), count(actor.dropped_lines)],
   ]);
   const logs = h("a", {href: address("logs", {label: actor.label})}, "its log lines");
   return h("div.grid", h("section.card", h("h2", "Actor ", h("span.mono", actor.name || actor.label)), main, h("p", logs)),

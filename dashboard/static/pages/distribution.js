@@ -30,7 +30,7 @@ export function makeDistribution() {
 function size({effective, population, looked, held, storage, servers, missing}) {
   const part = population > 0 && effective !== null ? Math.min(1, effective / population) : null;
   const kind = storage === "caches" ? "samples" : "entries";
-  return h("section.card", h("h2", term("effective_size")),
+  return h("section.card", h("h2", term("ClusterDistribution.effective")),
     h("p.answer", part === null ? "Not known" : `Draws spread as over ${count(Math.round(effective))} equal entries, of ${count(population)} (${share(part)})`),
     part !== null && part < FEW && h("p", "A few entries are drawn again and again: a lower priority_exponent spreads the draws."),
     facts([
@@ -41,13 +41,13 @@ function size({effective, population, looked, held, storage, servers, missing}) 
 }
 
 function weights({weights: found, storage}) {
-  return h("section.card", h("h2", term("weight", "Weights")),
+  return h("section.card", h("h2", term("HeldSample.weight", "Weights")),
     h("p.answer", ends(found, figure)), spreadOf(found, "Weights", figure),
     h("p.quiet", WEIGHED[storage]));
 }
 
 function ages({ages: found}) {
-  return h("section.card", h("h2", term("age", "Ages")),
+  return h("section.card", h("h2", term("HeldSample.age", "Ages")),
     h("p.answer", ends(found, duration)), spreadOf(found, "Ages", duration),
     h("p.quiet", "Since the entries were recorded."));
 }

@@ -4,7 +4,7 @@ import {lineOf, makeChart} from "../charts.js";
 import {withGaps} from "../curves.js";
 import {fill, h, patch} from "../dom.js";
 import {count, duration, figure, share} from "../format.js";
-import {term} from "../help.js";
+import {column, term} from "../help.js";
 import {choice, every, showProblem, table} from "../parts.js";
 import {RANGES, spanOf} from "../ranges.js";
 import {address, remember} from "../router.js";
@@ -14,28 +14,23 @@ const FULL = 0.9; // share of its time from which a node has no room for more
 const REASONS = {full: "full", everyone: "everyone asked", wait: "waited long enough"};
 
 const CHARTS = [
-  {name: "rows_per_second", title: "Rows", unit: "per second", named: "inference_rows"},
-  {name: "batch_rows", title: "Rows of a batch", unit: "mean", named: "batch_rows", top: 1},
-  {name: "p50", title: "Time of an answer", unit: "half of them take less", named: "answer_of_inference", format: duration},
-  {name: "p99", title: "Time of slow answers", unit: "99 in 100 take less", named: "answer_of_inference", format: duration},
-  {name: "wait", title: "Wait for a batch", unit: "mean of the requests", named: "batch_wait", format: duration},
-  {name: "busy", title: "Busy", unit: "share of a node's time", named: "inference_busy", format: share, top: 1},
-  {name: "version", title: "Model", unit: "version, of each node", named: "inference_version", format: count},
-  {name: "queue_rows", title: "Rows that wait", named: "queue_rows", format: count},
-  {name: "refused_per_second", title: "Refused requests", unit: "per second", named: "inference_refused"},
-];
+  {name: "rows_per_second", title: "Rows", unit: "per second"},
+  {name: "batch_rows", title: "Rows of a batch", unit: "mean", top: 1},
+  {name: "p50", title: "Time of an answer", unit: "half of them take less"},
+  {name: "p99", title: "Time of slow answers", unit: "99 in 100 take less"},
+  {name: "wait", title: "Wait for a batch", unit: "mean of the requests"},
+  {name: "busy", unit: "share of a node's time", top: 1},
+  {name: "version", title: "Model", unit: "version, of each node"},
+  {name: "queue_rows"},
+  {name: "refused_per_second", title: "Refused requests", unit: "per second"},
+].map((each) => ({...column(`InferenceRow.${each.name}`), named: `InferenceRow.${each.name}`, ...each}));
 
 const COLUMNS = [
   {title: "Inference node", value: (row) => h("a", {href: address("nodes", {url: row.url})}, row.name)},
-  {title: "Version", term: "inference_version", value: version, number: true},
-  {title: "Clients", term: "inference_clients", value: (row) => count(row.clients), number: true},
-  {title: "Rows/s", term: "inference_rows", value: (row) => figure(row.rows_per_second), number: true},
-  {title: "Batch", term: "batch_rows", value: (row) => figure(row.batch_rows), number: true},
-  {title: "Wait", term: "batch_wait", value: (row) => duration(row.wait), number: true},
-  {title: "Answer, median", term: "answer_of_inference", value: (row) => duration(row.p50), number: true},
-  {title: "99 % below", value: (row) => duration(row.p99), number: true},
-  {title: "Busy", term: "inference_busy", value: (row) => h(row.busy > FULL ? "span.state.unready" : "span", share(row.busy)), number: true},
-  {title: "Refused/s", term: "inference_refused", value: (row) => figure(row.refused_per_second), number: true},
+  column("InferenceRow.version", {value: version}),
+  ...["clients", "rows_per_second", "batch_rows", "wait", "p50", "p99"].map((name) => column(`InferenceRow.${name}`)),
+  column("InferenceRow.busy", {value: (row) => h(row.busy > FULL ? "span.state.unready" : "span", share(row.busy))}),
+  column("InferenceRow.refused_per_second"),
   {title: "Refused, in all", value: refused, wrap: true},
 ];
 
@@ -52,7 +47,7 @@ function refused({refused: codes, failures, weights_failures: unread, expired}) 
 export function openInference({root, parameters, stream, signal}) {
   const state = Object.fromEntries(parameters);
   const [top, message, over] = [h("div", h("p.quiet", "Loading …")), h("div"), h("div", {hidden: true})];
-  const due = makeChart({title: "What makes batches due", unit: "share of the batches of all nodes", named: "batch_reason", format: share, top: 1, sync: "inference"});
+  const due = makeChart({title: "What makes batches due", unit: "share of the batches of all nodes", named: "InferenceRow.batches", format: share, top: 1, sync: "inference"});
   const charts = CHARTS.map((each) => ({...each, chart: makeChart({...each, sync: "inference"})}));
   const all = [...charts.slice(0, 2).map(({chart}) => chart), due, ...charts.slice(2).map(({chart}) => chart)];
   signal.addEventListener("abort", () => all.forEach((chart) => chart.close()));
@@ -95,12 +90,12 @@ const worst = (rows, name) => rows.reduce((most, row) => (row[name] !== null && 
 function shown({inference: rows, verdicts}) {
   const found = verdicts.filter(({code}) => code.startsWith("inference") || code === "waits_for_inference");
   const tiles = [
-    ["inference_rows", "Rows", `${figure(sumOf(rows, "rows_per_second"))} / s`, `${count(sumOf(rows, "clients"))} client${sumOf(rows, "clients") === 1 ? "" : "s"}, ${count(rows.length)} node${rows.length === 1 ? "" : "s"}`],
-    ["batch_rows", "Rows of a batch", figure(worst(rows, "batch_rows")), rows.length > 1 ? "the node with most" : "mean"],
-    ["answer_of_inference", "Answer, 99 % below", duration(worst(rows, "p99")), `half below ${duration(worst(rows, "p50"))}`],
-    ["batch_wait", "Wait for a batch", duration(worst(rows, "wait")), rows.length > 1 ? "of the slowest node" : "mean"],
-    ["inference_busy", "Busy", share(worst(rows, "busy")), rows.length > 1 ? "the busiest node" : "of its time"],
-    ["queue_rows", "Rows that wait", count(sumOf(rows, "queue_rows")), `${figure(sumOf(rows, "refused_per_second"))} / s refused`],
+    ["InferenceRow.rows_per_second", "Rows", `${figure(sumOf(rows, "rows_per_second"))} / s`, `${count(sumOf(rows, "clients"))} client${sumOf(rows, "clients") === 1 ? "" : "s"}, ${count(rows.length)} node${rows.length === 1 ? "" : "s"}`],
+    ["InferenceRow.batch_rows", "Rows of a batch", figure(worst(rows, "batch_rows")), rows.length > 1 ? "the node with most" : "mean"],
+    ["InferenceRow.p50", "Answer, 99 % below", duration(worst(rows, "p99")), `half below ${duration(worst(rows, "p50"))}`],
+    ["InferenceRow.wait", "Wait for a batch", duration(worst(rows, "wait")), rows.length > 1 ? "of the slowest node" : "mean"],
+    ["InferenceRow.busy", "Busy", share(worst(rows, "busy")), rows.length > 1 ? "the busiest node" : "of its time"],
+    ["InferenceRow.queue_rows", "Rows that wait", count(sumOf(rows, "queue_rows")), `${figure(sumOf(rows, "refused_per_second"))} / s refused`],
   ];
   return [
     found.map(({text, level}) => h(`p.away-note.${level}`, text)),

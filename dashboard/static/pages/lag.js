@@ -18,9 +18,9 @@ const COLUMNS = [
   {title: "Actor", value: (row) => h("a.mono", {href: address("actors", {id: row.client})}, row.name || row.label)},
   {title: "State", value: (row) => h(`span.state.${row.state}`, row.state)},
   {title: "Host", value: (row) => row.host || NONE},
-  {title: "Acted with", term: "acting_version", value: (row) => (row.model_version === null ? NONE : `version ${row.model_version}`), number: true},
-  {title: "Behind", term: "actor_lag", value: (row) => (row.model_lag === null ? NONE : row.model_lag ? count(row.model_lag) : "newest"), number: true},
-  {title: "Steps/s", term: "steps_per_second", value: (row) => figure(row.steps_per_second), number: true},
+  {title: "Acted with", term: "ActorRow.model_version", value: (row) => (row.model_version === null ? NONE : `version ${row.model_version}`), number: true},
+  {title: "Behind", term: "ActorRow.model_lag", value: (row) => (row.model_lag === null ? NONE : row.model_lag ? count(row.model_lag) : "newest"), number: true},
+  {title: "Steps/s", term: "ActorRow.steps_per_second", value: (row) => figure(row.steps_per_second), number: true},
   {title: "Reported", value: (row) => ago(row.last_seen, now()), number: true},
 ];
 
@@ -29,9 +29,9 @@ export function openLag({root, parameters, stream, signal}) {
   const message = h("div");
   const cards = h("div.grid.wide", h("p.quiet", "Loading …"));
   const list = h("div");
-  const acting = makeChart({title: "Models behind, of actors", unit: "versions", named: "actor_lag", sync: "lag"});
-  const learned = makeChart({title: "Models behind, of what was learned from", unit: "versions", named: "model_lag", sync: "lag"});
-  const stale = makeChart({title: "Too old to be learned from", unit: "share of what left the table", named: "stale_share", format: share, top: 0.1, sync: "lag"});
+  const acting = makeChart({title: "Models behind, of actors", unit: "versions", named: "ActorRow.model_lag", sync: "lag"});
+  const learned = makeChart({title: "Models behind, of what was learned from", unit: "versions", named: "HeldSample.model_lag", sync: "lag"});
+  const stale = makeChart({title: "Too old to be learned from", unit: "share of what left the table", named: "TableRow.stale_share", format: share, top: 0.1, sync: "lag"});
   const models = makeChart({title: "Newest model", unit: "version", format: count, sync: "lag"});
   const charts = [acting, learned, stale, models];
   signal.addEventListener("abort", () => charts.forEach((chart) => chart.close()));
@@ -80,8 +80,8 @@ function act({models, actor_lag: lag, outdated, actors, inference}) {
     !topics.length && h("p.quiet", "A learner publishes one with server.publish(\"policy\", weights), and actors follow it with client.model(\"policy\")."),
     facts([
       ...topics.map(([topic, version]) => [`Newest model of ${topic}`, `version ${version}`]),
-      [term("actors", "Actors that say theirs"), lag === null ? NONE : `${count(lag.actors)} of ${count(actors.active)} active`],
-      [term("outdated", "Replaced a minute ago"), count(outdated)],
+      [term("Overview.actors", "Actors that say theirs"), lag === null ? NONE : `${count(lag.actors)} of ${count(actors.active)} active`],
+      [term("Overview.outdated", "Replaced a minute ago"), count(outdated)],
       ...inference.map((row) => [h("a", {href: address("inference")}, row.name), `version ${row.version}${row.behind ? `, ${row.behind} behind` : ""}`]),
     ]));
 }
@@ -92,10 +92,10 @@ function learn({tables, freshness}) {
   const answer = mean === null ? "No batch with a model was drawn lately" : mean === 0 ? "The newest model made all that was learned from" :
     `It was made by models ${versions(mean)} behind, at most ${count(most)}`;
   return h("section.card", h("h2", "How old is what is learned from?"), h("p.answer", answer), facts(tables.flatMap((row) => [
-    [term("max_model_lag", `Limit of table ${row.name}`), row.max_model_lag === null ? "none (max_model_lag)" : versions(row.max_model_lag)],
+    [term("TableRow.max_model_lag", `Limit of table ${row.name}`), row.max_model_lag === null ? "none (max_model_lag)" : versions(row.max_model_lag)],
     ...(row.storage === "rollouts" ? [
-      [term("stale_share", `Skipped in table ${row.name}`), row.stale_share === null ? NONE : share(row.stale_share)],
-      [term("passed_over", "Entries too old, in all"), count(row.passed_over_samples)],
+      [term("TableRow.stale_share", `Skipped in table ${row.name}`), row.stale_share === null ? NONE : share(row.stale_share)],
+      [term("TableRow.passed_over_samples", "Entries too old, in all"), count(row.passed_over_samples)],
     ] : []),
   ])));
 }

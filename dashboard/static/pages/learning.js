@@ -29,7 +29,7 @@ export function openLearning({root, parameters, stream, signal}) {
   const place = h("div");
   const ending = h("p");
   const waits = h("section.card");
-  const waiting = makeChart({title: "Learner waits", unit: "share of its time", named: "waiting_share", format: share, top: 1, sync: "learning"});
+  const waiting = makeChart({title: "Learner waits", unit: "share of its time", named: "LearnerRow.waiting_share", format: share, top: 1, sync: "learning"});
   const charts = new Map([[WAITS, waiting]]);
   signal.addEventListener("abort", () => closeAll(charts));
   const change = (changes) => {
@@ -77,13 +77,13 @@ function waitsFor({verdicts, rates, learners, tables, freshness, finished}) {
     h("p.answer", finished ? "The run is over" : found ? FLOW[found.code] : learners.length ? "Not known yet" : "Nobody learns now"),
     found && h("p", found.text),
     facts([
-      [term("waiting_share", "Waits"), share(rates.waiting_share)],
-      [term("drawn", "Samples drawn"), `${figure(rates.samples)} / s, in ${figure(rates.batches)} batches / s`],
-      [term("age", "Age of samples"), duration(freshness.age_median)],
-      [term("model_lag", "Models behind"), freshness.lag_mean === null ? NONE : h("a", {href: address("lag")}, `${figure(freshness.lag_mean)}, at most ${figure(freshness.lag_max)}`)],
+      [term("LearnerRow.waiting_share", "Waits"), share(rates.waiting_share)],
+      [term("TableRow.samples", "Samples drawn"), `${figure(rates.samples)} / s, in ${figure(rates.batches)} batches / s`],
+      [term("HeldSample.age", "Age of samples"), duration(freshness.age_median)],
+      [term("HeldSample.model_lag", "Models behind"), freshness.lag_mean === null ? NONE : h("a", {href: address("lag")}, `${figure(freshness.lag_mean)}, at most ${figure(freshness.lag_max)}`)],
       ...(trainer ? [[term("trainer_waits", "Trainer"), TRAINER[trainer.trainer_waits] ?? TRAINER[0]],
         [term("trainer_ratio", "Steps per sample"), figure(trainer.trainer_ratio)]] : []),
-      ...(rollouts.length ? [[term("taken", "Entries taken"), count(taken)], [term("passed_over", "Entries too old"), count(stale)]] : []),
+      ...(rollouts.length ? [[term("TableRow.samples", "Entries taken"), count(taken)], [term("TableRow.passed_over_samples", "Entries too old"), count(stale)]] : []),
     ]),
   ];
 }

@@ -5,7 +5,7 @@ import {lineOf, makeChart} from "../charts.js";
 import {withGaps} from "../curves.js";
 import {fill, h, patch} from "../dom.js";
 import {bytes, count, duration, figure, HELD, NONE, share, until} from "../format.js";
-import {term} from "../help.js";
+import {column, term} from "../help.js";
 import {choice, every, facts, showProblem, table} from "../parts.js";
 import {RANGES, spanOf} from "../ranges.js";
 import {remember} from "../router.js";
@@ -103,37 +103,37 @@ function awayNote(overview) {
 function worth({totals, rates, forecast}) {
   const factor = totals.generated_bytes ? totals.received_bytes / totals.generated_bytes : null;
   return h("section.card", h("h2", "Bytes"), h("p.answer", factor === null ? "Nothing was sent yet" : `Each recorded byte is sent ${times(factor)}`), facts([
-    [term("generated_bytes", "recorded by actors"), bytes(totals.generated_bytes)],
-    [term("received_bytes", "received by servers"), bytes(totals.received_bytes)],
+    [term("Totals.generated_bytes", "recorded by actors"), bytes(totals.generated_bytes)],
+    [term("Totals.received_bytes", "received by servers"), bytes(totals.received_bytes)],
     [term("bytes_factor", "sent for each byte recorded"), factor === null ? NONE : `${figure(factor)} bytes`],
     ["arriving now", `${bytes(rates.received_bytes)}/s`],
     ["memory is full", until(forecast.memory_full, "now: the oldest makes room")],
     ["disk is full", until(forecast.disk_full, "now")],
-    [term("priorities_set", "priorities set"), count(totals.applied)],
-    [term("priorities_stale", "too late"), count(totals.stale)],
+    [term("Totals.applied", "priorities set"), count(totals.applied)],
+    [term("Totals.stale", "too late"), count(totals.stale)],
   ]));
 }
 
 const times = (factor) => (factor > 0.95 && factor < 1.05 ? "once" : factor < 1 ? `in part: ${share(factor)}` : `${figure(factor)} times on average`);
 
 const drawnOf = (row) => [
-  [term("held", `${HELD[row.storage]} held`), count(row.held_caches)],
-  [term("unused", row.storage === "caches" ? "samples left" : "entries to draw from"), count(row.unused_samples)],
-  [term("drawn", "samples drawn"), count(row.samples)],
-  [term("overwritten", "overwritten"), count(row.overwritten_caches)],
-  [term("learners_waited", "learners waited"), duration(row.waited)],
-  [term("samples_per_insert", "samples per insert, wanted"), row.samples_per_insert_target ? figure(row.samples_per_insert_target) : "not set"],
+  [term("TableRow.held_caches", `${HELD[row.storage]} held`), count(row.held_caches)],
+  [term("TableRow.unused_samples", row.storage === "caches" ? "samples left" : "entries to draw from"), count(row.unused_samples)],
+  [term("TableRow.samples", "samples drawn"), count(row.samples)],
+  [term("TableRow.overwritten_caches", "overwritten"), count(row.overwritten_caches)],
+  [term("TableRow.waited", "learners waited"), duration(row.waited)],
+  [term("TableRow.samples_per_insert", "samples per insert, wanted"), row.samples_per_insert_target ? figure(row.samples_per_insert_target) : "not set"],
 ];
 
 /** Each entry that arrived is held, or counted once as one of these. */
 const takenOf = (row) => [
-  [term("held", "fragments held"), count(row.held_caches)],
-  [term("unused", "entries held"), count(row.unused_samples)],
-  [term("taken", "entries taken"), count(row.samples)],
-  [term("passed_over", "entries too old"), count(row.passed_over_samples)],
-  [term("overwritten", "entries overwritten"), count(row.overwritten_samples)],
-  [term("split", "fragments split"), count(row.split_fragments)],
-  [term("learners_waited", "learners waited"), duration(row.waited)],
+  [term("TableRow.held_caches", "fragments held"), count(row.held_caches)],
+  [term("TableRow.unused_samples", "entries held"), count(row.unused_samples)],
+  [term("TableRow.samples", "entries taken"), count(row.samples)],
+  [term("TableRow.passed_over_samples", "entries too old"), count(row.passed_over_samples)],
+  [term("TableRow.overwritten_caches", "entries overwritten"), count(row.overwritten_samples)],
+  [term("TableRow.split_fragments", "fragments split"), count(row.split_fragments)],
+  [term("TableRow.waited", "learners waited"), duration(row.waited)],
 ];
 
 function tableCard(row, overview) {
@@ -145,14 +145,12 @@ function tableCard(row, overview) {
   return h("section.card", h("h2", `Table ${row.name}`),
     h("p.answer", `${bytes(row.held_bytes)} held${full || ", without a limit"}`, missing > 0 && h("span.state.unready", ` by ${answering} of ${answering + missing} servers`)),
     full && h("progress", {max: 1, value: row.full, "aria-label": `How full ${row.name} is`}),
-    facts(row.storage === "rollouts" ? takenOf(row) : drawnOf(row)), ...[row.draws_wait, row.inserts_wait].filter(Boolean).map((text) => h("p", text)), perServer(row));
+    facts(row.storage === "rollouts" ? takenOf(row) : drawnOf(row)), ...[row.rate.draws_wait, row.rate.inserts_wait].filter(Boolean).map((text) => h("p", text)), perServer(row));
 }
 
 const OF_SERVER = [
   {title: "Server", value: ([server]) => h("b", server)},
-  {title: "Held", term: "held", value: ([, told]) => count(told.held_caches), number: true},
-  {title: "Size", value: ([, told]) => bytes(told.held_bytes), number: true},
-  {title: "Drawn", term: "drawn", value: ([, told]) => count(told.samples), number: true},
+  ...["held_caches", "held_bytes", "samples"].map((name) => column(`TableRow.${name}`)).map((each) => ({...each, value: ([, told]) => each.value(told)})),
 ];
 
 /** The same at each of its servers, where there are several; the node's own page has all that it says. */

@@ -5,7 +5,7 @@ import {lineOf, makeChart} from "../charts.js";
 import {withGaps} from "../curves.js";
 import {fill, h, patch} from "../dom.js";
 import {ago, bytes, clock, count, duration, figure, NONE, raw, share, words} from "../format.js";
-import {term} from "../help.js";
+import {column, term} from "../help.js";
 import {choice, empty, every, problem, table} from "../parts.js";
 import {RANGES, spanOf} from "../ranges.js";
 import {address, remember} from "../router.js";
@@ -23,25 +23,16 @@ const stateOf = (row) => h(`span.state.${row.state}`, row.state === "down" ? "aw
 
 const COLUMNS = [
   {title: "Node", value: (row) => h("a", {href: address("nodes", {url: row.url})}, row.name || row.url)},
-  {title: "Role", value: (row) => row.role || NONE},
-  {title: "State", value: stateOf},
-  {title: "Up for", value: (row) => duration(row.uptime), number: true},
-  {title: "CPU", term: "cpu", value: (row) => share(row.cpu), number: true},
-  {title: "Memory", term: "memory", value: (row) => bytes(row.memory_bytes), number: true},
-  {title: "Requests/s", term: "requests", value: (row) => figure(row.requests_per_second), number: true},
-  {title: "Open files", term: "open_files", value: (row) => count(row.descriptors), number: true},
-  {title: "Access", term: "access", value: access},
-  {title: "Refused", term: "refused", value: (row) => count(row.refused), number: true},
-  {title: "Faults", term: "faults", value: (row) => count(row.faults), number: true},
-  {title: "Answer", term: "answer_time", value: (row) => duration(row.took), number: true},
+  column("NodeRow.role", {value: (row) => row.role || NONE, number: false}),
+  column("NodeRow.state", {value: stateOf, number: false}),
+  ...["uptime", "cpu", "memory_bytes", "requests_per_second", "descriptors"].map((name) => column(`NodeRow.${name}`)),
+  column("NodeRow.open", {value: access, number: false}),
+  ...["refused", "faults", "took"].map((name) => column(`NodeRow.${name}`)),
 ];
 const LEARNERS = [
   {title: "Learner", value: (row) => h("span.mono", {title: row.learner}, row.name || (row.learner.startsWith("server:") ? row.learner : row.learner.slice(0, 8)))},
-  {title: "At", value: (row) => row.where},
-  {title: "Last seen", value: (row) => ago(row.last_seen, now()), number: true},
-  {title: "Batches", value: (row) => count(row.batches), number: true},
-  {title: "Samples drawn", term: "drawn", value: (row) => count(row.samples), number: true},
-  {title: "Waits", term: "waiting_share", value: (row) => share(row.waiting_share), number: true},
+  column("LearnerRow.where", {value: (row) => row.where, number: false}),
+  ...["last_seen", "batches", "samples", "waiting_share"].map((name) => column(`LearnerRow.${name}`)),
   {title: "Scalars", value: (row) => Object.entries(row.scalars).map(([name, value]) => `${name} ${figure(value)}`).join(", "), wrap: true},
 ];
 
@@ -130,10 +121,9 @@ function about(row, status) {
     h("div.head", h("h2", row.name || row.url), stateOf(row), h("span.quiet", [row.role, row.url, host && `process ${pid} on ${host}`, row.software].filter(Boolean).join(" · "))),
     reasons,
     h("div.grid.tiles", [
-      ["cpu", "CPU", share(row.cpu)], ["memory", "Memory", bytes(row.memory_bytes)], ["requests", "Requests/s", figure(row.requests_per_second)],
-      ["open_files", "Open files", count(row.descriptors), row.most_descriptors && `of ${count(row.most_descriptors)}`], ["refused", "Refused", count(row.refused)], ["faults", "Faults", count(row.faults)],
-      [null, "Up for", duration(row.uptime)], ["access", "Access", access(row)],
-    ].map(([named, title, value, more]) => h("section.card.tile", h("div.label", named ? term(named, title) : title), h("div.value.small", value),
+      ["cpu"], ["memory_bytes"], ["requests_per_second"], ["descriptors", row.most_descriptors && `of ${count(row.most_descriptors)}`],
+      ["refused"], ["faults"], ["uptime"], ["open", null, access(row)],
+    ].map(([name, more, value]) => h("section.card.tile", h("div.label", term(`NodeRow.${name}`)), h("div.value.small", value ?? column(`NodeRow.${name}`).value(row)),
       more && h("div.rate", more)))),
   ];
 }

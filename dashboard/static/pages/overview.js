@@ -2,7 +2,7 @@
 import {get} from "../api.js";
 import {h, patch} from "../dom.js";
 import {bytes, count, duration, figure, HELD, NONE, share, until, words} from "../format.js";
-import {term} from "../help.js";
+import {column, term} from "../help.js";
 import {every, facts, table} from "../parts.js";
 import {makeReturns} from "../returns.js";
 import {address, remember} from "../router.js";
@@ -107,7 +107,7 @@ function learned({learning, run, finished, totals}, values, former) {
   const scalars = Object.entries({...learning.client_scalars, ...learning.learner_scalars}).filter(([name]) => !isHidden(name)).slice(0, SCALARS);
   return [
     h("h2", "Does it learn?"),
-    h("div.label", term("return_now")),
+    h("div.label", term("Learning.return_mean")),
     h("div.value", figure(mean), trend && h(`span.trend.${trend}`, SIGNS[trend])),
     mean === null && h("p.quiet", "No episode has ended yet."),
     goal !== null && mean !== null && goalBar(mean, goal),
@@ -115,7 +115,7 @@ function learned({learning, run, finished, totals}, values, former) {
       former && [`${former.name} after as many steps`, returnAt(former, totals.steps)],
       ["Best so far", values.length ? figure(Math.max(...values)) : NONE],
       ["Least and greatest", mean === null ? NONE : `${figure(learning.return_min)} and ${figure(learning.return_max)}`],
-      [term("length", "Episode length"), mean === null ? NONE : `${figure(learning.length_mean)} steps`],
+      [term("Learning.length_mean", "Episode length"), mean === null ? NONE : `${figure(learning.length_mean)} steps`],
       ...scalars.map(([name, value]) => [words(name), figure(value)]),
       ["Run", h("a", {href: address("runs")}, finished ? `${run} (over)` : run || NONE)],
     ].filter(Boolean)),
@@ -143,17 +143,17 @@ function tilesOf({totals, rates, freshness, tables}) {
   const ratio = rates.samples_per_insert;
   const isLow = asked && ratio !== null && ratio < FEW * asked;
   return [
-    {name: "steps", label: "Steps", value: count(totals.steps), rest: `${figure(rates.steps)} / s`, curve: "steps_per_second"},
-    {name: "episodes", label: "Episodes", value: count(totals.episodes), rest: `${figure(rates.episodes)} / s`, curve: "episodes_per_second"},
-    {name: "caches", label: "Caches", value: count(totals.accepted_caches), rest: `${figure(rates.caches)} / s`, curve: "caches_per_second"},
-    {name: "samples", term: "drawn", label: "Samples drawn", value: `${figure(rates.samples)} / s`, rest: `${figure(rates.batches)} batches / s`, curve: "samples_per_second"},
-    {name: "samples_per_step", term: "samples_per_insert", label: "Samples per step", value: figure(ratio), isLow, rest: asked ? `${figure(asked)} asked for` : "no limit set", curve: "samples_per_insert"},
-    {name: "sample_age", term: "age", label: "Age of samples", value: duration(freshness.age_median), rest: freshness.age_median === null ? "no batch lately" : `9 in 10 < ${duration(freshness.age_p90)}`,
+    {name: "steps", term: "Totals.steps", label: "Steps", value: count(totals.steps), rest: `${figure(rates.steps)} / s`, curve: "steps_per_second"},
+    {name: "episodes", term: "Totals.episodes", label: "Episodes", value: count(totals.episodes), rest: `${figure(rates.episodes)} / s`, curve: "episodes_per_second"},
+    {name: "caches", term: "Totals.accepted_caches", label: "Caches", value: count(totals.accepted_caches), rest: `${figure(rates.caches)} / s`, curve: "caches_per_second"},
+    {name: "samples", term: "TableRow.samples", label: "Samples drawn", value: `${figure(rates.samples)} / s`, rest: `${figure(rates.batches)} batches / s`, curve: "samples_per_second"},
+    {name: "samples_per_step", term: "TableRow.samples_per_insert", label: "Samples per step", value: figure(ratio), isLow, rest: asked ? `${figure(asked)} asked for` : "no limit set", curve: "samples_per_insert"},
+    {name: "sample_age", term: "HeldSample.age", label: "Age of samples", value: duration(freshness.age_median), rest: freshness.age_median === null ? "no batch lately" : `9 in 10 < ${duration(freshness.age_p90)}`,
       curve: "sample_age_median"},
   ];
 }
 
-function tile({name, term: named = name, label, value, rest, curve, isLow}, curves) {
+function tile({name, term: named, label, value, rest, curve, isLow}, curves) {
   return h("section.card.tile", {"data-figure": name}, h("div.label", term(named, label)), h("div.value", value),
     h(`div.rate${isLow ? ".low" : ""}`, rest), spark(curves[curve] ?? [], `${label}: ${words(curve)}, the last ten minutes`, 32));
 }
@@ -163,14 +163,14 @@ function card(question, answer, ...rest) {
 }
 
 function waiting({rates, latency, learners, tables}) {
-  const held = tables.flatMap((each) => [each.draws_wait, each.inserts_wait]).filter(Boolean);
+  const held = tables.flatMap((each) => [each.rate.draws_wait, each.rate.inserts_wait]).filter(Boolean);
   const isIdle = rates.waiting_share === null || (!rates.samples && rates.waiting_share < 0.5);
   const answer = rates.waiting_share === null ? "No learner draws now" : isIdle ? "Nobody draws samples now" :
     rates.waiting_share < 0.02 ? "The learner does not wait" : `The learner waits ${share(rates.waiting_share)} of its time`;
   return card("Who waits?", answer, ...held.map((text) => h("p", text)), facts([
-    [term("waiting_share", "Learner waits"), share(rates.waiting_share)],
-    [term("skipped", "Caches skipped"), share(rates.skipped_share)],
-    [term("request_time", "Request time"), latency.p50 === null ? NONE : `${duration(latency.p50)}, 99\u00a0% <\u00a0${duration(latency.p99)}`],
+    [term("LearnerRow.waiting_share", "Learner waits"), share(rates.waiting_share)],
+    [term("Totals.skipped_caches", "Caches skipped"), share(rates.skipped_share)],
+    [term("Overview.latency", "Request time"), latency.p50 === null ? NONE : `${duration(latency.p50)}, 99\u00a0% <\u00a0${duration(latency.p99)}`],
     ["Learners", h("a", {href: address("nodes")}, count(learners.length))],
     ["Batches taken", count(learners.reduce((sum, each) => sum + each.batches, 0))],
   ]));
@@ -180,10 +180,10 @@ function fresh({freshness}) {
   const isKnown = freshness.age_median !== null;
   const answer = isKnown ? `Half of the samples are younger than ${duration(freshness.age_median)}` : "No batch was drawn lately";
   return card("Is the data fresh?", answer, facts([
-    [term("age", "Oldest sample"), duration(freshness.age_max)],
-    [term("model_lag", "Models behind"), freshness.lag_mean === null ? NONE : h("a", {href: address("lag")}, `${figure(freshness.lag_mean)}, at most ${figure(freshness.lag_max)}`)],
-    [term("batch_effective", "Effective batch"), freshness.effective === null ? NONE : share(freshness.effective)],
-    [term("left_out", "Priority left out"), share(freshness.left_out)],
+    [term("HeldSample.age", "Oldest sample"), duration(freshness.age_max)],
+    [term("HeldSample.model_lag", "Models behind"), freshness.lag_mean === null ? NONE : h("a", {href: address("lag")}, `${figure(freshness.lag_mean)}, at most ${figure(freshness.lag_max)}`)],
+    [term("SampleFreshness.effective", "Effective batch"), freshness.effective === null ? NONE : share(freshness.effective)],
+    [term("SampleFreshness.left_out", "Priority left out"), share(freshness.left_out)],
   ]));
 }
 
@@ -192,7 +192,7 @@ function actors({actors: found, nodes}) {
   const down = nodes.filter((node) => node.state !== "up");
   const link = (state) => h("a", {href: address("actors", {state})}, count(found[state]));
   return card("Who is there?", `${count(found.active)} actor${found.active === 1 ? "" : "s"} active${missing}`, facts([
-    [term("actors", "Active"), link("active")],
+    [term("Overview.actors", "Active"), link("active")],
     ...(found.idle ? [["of these, nothing recorded yet", count(found.idle)]] : []),
     ["Silent", link("silent")],
     ...(found.lost ? [["Lost", link("lost")]] : []),
@@ -205,11 +205,11 @@ function actors({actors: found, nodes}) {
 function room({forecast, totals, finished, rates, durable}) {
   const answer = finished ? "The run is over" : forecast.goal !== null ? `Done in ${duration(forecast.goal)}` : "It goes on until somebody ends it";
   return card("How long does it go on?", answer, facts([
-    [term("memory_full", "Memory is full"), until(forecast.memory_full, "now; the oldest makes room")],
-    [term("disk_full", "Disk is full"), until(forecast.disk_full, "now")],
+    [term("Forecast.memory_full", "Memory is full"), until(forecast.memory_full, "now; the oldest makes room")],
+    [term("Forecast.disk_full", "Disk is full"), until(forecast.disk_full, "now")],
     [term("bytes_sent", "Bytes received"), !totals.generated_bytes ? NONE : `${bytes(totals.received_bytes)} for ${bytes(totals.generated_bytes)} recorded`],
     ["Arriving now", `${bytes(rates.received_bytes)} / s`],
-    [term("durable", "Counts survive a crash"), durable ? "yes" : "no: no state folder"],
+    [term("Overview.durable", "Counts survive a crash"), durable ? "yes" : "no: no state folder"],
   ]));
 }
 
@@ -217,13 +217,12 @@ function tableOf({tables}) {
   const columns = [
     {title: "Table", value: (row) => row.name},
     {title: "Storage", value: (row) => row.storage},
-    {title: "Actors", value: (row) => count(row.clients), number: true},
-    {title: "Held", value: (row) => `${count(row.held_caches)} ${HELD[row.storage]}`, number: true},
-    {title: "Size", value: (row) => bytes(row.held_bytes), number: true},
-    {title: "Full", value: fullness},
-    {title: "Samples drawn", value: (row) => count(row.samples), number: true},
-    {title: "Samples left", value: (row) => count(row.unused_samples), number: true},
-    {title: "Overwritten", value: (row) => `${count(row.overwritten_caches)} ${HELD[row.storage]}`, number: true},
+    column("TableRow.clients"),
+    column("TableRow.held_caches", {value: (row) => `${count(row.held_caches)} ${HELD[row.storage]}`}),
+    column("TableRow.held_bytes"),
+    column("TableRow.full", {value: fullness, number: false}),
+    ...["samples", "unused_samples"].map((name) => column(`TableRow.${name}`)),
+    column("TableRow.overwritten_caches", {value: (row) => `${count(row.overwritten_caches)} ${HELD[row.storage]}`}),
   ];
   return tables.length ? table("Tables", columns, tables) : null;
 }

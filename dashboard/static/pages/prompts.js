@@ -35,10 +35,10 @@ const REASONS = [
 export function openPrompts({root, parameters, stream, signal}) {
   const state = Object.fromEntries(parameters);
   const [cards, message, over] = [h("div", h("p.quiet", "Loading …")), h("div"), h("div", {hidden: true})];
-  const open = makeChart({title: "Prompts on their way", unit: "by state", named: "prompt_states", format: count, sync: "prompts"});
-  const done = makeChart({title: "Prompts that are over", unit: "by state", named: "prompt_states", format: count, sync: "prompts"});
-  const oldest = makeChart({title: "Oldest lease", named: "oldest_lease", format: duration, sync: "prompts"});
-  const lag = makeChart({title: "Models behind, of the newest step", unit: "versions", named: "prompt_lag", sync: "prompts"});
+  const open = makeChart({title: "Prompts on their way", unit: "by state", named: "PromptsRow.waiting", format: count, sync: "prompts"});
+  const done = makeChart({title: "Prompts that are over", unit: "by state", named: "PromptsRow.waiting", format: count, sync: "prompts"});
+  const oldest = makeChart({title: "Oldest lease", named: "PromptsRow.oldest_lease", format: duration, sync: "prompts"});
+  const lag = makeChart({title: "Models behind, of the newest step", unit: "versions", named: "PromptsRow.lag", sync: "prompts"});
   const charts = [open, done, oldest, lag];
   signal.addEventListener("abort", () => charts.forEach((chart) => chart.close()));
   const range = choice("Range", RANGES, state.range ?? "300", (chosen) => {
@@ -72,30 +72,30 @@ export function openPrompts({root, parameters, stream, signal}) {
 
 /** One table: an answer in words, its states as a bar, and who holds what. */
 function shown(row) {
-  const {states, reasons, holders, rank_tokens: tokens} = row;
+  const {reasons, holders, rank_tokens: tokens} = row;
   const mean = tokens.reduce((sum, each) => sum + each, 0) / Math.max(1, tokens.length);
   const most = mean ? Math.max(...tokens) / mean : null;
   return h("div.prompts",
     h("section.card", h("h2", `Table ${row.table}`), h("p.answer", answerOf(row)), bar(row), facts([
-      [term("prompt_states", "Prompts given"), count(row.given)],
-      [term("lease_holders", "Workers with a lease"), count(row.workers)],
-      [term("oldest_lease", "Oldest lease"), row.workers ? duration(row.oldest_lease) : NONE],
+      [term("PromptsRow.waiting", "Prompts given"), count(row.given)],
+      [term("PromptsRow.holders", "Workers with a lease"), count(row.workers)],
+      [term("PromptsRow.oldest_lease", "Oldest lease"), row.workers ? duration(row.oldest_lease) : NONE],
       ["Leases that ended unfinished", count(row.expired)],
       ["Answers too late, failed", `${count(row.late)}, ${count(row.failed)}`],
-      [term("dead_groups", "Groups without signal"), count(reasons["no signal"] ?? 0)],
-      [term("replayable", "Can be replayed"), count(row.replayable)],
+      [term("PromptsRow.dead", "Groups without signal"), count(reasons["no signal"] ?? 0)],
+      [term("PromptsRow.replayable", "Can be replayed"), count(row.replayable)],
       ["Tokens drawn", figure(row.tokens_drawn)],
-      [term("prompt_lag", "Models behind, newest step"), states.drawn || states.committed ? count(row.lag) : NONE],
-      [term("rank_tokens", "Most tokens of a rank"), most === null ? NONE : `${share(most)} of the mean`],
+      [term("PromptsRow.lag", "Models behind, newest step"), row.drawn || row.committed ? count(row.lag) : NONE],
+      [term("PromptsRow.rank_tokens", "Most tokens of a rank"), most === null ? NONE : `${share(most)} of the mean`],
     ])),
     h("div.grid.wide",
-      holders.length && h("section.card", h("h2", term("lease_holders", "Who holds prompts")), table(`Workers with leases of ${row.table}`, HOLDERS, holders)),
-      tokens.length > 1 && h("section.card", h("h2", term("rank_tokens", "Tokens of each rank")), table(`Tokens of each rank of ${row.table}`, RANKS, tokens.map((each, rank) => ({rank, tokens: each, part: mean ? each / mean : null})))),
-      Object.keys(reasons).length > 0 && h("section.card", h("h2", term("dropped_prompts", "Dropped, by reason")),
+      holders.length && h("section.card", h("h2", term("PromptsRow.holders", "Who holds prompts")), table(`Workers with leases of ${row.table}`, HOLDERS, holders)),
+      tokens.length > 1 && h("section.card", h("h2", term("PromptsRow.rank_tokens", "Tokens of each rank")), table(`Tokens of each rank of ${row.table}`, RANKS, tokens.map((each, rank) => ({rank, tokens: each, part: mean ? each / mean : null})))),
+      Object.keys(reasons).length > 0 && h("section.card", h("h2", term("PromptsRow.reasons", "Dropped, by reason")),
         table(`Dropped prompts of ${row.table}`, REASONS, Object.entries(reasons).sort(([, one], [, other]) => other - one)))));
 }
 
-function answerOf({given, states, workers}) {
+function answerOf({given, workers, ...states}) {
   if (!given) return "No prompt was given yet";
   const over = states.committed + states.dropped + states.forgotten;
   if (over === given) return `All ${count(given)} prompts are over`;
@@ -107,7 +107,7 @@ function answerOf({given, states, workers}) {
 }
 
 /** The states side by side, as wide as their shares; a list below says the same in numbers. */
-function bar({table: name, given, states}) {
+function bar({table: name, given, ...states}) {
   let left = 0;
   const parts = STATES.filter((state) => states[state]).map((state) => {
     const width = (WIDTH * states[state]) / Math.max(1, given);

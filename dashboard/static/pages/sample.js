@@ -110,17 +110,17 @@ function about({server, table: name, client, number, age, model_version: version
     ["entry", count(number)],
     [isKept ? "episode" : "its actor's next episode", within],
     ["recorded", `${duration(age)} ago`],
-    [term("model_version", "model that acted"), version ? `version ${count(version)}` : "not reported"],
-    [term("model_lag", "models behind the newest"), lag === null ? NONE : count(lag)],
+    [term("HeldSample.model_version", "model that acted"), version ? `version ${count(version)}` : "not reported"],
+    [term("HeldSample.model_lag", "models behind the newest"), lag === null ? NONE : count(lag)],
   ]));
 }
 
 function standing({weight, probability, importance, td_error: error, episode}) {
   return h("section.card", h("h2", "How likely it is"), facts([
-    [term("td_error"), error !== null ? figure(error) : episode !== null ? "none yet" : "known to its actor only"],
-    [term("weight", "weight"), figure(weight)],
-    [term("chance", "chance at each draw from its server"), probability < 0.01 ? `1 in ${count(1 / probability)}` : share(probability)],
-    [term("importance", "importance"), figure(importance)],
+    [term("HeldSample.td_error"), error !== null ? figure(error) : episode !== null ? "none yet" : "known to its actor only"],
+    [term("HeldSample.weight", "weight"), figure(weight)],
+    [term("HeldSample.probability", "chance at each draw from its server"), probability < 0.01 ? `1 in ${count(1 / probability)}` : share(probability)],
+    [term("HeldSample.importance", "importance"), figure(importance)],
   ]));
 }
 

@@ -20,7 +20,7 @@ const COLUMNS = [
 export function openStarts({root, parameters, stream, signal}) {
   const state = Object.fromEntries(parameters);
   const [cards, message, over, lineages] = [h("div", h("p.quiet", "Loading …")), h("div"), h("div", {hidden: true}), h("div")];
-  const best = makeChart({title: "Best cost", unit: "of all start states; less is better", named: "best_cost", sync: "starts"});
+  const best = makeChart({title: "Best cost", unit: "of all start states; less is better", named: "StartsRow.best", sync: "starts"});
   const charts = new Map(); // of lineages, by name
   signal.addEventListener("abort", () => [best, ...charts.values()].forEach((chart) => chart.close()));
   const range = choice("Range", RANGES, state.range ?? "3600", (chosen) => {
@@ -54,10 +54,10 @@ function archive({name, node, kept, draws, best, first}) {
   const gain = best !== null && first !== null ? first - best : null;
   const answer = best === null ? "No state was kept yet" : gain ? `The best costs ${figure(best)}, ${figure(gain)} less than the first` : `The best costs ${figure(best)}, as the first`;
   return h("section.card", h("h2", `Start states ${name}`), h("p.answer", answer), facts([
-    [term("best_cost", "Best cost"), figure(best)],
+    [term("StartsRow.best", "Best cost"), figure(best)],
     ["Cost of the first", figure(first)],
-    [term("kept_starts", "States kept"), count(kept)],
-    [term("start_draws", "Episodes started from them"), count(draws)],
+    [term("StartsRow.kept", "States kept"), count(kept)],
+    [term("StartsRow.draws", "Episodes started from them"), count(draws)],
     ["At", node],
   ]));
 }
@@ -71,7 +71,7 @@ function drawLineages(place, charts, starts) {
     charts.delete(name);
   }
   for (const {name, lineage} of starts) {
-    if (!charts.has(name)) charts.set(name, makeChart({title: `How the best of ${name} came about`, unit: "cost over steps from the first state", named: "lineage", isTime: false}));
+    if (!charts.has(name)) charts.set(name, makeChart({title: `How the best of ${name} came about`, unit: "cost over steps from the first state", named: "StartsRow.lineage", isTime: false}));
     charts.get(name).set(lineage.map(([, step]) => step), [{name: "cost", values: lineage.map(([cost]) => cost)}]);
   }
   const key = names.join("\n");
