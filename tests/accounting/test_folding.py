@@ -203,20 +203,6 @@ def home(request, clock):
     return Home("home", clock, Disk() if request.param == "on disk" else None)
 
 
-def test_a_hello_makes_no_account_and_the_first_report_that_counts_does(home, clock):
-    me = Asker(home.dispatcher)
-    since = me.ask(messages.Hello(label=7)).body.since
-    assert since == home.dispatcher.epoch
-    me.ask(messages.Update(scalars={"x": 1.0}))  # a sign of life
-    home.save()
-    assert (len(home.ledger), len(home.ledger.guests), home.ledger.totals().clients) == (0, 1, 0)
-    assert len(home.rows()) == 0 and home.ledger.present[0] == 1
-    assert me.ask(messages.Update(steps=1)).body.steps == 1
-    home.save()
-    assert (len(home.ledger), len(home.ledger.guests), home.ledger.totals().clients) == (1, 0, 1)
-    assert home.ledger.find(me.client).label == 7 and me.ask(messages.Hello(label=7)).body.since == since
-
-
 def test_guests_are_forgotten_when_they_are_silent(home, clock):
     askers = [Asker(home.dispatcher, bytes([number]) * 16) for number in range(1, 6)]
     for asker in askers:

@@ -13,14 +13,12 @@ from memoire.accounting import merge
 from memoire.accounting.ledger import Ledger
 from memoire.accounting.logbook import Logbook, escape, format_line
 from memoire.accounting.packing import MemoryAccounts
-from memoire.accounting.runs import MAX_WAITING, RunFacts, UnsavedChanges
+from memoire.accounting.runs import MAX_WAITING, UnsavedChanges
 from memoire.client.counts import LineOutbox
 from memoire.errors import ProtocolError
-from memoire.models.model import make
 from memoire.security.roles import TokenBuckets
-from memoire.wire import messages
 from memoire.wire.frames import name_hash
-from memoire.wire.messages import TEST, TRAIN, Ended, Line, Update
+from memoire.wire.messages import Ended, Line, Update
 from memoire.wire.rows import ACCOUNT, MAX_RETURN
 
 # --- The ledger against a slow model, whatever is lost, doubled or late
@@ -67,16 +65,6 @@ def test_the_newest_message_describes_the_memory_and_an_older_one_changes_nothin
     ledger.report(CLIENTS[0], 4, Update(total_weight=9.0, scalars={"x": 0.0}, episodes=3), now=2.0)
     report = ledger.find(CLIENTS[0]).report
     assert (report.total_weight, report.scalars, report.episodes) == (2.0, {"x": 1.0}, 3)
-
-
-def test_a_test_episode_is_shown_and_counts_for_nothing():
-    ledger = Ledger()
-    rows = [Ended(1, 1.0, 10, 2.0), Ended(2, 1.0, 10, 50.0, TEST), Ended(3, 1.0, 10, 4.0)]
-    account = ledger.report(CLIENTS[0], 1, Update(episodes=2, steps=20, ended=rows), now=1.0)
-    assert (account.ended_through, account.returns_count, account.returns_sum) == (3, 2, 6.0)
-    assert [each.kind for _, each in ledger.ended] == [TRAIN, TEST, TRAIN]
-    assert ledger.episodes == 2
-    ledger.check_invariants()
 
 
 @pytest.mark.parametrize(
@@ -200,17 +188,6 @@ def test_a_report_with_a_number_that_would_spoil_a_sum_changes_nothing(what, val
     assert ledger.totals().returns_count == 3 and math.isfinite(ledger.totals().returns_sum)
 
 
-def test_a_guest_of_a_former_life_that_was_not_forgotten_goes_on_with_its_numbers():
-    former = Ledger(epoch=20, since=10)
-    assert former.greet(CLIENTS[0], 1.0).since == 10  # it has no account yet: nothing of it is saved
-    ledger = Ledger(epoch=30, since=10)
-    account = ledger.report(CLIENTS[0], 5, Update(epoch=20, steps=3, caches=2, cache_bytes=200), now=1.0)
-    assert (account.since, account.report.caches) == (10, 2)
-    assert ledger.arrived(CLIENTS[0], 100, 1.0, 1, 100, since=10) is account
-    assert ledger.arrived(CLIENTS[1], 100, 1.0, 1, 100, since=10).since == 10
-    assert ledger.arrived(CLIENTS[2], 100, 1.0, 1, 100, since=30) is None and ledger.strays == 1
-
-
 def test_an_account_of_a_former_life_counts_as_before_and_one_that_said_goodbye_is_gone():
     before = Ledger(epoch=1)
     before.report(CLIENTS[0], 5, Update(epoch=1, episodes=3, steps=40, leaving=True), now=1.0)
@@ -310,22 +287,6 @@ def test_pages_have_every_row_once_in_order(rows, start):
 
 
 # --- What a server has to save is gathered into one group after the other, and replies wait for theirs
-
-ME = b"m" * 16
-
-
-def test_of_runs_models_and_settings_the_newest_is_saved_and_of_lines_every_one():
-    journal, book = UnsavedChanges(), Logbook()
-    for number in (1, 2):
-        journal.run(RunFacts("run", finished=number == 2))
-        journal.model("run", make("topic", b"body", number))
-        journal.setting("name", str(number))
-        journal.lines("run", book.take(ME, [messages.Line(number=number, time=0.0, label=0, text="x")], 0, 0.0))
-        journal.inherit("run", b"row")
-    group = journal.take()
-    assert group.runs == [RunFacts("run", finished=True)] and group.settings == {"name": "2"}
-    assert [model.version for _, model in group.models] == [2]
-    assert [entry.index for _, entry in group.lines] == [1, 2] and len(group.inherited) == 2
 
 
 def test_replies_that_wait_are_bounded():

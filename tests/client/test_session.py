@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire._core import at_once
-from memoire.client.counts import MIN_PAUSE, InsertGrant, LineOutbox, PushWindow, RunCounts, cut
+from memoire.client.counts import InsertGrant, LineOutbox, RunCounts, cut
 from memoire.client.reports import LINES_PER_UPDATE, MemorySums, remainder_of, report_of
 from memoire.client.session import (
     AWAY_TIMEOUT,
@@ -16,7 +16,6 @@ from memoire.client.session import (
     PRESSED_INTERVAL,
     HomeWatch,
     Session,
-    UpdateSchedule,
 )
 from memoire.errors import Closed, Refused, SchemaMismatch, UnknownName
 from memoire.limits import Limits
@@ -239,18 +238,6 @@ def test_a_run_is_told_to_its_end_before_the_next_one_begins(session, home):
     assert session.schedule.answered == later and not session.is_between
 
 
-def test_what_was_recorded_while_an_answer_was_on_its_way_belongs_to_the_run_that_it_ends(session, home):
-    join(session, home)
-    at_once(session.recording(10))
-    asked = session.begin_update(1.0)
-    at_once(session.recording(5))
-    session.schedule.is_open = False
-    home.run = "next"
-    assert session.updated(home.updated(), asked, 2.0) == "update", "five steps are not told yet"
-    update, step = tell(session, home, 3.0)
-    assert (update.steps, step) == (15, "hello")
-
-
 def test_a_welcome_to_another_run_waits_until_the_former_one_is_told(session, home):
     join(session, home)
     at_once(session.recording(10))
@@ -375,19 +362,6 @@ def test_an_update_is_due_the_sooner_the_more_depends_on_it(session, home, happe
     assert session.update_due() == session.next_time() == 10.0 + pause
 
 
-def test_news_are_asked_for_soon_but_not_by_all_clients_at_once(home):
-    due = []
-    for seed in range(50):
-        session = Session(CLIENT, "tcp://there", table="", label=9, limits=LIMITS, rng=random.Random(seed), now=0.0)
-        idle(session, home)
-        session.schedule.hear_news(11.0)
-        first = session.update_due()
-        session.schedule.hear_news(12.0)
-        assert session.update_due() == first, "they are asked for once"
-        due.append(first)
-    assert 11.0 <= min(due) < 11.05 and 11.25 < max(due) <= 11.3
-
-
 # What it leaves
 
 
@@ -466,13 +440,6 @@ def admit(inserts, entries):
     return admitted
 
 
-def slow_client():
-    """What is granted and when to report, of a client that reports once a minute; and what says when it is due."""
-    outbox, window = LineOutbox(most_lines=10, most_bytes=1000, line_bytes=100), PushWindow(1000)
-    inserts, schedule = InsertGrant(RunCounts(), 60.0), UpdateSchedule(60.0, random.Random(1))
-    return inserts, schedule, lambda: schedule.due(outbox, window, inserts)
-
-
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()), max_size=30))
 def test_no_more_is_inserted_than_was_granted_and_the_rest_is_passed(history):
     counts = RunCounts()
@@ -491,37 +458,6 @@ def test_no_more_is_inserted_than_was_granted_and_the_rest_is_passed(history):
             at_once(inserts.settling(entries - admitted, 0))
         assert (counts.inserted, counts.passed) == (inserted, total - inserted)
         assert inserts.left == granted - inserted >= 0
-
-
-def test_a_home_that_grants_nothing_is_asked_ever_more_rarely():
-    counts = RunCounts()
-    inserts = InsertGrant(counts, 5 * MIN_PAUSE)
-    recorded(inserts, counts, 10)
-    at_once(inserts.settling(10, 10))
-    pauses = []
-    for granted, waiting, is_short in (
-        (10, 0, True), (10, 1, False), (10, 0, True), (10, 1, True), (10, 0, False), (10, 1, False), (9, 0, True),
-        (11, 1, True), (11, 1, True),
-    ):  # fmt: skip
-        inserts.waiting, inserts.is_short = waiting, is_short
-        inserts.grant(granted, "wait")
-        pauses.append(round(inserts.pause / MIN_PAUSE))
-        assert not inserts.is_short, "until something is left out again"
-    # Asked in vain it waits twice as long; nobody wanted more at the fifth; the last two have one entry left.
-    assert pauses == [2, 4, 5, 5, 1, 2, 4, 1, 1]
-
-
-def test_a_home_that_has_told_of_room_is_asked_at_once_and_then_as_before():
-    inserts, schedule, due = slow_client()
-    inserts.waiting = 1
-    for _ in range(3):
-        inserts.grant(0, "wait")
-    schedule.begin(5.0)
-    assert due() == 5.0 + 8 * MIN_PAUSE
-    inserts.expect()
-    assert due() == 5.0
-    inserts.grant(0, "wait")  # in vain: it never asks without a pause
-    assert due() == 5.0 + MIN_PAUSE
 
 
 # --- A client's log lines until its home has them

@@ -79,20 +79,6 @@ def test_an_actor_that_ends_while_nobody_answers_says_what_is_lost(cluster, capl
 
 
 @pytest.mark.slow
-def test_what_is_lost_after_the_end_of_a_run_is_no_warning(cluster, caplog):
-    caplog.set_level(logging.INFO, logger="memoire.client.client")
-    server = cluster.server()
-    client = cluster.client(server, limits=QUICK)
-    server.finish()
-    until(lambda: client.finished)
-    server.close()
-    record(client)
-    client.close(0.1)
-    (text,) = [each for each in caplog.records if "were acknowledged" in each.getMessage()]
-    assert text.levelno == logging.INFO
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_what_an_actor_could_not_tell_is_told_by_the_next_one_with_its_folder_and_counts_once(
     cluster, tmp_path, caplog, times
@@ -127,20 +113,6 @@ def test_what_an_actor_could_not_tell_is_told_by_the_next_one_with_its_folder_an
     for number in range(times):
         kept = [line.split(",", 2)[2] for line in text if f",{number + 1:08x},kept" in line]
         assert kept == [f"kept {number} {line}" for line in range(700)]
-
-
-@pytest.mark.slow
-def test_what_belongs_to_a_former_run_is_told_to_it(cluster, tmp_path):
-    server = cluster.server(name="home", run="one", state_dir=tmp_path / "state")
-    client = cluster.client(server, limits=QUICK, state_dir=tmp_path / "actor")
-    record(client, episodes=1, length=10)
-    client.update(100.0)
-    server.close()
-    record(client, episodes=2, length=10)
-    client.close(0.1)
-    server = cluster.server(server.endpoint, name="home", run="two", state_dir=tmp_path / "state")
-    assert cluster.client(server, limits=QUICK, state_dir=tmp_path / "actor").close(100.0)
-    assert (server.totals("one").steps, server.totals("two").steps) == (30, 0)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import os
 import shutil
 import stat
-import struct
 import threading
 
 import pytest
@@ -14,7 +13,6 @@ from memoire.disk.record_file import CheckedFile, FileKind
 from memoire.disk.record_log import RecordLog
 from memoire.errors import Closed, DataError, ForkedError
 from memoire.replay.files import replace_file, replacing
-from memoire.wire import _bytes
 
 # --- A log of records: an append that fails is cut back, what was not synced may go, forks write nothing
 
@@ -198,36 +196,6 @@ def steps(path):
     make(path, LARGE, at=counter)
     path.unlink()
     return counter.steps
-
-
-def test_records_that_are_moved_doubled_or_left_out_are_refused(tmp_path):
-    checked_file.write(tmp_path / "a", KIND, [(1, b"one"), (2, b"two")])
-    content = (tmp_path / "a").read_bytes()
-    head, size = 48, 32 + 3
-    one, two, end = content[head : head + size], content[head + size : head + 2 * size], content[head + 2 * size :]
-    for order in ((two, one), (one, one, two), (one,), (two,), ()):
-        (tmp_path / "a").write_bytes(content[:head] + b"".join(order) + end)
-        with pytest.raises(DataError):
-            CheckedFile(tmp_path / "a", KIND)
-
-
-def test_a_claim_of_more_than_the_file_has_allocates_nothing(tmp_path):
-    content = make(tmp_path / "a")
-    head = content[:48]
-    facts = struct.pack("<IIQQ", 1, 0, 1 << 50, 0)
-    chain = _bytes.checksum(facts, int.from_bytes(head[-8:], "little"))
-    (tmp_path / "a").write_bytes(head + facts + chain.to_bytes(8, "little") + content[48:])
-    with pytest.raises(DataError, match="cannot be"):
-        CheckedFile(tmp_path / "a", KIND)
-
-
-def test_a_file_that_is_changed_while_it_is_read_is_refused(tmp_path):
-    content = bytearray(make(tmp_path / "a"))
-    with CheckedFile(tmp_path / "a", KIND) as file:
-        content[-40] ^= 1
-        (tmp_path / "a").write_bytes(content)
-        with pytest.raises(DataError):
-            list(file.records())
 
 
 def test_a_disk_that_is_full_at_any_step_leaves_the_former_file_and_no_draft(tmp_path):

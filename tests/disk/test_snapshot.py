@@ -25,7 +25,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
-from memoire.tables.caches.inspection import ClientRecord, KeptCache, KeptClient
+from memoire.tables.caches.inspection import ClientRecord, KeptClient
 from memoire.tables.caches.pool import Pool
 from memoire.tables.draws import plan
 from memoire.tables.episodes import saving as episode_records
@@ -129,21 +129,6 @@ def test_nothing_is_held_twice(tmp_path):
     assert (done.caches, done.known, again.stats().held) == (7, 7, 30)
 
 
-def test_a_client_of_two_servers_goes_to_one_with_its_newest_sums(tmp_path):
-    one, other = pool_of([0, 20]), pool_of([0, 5])
-    other.sums(name(1), 77, 5.0, 3, 0.25)
-    save(tmp_path / "a", table(one))
-    save(tmp_path / "b", table(other))
-    of = 3
-    pools = [Pool(SCHEMA, PLAIN) for _ in range(of)]
-    for rank, pool in enumerate(pools):
-        load([tmp_path / "a", tmp_path / "b"], table(pool), part=(rank, of))
-    (home,) = [pool for pool in pools if pool.stats().clients]
-    row = home.reserve(name(9), 1)[0]
-    assert home.stats().unused == 20, "the five that both hold are held once"
-    assert (row["sequence"], row["total_weight"], row["positives"]) == (77, 5.0, 3)
-
-
 @pytest.mark.parametrize("of", [1, 2, 3])
 def test_draws_are_spread_after_a_restore_as_before(tmp_path, of):
     """Counts by client, over many batches from the same held caches: with reuse they do not run dry."""
@@ -180,47 +165,6 @@ def test_the_pool_goes_on_while_it_is_walked(tmp_path):
     assert clients == [name(0), name(1), name(2)]
     assert len(set(seen)) == len(seen) <= 9
     assert Counter(client for client, _ in seen).keys() == set(clients)
-
-
-def test_caches_grow_older_in_a_file(tmp_path):
-    """So those that are too old to be drawn stay so: 6 s and 3 s in one pool, 10 s in the file."""
-    now = [100.0]
-    pool = Pool(SCHEMA, PLAIN, clock=lambda: now[0])
-    for first in (0, 5):
-        pool.add(name(0), first, made(5, first=first))
-        now[0] += 3.0
-    about = snapshot.about([table(pool)], server="a", run="b", taken=1000.0)
-    rows = np.empty(0, ACCOUNT)
-    snapshot_file.write(tmp_path / "a", about, snapshot.records([table(pool)], "b", False, rows))
-    again = Pool(SCHEMA, PLAIN, clock=lambda: 50.0)
-    load([tmp_path / "a"], table(again), now=1010.0)
-    assert [held.arrived for held in again._queues.clients[name(0)].queued()] == [50.0 - 16.0, 50.0 - 13.0]
-
-
-def test_walking_keeps_one_cache_alive_at_most():
-    pool = pool_of([50])
-    walk = pool.walk()
-    kept = [next(walk), next(walk)]
-    assert isinstance(kept[1], KeptCache)
-    pool.clear()
-    assert list(walk) == []
-
-
-def test_a_restored_client_stays_until_it_is_heard(tmp_path):
-    reuse, now = Parameters(reuse_cache=True), [0.0]
-    pool = pool_of([5, 5], reuse)
-    save(tmp_path / "a", table(pool))
-    again = Pool(SCHEMA, reuse, clock=lambda: now[0], client_timeout=10.0)
-    load([tmp_path / "a"], table(again))
-    now[0] = 1000.0
-    assert again.expire() == 0
-    again.sums(name(0), 99, 5.0, 5, 1.0)
-    now[0] = 2000.0
-    assert again.expire() == 1 and again.stats().clients == 1
-    gone = Pool(SCHEMA, reuse, clock=lambda: now[0], client_timeout=10.0)
-    load([tmp_path / "a"], table(gone), stays=False)
-    now[0] = 3000.0
-    assert gone.expire() == 2
 
 
 def test_what_has_no_room_is_overwritten_and_counted(tmp_path):
@@ -500,11 +444,6 @@ def test_a_part_that_is_none_is_refused(tmp_path, part):
 def test_paths_are_a_list(paths):
     with pytest.raises(ParameterError, match="paths"):
         snapshot.heads(paths)
-
-
-def test_parts_are_the_same_for_ever():
-    assert [restore.part_of(name(i), 7) for i in range(8)] == [_bytes.checksum(name(i)) % 7 for i in range(8)]
-    assert [restore.part_of(name(i), 5) for i in range(6)] == [3, 0, 1, 4, 3, 3]
 
 
 # ----------------------------------------------------------------------------------------------------------- damage

@@ -3,7 +3,6 @@
 import gc
 import itertools
 import os
-import shutil
 import socket
 import sqlite3
 import struct
@@ -11,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -26,9 +24,8 @@ from memoire.disk.state_folder import Store
 from memoire.errors import Closed, StateCorrupt, StateForeign, StateLocked, StateUnusable
 from memoire.limits import Limits
 from memoire.models.model import make
-from memoire.tables.table import Table
 from memoire.wire.messages import Line
-from netkit import QUICK, until
+from netkit import until
 from statekit import (
     CLIENTS,
     RUN,
@@ -42,7 +39,6 @@ from statekit import (
     own_accounts,
     rows,
     text_of_log,
-    transactions,
 )
 
 # ---------------------------------------------------------------------------------------------- what comes back
@@ -87,16 +83,6 @@ def test_the_log_file_has_the_documented_lines(tmp_path):
         b"1970-01-01T00:00:02.000000+00:00,00000002,and, a comma\n"
     )
     assert [path.name for path in (tmp_path / "log").iterdir()] == ["ant_7.00000001.log"]
-
-
-def test_what_gathers_while_a_group_is_saved_is_the_next_group(tmp_path):
-    with Keeper(tmp_path) as keeper:
-        before = transactions(tmp_path)
-        keeper.hold.clear()
-        tickets = [keeper.post(accounts=[account(client, 1)]) for client in CLIENTS for _ in range(5)]
-        keeper.hold.set()
-        until(lambda: set(tickets) <= set(keeper.acknowledged))
-        assert transactions(tmp_path) - before <= 2
 
 
 # ------------------------------------------------------------------------------------------------ whose folder
@@ -478,146 +464,3 @@ def test_a_search_is_a_condition_of_all_that_is_wanted():
     for never in (LineFilter(text="x" * (MAX_TEXT + 1)), LineFilter(label=1 << 32), LineFilter(label=-1)):
         assert condition(3, never) is None
     assert condition(3, LineFilter(text="x" * MAX_TEXT, label=(1 << 32) - 1)) is not None
-
-
-# --- A server over its real files: what it acknowledged is there after it was cut off, and a backup is healed by clients
-
-
-class OnDisk:
-    """A server with a folder, that is cut off and started again at the same addresses."""
-
-    def __init__(self, cluster, folder, store_by):
-        self.cluster, self.folder, self.places = cluster, folder, {}
-        self.store = None
-
-        def opened(folder, name, default_name, limits, clock):
-            self.store = Store(folder, name, default_name=default_name, limits=limits, clock=clock)
-            return self.store
-
-        store_by(opened)
-
-    def start(self, **options):
-        asked = {"name": "home", "state_dir": self.folder, "limits": QUICK} | self.places | options
-        made = self.cluster.server(**asked)
-        self.places = {
-            "endpoint": made.endpoint, "push_endpoint": made.push_endpoint, "pub_endpoint": made.pub_endpoint
-        }  # fmt: skip
-        return made
-
-    def put_back(self):
-        """As the text of the error says."""
-        (self.folder / "state.db").rename(self.folder / "state.db.away")
-        for name in ("state.db-wal", "state.db-shm"):
-            (self.folder / name).unlink(missing_ok=True)
-        shutil.copy(self.folder / "state.db.backup-1", self.folder / "state.db")
-
-
-@pytest.fixture
-def on_disk(cluster, tmp_path, store_by):
-    return OnDisk(cluster, tmp_path / "state", store_by)
-
-
-@pytest.mark.slow
-def test_a_server_goes_on_where_it_ended(cluster, on_disk):
-    server = on_disk.start()
-    client = cluster.client(server, limits=QUICK)
-    for n in range(5):
-        client.on_episode(0, 10, 1.0)
-        client.log(f"line {n}")
-    client.update()
-    server.publish("policy", b"x" * 50_000)
-    server.close()
-    server = on_disk.start()
-    assert (server.total_episodes, server.stats().durable) == (5, True)
-    assert [entry.line.text for entry in server.lines()] == [f"line {n}" for n in range(5)]
-    assert server.model("policy").value == b"x" * 50_000
-    client.on_episode(0, 10, 1.0)
-    client.log("after")
-    client.update()
-    assert server.total_episodes == 6
-    assert [entry.line.text for entry in on_disk.store.search(server.run, LineFilter(text="after"))] == ["after"]
-
-
-@pytest.mark.slow
-def test_prompts_whose_answers_are_gone_wait_again_and_are_counted(cluster, on_disk):
-    facts = {"schema": None, "tables": {"p": Table({"x": (np.uint8, (None,))}, storage="prompts", group=1)}}
-    server = on_disk.start(**facts)
-    prompts = server.prompts("p")
-    prompts.add({0: b"a", 1: b"b"})
-    lease = prompts.lease()[0]
-    prompts.answer(lease, 0, {"x": np.zeros(100_000, np.uint8)})
-    server.close()
-    for path in (on_disk.folder / "prompts").iterdir():
-        path.unlink()
-    server = on_disk.start(**facts)
-    stats = server.stats().tables["p"].prompts
-    assert (stats.waiting, stats.incomplete) == (2, 1)
-    assert "answers of 1 prompts are missing" in server.stats().missing[0]
-
-
-@pytest.mark.slow
-def test_a_backup_that_was_put_back_is_healed_by_two_updates_of_each_client(cluster, on_disk):
-    server = on_disk.start()
-    clients = [cluster.client(server, limits=QUICK) for _ in range(3)]
-
-    def count(episodes):
-        for client in clients:
-            for _ in range(episodes):
-                client.on_entries(10)
-                client.on_episode(0, 10, 1.0)
-            client.update()
-
-    count(4)
-    on_disk.store.back_up()
-    count(3)
-    assert server.total_episodes == 21
-    on_disk.folder.joinpath("state.db.backup-1").rename(on_disk.folder / "kept")
-    server.close()
-    (on_disk.folder / "kept").rename(on_disk.folder / "state.db.backup-1")
-    on_disk.put_back()
-    server = on_disk.start()
-    assert server.stats().restored == 1
-    for client in clients:
-        client.update()
-        client.update()
-    assert (server.total_episodes, server.total_steps) == (21, 210)
-    count(1)
-    assert server.total_episodes == 24
-
-
-@pytest.mark.slow
-def test_a_server_is_not_made_over_a_folder_that_is_not_its_own(cluster, on_disk, tmp_path):
-    server = on_disk.start()
-    with pytest.raises(StateLocked):
-        on_disk.start(endpoint="tcp://127.0.0.1:0", push_endpoint=None, pub_endpoint=None)
-    server.close()
-    with pytest.raises(StateForeign):
-        on_disk.start(name="another")
-    damaged = bytearray((on_disk.folder / "state.db").read_bytes())
-    damaged[damaged.index(b"default")] ^= 1
-    (on_disk.folder / "state.db").write_bytes(damaged)
-    with pytest.raises(StateCorrupt, match="Put a backup back"):
-        on_disk.start()
-    on_disk.put_back()
-    on_disk.start()
-
-
-@pytest.mark.slow
-def test_a_server_whose_disk_fails_acknowledges_nothing_more_and_says_why(cluster, on_disk):
-    server = on_disk.start()
-    client = cluster.client(server, limits=QUICK)
-    client.update()
-
-    def broken(point):
-        if point == "before commit":
-            raise OSError(5, "Input/output error")
-
-    on_disk.store._file._at = broken
-    client.on_episode(0, 10, 1.0)
-    until(lambda: server.failure is not None)
-    assert "Input/output error" in str(server.failure)
-    assert any("Input/output error" in reason for reason in server.readiness())
-    server.close()
-    server = on_disk.start()
-    client.update()
-    assert server.total_episodes == 1

@@ -51,47 +51,6 @@ def test_a_batch_fires_when_everyone_alive_waits_and_not_before():
     assert taken(batches.take(0.002, 0)) == ("everyone", [(1, 2), (2, 2)])
 
 
-def rounds(take, dead_from, count=400, actors=8):
-    """Simulate actors that ask at once when they are answered; one of them stops. Returns when each batch fired."""
-    batches, now, fired = made(), 0.0, []
-    numbers = dict.fromkeys(range(1, actors + 1), 0)
-    answered = list(numbers)
-    while len(fired) < count and now < 60.0:
-        for who in answered:
-            if who != 1 or now < dead_from:
-                numbers[who] += 1
-                batches.ask(asked(who, numbers[who], now))
-        found = take(batches, now, actors)
-        answered = []
-        if found is not None:
-            fired.append(now)
-            for request in found.requests:
-                batches.answered(request, KeptReply(None, 1))
-                answered.append(int.from_bytes(request.client, "little"))
-        now += 0.001
-    return fired
-
-
-def test_a_dead_client_costs_the_wait_for_a_second_and_then_nothing():
-    fired = rounds(lambda batches, now, actors: batches.take(now, 0), dead_from=0.1)
-    assert len(fired) == 400
-    gaps = [(begin, end - begin) for begin, end in zip(fired, fired[1:], strict=False)]
-    assert max(gap for begin, gap in gaps if begin < 0.09) < 0.0015
-    assert max(gap for _, gap in gaps) < WAIT + 0.0025
-    assert max(gap for begin, gap in gaps if begin > 0.1 + ALIVE) < 0.0015
-
-
-def test_a_client_whose_connection_ended_is_not_awaited():
-    batches = made()
-    for who in (1, 2):
-        batches.ask(asked(who, 1, 0.0))
-    batches.take(0.0, 0)
-    batches.left(client(2))
-    batches.ask(asked(1, 2, 0.001))
-    assert taken(batches.take(0.001, 0)) == ("everyone", [(1, 2)])
-    batches.left(client(9))
-
-
 def test_a_resend_is_recognised_while_it_waits_while_it_runs_and_after_its_answer():
     batches = made()
     batches.ask(asked(1, 1, 0.0))

@@ -11,19 +11,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from memoire.errors import MemoireError, ParameterError, ProtocolError, WrongModel
 from memoire.limits import Limits
 from memoire.models.model import (
-    GATHER_INTERVAL,
     LEASE,
-    REPEAT_INTERVAL,
     SMALL_BYTES,
     ModelAssembly,
     ModelStore,
-    Notices,
     make,
     notice_of,
 )
 from memoire.models.tensors import ITEM_BYTES, MAX_ARRAYS, Array, check_fit, pack, unpack
 from memoire.wire import _bytes
-from memoire.wire.frames import parse_notice, topic_frame
+from memoire.wire.frames import parse_notice
 
 # --- Versions never go back, bytes are bounded, and a body is whole or nobody sees it
 
@@ -50,19 +47,6 @@ def test_even_what_is_being_fetched_goes_when_the_bytes_are_used_up():
     for _ in range(3):
         assert store.serve("policy", store.publish("policy", bytes(100)).version)
     assert [model.version for model in store] == [2, 3]
-    store.check_invariants()
-
-
-def test_another_run_has_no_models_and_goes_on_counting():
-    store = ModelStore(1000)
-    store.publish("policy", b"abc", version=7)
-    store.renew()
-    assert store.versions() == {} and store.newest("policy") is None and store.bytes == 0
-    assert not store.put(make("policy", b"late", 7))
-    assert store.publish("policy", b"x").version == 8
-    store.renew()
-    store.renew()
-    assert store.publish("policy", b"x").version == 9
     store.check_invariants()
 
 
@@ -178,17 +162,6 @@ def store():
 
 def named(models):
     return [(model.topic, model.version) for model in models]
-
-
-def test_a_thousand_that_join_together_cost_one_notice():
-    notices, models = Notices(100.0), store()
-    for number in range(1000):
-        notices.subscribed([topic_frame("a"), b"unknown %d" % number], models, 100.0 + number * 1e-6)
-    assert notices.due(models, 100.0) == []
-    assert named(notices.due(models, 100.0 + GATHER_INTERVAL)) == [("a", 2)]
-    assert notices.next_time() == 100.0 + REPEAT_INTERVAL
-    notices.subscribed([b"strange"], models, 101.0)
-    assert notices.next_time() == 100.0 + REPEAT_INTERVAL
 
 
 def test_a_small_body_is_in_its_notice_and_not_in_the_repetitions():

@@ -112,21 +112,6 @@ def test_the_same_body_from_a_server_that_began_anew_is_not_fetched_again():
     assert node.got == [(1, False), (2, False)]
 
 
-def test_what_was_on_its_way_from_a_server_that_began_anew_is_not_taken_for_its_new_models():
-    node = following()
-    for _ in range(3):
-        node.publish(10)
-    late = node.asked.pop()
-    kept = node.store
-    node.restart([b"other"])
-    node.answer_all()
-    node.store, new = kept, node.store
-    node.asked.append(late)
-    node.answer_all()
-    node.store = new
-    assert node.newest.body == b"other" and node.got == [(1, True)]
-
-
 def test_a_server_that_keeps_its_models_and_missed_some_sets_nobody_back():
     node = following()
     node.topics.is_kept = True
@@ -142,25 +127,6 @@ def test_a_server_that_keeps_its_models_and_missed_some_sets_nobody_back():
     node.notice(node.store.newest("t"))
     node.answer_all()
     assert node.newest.body == b"next"
-
-
-def test_a_younger_server_that_has_an_older_version_takes_nobody_back():
-    """A learner publishes to two servers; of their notices the older one may come last, or again."""
-    node = following()
-    older = node.store.publish("t", b"older")
-    node.notice(older, home=1)
-    node.answer_all()
-    body = node.publish(notice=False)
-    node.notice(node.store.newest("t"), home=1)
-    node.epoch = 2
-    node.notice(node.store.newest("t"), home=2)  # in the middle of the transfer
-    node.answer_all()
-    node.epoch = 3
-    node.notice(older, home=3)
-    node.epoch = 2
-    node.notice(older, home=2)
-    node.answer_all()
-    assert node.newest.body == body and node.got == [(1, False), (2, False)]
 
 
 def test_what_a_neighbour_has_is_not_fetched():

@@ -10,7 +10,7 @@ from history.ports import held
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.net import sockets
-from memoire.net.admission import PUSH_PLACE, REQUEST_PLACE, Admission
+from memoire.net.admission import PUSH_PLACE, Admission
 from memoire.net.curve_server import Gate
 from memoire.net.poller import SendQueue, SendQueues
 from memoire.proxy.proxy import Proxy
@@ -158,25 +158,9 @@ def test_what_may_not_be_pushed_is_counted(door, whole, frames, code):
     assert door.refused == {code: 1}
 
 
-@pytest.mark.parametrize(("place", "before"), [(REQUEST_PLACE, [b"way"]), (PUSH_PLACE, [])])
-def test_a_plain_proxy_passes_on_a_message_with_whose_it_is(door, place, before):
-    frames = [*before, passport(ACTOR), b"rest"]
-    door.gate.passport = lambda peer: [b"passport of " + peer.name.encode()]
-    passed = door.admission.pass_on(MADE, place, [zmq.Frame(frame) for frame in frames])
-    assert [bytes(frame) for frame in passed] == [b"passport of left", *before, b"rest"]
-
-
 def test_a_plain_proxy_drops_and_counts_what_is_refused(door):
     assert door.admission.pass_on(MADE, PUSH_PLACE, [zmq.Frame(PASSPORT_MAGIC)]) == []
     assert door.refused == {"passport": 1} and door.gate.refused == {"passport": 1}
-
-
-def test_a_refusal_goes_the_way_that_the_request_came(door):
-    request = door.request(b"way", b"", *said(messages.Hello(role="actor")))
-    frames = [bytes(frame) for frame in door.admission.refuse_request(request, ProtocolError("busy", "x" * 2000))]
-    answer = parse(frames[2:])
-    assert frames[:2] == [b"way", b""] and answer.body == messages.Refused(code="busy", text="x" * 1000)
-    assert answer.header.client == CLIENT and door.refused == {"busy": 1}
 
 
 # --- Replies wait until their connection has room: none is dropped in silence, and those that are dropped are counted

@@ -26,7 +26,7 @@ from memoire.net.channel import LARGE_PAYLOAD, Channel, PendingRequests
 from memoire.net.poller import Poller
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
-from memoire.wire.frames import NEWS_FRAME, encode, parse, peek, topic_frame
+from memoire.wire.frames import NEWS_FRAME, encode, parse, peek
 from netkit import Book, KeepingContext, record, until
 
 # --- The way to a peer: names that hang or move, addresses that fail, and what is known of a connection at once
@@ -214,18 +214,6 @@ def test_a_socket_is_never_given_a_name(context, endpoint):
 
 
 # ------------------------------------------------------------------------------------------------------- monitors
-
-
-def test_a_lost_connection_is_known_at_once_and_so_is_its_return(context, doors):
-    answering = Answering(context, port=block(1))
-    _, link = dial(context, doors, answering.endpoint)
-    turning(doors, lambda: link.is_connected)
-    answering.close()
-    turning(doors, lambda: link.is_down)
-    again = Answering(context, port=answering.port)
-    turning(doors, lambda: link.connections == 2)
-    assert not link.is_down
-    again.close()
 
 
 @contextlib.contextmanager
@@ -489,14 +477,6 @@ def answers(found, *hosts):
     return box
 
 
-def test_one_look_up_serves_all_who_ask_at_the_same_time(book_of_names):
-    found, got = NameResolver(book_of_names, fresh=60.0), []
-    for _ in range(50):
-        found.ask("proxy", got.append)
-    until(lambda: len(got) == 50)
-    assert book_of_names.asked == ["proxy"]
-
-
 @pytest.mark.parametrize("host", ["nobody", "no.such.name.", ""])
 def test_a_name_without_addresses_says_why(book_of_names, host):
     found = NameResolver(book_of_names)
@@ -508,16 +488,6 @@ def test_what_is_remembered_is_bounded(book_of_names):
     for k in range(10):
         found.trouble(f"host{k}", 10.0)
     assert len(found._known) == 3
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1%eth0", "::ffff:10.0.0.1"])
-def test_addresses_are_told_from_names(host):
-    assert resolver.is_numeric(host)
-    assert not resolver.is_numeric("localhost") and not resolver.is_numeric("10.0.0.256")
-
-
-def test_this_system_knows_its_own_name():
-    assert {"127.0.0.1", "::1"} & set(resolver.look_up("localhost"))
 
 
 def test_a_forked_child_looks_names_up_by_itself():
@@ -621,23 +591,6 @@ def heard():
 
 def notice(topic="policy", body=b"weights"):
     return notices.notice_of(model.make(topic, body, 1), LIMITS, epoch=1, run=2)
-
-
-def test_news_is_heard_at_once_and_a_topic_once_it_is_subscribed_to(heard):
-    assert not heard.feed.is_open and not heard.feed.subscribe(b"", True)
-    heard.turn()
-    heard.feed.open(heard.endpoint)
-    assert heard.feed.is_open and heard.feed.subscribe(topic_frame("policy"), True)
-    subscribed = [b"\1" + NEWS_FRAME, b"\1" + topic_frame("policy")]
-    assert sorted(heard.subscriptions()) == sorted(subscribed)
-    for frames in (NEWS, notice("other"), notice()):
-        heard.publisher.send_multipart(frames)
-    heard.until(lambda: len(heard.messages) == 2)
-    assert [type(message.body) for message in heard.messages] == [messages.News, messages.Notice]
-    assert bytes(heard.messages[1].payload) == b"weights"
-    assert heard.frames[0] == [bytes(frame) for frame in NEWS] and not heard.refused
-    heard.feed.subscribe(topic_frame("policy"), False)
-    assert heard.subscriptions() == [b"\0" + topic_frame("policy")]
 
 
 def test_what_is_damaged_is_counted_and_the_rest_comes(heard):

@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -21,8 +20,7 @@ from memoire.limits import Limits
 from memoire.net import addresses, sockets
 from memoire.net import addresses as resolver
 from memoire.net.context import shared_context, use_io_threads
-from memoire.net.poller import Poller, Sender
-from memoire.replay.parameters import Parameters
+from memoire.net.poller import Sender
 from memoire.wire import layout
 from netkit import DEADLINE, SCHEMA, Cluster, KeepingContext, record, until
 
@@ -167,38 +165,6 @@ def test_frames_beyond_the_bound_are_not_kept(context):
     assert receiver.poll(40_000)
     assert len(sockets.receive(receiver, most=2)) == 3
     assert [frame.bytes for frame in sockets.receive(receiver)] == [b"y"]
-
-
-def test_a_waker_ends_a_wait_from_another_thread(context):
-    doors = Poller()
-    doors.add(sockets.data_receiver(context, 100))
-    thread = threading.Thread(target=doors.waker.wake)
-    thread.start()
-    assert doors.wait(time.monotonic() + 300.0) == {}
-    thread.join()
-    doors.waker.wake()
-    doors.waker.wake()
-    doors.wait(time.monotonic() + 300.0)
-    assert doors.wait(time.monotonic() + 0.01) == {}
-    doors.close()
-    doors.waker.wake()
-
-
-def test_waiting_for_room_and_for_messages(context):
-    doors = Poller()
-    receiver, sender = sockets.data_receiver(context, 100), sockets.data_sender(context)
-    sockets.bind(receiver, "inproc://room")
-    doors.add(receiver)
-    doors.add(sender, reading=False)
-    doors.watch(sender, reading=False, writing=True)
-    sockets.connect(sender, "inproc://room")
-    ready = doors.wait(time.monotonic() + DEADLINE)
-    assert list(ready) == [sender]
-    doors.watch(sender, reading=False, writing=False)
-    assert sockets.send(sender, [b"x"])
-    assert list(doors.wait(time.monotonic() + DEADLINE)) == [receiver]
-    doors.close()
-    assert receiver.closed and sender.closed
 
 
 @pytest.mark.parametrize(
@@ -371,25 +337,6 @@ def test_the_sockets_of_living_nodes_have_it_too():
         cluster.close()
 
 
-def marks(context, option, kind):
-    """Of the sockets of this kind that are open, one after the other."""
-    living = [made for made in context.__dict__["kept"] if not made.closed]
-    return [made.getsockopt(option) for made in living if made.getsockopt(zmq.TYPE) == kind]
-
-
-@pytest.mark.parametrize(("cache_size", "messages"), [(64, 64), (100_000, 2)])
-def test_the_mark_of_sockets_for_caches_follows_from_their_size(cache_size, messages):
-    cluster = Cluster()
-    try:
-        server = cluster.server(parameters=Parameters(cache_size=cache_size))
-        cluster.client(server)
-        assert (
-            marks(cluster.context, zmq.RCVHWM, zmq.PULL) == marks(cluster.context, zmq.SNDHWM, zmq.PUSH) == [messages]
-        )
-    finally:
-        cluster.close()
-
-
 def test_nobody_else_makes_a_socket_or_sets_its_options():
     """Apart from subscriptions, and from the sockets on which ZeroMQ tells of connections."""
     found = {}
@@ -433,15 +380,6 @@ def test_a_path_where_somebody_listens_is_not_taken_away(tmp_path: Path, node) -
             node(tmp_path / "relay")
         with memoire.connect(first.endpoint) as client:
             client.update(60.0)
-
-
-@pytest.mark.parametrize("node", [server, proxy])
-def test_a_path_that_a_killed_one_left_is_taken_over(tmp_path: Path, node) -> None:
-    for ending in ("", ".push", ".pub"):
-        with contextlib.closing(socket.socket(socket.AF_UNIX)) as left:
-            left.bind(f"{tmp_path}/relay{ending}")
-    with node(tmp_path / "relay") as made:
-        assert made.endpoint == f"ipc://{tmp_path}/relay"
 
 
 def test_a_socket_of_another_kind_is_refused(tmp_path: Path) -> None:

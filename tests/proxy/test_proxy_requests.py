@@ -4,15 +4,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from memoire.errors import Closed, ProtocolError, Refused
+from memoire.errors import ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.models import model
 from memoire.models.model import ModelStore
 from memoire.proxy.backend import MAX_SERVERS, ProxyCounts
 from memoire.proxy.requests import (
     HELD_FETCH_TIMEOUT,
-    MAX_HELD,
-    MAX_PENDING,
     AnswerRequest,
     ForwardRequest,
     ModelCache,
@@ -63,15 +61,6 @@ def chunk_of(step):
 # --------------------------------------------------------------------------------------------------------- servers
 
 
-def test_a_request_goes_to_the_server_that_it_names():
-    first, second = Back("a"), Back("b")
-    world = World(first, second)
-    for name, back in (("a", first), ("b", second)):
-        asked = request(messages.Update(), home=name)
-        assert world.take(asked) == ForwardRequest(back, asked)
-    assert world.counts.requests == 2 and world.counts.homeless == 0
-
-
 def test_a_hello_says_what_client_and_proxy_both_take_of_replies():
     world = World(Back("a"))
     for takes, passed_on in (
@@ -110,28 +99,6 @@ def test_a_hello_for_a_server_that_may_still_come_is_given_to_no_other_one():
 # -------------------------------------------------------------------------------------------------- before servers
 
 
-def test_a_hello_waits_until_servers_are_known_and_is_then_taken_again():
-    late = Back()
-    world = World(late)
-    asked = [request(HELLO, client=bytes([number]) * 16) for number in range(3)]
-    assert world.requests.next_time() == float("inf")
-    assert [world.take(each) for each in asked] == [None] * 3
-    assert world.requests.next_time() == float("inf")  # no time makes a server known
-    assert list(world.requests.assignable(NOW + 99.0)) == []
-    late.names = ("a",)
-    world.router.learn(late)
-    assert list(world.requests.assignable(NOW)) == asked and not world.requests.pending
-    assert world.take(asked[0]) == ForwardRequest(late, asked[0])
-
-
-def test_of_too_many_that_wait_the_oldest_goes():
-    world = World(Back())
-    asked = [request(HELLO, sequence=number) for number in range(1, MAX_PENDING + 2)]
-    for each in asked:
-        world.take(each)
-    assert list(world.requests.pending) == asked[1:] and world.counts.homeless == 1
-
-
 def test_a_hello_is_refused_while_no_server_lets_this_proxy_in():
     back = Back()
     back.denied = "No key."
@@ -150,17 +117,6 @@ def test_clients_hear_if_a_welcome_is_longer_than_their_proxy_takes():
 
 
 # ---------------------------------------------------------------------------------------------------------- models
-
-
-def test_a_model_that_is_here_is_handed_out_from_here():
-    back = Back("a")
-    world = World(back)
-    assert world.put(back, 3, b"0123456789", noticed=(0, 5))[0]
-    said = chunk_of(world.take(request(fetch(3, offset=4, size=3), home="a", sequence=9)))
-    assert (said.body.version, said.body.size, said.body.offset, bytes(said.payload)) == (3, 10, 4, b"456")
-    assert (said.body.home, said.body.epoch, said.header.sequence) == (HOME("a"), 5, 9)
-    assert bytes(chunk_of(world.take(request(fetch(0), home="a"))).payload) == b"0123456789"
-    assert world.counts.requests == 2
 
 
 def test_a_stretch_that_a_model_does_not_have_is_refused():
@@ -214,26 +170,6 @@ def test_a_request_is_held_no_longer_than_the_first_one_of_it():
     assert world.cache.overdue(NOW + HELD_FETCH_TIMEOUT - 0.1) == [] and world.cache.overdue(
         NOW + HELD_FETCH_TIMEOUT
     ) == [asked]
-
-
-def test_so_many_requests_are_held_and_no_more():
-    back = Back("a")
-    world = World(back)
-    back.topics.coming = {("policy", 3)}
-    *held, last = [world.take(request(fetch(3), home="a", sequence=number)) for number in range(1, MAX_HELD + 2)]
-    assert held == [None] * MAX_HELD and isinstance(last, ForwardRequest)
-
-
-def test_a_request_that_was_held_while_the_run_changed_is_asked_of_the_server():
-    back = Back("a")
-    world = World(back)
-    back.topics.coming = {("policy", 3)}
-    asked = request(fetch(3), home="a")
-    assert world.take(asked) is None
-    back.run = OTHER
-    _, made = world.put(back, 3)
-    assert world.cache.arrived(made) == [asked]
-    assert world.requests.release(asked, NOW) == ForwardRequest(back, asked)
 
 
 def test_a_request_that_is_released_and_has_no_home_any_more_is_refused():
@@ -313,14 +249,6 @@ def read(frames):
     return parse(frames[2:])
 
 
-def test_a_welcome_gets_the_proxys_own_addresses_list_and_models():
-    world = WorldOfProxyReplies()
-    world.store.publish("policy", b"weights", 7)
-    said = read(world.take(reply(welcome("a", models={"policy": 5}))))
-    assert (said.body.endpoints, said.body.servers, said.body.models) == (OWN, ["a", "b"], {"policy": 7})
-    assert (said.header.sequence, said.header.home) == (4, HOME("a"))
-
-
 def test_clients_of_a_server_that_was_taken_off_the_list_are_told_to_leave_it():
     world = WorldOfProxyReplies()
     frames = reply(messages.Updated(caches=3), payload=b"feedback")
@@ -362,15 +290,6 @@ def learn(back, told, run=RUN):
 # -------------------------------------------------------------------------------------------------------- WELCOME
 
 
-def test_only_the_same_server_can_have_begun_again():
-    back = Back()
-    assert not learn(back, welcome("a", epoch=5)).has_restarted
-    assert not learn(back, welcome("b", epoch=9)).has_restarted  # behind another proxy there are several
-    assert not learn(back, welcome("a", epoch=5)).has_restarted
-    assert learn(back, welcome("a", epoch=6)).has_restarted
-    assert not learn(back, welcome("a", epoch=6)).has_restarted
-
-
 def test_the_epochs_of_servers_that_are_not_heard_of_any_more_are_forgotten():
     back = Back()
     learn(back, welcome("stays", epoch=5))
@@ -389,22 +308,6 @@ def test_a_server_that_is_heard_of_again_is_not_the_oldest():
         learn(back, welcome(name, epoch=5))
     assert learn(back, welcome("stays", epoch=6)).has_restarted
     assert not learn(back, welcome("server-0", epoch=6)).has_restarted, "forgotten in its place"
-
-
-def test_why_the_proxy_there_is_not_let_in_is_known_until_something_else_is_said():
-    back = Back()
-    for answer, said in [
-        (Refused("tcp://a", "denied", "No key."), "No key."),
-        (Refused("tcp://a", "busy", "not now"), ""),
-        (Refused("tcp://a", "denied", "No key."), "No key."),
-        (Refused("tcp://a", "version", "version 1 of the protocol"), "version 1 of the protocol"),
-        (Refused("tcp://a", "too_large", "a long WELCOME"), "a long WELCOME"),
-        (Closed("this proxy"), ""),
-    ]:
-        back.hello.begin()
-        back.answered(answer)
-        assert back.refusal == said and not back.hello.is_open
-        assert back.is_too_small == (said == "a long WELCOME")
 
 
 # -------------------------------------------------------------------------------------------------------- notices
@@ -492,30 +395,6 @@ def test_a_name_more_moves_only_the_clients_that_it_gets():
     assert {new for old, new in moved if old != new} == {"c"} and 60 < sum(old != new for old, new in moved) < 140
 
 
-# ------------------------------------------------------------------------------------------------------- the ways
-
-
-def test_a_home_is_unknown_when_every_server_was_met_or_had_its_time():
-    made = router_of_proxy_router("a", "")
-    assert not made.is_unknown(HOME_PROXY_ROUTER("x"), 100.0 + START_GRACE) and made.is_unknown(
-        HOME_PROXY_ROUTER("x"), 100.1 + START_GRACE
-    )
-    made.backs[1].names = ("b",)
-    assert made.is_unknown(HOME_PROXY_ROUTER("x"), 100.0)
-
-
-def test_the_ways_to_homes_follow_what_is_said_and_those_that_leave_keep_theirs():
-    made = router_of_proxy_router("a", "b")
-    first, second = made.backs
-    assert made.homes == {HOME_PROXY_ROUTER("a"): first, HOME_PROXY_ROUTER("b"): second}
-    first.names, first.leaving = ("c", "b"), ("a",)
-    made.learn(first)
-    assert made.homes == {HOME_PROXY_ROUTER("a"): first, HOME_PROXY_ROUTER("b"): second, HOME_PROXY_ROUTER("c"): first}
-    first.leaving = ()
-    made.learn(first)
-    assert HOME_PROXY_ROUTER("a") not in made.homes
-
-
 # -------------------------------------------------------------------------------------------------- another list
 
 
@@ -534,19 +413,6 @@ def test_an_address_that_was_taken_off_serves_its_clients_for_a_while_and_is_kno
     assert made.retire(200.0 + RETIRE_TIMEOUT) == {old}
     assert HOME_PROXY_ROUTER("a") not in made.homes and made.retiring == {} and old not in made.all
     assert made.is_unknown(HOME_PROXY_ROUTER("a"), 200.0) and not made.is_unknown(HOME_PROXY_ROUTER("x"), 200.0)
-
-
-def test_a_home_that_was_removed_and_is_reached_by_another_address_goes_on():
-    made = router_of_proxy_router("a", "b")
-    relist(made, 1)
-    made.backs[0].names = ("b", "a")
-    made.retire(200.0)
-    assert made.homes == {HOME_PROXY_ROUTER("a"): made.backs[0], HOME_PROXY_ROUTER("b"): made.backs[0]}
-    made.backs[0].names = ("b",)
-    made.learn(made.backs[0])
-    assert HOME_PROXY_ROUTER("a") not in made.homes
-    made.backs.append(BackOfProxyRouter("tcp://late"))
-    assert not made.is_unknown(HOME_PROXY_ROUTER("a"), 100.0)  # it was there, by another way
 
 
 def test_of_very_many_homes_that_were_removed_only_the_newest_are_known():

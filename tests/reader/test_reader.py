@@ -1,8 +1,6 @@
 """Readers over any number of servers: the draw is exact, nothing is eaten by losses, and servers may come and go."""
 
 import gc
-import threading
-import time
 import weakref
 
 import numpy as np
@@ -15,15 +13,11 @@ from memoire.errors import (
     NotEnoughSamples,
     ParameterError,
     Refused,
-    SchemaMismatch,
 )
 from memoire.limits import Limits
 from memoire.reader.reader import Reader
 from memoire.replay.batch import PriorityUpdate
-from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Schema
-from memoire.wire.frames import CODES
 from netkit import DEADLINE, QUICK, SCHEMA, entry, in_thread, record, until
 
 pytestmark = pytest.mark.slow
@@ -74,18 +68,6 @@ def test_batches_come_from_every_server_behind_a_proxy(cluster):
     stats = reader.stats()
     assert (stats.batches, stats.short, stats.refused, stats.faults) == (3, 0, {}, 0)
     assert set(stats.servers) == set(NAMES)
-
-
-def test_servers_with_different_discounts_are_not_mixed_into_a_batch(cluster):
-    servers = [cluster.server(name=name, discount=discount) for name, discount in zip(NAMES, (0.5, 0.25), strict=False)]
-    proxy = cluster.proxy(servers)
-    until(lambda: len(proxy.servers) == 2)
-    for client in clients_of_each(cluster, proxy, NAMES[:2]):
-        fill(client)
-    reader = cluster.reader([proxy])
-    with pytest.raises(ParameterError, match=r"discount must be \[0\.\d+\], as other servers of this table"):
-        reader.get_batch(64, 2.0)
-    assert reader.stats().batches == 0
 
 
 def test_the_weighted_mean_is_that_of_all_entries_over_three_servers(cluster):
@@ -294,31 +276,6 @@ def test_an_error_says_how_long_a_batch_was_waited_for(cluster):
         next(reader.batches(32, timeout=0.6))
 
 
-def test_new_caches_are_drawn_as_they_come(cluster):
-    server = cluster.server(parameters=Parameters(cache_size=64))
-    client = cluster.client(server)
-    record(client)
-    reader = cluster.reader([server], ahead=1)
-    with pytest.raises(NotEnoughSamples):
-        reader.get_batch(64, 0.2)
-    with pytest.raises(MemoireTimeout, match="Are actors running"):
-        next(reader.batches(64, 0.2))
-    stopped = threading.Event()
-
-    def act():
-        while not stopped.is_set():
-            client.push_cache(1.0)
-            time.sleep(0.01)
-
-    thread, _ = in_thread(act)
-    try:
-        for batch, _ in zip(reader.batches(64, 100.0), range(20), strict=False):
-            assert len(batch["ids"]) == 64
-    finally:
-        stopped.set()
-        thread.join(100.0)
-
-
 def test_a_reader_that_nobody_holds_goes_on_until_it_is_closed(cluster):
     """Its thread uses sockets: the interpreter has to find it at its end."""
     found = weakref.ref(Reader([cluster.server().endpoint], context=cluster.context))
@@ -358,24 +315,3 @@ def test_wrong_arguments_and_addresses_are_refused(cluster):
         reader.get_batch(0)
     with pytest.raises(TypeError, match="serialize"):
         reader.publish("t", 17)
-
-
-def test_servers_of_different_schemas_cannot_be_read_together(cluster):
-    other = Schema({"obs": Column(np.float32, (2,), "state")})
-    servers = [cluster.server(), cluster.server(schema=other)]
-
-    def read():
-        cluster.reader(servers, timeout=100.0).get_batch(1, 100.0)
-
-    with pytest.raises(SchemaMismatch):
-        read()
-
-
-def test_a_reader_far_too_greedy_is_bounded_by_what_is_there(cluster):
-    server = cluster.server(limits=Limits(held_bytes=100_000))
-    fill(cluster.client(server), caches=3)
-    reader = cluster.reader([server])
-    with pytest.raises(NotEnoughSamples):
-        reader.get_batch(100_000, 0.3)
-    assert len(reader.get_batch(100, 100.0)["ids"]) == 100
-    assert set(server.stats().refused) <= set(CODES)

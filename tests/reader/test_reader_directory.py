@@ -3,40 +3,19 @@
 import pytest
 
 from memoire.errors import SchemaMismatch, UnknownName
-from memoire.reader.directory import FORGET_TIMEOUT, HELLO_INTERVAL, Directory
+from memoire.reader.directory import FORGET_TIMEOUT, Directory
 from memoire.reader.reader import DeliveredBatches
 from memoire.reader.rounds import RateTracker
 from memoire.replay.parameters import Parameters
-from memoire.wire.frames import MessageHeader, name_hash
+from memoire.wire.frames import name_hash
 from memoire.wire.messages import ServerRate
-from readerkit import OTHER, PARAMETERS, RUN, PoolServer, World, directory_of, learn, welcome
+from readerkit import OTHER, RUN, PoolServer, World, directory_of, learn, welcome
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
 # --- Which servers a reader knows, by which address, and what holds of the table: time and messages are passed in
 
 NEXT = name_hash("next")
-
-
-def test_each_address_gets_a_hello_at_once_and_the_next_one_after_the_answer_and_a_while():
-    made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
-    assert made.next_time() == 0.0
-    first, second = made.due(5.0)
-    assert (first.endpoint, second.endpoint) == ("tcp://a", "tcp://b") and made.due(99.0) == []
-    assert made.next_time() == float("inf")
-    second.hello.answered()
-    assert made.next_time() == 5.0 + HELLO_INTERVAL and made.due(5.0 + HELLO_INTERVAL - 0.1) == []
-    made.ask_soon()
-    assert made.due(5.1) == [second]
-
-
-def test_servers_are_learned_by_name_and_one_that_two_addresses_lead_to_is_one():
-    made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
-    learn(made, welcome("a", ["a", "b"]))
-    learn(made, welcome("b"), address=1)  # a server that has no list is itself
-    assert [server.name for server in made.known] == ["a", "b"]
-    assert [server.address.endpoint for server in made.known] == ["tcp://a", "tcp://a"]
-    assert made.servers["b"].home == name_hash("b")
 
 
 def test_a_server_keeps_its_address_while_that_leads_there_and_takes_another_one_then():
@@ -70,17 +49,6 @@ def test_a_server_that_nobody_lists_is_forgotten_after_a_while_and_comes_back_as
     assert made.servers["b"] is not former and not made.servers["b"].is_away
 
 
-def test_other_parameters_are_news_and_the_same_ones_are_none():
-    made = Directory(["tcp://a"], "reader", 0.0)
-    told = welcome("a", parameters_version=1, table_name="t")
-    first = made.learn(made.addresses[0], MessageHeader(told.type, 0, b"", RUN, 0, 1, 0, 0, 0), told, 0.0)
-    assert made.terms is None and not made.agree(first.terms)  # the first ones change nothing
-    assert (made.terms.table, made.terms.parameters_version, made.terms.parameters) == ("t", 1, PARAMETERS)
-    assert not made.agree(first.terms)
-    other = learn(made, welcome("a", table_name="t", parameters=PARAMETERS.replace(frame_stack=2)))
-    assert made.terms is other.terms and made.agree(first.terms)
-
-
 def test_a_server_of_other_columns_is_refused_and_changes_nothing():
     made = directory_of("a")
     with pytest.raises(SchemaMismatch, match="reader"):
@@ -105,12 +73,6 @@ def test_a_new_run_is_news_once_for_all_and_once_for_the_servers_of_each_address
     change = learn(made, welcome("b"), address=1, run=NEXT).run
     assert not change.is_first and change.servers == (made.servers["b"],)
     assert learn(made, welcome("b"), address=1, run=NEXT).run is None
-
-
-def test_a_run_that_this_reader_began_is_no_news_when_servers_say_it():
-    made = directory_of("a")
-    assert made.enter(made.addresses[0], NEXT).is_first
-    assert learn(made, welcome("a"), run=NEXT).run is None
 
 
 def test_a_run_is_over_when_all_servers_say_so_and_stays_over():

@@ -9,7 +9,7 @@ from memoire.reader.directory import FeedbackRouter, RunChange, clients_of
 from memoire.reader.publishing import Publishing
 from memoire.replay.batch import ID
 from memoire.tables.far import LEFT_OUT_TIMEOUT
-from memoire.wire import _bytes, messages
+from memoire.wire import messages
 from readerkit import SCHEMA, directory_of, learn, message, refused, welcome
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -50,26 +50,6 @@ class World:
     def answer_all(self):
         while self.sends:
             self.answer(self.sends[0].server.name)
-
-
-def test_a_model_goes_to_every_server_in_stretches_under_the_next_version():
-    world = World("a", "b")
-    world.made.observe({"policy": 6, "other": 1})
-    world.made.observe({"policy": 5})
-    order = world.publish(b"123456789")
-    assert order.model.version == 7 == world.made.versions["policy"] and world.made.is_used
-    assert not world.made.is_taken(order, 0.0) and world.made.missing(order) == list(order.there)
-    world.answer_all()
-    assert world.received == {(name, "policy"): [b"1234", b"5678", b"9"] for name in "ab"}
-    assert world.made.is_taken(order, 0.0) and world.made.missing(order) == [] and world.made.refusal(order) is None
-
-
-@pytest.mark.parametrize(("body", "is_known"), [(b"1234", True), (b"12345678", False)])
-def test_the_checksum_of_a_stretch_is_known_if_it_is_the_whole_body(body, is_known):
-    world = World("a")
-    world.publish(body)
-    (send,) = world.sends
-    assert send.payload_checksum == (_bytes.checksum(body) if is_known else None)
 
 
 def test_a_call_does_not_wait_for_a_server_that_said_nothing_while_another_one_has_it():
@@ -175,14 +155,6 @@ def test_nothing_of_a_former_run_is_sent_in_the_next_one():
     assert world.sends == []
 
 
-def test_a_server_that_was_forgotten_gets_the_rest_of_what_is_on_its_way():
-    world = World("a", "b")
-    world.publish()
-    del world.directory.servers["b"]
-    world.answer("b")
-    assert [send.offset for send in world.sends if send.server.name == "b"] == [STRETCH]
-
-
 def test_a_server_that_takes_shorter_requests_gets_shorter_stretches_until_they_are_short_enough():
     body = bytes(range(256)) * 2000
     world = World("a")
@@ -194,16 +166,6 @@ def test_a_server_that_takes_shorter_requests_gets_shorter_stretches_until_they_
     pieces = world.received["a", "policy"]
     assert b"".join(pieces) == body and world.made.is_taken(order, 0.0) and world.made.refusal(order) is None
     assert max(map(len, pieces)) == len(body) // 8
-
-
-def test_a_model_that_is_too_large_for_a_server_is_refused_after_a_few_tries():
-    world = World("a")
-    world.made = Publishing(world.directory, 1 << 20)
-    order, tries = world.publish(bytes(512_000)), 0
-    while world.sends:
-        world.answer("a", refused("too_large"))
-        tries += 1
-    assert tries == 4 and world.made.refusal(order).code == "too_large"
 
 
 # --- TD errors go to the servers that have their clients, in messages that are not too long; what is lost is counted

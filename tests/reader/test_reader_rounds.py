@@ -14,7 +14,6 @@ from memoire.reader.rounds import (
     CALM_TAKES,
     MAX_AHEAD,
     MAX_AHEAD_BYTES,
-    MAX_SUMS_AGE,
     REFUSED_INTERVAL,
     RETRY_INTERVAL,
     BatchQueue,
@@ -148,14 +147,6 @@ def test_pauses_between_two_questions_grow_until_a_batch_is_drawn():
     assert len(world.run(1)) == 1
     pause()
     assert pauses == pytest.approx([0.005, 0.01, 0.02, 0.02, 0.005])
-
-
-def test_what_a_server_said_long_ago_is_not_believed():
-    world = two()
-    world.begin()
-    world.answer()
-    world.now += MAX_SUMS_AGE + 0.1
-    assert kinds(world.begin()) == [("a", Sums), ("b", Sums)]
 
 
 def wanted_of(ask):
@@ -349,13 +340,6 @@ def test_batches_on_their_way_are_given_up_when_parameters_change():
 # ------------------------------------------------------------------------------------------------- the queue
 
 
-@pytest.mark.parametrize(("batch_size", "ahead", "kept"), [(0, 2, 0), (32, 1, 64), (10, 3, 40)])
-def test_each_server_keeps_enough_for_the_batches_ahead_and_the_one_that_is_asked_for(batch_size, ahead, kept):
-    made = BatchQueue(ahead)
-    made.resize(batch_size)
-    assert made.reserve == kept
-
-
 def test_a_queue_is_emptied_by_other_parameters_and_wants_nothing_once_it_is_closed():
     world = two()
     (drawn,) = world.run(1)
@@ -403,16 +387,6 @@ def test_a_learner_that_waits_is_given_several_batches_in_a_round_until_it_waits
         if len(world.prefetch) > 1:
             world.prefetch.take()
     assert world.prefetch.depth < MAX_AHEAD
-
-
-def test_batches_of_one_round_share_no_sample_and_each_has_its_own_divisor():
-    world = plenty(batch_size=8)
-    several = next(found for found in waiting(world) if len(found) > 2)
-    ids = np.concatenate([drawn.gathered.ids["number"] for drawn in several])
-    clients = np.concatenate([drawn.gathered.ids["client"][:, 0] for drawn in several])
-    assert len(ids) == 8 * len(several) and len({*zip(ids.tolist(), clients.tolist(), strict=True)}) > 8
-    assert [float(drawn.importance.max()) for drawn in several] == [1.0] * len(several)
-    assert all(array.flags.c_contiguous for drawn in several for array in drawn.gathered.prev.values())
 
 
 @pytest.mark.parametrize(
@@ -526,19 +500,3 @@ def test_nothing_is_taken_where_nothing_is_known():
     made.take(NOTHING)
     assert made.table["reserved"].tolist() == [3]
     assert not made.is_older(1.0, 6.0) and made.is_older(1.0, 6.1)
-
-
-def test_an_answer_is_late_when_it_was_awaited_for_so_long_since_the_last_one():
-    made = stock()
-    assert made.late_at == float("inf") and not made.is_asked
-    made.ask(1, NOTHING, 10.0)
-    made.ask(2, NOTHING, 11.0)  # behind it: the server is busy with the first
-    assert made.late_at == 10.0 + LEFT_OUT_TIMEOUT and made.is_asked
-    made.answered(1, 12.0)
-    assert made.late_at == 12.0 + LEFT_OUT_TIMEOUT
-    made.server.is_away = True
-    assert made.late_at == float("inf")  # it is left out already
-    made.server.is_away = False
-    made.answered(2, 13.0)
-    made.answered(2, 13.0)  # once more, by a resend
-    assert made.late_at == float("inf")

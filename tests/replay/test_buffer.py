@@ -257,19 +257,6 @@ def test_an_empty_buffer_says_so() -> None:
         buffer.sample(4)
 
 
-@pytest.mark.parametrize(("capacity", "members"), [(20_000, 1000), (33_000, 1000), (1000, 100), (10, 5), (2, 1)])
-def test_every_member_of_a_large_vector_environment_has_room(capacity: int, members: int) -> None:
-    buffer = Buffer(Schema({"obs": np.float32, "reward": np.float32}), capacity, seed=0)
-    writer = buffer.writer(num_envs=members, autoreset="disabled")
-    never, zeros = np.zeros(members, bool), np.zeros(members)
-    for t in range(3 * capacity // members):
-        obs = np.full(members, t, np.float32)
-        writer.step(obs, None, zeros, never, never, obs + 1)
-    assert capacity // 2 <= len(buffer) <= capacity
-    batch = buffer.sample(100)
-    np.testing.assert_array_equal(batch.next_obs, batch.obs + 1)
-
-
 @pytest.mark.slow
 def test_a_vector_environment_that_has_no_room_is_refused() -> None:
     buffer = Buffer(CHAIN, 10)
@@ -377,23 +364,6 @@ def buffer_of_of_copies(steps=25, **options):
             obs = np.full(3, place, np.float32)
             writer.step(obs, place, float(step), step % 10 == 9, False, obs + 1)
     return buffer
-
-
-@pytest.mark.parametrize("way", COPIES)
-def test_a_copied_buffer_holds_the_same_and_goes_its_own_way(way):
-    buffer = buffer_of_of_copies(multi_step=2, discount=0.9)
-    buffer.update_priorities(buffer.sample(64).ids, np.linspace(1.0, 9.0, 64))
-    made = COPIES[way](buffer)
-    assert (len(made), made.num_episodes, made.parameters, made.schema) == (25, 3, buffer.parameters, buffer.schema)
-    mine, its = (np.sort(each.memory.contents()["weights"]) for each in (buffer, made))
-    np.testing.assert_allclose(mine, its)
-    batch = made.sample(32)
-    assert (batch.obs[:, 0] == batch.action).all()
-    batch.update_priorities(np.full(32, 100.0))
-    assert buffer.memory.total_weight == pytest.approx(mine.sum()) and made.memory.total_weight > 2 * mine.sum()
-    with made.writer() as writer:
-        writer.step(np.zeros(3), 0, 0.0, True, False, np.ones(3))
-    assert (len(made), len(buffer)) == (26, 25)
 
 
 def test_a_pickled_batch_has_its_arrays_and_not_the_memory():

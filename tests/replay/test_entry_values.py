@@ -9,7 +9,6 @@ import pytest
 
 import memoire
 from memoire import _core
-from memoire.arguments import whole
 from memoire.errors import (
     EntryError,
     EpisodeClosedError,
@@ -21,10 +20,8 @@ from memoire.errors import (
 from memoire.replay.batch import ID, td_errors_for
 from memoire.replay.columns import Column
 from memoire.replay.conversion import (
-    check_out,
     count_of,
     ending,
-    exact_columns,
     init_weights,
     refuse,
 )
@@ -40,17 +37,6 @@ SCHEMA = Schema(
     }
 )
 ONE = Schema({"state": Column(np.float32, (2,), "state")})
-
-
-def test_a_value_for_each_column_becomes_exact() -> None:
-    near, far, reward = exact_columns(SCHEMA, ([1, 2], 3, [0.5, 1.5]), ())
-    assert (near.dtype, near.shape, far.dtype, far.shape) == (np.float32, (2,), np.uint8, ())
-    assert reward.tolist() == [0.5, 1.5]
-    assert [each.shape for each in exact_columns(SCHEMA, [np.zeros((4, 2)), [1] * 4, np.ones((4, 2))], (4,))] == [
-        (4, 2),
-        (4,),
-        (4, 2),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -88,12 +74,6 @@ def test_an_end_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -
         ending(SCHEMA, **given)
 
 
-@pytest.mark.parametrize(("given", "expected"), [(0.5, [0.5, 0.5]), (2, [2, 2]), ([1.0, 0.0], [1.0, 0.0])])
-def test_weights_are_a_number_or_one_for_each_entry(given: Any, expected: list[float]) -> None:
-    weights = init_weights(given, 2)
-    assert weights.tolist() == expected and weights.dtype == np.float32 and weights.flags.c_contiguous
-
-
 @pytest.mark.parametrize("given", [-1.0, math.nan, math.inf, 3.5e38, [1.0], [1.0, -1.0], [math.nan, 0.0]])
 def test_weights_are_finite_and_not_negative(given: Any) -> None:
     with pytest.raises(ParameterError, match="init_w"), np.errstate(over="ignore"):
@@ -102,17 +82,6 @@ def test_weights_are_finite_and_not_negative(given: Any) -> None:
 
 def test_a_length_is_that_of_the_first_axis() -> None:
     assert (count_of([1, 2]), count_of(np.zeros((3, 1))), count_of(7)) == (2, 3, 0)
-
-
-def test_whole_numbers_and_arrays_to_write_into_are_checked() -> None:
-    assert type(whole("lane", np.int64(3), 0, 3)) is int
-    for wrong in (4, -1, 1.0, True, np.True_, "1", np.float64(1)):
-        with pytest.raises(ParameterError, match="lane must be a whole number from 0 to 3"):
-            whole("lane", wrong, 0, 3)
-    check_out(np.zeros((2, 3), np.float32), np.float32, 6)
-    for out in (np.zeros(5, np.float32), np.zeros(6), np.zeros(12, np.float32)[::2], [0.0] * 6):
-        with pytest.raises(ParameterError, match="a contiguous float32 array of 6 numbers"):
-            check_out(out, np.float32, 6)
 
 
 class Refusing(_core.EntryStore):

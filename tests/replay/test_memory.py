@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from memoire import Buffer, Prioritized, _core
 from memoire.errors import (
-    EmptyEpisodeError,
     EmptyMemory,
     EntryError,
     EpisodeClosedError,
@@ -54,62 +53,6 @@ def memory_of(capacity=100, length=20, episodes=1, parameters=None, **kwargs):
 
 
 # Contract of the seed documents
-
-
-@pytest.mark.parametrize("capacity", [1, 2, 3, 7, 97, 128, 255, 256, 257, 1000, 1543])
-def test_exactly_the_capacity_fits_also_as_one_episode(capacity):
-    memory = Memory(SEVEN, capacity)
-    for _ in range(2):
-        memory.open()
-        memory.extend(0, tuple(np.zeros((capacity // 3, *SEVEN[n].shape), SEVEN[n].dtype) for n in SEVEN.entry_names))
-        if memory.open_length():
-            memory.close()
-        memory.open()
-        for t in range(capacity):
-            memory.add(0, entry(t))
-        assert (memory.num_entries, memory.num_episodes) == (capacity, 0)
-        with pytest.raises(EpisodeTooLong) as caught:
-            memory.add(0, entry())
-        assert (caught.value.length, caught.value.capacity) == (capacity, capacity)
-        assert "refused and the episode stays as it was" in str(caught.value)
-        check_memory(memory)
-        memory.close(terminated=True)
-        assert memory.num_positive == capacity
-        numbers = np.arange(memory.generated - capacity, memory.generated)
-        np.testing.assert_array_equal(memory.gather(numbers).prev["action"], np.arange(capacity))
-
-
-def test_closing_or_adding_where_nothing_is_open_is_an_error():
-    memory = Memory(SEVEN, 10)
-    with pytest.raises(EpisodeClosedError, match="cannot add an entry: episode 0 is not open"):
-        memory.add(0, entry())
-    with pytest.raises(EpisodeClosedError, match="cannot close the episode"):
-        memory.close()
-    with pytest.raises(EpisodeClosedError):
-        memory.add(-1, entry())
-    memory.open()
-    with pytest.raises(EmptyEpisodeError, match="no entries"):
-        memory.close()
-    memory.add(0, entry())
-    memory.close()
-    with pytest.raises(EpisodeClosedError):
-        memory.close()
-
-
-def test_the_first_stack_and_the_last_steps_are_not_drawn_unless_the_end_is_known():
-    parameters = Parameters(frame_stack=3, multi_step=2, priority_exponent=0.0)
-    memory = memory_of(length=10, parameters=parameters)
-    np.testing.assert_array_equal(memory.weights(np.arange(10)) > 0, [0, 0, 1, 1, 1, 1, 1, 1, 0, 0])
-    memory.configure(start="zero")
-    np.testing.assert_array_equal(memory.weights(np.arange(10)) > 0, [1] * 8 + [0] * 2)
-    memory.open()
-    memory.extend(0, [np.zeros((4, *SEVEN[n].shape), SEVEN[n].dtype) for n in SEVEN.entry_names])
-    memory.close(final_state=np.ones(3, np.float32))
-    assert (memory.weights(np.arange(10, 14)) > 0).all()
-    got = memory.gather([12, 13])
-    np.testing.assert_array_equal(got.steps, [2, 1])
-    np.testing.assert_array_equal(got.next["state"][:, -1], 1.0)
-    np.testing.assert_allclose(got.discount, [0.99**2, 0.99])
 
 
 def test_without_update_weight_weights_are_init_w_and_without_update_value_returns_are_zero():
@@ -279,26 +222,6 @@ def test_returns_are_td_lambda(length, lam, gamma, coeff, seed):
     np.testing.assert_allclose(memory.gather(np.arange(length)).prev["qvest"], q, rtol=1e-5, atol=1e-5)
     expected = (np.array(coeff) * np.abs(q - values)).sum(axis=1)
     np.testing.assert_allclose(memory.weights(np.arange(length)), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_reweighing_by_configure_gives_what_closing_would_have():
-    rng = np.random.default_rng(2)
-    final = Parameters(
-        priority_exponent=0.8, mix_lambda=0.5, frame_stack=2, multi_step=3, discount=0.7, reward_coeff=2.0
-    )
-    made = [Memory(SEVEN, 200, Parameters()), Memory(SEVEN, 200, final)]
-    for _ in range(4):
-        rewards, values = rng.normal(size=(2, 30))
-        for memory in made:
-            memory.open()
-            for t in range(30):
-                memory.add(0, entry(t, rewards[t], values[t]))
-            memory.close(multiplier=1.5)
-    made[0].configure(final)
-    numbers = np.arange(120)
-    np.testing.assert_allclose(made[0].weights(numbers), made[1].weights(numbers), rtol=1e-6)
-    for one, other in zip(*(memory.gather(numbers).prev.values() for memory in made), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_a_parameter_that_does_not_fit_changes_nothing():
@@ -576,14 +499,6 @@ def test_a_sample_has_the_least_weight_only_where_importance_needs_it():
     assert memory.sums()[2] == memory.weights([3])[0] == memory.min_weight
     memory.configure(normalize="batch")
     assert memory.sample(4)[2:] == (*memory.sums()[:2], 0.0)
-
-
-def test_info_and_repr_say_what_there_is():
-    memory = memory_of()
-    info = memory.info()
-    assert (info["capacity"], info["num_entries"], info["num_episodes"], info["generated"]) == (100, 20, 1, 20)
-    assert info["entry_bytes"] == SEVEN.entry_bytes and info["multi_step"] == 1
-    assert "20 of 100 entries, 1 episodes" in repr(memory)
 
 
 @pytest.mark.parametrize("prioritization", ["proportional", "rank", "greedy"])

@@ -32,7 +32,7 @@ from memoire.replay.parameters import Parameters, check_batch, check_size
 from memoire.replay.sampling import Prioritized
 from memoire.replay.schema import Schema
 from memoire.tables.rollouts.queue import STALLED_TIMEOUT, RoomLimiter
-from memoire.wire.messages import ClusterRate, ServerRate
+from memoire.wire.messages import ServerRate
 from memory_checks import check_memory
 from poolkit import Clock
 
@@ -240,32 +240,6 @@ def test_a_reader_s_balance_goes_on_over_the_lives_of_its_servers(walk, ratio, c
 UNKNOWN = "waits for all servers to say how many entries were recorded"
 
 
-def test_a_balance_begins_with_what_was_known_of_all():
-    """The reader is new, and one server was told of the band of all by a former one; the others speak for themselves."""
-    parameters = Parameters(samples_per_insert=2.0, samples_per_insert_tolerance=100.0)
-    balance = RateTracker()
-    balance.heard("a", 1, ServerRate(30.0, True, 40, 50, 2.0, 100.0), 50, 3)
-    assert balance.why_not_draw(parameters, ["a", "b"], 1, 0) == UNKNOWN and balance.band("a", ["a", "b"]) is None
-    balance.heard("b", 1, ServerRate(4.0, False, 7, 10, 2.0, 100.0), 20, 1)
-    assert balance.why_not_draw(parameters, ["a", "b"], 134, 0) == ""
-    assert "drawing is 29 samples behind" in balance.why_not_draw(parameters, ["a", "b"], 130, 5)
-    band = balance.band("a", ["a", "b"])
-    assert band == ClusterRate(34.0, 40, 50, 20, 4 / 6, 2.0, 100.0)
-    balance.heard("c", 9, ServerRate(6.0, False, 3, 0, 2.0, 100.0), 1, 1)  # it comes later
-    assert balance.band("b", ["a", "b", "c"]).surplus == 40.0
-    balance.heard("d", 9, ServerRate(40.0, True, 3, 0, 2.0, 100.0), 1, 1)  # another reader has told it of all already
-    assert balance.band("b", ["a", "b", "c", "d"]).surplus == 40.0
-    balance.heard("c", 9, None, 1, 1)
-    assert balance.band("c", ["a", "b", "c"]) is None, "nothing is limited there any more"
-    balance.reset()
-    assert balance.band("a", ["a", "b"]) is None
-    told = {"a": ServerRate(30.0, True, 40, 50, 2.0, 100.0), "b": ServerRate(25.0, True, 9, 9, 2.0, 100.0)}
-    for name, standing in (told | {"c": ServerRate(4.0, False, 7, 10, 2.0, 100.0)}).items():
-        balance.heard(name, 1, standing, 50, 3)
-    assert balance.why_not_draw(parameters, ["a", "b", "c"], 1, 0) == ""
-    assert balance.band("a", ["a", "b", "c"]).surplus == 34.0, "what two were told is of all, and counts once"
-
-
 def test_a_draw_that_waits_goes_on_when_entries_come():
     band = limiter(clock=time.monotonic, samples_per_insert=1.0, samples_per_insert_tolerance=20.0)
     assert band.take(20, 0.0) == ""
@@ -452,17 +426,6 @@ def test_a_client_that_says_hello_again_gives_back_what_it_was_granted():
     assert limiter.grant(A, 1, ENTRIES, 0.0)[0] == 70
 
 
-def test_what_is_reported_of_a_grant_frees_nothing_of_the_band():
-    limiter = made()
-    limiter.met(A, 0, 1)
-    limiter.met(B, 0, 2)
-    assert limiter.grant(A, 2, ENTRIES, 0.0)[0] == 25
-    limiter.reported(A, 25, 3, ENTRIES, 0.0)
-    assert limiter.grant(B, 1, ENTRIES, 0.0)[0] == 25
-    limiter.drew(10)
-    assert limiter.grant(A, 1, ENTRIES, 0.0)[0] == 25 + 10
-
-
 def test_beyond_the_band_is_forgiven_only_where_nobody_could_help_it():
     limiter = made(10.0, min_size=100)
     limiter.met(A, 0, 1)
@@ -503,26 +466,6 @@ def test_the_waiting_of_so_many_is_looked_at_and_no_more():
     assert limiter.grant(A, 1, ENTRIES, 1.0 + STARVING_TIMEOUT)[0] == 50 + 500 + 8
 
 
-def test_draws_before_the_band_and_of_strangers_count_but_move_nothing():
-    limiter = made(50.0, min_size=10)
-    limiter.drew(30)
-    assert (limiter.stats(0, 1.5).drawn, limiter.stats(0, 1.5).surplus, limiter.stats(0, 1.5).waited) == (30, 0.0, 1.5)
-    assert limiter.why_not_draw(8, 10, 0.0) == ""
-    limiter.drew(8, has_band=False)
-    limiter.drew(5)
-    limiter.drew(-1)
-    assert (limiter.stats(10, 0.0).drawn, limiter.stats(10, 0.0).surplus) == (42, -4.0)
-
-
-def test_another_run_forgets_clients_grants_and_what_all_servers_said():
-    limiter = made()
-    limiter.told(ClusterSurplus(-20.0, 0, 0, 7, 0.5, 1.0, 50.0))
-    assert limiter.grant(A, 1, 0, 0.0)[0] == 35 and limiter.stats(0, 0.0).entries == 7
-    limiter.reset()
-    assert not limiter.standing().is_told and limiter.stats(0, 0.0).entries == 0
-    assert limiter.grant(B, 1, 0, 0.0)[0] == 50
-
-
 def test_a_reader_with_other_parameters_is_not_believed():
     limiter = made()
     assert not limiter.told(ClusterSurplus(9.0, 0, 0, 0, 1.0, 2.0, 50.0))
@@ -533,18 +476,6 @@ def test_a_reader_with_other_parameters_is_not_believed():
     limiter.reported(A, 10, 2, 0, 0.0)
     assert limiter.told(ClusterSurplus(9.0, 4, 1, 0, 1.0, 1.0, 50.0))
     assert limiter.standing().surplus == 9.0 + (10 - 4) - (3 - 1)
-
-
-def test_a_full_band_says_why_inserts_wait_until_something_is_drawn():
-    limiter = made(50.0, min_size=20)
-    limiter.reported(A, 0, 1, 20, 0.0)
-    assert limiter.why_not_draw(1, 20, 0.0) == ""
-    limiter.reported(A, 50, 2, 20, 0.0)
-    assert limiter.stats(20, 0.0).inserts_wait.startswith("waits until 1 more samples")
-    assert limiter.stats(19, 0.0).inserts_wait == "", "too few are there"
-    limiter.drew(1)
-    assert limiter.stats(20, 0.0).inserts_wait == ""
-    assert limiter.stats(20, 0.0).draws_wait == ""
 
 
 def test_sizes_that_can_never_be_met_are_refused():

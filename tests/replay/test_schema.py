@@ -18,11 +18,9 @@ from hypothesis import strategies as st
 from memoire import Buffer
 from memoire.errors import MemoireError, ParameterError, SchemaError, UnknownName
 from memoire.replay.columns import Column, allowing_nan, build, collect, tree_of, with_tuples
-from memoire.replay.conversion import checked_page_rows, cutting_of
+from memoire.replay.conversion import checked_page_rows
 from memoire.replay.parameters import ADDED, NAMES, Parameters
 from memoire.replay.schema import Schema
-
-# --- A schema says what an entry is, to every process alike, and refuses what cannot be stored by name
 
 # --- A schema says what an entry is, to every process alike, and refuses what cannot be stored by name
 
@@ -68,41 +66,6 @@ def test_nested_observations_become_one_column_for_each_leaf() -> None:
     assert leaves[1] is sample["arm"][0] and leaves[0] is sample["image"]
     back = schema.nest("obs", dict(zip(schema.leaves("obs"), leaves, strict=True)))
     assert back.keys() == sample.keys() and isinstance(back["arm"], tuple) and back["image"] is sample["image"]
-
-
-def test_structured_dtypes_are_taken_apart() -> None:
-    inner = np.dtype([("pos", "<f4", (3,)), ("hit", "?")])
-    dtype = np.dtype([("body", inner, (2,)), ("id", ">i2")])
-    for template in (dtype, np.zeros((), dtype), (dtype, ()), Column(dtype, (), "state")):
-        schema = Schema({"obs": template})
-        assert {name: str(column) for name, column in schema.items()} == {
-            "obs.body.pos": "float32[2, 3]",
-            "obs.body.hit": "bool[2]",
-            "obs.id": "int16",
-        }
-        assert schema.states == schema.names
-    value = np.zeros(7, dtype)
-    value["body"]["pos"][3, 1] = 5
-    pos, hit, ident = schema.flatten("obs", value)
-    assert pos.shape == (7, 2, 3) and pos[3, 1].tolist() == [5, 5, 5] and hit.shape == (7, 2) and ident.shape == (7,)
-
-
-def test_arrays_dtypes_and_spaces_serve_as_templates() -> None:
-    schema = Schema(
-        {
-            "obs": np.zeros((2, 3), np.float16),
-            "a": "uint16",
-            "b": np.float64(0),
-            "c": (np.dtype((">f4", (2,))), 5),
-            "d": spaces.Box(0, 1, (3,), np.float64),
-            "e": {"x": int, "y": (float, (1, 2))},
-        }
-    )
-    assert {name: str(column) for name, column in schema.items()} == {
-        "obs": "float16[2, 3]", "a": "uint16", "b": "float64", "c": "float32[5, 2]", "d": "float64[3]",
-        "e.x": "int64", "e.y": "float64[1, 2]",
-    }  # fmt: skip
-    assert schema["c"].dtype.str == "<f4", "stored little-endian"
 
 
 @pytest.mark.parametrize(
@@ -426,8 +389,6 @@ def test_nan_is_allowed_in_every_leaf_of_a_nested_space() -> None:
     assert allowed["a"][0].shape == (2,) and not allowed["a"][0].is_finite
 
 
-# --- Parameters: what is accepted, what is refused, how the refusal reads, and what the engine is set up with
-
 # --- Parameters: what is accepted, what is refused and how the refusal reads
 
 
@@ -443,15 +404,6 @@ def columns(shape=(), reward="reward"):
     made = Columns(state=SimpleNamespace(shape=(4,)), reward=SimpleNamespace(shape=shape))
     made.reward = reward
     return made
-
-
-def test_the_defaults_are_those_of_the_design():
-    made = Parameters()
-    assert (made.priority_exponent, made.importance_exponent, made.mix_lambda) == (0.6, 0.4, 1.0)
-    assert (made.frame_stack, made.multi_step, made.cache_size, made.max_episode) == (1, 1, 256, 0)
-    assert made.reuse_cache is False
-    assert made.discount == (0.99,) and made.reward_coeff == (1.0,)
-    assert (made.start, made.prev, made.next, made.normalize) == ("skip", None, None, "batch")
 
 
 @pytest.mark.parametrize("name", ["priority_exponent", "importance_exponent", "mix_lambda", "samples_per_insert"])
@@ -473,11 +425,6 @@ def test_no_limit_of_episodes_is_zero_and_less_is_refused():
     assert Parameters(max_episode=0).max_episode == 0
     with pytest.raises(ParameterError, match="max_episode must be a whole number from 0"):
         Parameters(max_episode=-1)
-
-
-@pytest.mark.parametrize("value", [0.5, [0.5], (0.5,), np.array(0.5), np.array([0.5])])
-def test_a_vector_parameter_takes_a_number_a_sequence_or_an_array(value):
-    assert Parameters(discount=value).discount == (0.5,)
 
 
 @pytest.mark.parametrize("name", ["discount", "reward_coeff"])
@@ -543,11 +490,3 @@ def test_pages_are_small_beside_the_memory_and_a_power_of_two() -> None:
     for wrong in (0, -4, 3):
         with pytest.raises(ParameterError, match="page_rows must be a power of two"):
             checked_page_rows(wrong, 10)
-
-
-def test_the_engine_knows_every_setting_by_its_name() -> None:
-    names = ["alpha", "lambda_", "frame_stack", "multi_step", "start", "most_episodes", "gamma", "coeff"]
-    names += ["prioritization", "stratified", "stride", "burn_in", "max_share"]
-    assert list(cutting_of(Parameters(), 1)) == names
-    choices = cutting_of(Parameters(start="zero", prioritization="rank", stratified=True), 1)
-    assert (choices["start"], choices["prioritization"], choices["stratified"]) == (2, 1, True)

@@ -1,6 +1,5 @@
 """A forgotten reset is found, no environment is refused that was reset, and what is not finite is not stored."""
 
-import logging
 import math
 from typing import Any
 
@@ -14,7 +13,7 @@ from memoire import Buffer, Column, Schema
 from memoire._core import at_once
 from memoire.errors import EpisodeOver, EpisodeTorn, NotFinite, SchemaError
 from memoire.replay.memory import Memory
-from memoire.replay.steps import PROOF, PROOF_AT_ONCE, PROOF_AT_TERMINATION, ResetCheck
+from memoire.replay.steps import PROOF_AT_ONCE, PROOF_AT_TERMINATION, ResetCheck
 from memoire.replay.writer import Writer
 from memory_checks import check_memory
 
@@ -39,15 +38,6 @@ class Repeats(gym.Env):
         self.place += 0.125
         is_over = self.steps >= self.length
         return self.place.copy(), 1.0, is_over and self.how == "terminated", is_over and self.how == "truncated", {}
-
-
-class GoesOn(Repeats):
-    """Ends now and then, and goes on as if nothing had been."""
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        obs, reward, *_ = super().step(action)
-        is_over = self.steps % self.length == 0
-        return obs, reward, is_over and self.how == "terminated", is_over and self.how == "truncated", {}
 
 
 def play(env: Any, writer: Any, steps: int, *, resets: bool = True, seed: int = 0) -> None:
@@ -79,28 +69,6 @@ def test_a_forgotten_reset_is_refused_after_some_steps_that_repeat_an_end(how: s
     assert len(buffer) == 5 + ROWS[how] - 1
     play(env, writer, 100)  # and all is well once it is reset
     assert len(buffer) == 105 + ROWS[how] - 1
-
-
-def test_a_forgotten_reset_of_an_environment_that_goes_on_is_refused_at_the_third_episode(caplog: Any) -> None:
-    env = GoesOn(5, "truncated")
-    buffer = buffer_for(env)
-    with caplog.at_level(logging.WARNING, "memoire.replay.steps"), pytest.raises(EpisodeOver):
-        play(env, buffer.writer(env), 100, resets=False)
-    assert len(buffer) == 5 * PROOF
-    assert len(caplog.records) == 1 and "If env.reset() was forgotten" in caplog.text
-
-
-def test_a_writer_that_is_told_of_resets_or_does_not_check_refuses_nothing() -> None:
-    env = GoesOn(3, "truncated")
-    told, unchecked = (buffer_for(env).writer(env, check=check) for check in (True, False))
-    play(env, unchecked, 50, resets=False)
-    obs, _ = env.reset()
-    for _ in range(50):
-        after, *rest, info = env.step(0)
-        told.step(obs, 0, *rest, after, info)
-        if rest[1] or rest[2]:
-            told.reset(after)
-        obs = after
 
 
 @pytest.mark.parametrize("lengths", [(5, 3, 4), (1, 1, 1), (4, *[1] * (PROOF_AT_TERMINATION - 1), 3)])

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from coded_env import KINDS, CodedEnv, action_at, decode, reward_at
 from memoire.client.rollouts import RolloutWriter
 from memoire.errors import (
-    Closed,
     EntryError,
     EpisodeTorn,
     FinalObservationMissing,
@@ -30,7 +29,6 @@ from memoire.replay.memory import Memory
 from memoire.replay.schema import Schema
 from memoire.replay.steps import AUTORESET, autoreset_mode, layout
 from memoire.replay.writer import Writer
-from memory_checks import check_memory
 
 # --- Every stored transition is told apart by its content: no transition crosses a reset, and final states are the true ones
 
@@ -207,25 +205,6 @@ def test_any_pattern_of_ends_is_stored_right(mode: Any, kind: str, episodes: lis
     check_by_content(memory, kind, lengths, ends, steps, writer.autoreset)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_single_environment_is_recorded_as_it_is_stepped(kind: str) -> None:
-    env = CodedEnv(0, [1, 3, 2], ENDS, kind)
-    schema = Schema.from_env(env)
-    memory, watcher = Ledger(schema), Watcher()
-    writer = Writer(memory, *layout(env), observer=watcher)
-    for _ in range(6):
-        obs, _ = env.reset()
-        done = False
-        while not done:
-            action = action_at(env.place)
-            next_obs, reward, terminated, truncated, info = env.step(action)
-            writer.step(obs, action, reward, terminated, truncated, next_obs, info)
-            obs, done = next_obs, terminated or truncated
-    check_by_content(memory, kind, [[1, 3, 2]], [ENDS], 12, "disabled")
-    assert [length for _, length, _ in watcher.episodes] == [1, 3, 2, 1, 3, 2]
-    assert watcher.entries == 12
-
-
 # ------------------------------------------------------------------------------------------- steps by hand
 
 N = 3
@@ -339,24 +318,6 @@ def test_an_observation_that_the_step_wrote_over_is_refused() -> None:
     writer.step(before, action, *rest[:3], next_obs, rest[3])
 
 
-def test_a_copy_of_each_observation_is_enough_where_environments_reuse_their_arrays() -> None:
-    lengths = [[2, 3], [1, 4]]
-    envs = SyncVectorEnv(coded_fns("dict", lengths, [ENDS] * 2), copy=False)
-    schema = Schema.from_env(envs)
-    memory = Ledger(schema)
-    writer = Writer(memory, *layout(envs))
-    obs, _ = envs.reset()
-    for _ in range(18):
-        action = actions_for(schema, "dict", obs, 2)
-        before = {"image": obs["image"].copy(), "where": tuple(part.copy() for part in obs["where"])}
-        obs, reward, terminated, truncated, info = envs.step(action)
-        writer.step(before, action, reward, terminated, truncated, obs, info)
-    check_by_content(memory, "dict", lengths, [ENDS] * 2, 18, "next_step")
-    obs, _ = envs.reset()
-    writer.reset(obs)
-    assert memory.episodes[-1]["final"] is None, "the state after the last step was written over"
-
-
 @pytest.mark.parametrize("mode", AUTORESET)
 def test_a_reset_that_nobody_told_of_is_noticed(mode: str) -> None:
     hand = Hand(mode)
@@ -370,38 +331,6 @@ def test_a_reset_that_nobody_told_of_is_noticed(mode: str) -> None:
         hand.step(obs=other)
     hand.step(obs=hand.obs.astype(np.float64))  # an equal one is none
     assert [len(entries) for entries in hand.memory.open_entries.values()] == [3, 3, 3]
-
-
-def test_reset_stores_what_was_open_as_truncated_with_its_true_state() -> None:
-    hand = Hand("next_step")
-    hand.writer.reset(hand.obs)
-    hand.step()
-    hand.step(terminal=[1])
-    hand.writer.reset(hand.at(50), {}, bootstrap_value=[1.0, 2.0, 3.0])
-    assert [(e["lane"], e["terminated"], e["boot"]) for e in hand.memory.episodes] == [
-        (1, True, None),
-        (0, False, 1.0),
-        (2, False, 3.0),
-    ]
-    assert [e["final"][0][0] for e in hand.memory.episodes] == [102, 2, 202]
-    assert len(hand.watcher.episodes) == 1, "an episode that was broken off has no return"
-    hand.t, hand.obs = 50, hand.at(50)
-    hand.step()
-    assert [len(entries) for entries in hand.memory.open_entries.values()] == [1, 1, 1], "no reset step is awaited now"
-
-
-def test_close_stores_open_episodes_and_takes_no_more_steps() -> None:
-    with Hand().writer as writer:
-        pass
-    hand = Hand()
-    hand.step()
-    hand.step()
-    hand.writer.close()
-    hand.writer.close()
-    assert [e["final"][0][0] for e in hand.memory.episodes] == [2, 102, 202]
-    for call in (hand.step, hand.writer.reset, lambda: writer.reset()):
-        with pytest.raises(Closed, match="the writer is closed"):
-            call()
 
 
 def test_endless_episodes_are_cut_with_their_true_next_state() -> None:
@@ -791,20 +720,6 @@ def test_a_usual_step_does_what_the_long_way_does(environments: Any, reward: Any
         if how["how"] == "reset":
             both.reset(environment.obs)
         both.step(environment.step(how))
-
-
-@pytest.mark.parametrize("environments", [None, N])
-def test_steps_of_a_plain_environment_are_usual(environments: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = {"reward": "float64", "obs": "exact", "flags": "array", "terminated": 0, "truncated": 0, "how": "fresh"}
-    usual |= {"init_w": 1.0, "model_version": 0, "note": "array"}
-    memory = Memory(schema_of(()), 100, live=True)
-    writer, environment = Writer(memory, environments), Environment(environments, ())
-    monkeypatch.setattr(Writer, "_record", None)  # nothing goes the long way
-    writer.longest, writer._room = 50, 50
-    for _ in range(20):
-        writer.step(**environment.step(usual))
-    assert memory.num_entries == 20 * (environments or 1)
-    check_memory(memory)
 
 
 def test_a_step_waits_for_whoever_holds_the_memory() -> None:

@@ -250,21 +250,6 @@ def plain(capacity=100, **options):
     return memoire.Buffer(FORMS["plain"], capacity, seed=1, **options)
 
 
-def test_an_environment_that_was_reset_after_a_restart_does_not_go_on_in_the_episode():
-    buffer = plain(multi_step=3)
-    kept = steps_of(buffer, 5)  # noqa: F841
-    for is_told in (False, True):
-        other = copy.copy(buffer)
-        writer = other.writer(resume=True)
-        if is_told:
-            writer.reset()
-            one_step(writer, 0)
-            assert other.num_episodes == 1 and other.memory.num_positive == 5, "the state behind the last step is known"
-        else:
-            with pytest.raises(EpisodeTorn):
-                one_step(writer, 0)
-
-
 def test_several_writers_go_on_in_their_order_and_others_are_refused():
     buffer = plain(capacity=400)
     kept = [steps_of(buffer, 3), steps_of(buffer, 4, num_envs=2, autoreset="same_step"), steps_of(buffer, 5)]
@@ -332,23 +317,6 @@ def test_a_writer_that_was_closed_leaves_its_lanes_in_a_saved_buffer_too(is_kept
         del kept[0]
     other = copy.copy(buffer)
     assert buffer.writer().lanes.tolist() == other.writer(resume=False).lanes.tolist() == [0]
-
-
-def test_what_tells_of_forgotten_resets_is_kept():
-    logs = []
-    for is_saved in (False, True):
-        buffer = plain()
-        writer, told = buffer.writer(), []
-        for step in range(60):
-            if is_saved:
-                buffer = copy.copy(buffer)
-                writer = buffer.writer(resume=True)
-            try:
-                one_step(writer, step, ends=step % 4 == 3)
-            except memoire.MemoireError as error:
-                told.append((step, str(error)))
-        logs.append(told)
-    assert logs[0] == logs[1] != []
 
 
 def test_a_buffer_that_is_saved_while_others_record_stops_no_step_and_can_be_resumed():
@@ -491,21 +459,6 @@ def test_a_second_process_that_resumes_a_buffer_is_refused_and_told_by_whom(tmp_
     finally:
         first.kill()
     assert resume(path).client_id == origin, "a process that was killed holds nothing"
-
-
-def test_a_copy_of_the_file_beside_it_is_the_same_buffer(tmp_path):
-    path, other = tmp_path / "replay.npz", tmp_path / "copy.npz"
-    saved(path)
-    shutil.copy(path, other)
-    link = tmp_path / "folder" / "link.npz"
-    link.parent.mkdir()
-    link.symlink_to(path)
-    kept = resume(path)
-    for each in (other, link):
-        with pytest.raises(BufferLocked):
-            resume(each)
-    kept.close()
-    assert resume(other).client_id == kept.client_id
 
 
 def test_nobody_writes_over_a_file_whose_buffer_somebody_resumed(tmp_path):

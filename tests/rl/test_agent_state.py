@@ -93,18 +93,6 @@ def test_generators_that_attributes_share_are_shared_again(tmp_path: Path) -> No
     assert again.best is again.random is again.other[0]
 
 
-def test_the_generators_of_the_process_go_on(tmp_path: Path) -> None:
-    random.seed(1)
-    np.random.seed(1)  # noqa: NPY002
-    np.random.standard_normal()  # noqa: NPY002
-    saved(tmp_path, Agent())
-    drawn = random.gauss(0, 1), np.random.standard_normal()  # noqa: NPY002
-    random.seed(2)
-    np.random.seed(2)  # noqa: NPY002
-    load_agent(tmp_path, Agent())
-    assert (random.gauss(0, 1), np.random.standard_normal()) == drawn  # noqa: NPY002
-
-
 SETTINGS = {"rate": (0.5, 0.1), "names": (["a"], ["b"]), "gamma": (0.99, 0.9), "layers": ([64, 64], [32, 32, 32])}
 
 

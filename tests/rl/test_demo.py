@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import memoire
 from memoire.rl.demo import demo, learner
 from memoire.rl.demo.actor import Player
-from memoire.rl.demo.qlearning import Adam, DoubleQ, LearningSettings, Network, act
+from memoire.rl.demo.qlearning import DoubleQ, LearningSettings, Network, act
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "demo_ppo.py"
 PpoDemo = runpy.run_path(str(EXAMPLE))["PpoDemo"]
@@ -260,19 +260,6 @@ def test_the_gradient_is_what_small_changes_of_the_weights_do(widths: list[int],
             assert gradient[place] == pytest.approx((above - below) / 2e-6, rel=1e-3, abs=1e-3)
 
 
-def test_adam_takes_the_steps_of_its_paper() -> None:
-    vector = np.array([1.0, -2.0, 3.0], np.float32)
-    adam = Adam(vector, 0.1)
-    expected, mean, square = vector.astype(np.float64), np.zeros(3), np.zeros(3)
-    for number in range(1, 20):
-        gradient = np.array([np.sin(number), 1.0, -0.1 * number], np.float32)
-        adam.step(gradient)
-        mean = 0.9 * mean + 0.1 * gradient
-        square = 0.999 * square + 0.001 * gradient**2
-        expected -= 0.1 * (mean / (1 - 0.9**number)) / (np.sqrt(square / (1 - 0.999**number)) + 1e-8)
-    np.testing.assert_allclose(vector, expected, rtol=1e-4)
-
-
 def test_weights_travel_as_bytes_and_fit_only_the_same_sizes() -> None:
     one, other = Network((4, 8, 2), 1), Network((4, 8, 2), 2)
     other.load(one.to_bytes())
@@ -282,32 +269,6 @@ def test_weights_travel_as_bytes_and_fit_only_the_same_sizes() -> None:
     with pytest.raises(ValueError, match="another environment"):
         other.load(Network((4, 9, 2)).to_bytes())
     np.testing.assert_array_equal(other.vector, before)
-
-
-def batch_of(rows: int, seed: int = 0) -> dict[str, np.ndarray]:
-    random = np.random.default_rng(seed)
-    return {
-        "obs": random.normal(size=(rows, 3)),
-        "next_obs": random.normal(size=(rows, 3)),
-        "action": random.integers(2, size=rows),
-        "reward": random.normal(size=rows).astype(np.float32),
-        "discount": random.choice([0.0, 0.9], rows).astype(np.float32),
-        "importance": random.random(rows).astype(np.float32),
-    }
-
-
-def test_the_network_chooses_and_the_target_judges() -> None:
-    learner = DoubleQ(3, 2, settings=LearningSettings(reward_scale=0.5), seed=0)
-    learner.target.vector[...] = Network(learner.network.sizes, 9).vector
-    batch = batch_of(6)
-    value, judged = learner.network(batch["obs"]), learner.target(batch["next_obs"])
-    chosen = learner.network(batch["next_obs"]).argmax(axis=1)
-    expected = [
-        value[row, batch["action"][row]]
-        - (0.5 * batch["reward"][row] + batch["discount"][row] * judged[row, chosen[row]])
-        for row in range(6)
-    ]
-    np.testing.assert_allclose(learner.learn(batch), np.array(expected) / 0.5, rtol=1e-4, atol=1e-5)
 
 
 def test_actions_are_the_best_known_ones_but_for_a_share_of_random_ones() -> None:

@@ -79,19 +79,6 @@ def test_steps_follow_each_other_without_a_gap_and_controls_go_out_at_their_begi
     assert math.isclose(env.times.figures()["step_seconds"], 0.1)
 
 
-def test_the_observation_is_of_the_step_that_is_over_and_holds_the_newest_action():
-    env, *_ = virtual(act_buf_len=3)
-    obs, info = env.reset()
-    assert info == {}
-    assert [part.tolist() for part in obs] == [[-1.0], [0.0, 0.0], [0.0], [0.0], [0.0]]
-    assert env.observation_space.contains(obs)
-    env.step([1.0])
-    obs, reward, terminated, truncated, info = env.step(np.float64([1.5]))
-    assert [part.tolist() for part in obs] == [[2.0], [1.0, 2.0], [0.0], [1.0], [1.5]]
-    assert (reward, terminated, truncated, info) == (0.5, False, False, {"reads": 2})
-    assert all(part.dtype == np.float32 for part in obs)
-
-
 def test_the_action_buffer_is_filled_anew_or_goes_on_with_the_default_action():
     for is_reset, expected in ((True, [0.0, 0.0, 0.0]), (False, [1.0, 2.0, 0.0])):
         env, *_ = virtual(act_buf_len=3, reset_act_buf=is_reset)
@@ -100,16 +87,6 @@ def test_the_action_buffer_is_filled_anew_or_goes_on_with_the_default_action():
         env.step([2.0])
         obs, _ = env.reset()
         assert [float(part[0]) for part in obs[2:]] == expected
-
-
-def test_beyond_the_elasticity_the_clock_begins_anew_and_says_so(caplog):
-    env, clock, arm = virtual(time_step_duration=0.1, start_obs_capture=0.1, time_step_timeout_factor=0.5)
-    env.reset()
-    clock.now += 0.17
-    env.step([1.0])
-    env.step([1.0])
-    assert [at for at, _ in arm.sent] == [100.0, 100.17, 100.27]
-    assert env.times.timeouts == 1 and "policy is slow" in caplog.text
 
 
 def test_breaks_are_no_fault_of_the_policy_and_no_step():

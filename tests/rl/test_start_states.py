@@ -15,7 +15,7 @@ from memoire.errors import DataError, NoSuchField, NothingAllowed, ObserverLost,
 from memoire.inference.batching import StartsStats
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
-from memoire.rl import StartStates, masked, weights
+from memoire.rl import StartStates, masked
 from memoire.rl.observers.jobs import MAX_WORKERS, Jobs, JobService
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
@@ -109,17 +109,6 @@ def test_best_states_travel_as_a_model_of_their_topic():
         server.publish(mine.topic, mine.body())
         assert yours.merge(client.model(yours.topic).wait(20.0).body) == 1
     assert yours.best.id == best and yours.lineage() == mine.lineage()
-
-
-def test_everything_goes_into_a_checkpoint_and_back(tmp_path):
-    starts, again = made(seed=3), made(seed=None)
-    starts.add(state(4), starts.first, {"step": 1})
-    for _ in range(3):
-        starts.sample()
-    weights.save(tmp_path / "starts.safetensors", starts.arrays())
-    again.restore(weights.load(tmp_path / "starts.safetensors"))
-    assert again.lineage() == starts.lineage() and len(again) == 2 and again.best.cost == 4
-    assert [again.sample().id for _ in range(20)] == [starts.sample().id for _ in range(20)]
 
 
 def test_start_states_go_on_as_told_and_another_seed_is_refused(caplog):

@@ -285,15 +285,6 @@ def test_a_worker_alone_needs_a_model(tmp_path: Path) -> None:
         RolloutWorker(Device(), Constant(), model_path=tmp_path / "nothing.pth")
 
 
-def test_an_expert_keeps_its_model_and_runs_no_tests(queue: Server) -> None:
-    queue.publish("policy", model(0.25))
-    with RolloutWorker(Device(), Constant(), queue.endpoint, recording=packets()) as worker:
-        assert worker.await_model(10.0)
-        kinds: list[str] = []
-        worker.run(1, 3, is_expert=True, on_episode=lambda kind, result: kinds.append(kind))
-        assert kinds == ["train"] * 3 and worker.version == 0
-
-
 def test_a_synchronous_worker_waits_for_the_next_model(queue: Server) -> None:
     device = Device(4)
     with RolloutWorker(device, Constant(), queue.endpoint, recording=packets()) as worker:

@@ -76,27 +76,6 @@ def test_a_page_says_what_there_is_to_say_of_the_run(state):
     assert caught.value.code == "run"
 
 
-def test_the_newest_runs_are_named(state):
-    for name in ("two", "three"):
-        state.runs.begin(name, NOW)
-    assert page(AccountsHandler(state, max_runs=2)).runs == ["two", "three"]
-
-
-def test_pages_show_the_accounts_as_they_were_with_the_first_one(state):
-    handler = AccountsHandler(state, page_rows=2)
-    count(state, 5, steps=1)
-    found, told = [], page(handler)
-    count(state, 6, steps=9)
-    while True:
-        rows = unpack_accounts(told.accounts)
-        found += rows["steps"].tolist()
-        if not told.more:
-            break
-        told = page(handler, after=key_of(rows[-1:]))
-    assert found == [1] * 5
-    assert unpack_accounts(page(handler).accounts)["steps"].tolist() == [9, 9], "read anew"
-
-
 def test_readings_are_bounded_and_the_oldest_is_read_anew(state):
     handler = AccountsHandler(state, page_rows=2)
     count(state, 3, steps=1)
@@ -178,15 +157,6 @@ def folded(ends, now, **limits):
     """Clients in memory after a look at `now`."""
     AccountFolder(ends.state, ends.feedback, **limits).fold(now)
     return {account.client for account in ends.state.ledger}
-
-
-def test_in_a_crowd_silent_ones_leave_sooner(ends):
-    ends.update(steps=1)
-    assert folded(ends, NOW + 61.0, crowd=1) == {ME}
-    ends.update(YOU, steps=1, now=NOW + 61.0)
-    assert folded(ends, NOW + 61.0) == {ME, YOU}
-    assert folded(ends, NOW + 61.0, crowd=1) == {YOU}
-    assert ends.state.ledger.folded == 1 and ends.state.ledger.steps == 2
 
 
 def test_what_is_kept_of_a_client_goes_with_its_account(ends):
@@ -360,20 +330,6 @@ def test_of_each_entry_the_newest_stays_in_the_place_of_the_oldest(numbers):
         assert merge.result.given.tolist() == list(expected.values())
 
 
-@pytest.mark.parametrize("entries", [10**7, 2 * MERGED_SAMPLES])
-def test_never_more_wait_than_may_whether_entries_come_again_or_not(state_of_feedback_handler, entries):
-    """Those of entries that come again are superseded; then none is lost."""
-    handler, size, given = FeedbackHandler(state_of_feedback_handler), MERGED_SAMPLES // 3, 0
-    while given < 3 * FEEDBACK_SAMPLES:
-        handler.apply([(ME, np.arange(given, given + size) % entries, np.zeros(size, np.float32))], NOW)
-        merged(handler)
-        given += size
-        assert feedback_of(state_of_feedback_handler).waiting <= min(FEEDBACK_SAMPLES, 3 * entries)
-    counts = feedback_of(state_of_feedback_handler)
-    assert counts.is_balanced and (counts.lost > 0) == (counts.superseded == 0) == (entries > FEEDBACK_SAMPLES)
-    assert handler.overflowed == counts.lost == handler.lost
-
-
 def test_that_a_client_does_not_keep_up_is_one_warning_a_minute(state_of_feedback_handler):
     handler, times = FeedbackHandler(state_of_feedback_handler), []
     for second in range(0, 190, 10):
@@ -400,23 +356,6 @@ def test_a_reply_brings_half_of_the_longest_request_and_says_how_much_is_left(st
         assert size <= most and (not found.waiting or size > most * 0.9)
         through, left = found.number, found.waiting
     assert left == 0 and through == 4 and feedback_of(state_of_feedback_handler).waiting == 0
-
-
-def test_what_is_given_up_is_counted_for_its_client_and_saved():
-    disk = Disk()
-    state = state_of(store=store_of(disk))
-    for client in (ME, YOU):
-        state.ledger.report(client, 1, messages.Update(steps=5), NOW)
-    save(state, disk)
-    handler = FeedbackHandler(state)
-    handler.apply([piece(), piece(YOU, 2)], NOW)
-    save(state, disk)
-    handler.give_up(state.run, ME)
-    handler.give_up(state.run, ME)
-    assert handler.lost == 3 and not state.committer.is_saved("run", ME) and state.committer.is_saved("run", YOU)
-    handler.give_up_all(state.run)
-    assert handler.lost == 5 and state.ledger.totals().lost_feedback == 5
-    state.ledger.check_invariants()
 
 
 def test_nothing_is_lost_with_a_client_that_has_applied_everything(state_of_feedback_handler):

@@ -139,20 +139,6 @@ def weights_of(memory):
     return names, weights
 
 
-def test_feedback_reaches_restored_episodes_and_ids_of_the_former_server_are_stale(cluster, tmp_path):
-    server = shipped(cluster)
-    server.snapshot(tmp_path / "a")
-    old = server.table("whole").get_batch(8)
-    other = cluster.server(schema=None, tables=TABLES, limits=QUICK)
-    other.restore([tmp_path / "a"])
-    memory = pool_in(other, "whole").memory
-    before = memory.total_weight
-    assert other.table("whole").update_priorities(old.ids, np.full(8, 9.0)).lost == 8, "nobody here is called so"
-    assert memory.total_weight == before
-    new = other.table("whole").get_batch(8)
-    assert new.update_priorities(np.full(8, 9.0)) == (8, 0, 0, 0) and memory.total_weight > before
-
-
 def test_an_orderly_end_keeps_all_tables(cluster, tmp_path):
     server = shipped(cluster, state_dir=tmp_path, snapshot_caches=True)
     before = content_of(server)
@@ -198,18 +184,6 @@ def test_a_client_that_goes_on_is_counted_once(cluster, tmp_path):
     client.update(100.0)
     until(lambda: again.stats().held_caches >= 2)
     assert again.totals().steps == 40
-
-
-def test_every_server_writes_what_is_ordered_behind_a_proxy(cluster, tmp_path, capsys):
-    servers = [serving(cluster, state_dir=tmp_path / str(number), name=f"s{number}") for number in range(2)]
-    proxy = cluster.proxy(servers)
-    assert snapshots.order(proxy.endpoint, "nightly", timeout=100.0) == 0
-    said = capsys.readouterr().out
-    for number in range(2):
-        path = tmp_path / str(number) / "snapshots" / "nightly.snapshot"
-        assert f"s{number}: {path}: 12 caches of 192 samples" in said
-        assert snapshots.show(str(path), check=True) == 0
-    assert "  default: 12 caches of 192 samples, 192 not drawn yet, of 3 clients" in capsys.readouterr().out
 
 
 def test_what_cannot_be_written_is_said_of_the_server_that_cannot(cluster, tmp_path):

@@ -139,14 +139,6 @@ def test_lines_are_written_when_they_are_on_disk(durable, disk):
     assert not durable.update(lines=[LINE]).until_saved, "nothing is new"
 
 
-def test_a_sign_of_life_is_not_saved_and_a_count_is(durable, disk):
-    durable.update(steps=1)
-    save(durable.state, disk)
-    assert not durable.update(steps=1).until_saved
-    assert durable.update(steps=2).until_saved
-    assert not durable.update(YOU).until_saved
-
-
 def test_parameters_are_sent_to_those_that_have_others(ends):
     assert ends.update(parameters_version=1).body.parameters is None
     ends.control.configure(ends.state.tables.first, {"cache_size": 4})
@@ -176,11 +168,6 @@ def test_a_client_that_leaves_is_dropped_by_pool_and_limiter():
     assert told.granted_steps == messages.Updated().granted_steps, "it records no more"
     assert len(ends.state.tables.first.pool.reserve(READER, 10)) == 0
     assert ends.hello(YOU).body.granted_steps == 29, "what it was granted and did not use is free"
-
-
-def test_what_a_guest_says_of_its_memory_is_not_believed(ends):
-    ends.update(total_weight=2.0, positives=2, minimum=1.0)
-    assert len(ends.state.tables.first.pool.reserve(READER, 10)) == 0
 
 
 def test_a_client_of_a_former_run_is_counted_there_and_told_of_the_present_one():
@@ -332,13 +319,6 @@ def test_all_clients_share_what_may_be_on_the_way():
     assert Credits(state).of(state.tables.first, NOW) == 2000
 
 
-def test_whatever_is_shared_a_client_may_have_a_byte_on_the_way(state_of_credit):
-    credits = Credits(state_of_credit)
-    state_of_credit.tables.first.pool.limit(1)
-    greet(state_of_credit, 10)
-    assert credits.of(state_of_credit.tables.first, NOW) == 1
-
-
 def test_clients_that_are_gone_share_no_more_and_silent_ones_are_counted_once_a_second(state_of_credit):
     credits = Credits(state_of_credit)
     greet(state_of_credit, 10)
@@ -353,15 +333,6 @@ def test_clients_that_are_gone_share_no_more_and_silent_ones_are_counted_once_a_
     state_of_credit.ledger.greet(bytes([9]) * 16, late)
     assert credits.of(state_of_credit.tables.first, late + 0.9) == 5000 // 7
     assert credits.of(state_of_credit.tables.first, late + 1.0) == 5000 // 8
-
-
-def test_entries_are_granted_to_each_client_of_a_table():
-    state = state_of(tables_of(default=Table(SCHEMA, parameters=BAND), free=Table(SCHEMA)))
-    credits = Credits(state)
-    greet(state, 3)
-    assert credits.grant(state.tables.first, ME, 0, NOW) == (10, "")
-    assert credits.grant(state.tables.first, YOU, 0, NOW) == (10, "")
-    assert credits.grant(state.tables["free"], ME, 0, NOW) == (NO_LIMIT, "")
 
 
 class Stocked(Pool):
@@ -387,18 +358,6 @@ def test_a_client_whose_samples_are_not_drawn_is_granted_no_more_than_learners_w
     assert credits.grant(table, ME, 100, NOW) == (110, "") and table.pool.asked == (ME, 1000 // STOCK_PART)
     table.pool.wanted = 0
     assert credits.grant(table, ME, 110, NOW) == (110, UNDRAWN)
-
-
-def test_the_smaller_of_two_grants_holds(stocked):
-    table, credits = stocked
-    table.limiter.configure(table.parameters.replace(samples_per_insert_tolerance=30.0))
-    table.limiter.met(ME, 1000, 1)
-    table.pool.wanted = 5
-    assert credits.grant(table, ME, 1000, NOW) == (1010, "")
-    table.pool.wanted = 500
-    assert credits.grant(table, ME, 1000, NOW) == (1060, ""), "30 samples, half of one for each entry"
-    table.pool.wanted = None
-    assert credits.grant(table, ME, 1000, NOW) == (1060, "")
 
 
 # --- What clients push, step by step: checked, held, counted
@@ -445,10 +404,6 @@ def test_a_cache_is_held_and_counted(state):
 def test_a_cache_from_elsewhere_is_refused_by_code(state, changed, code):
     assert code_of(IntakeHandler(state), pushed(**changed)) == code
     assert len(state.ledger) == 0, "what is checked changes nothing"
-
-
-def test_a_cache_that_names_no_run_is_of_the_present_one(state):
-    assert accept(IntakeHandler(state), pushed(run=0)) == 8
 
 
 def test_bytes_that_were_changed_on_the_way_are_refused(state):

@@ -170,14 +170,6 @@ def test_a_model_is_shown_with_the_next_version_and_versions_never_go_back(ends_
     assert shown(ends_of_models_handler) == [(1, b"x"), (2, b"x"), (9, b"y")]
 
 
-def test_tables_hear_how_old_the_models_of_their_entries_are():
-    parameters = Parameters(cache_size=8, max_model_lag=2)
-    ends, seen = Ends(state_of(tables_of(default=Table(SCHEMA, parameters=parameters)))), []
-    ends.state.tables.first.pool.saw_model = seen.append
-    ends.models.publish(made("t", b"x", LIMITS), 5)
-    assert seen == [5]
-
-
 @pytest.mark.parametrize("body", [b"", b"x", BODY])
 def test_a_model_from_far_away_is_published_when_it_is_whole(ends_of_models_handler, body):
     reply = publish_all(ends_of_models_handler, body)
@@ -233,18 +225,6 @@ def test_another_run_has_no_models_and_counts_versions_on(ends_of_models_handler
     with pytest.raises(ProtocolError, match="beginning is not here"):
         publish(ends_of_models_handler, topic="u", offset=10)
     assert ends_of_models_handler.models.publish(made("t", b"y", LIMITS)).version == 5
-
-
-def test_a_model_is_fetched_in_chunks(ends_of_models_handler):
-    ends_of_models_handler.models.publish(made("t", b"fifteen bytes..", LIMITS))
-    first = fetch(ends_of_models_handler)
-    assert (first.body.version, first.body.size, bytes(first.payload)) == (1, 15, b"fifteen by")
-    assert (first.body.home, first.body.epoch) == (ends_of_models_handler.state.home, 7)
-    assert bytes(fetch(ends_of_models_handler, version=1, offset=10).payload) == b"tes.."
-    for wrong in ({"version": 2}, {"offset": 16}):
-        with pytest.raises(ProtocolError) as caught:
-            fetch(ends_of_models_handler, **wrong)
-        assert caught.value.code == "missing"
 
 
 def test_a_version_that_was_overtaken_is_missing_and_nothing_is_wrong(ends_of_models_handler):
@@ -349,15 +329,6 @@ def test_a_reader_tells_how_drawing_stands_with_all_servers():
     assert standing.surplus == 12.0 and limiter.standing().is_told
     assert draw(handler, 4, band=messages.ClusterRate(12.0, 0, 0, 5, 0.5, 1.0, 30.0)).body.standing.surplus == 8.0
     assert draw(handler, 4).body.standing.surplus == 8.0, "it knows of no band: others need not make that good"
-
-
-def test_a_reader_that_waits_is_waited_for():
-    state = state_with_cache(BAND_DRAWS_HANDLER)
-    limiter = state.tables.first.limiter
-    sums(handler_of(state), wanted=5)
-    assert READER in limiter._limiter._hungry
-    sums(handler_of(state))
-    assert READER not in limiter._limiter._hungry
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from bytekit import KINDS, PUSHED, frames_of
 from bytekit import tables_of as tables_of_of_byte_budget
 from dispatchkit import ME as ME_ANSWERS
 from dispatchkit import YOU as YOU_ANSWERS
-from dispatchkit import Asker, arrive, made_dispatcher
-from dispatchkit import cache_of as cache_of_of_answers
+from dispatchkit import Asker, made_dispatcher
 from dispatchkit import cache_of as cache_of_of_byte_budget
 from fake_store import Disk
 from memoire.accounting.ledger import ACCOUNT_BYTES
@@ -30,7 +29,6 @@ from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.containers import unpacked_bytes
 from memoire.wire.frames import NO_CLIENT, name_hash, parse
-from memoire.wire.rows import CLIENT_COUNTS, unpack_sums
 from netkit import SCHEMA
 from serverkit import ME, NOW, PARAMETERS, READER, RUN, YOU, cache_of, message, server_options, store_of, tables_of
 
@@ -136,11 +134,6 @@ def test_what_would_change_something_twice_is_granted_once(dispatcher):
     assert granted == [False] * 3
     assert dispatcher.answer(message(messages.Control(run="\n"), number=6)).body.code == "parameters"
     assert dispatcher.answer(message(messages.Control(), number=6)).body.finished, "it was refused, not granted"
-
-
-def test_reports_are_counted_each_time_they_come(dispatcher):
-    first, again = (dispatcher.answer(message(messages.Update(steps=1))) for _ in range(2))
-    assert first == again and first is not again
 
 
 # -------------------------------------------------------------------------------------------------------- the lock
@@ -349,22 +342,6 @@ def test_another_run_begins_its_band_anew():
     again = me.ask(messages.Hello(inserted=0)).body
     me.ask(messages.Update(epoch=again.epoch, steps=4), run=name_hash("next"))
     assert limiter.stats().surplus == 4.0
-
-
-def test_a_draw_that_is_asked_for_again_takes_no_samples(dispatcher_of_answers):
-    arrive(dispatcher_of_answers, cache_of_of_answers())
-    reader = Asker(dispatcher_of_answers, YOU_ANSWERS)
-    rows = unpack_sums(reader.ask(messages.Sums(reserve=64)).body.clients)
-    counts = np.zeros(1, CLIENT_COUNTS)
-    counts["client"], counts["count"] = rows["client"], 10
-    first = reader.ask(messages.Draw(counts=counts.tobytes(), reserve=64))
-    again = reader.ask(messages.Draw(counts=counts.tobytes(), reserve=64), again=True)
-    assert again.payload is first.payload and dispatcher_of_answers.tables.first.pool.stats().drawn == 10
-    for _ in range(2):
-        reader.ask(messages.Draw(counts=counts.tobytes(), reserve=64))
-    reader.number -= 3
-    overtaken = reader.ask(messages.Draw(counts=counts.tobytes(), reserve=64))
-    assert overtaken.body.code == "missing" and dispatcher_of_answers.tables.first.pool.stats().drawn == 30
 
 
 def test_feedback_that_nobody_fetches_is_bounded_and_counted(dispatcher_of_answers, caplog):

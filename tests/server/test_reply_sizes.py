@@ -35,7 +35,7 @@ from memoire.wire import containers as pack
 from memoire.wire import containers as unpack
 from memoire.wire import messages, types
 from memoire.wire.frames import encode, parse, table_number
-from memoire.wire.receivers import Page, Receiver
+from memoire.wire.receivers import Receiver
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
 from poolkit import held_of
 from rolloutkit import TakesServer, fragment
@@ -145,20 +145,6 @@ def test_prompts_that_fit_into_no_reply_are_listed_drawn_and_fetched_in_pages():
     assert all((step["tokens"][place] == place % 3).all() for place in range(120))
     fetched = small.fetch([(LONG, 0, 3)], ["tokens"])
     assert [len(each) for each in fetched[LONG, 0, 3]["tokens"]] == lengths[9:12]
-
-
-def test_a_page_has_no_more_rows_than_a_list_of_rows_may_have():
-    page = Page(Receiver(tail_bytes=1 << 40), types.PROMPTED, bytes(16))
-    assert all(page.takes("a row", 1) for _ in range(1 << 16)) and not page.takes("a row", 1)
-
-
-def test_one_answer_that_is_longer_than_a_message_comes_in_parts():
-    (small, usual), end = prompts_of()
-    usual.add({0: b"", 1: b""}, "d")
-    answer_all(usual, lambda index, answer: 5000 * (answer == 1) + index)
-    step = small.draw(0, 2)
-    assert step["tokens"].lengths.tolist() == [0, 5000, 0, 1, 5001, 1] and len(end.replies) > 20
-    assert all((step["tokens"][place] == place % 3).all() for place in range(6))
 
 
 def test_an_answer_that_is_amended_between_its_parts_comes_as_it_is_then():

@@ -43,16 +43,6 @@ def test_options_are_what_a_server_takes():
     assert list(fields) == list(inspect.signature(Server).parameters)
 
 
-def test_tables_share_what_may_be_held():
-    tables = {"own": Table(SCHEMA, byte_limit=400_000), "a": Table(SCHEMA), "b": Table(SCHEMA)}
-    assert options(schema=None, tables=tables).budgets == {"own": 400_000, "a": 300_000, "b": 300_000}
-    assert options(schema=None, tables=tables, byte_limit=600_000).budgets == {
-        "own": 400_000,
-        "a": 100_000,
-        "b": 100_000,
-    }
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
@@ -80,14 +70,6 @@ def test_tables_share_what_may_be_held():
 def test_options_that_do_not_go_together_are_refused(changes, error, words):
     with pytest.raises(error, match=words):
         options(**changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "saves"),
-    [({}, False), ({"snapshot_caches": True}, True), ({"snapshot_every": 5.0}, True)],
-)
-def test_what_is_held_is_saved_if_either_option_says_so(changes, saves):
-    assert options(state_dir="x", **changes).saves_memory is saves
 
 
 @pytest.mark.parametrize("seed", [None, 5, -5])
@@ -365,13 +347,6 @@ def figures(served):
     return figures_of(served.dispatcher, {"default": table, "twin": table}, {"loss": 2.0})
 
 
-def test_figures_of_a_server_are_sums_over_its_tables(served):
-    found = figures(served)
-    assert (found["batches"], found["waited"]) == (6, 1.0)
-    assert found["byte_limit"] == 2 * served.dispatcher.tables.first.pool.byte_limit
-    assert found["learner_scalars"] == {"loss": 2.0} and found["run"] == "one" and not found["durable"]
-
-
 def test_clients_are_active_silent_or_gone(served):
     served.report(ACTORS[0], steps=1, episodes=1)
     served.ask(ACTORS[1], messages.Hello(role="actor"))
@@ -458,24 +433,6 @@ def test_an_upload_without_a_chunk_for_a_while_is_given_up_and_leaves_its_place(
         receive(uploads, publish("next", 1000), b"x", now=9.9 + UPLOAD_TIMEOUT)
     assert receive(uploads, publish("next", 1000), b"x", now=10.0 + UPLOAD_TIMEOUT) == (1, None)
     assert not goes_on(uploads, "dead", 2, 1000) and len(uploads) == 1
-
-
-@pytest.mark.parametrize("publishers", [MAX_UPLOADS, MAX_UPLOADS + 1, 2 * MAX_UPLOADS, 5 * MAX_UPLOADS])
-def test_every_one_of_many_publishers_that_send_side_by_side_ends(publishers):
-    uploads, body = uploads_of(), b"chunks of eight bytes..."
-    offsets = dict.fromkeys(range(publishers), 0)
-    for turn in range(100):
-        for number in [*offsets]:
-            offset = offsets[number]
-            said = publish("t", len(body), offset, _bytes.checksum(body))
-            try:
-                offsets[number], whole = receive(uploads, said, body[offset : offset + 8], bytes([number]) * 16, turn)
-            except ProtocolError as error:
-                assert (error.code, offset) == ("busy", 0), "what was taken is never lost"
-            else:
-                if whole is not None:
-                    del offsets[number]
-    assert not offsets
 
 
 # --- Snapshots that are ordered from far away, message by message: one at a time, and each is carried out once

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 from fake_store import Disk, MemoryStore
-from memoire.accounting.runs import SavedGroup
 from memoire.errors import ParameterError, UnknownName
 from memoire.limits import Limits
 from memoire.server.dispatch import Dispatcher
 from memoire.server.durability import Committer, is_saved_first
-from memoire.server.handlers.control import made
 from memoire.server.io_requests import ReplySaver
-from memoire.server.state import DEFAULT_RUN, recover, run_to_count
+from memoire.server.state import recover, run_to_count
 from memoire.tables.caches.pool import Pool
 from memoire.tables.keyed import messages as keyed
 from memoire.tables.prompts import messages as prompt_messages
@@ -119,21 +117,11 @@ def test_a_reply_that_promises_something_leaves_when_it_is_saved_and_in_the_requ
     assert disk.sent == [WAITING]
 
 
-def test_a_group_that_nobody_waits_for_bothers_no_thread(disk):
-    disk.folder.done(SavedGroup())
-    assert disk.thread.posted == []
-
-
 def test_a_client_hears_at_once_why_its_counts_are_not_acknowledged(disk):
     disk.folder.is_healthy, disk.folder.trouble = False, "x" * 2000
     disk.dispatcher.send(HEADER, UPDATED, disk.sent.append)
     disk.dispatcher.send(HEADER, WAITING, disk.sent.append)
     assert disk.sent == 2 * [Reply(messages.Refused(code="disk", text="x" * 1000))]
-
-
-def test_counts_wait_for_a_disk_that_is_well(disk):
-    disk.dispatcher.send(HEADER, UPDATED, disk.sent.append)
-    assert disk.sent == []
 
 
 def test_a_reply_that_cannot_be_sent_keeps_no_other_from_leaving(disk):
@@ -319,11 +307,6 @@ def begin(disk, run=None, parameters=PARAMETERS):
     return Ends(state)
 
 
-def test_a_server_without_a_folder_counts_the_run_that_it_is_given():
-    committer = Committer(None)
-    assert run_to_count(None, None, committer) == DEFAULT_RUN and run_to_count(None, "a", committer) == "a"
-
-
 def test_a_run_that_is_given_again_does_not_undo_one_that_began_since(disk_of_recovery):
     ends = begin(disk_of_recovery, "a")
     ends.control.begin_run("b", NOW + 1.0)
@@ -332,18 +315,6 @@ def test_a_run_that_is_given_again_does_not_undo_one_that_began_since(disk_of_re
     assert begin(disk_of_recovery, "c").state.run.name == "c", "another one than was given then"
     assert [facts.name for facts in begin(disk_of_recovery, "c").state.runs.facts()] == ["a", "b", "c"]
     assert disk_of_recovery.runs["b"].ended == NOW
-
-
-def test_versions_go_on_after_a_restart_into_another_run(disk_of_recovery):
-    ends = begin(disk_of_recovery, "a")
-    ends.models.publish(made("t", b"x", ends.state.limits), 4)
-    save(ends.state, disk_of_recovery)
-    ends = begin(disk_of_recovery, "b")
-    assert ends.models.publish(made("t", b"y", ends.state.limits)).version == 5
-    save(ends.state, disk_of_recovery)
-    ends = begin(disk_of_recovery, "a")
-    assert ends.state.models.newest("t").body == b"x"
-    assert ends.models.publish(made("t", b"z", ends.state.limits)).version == 6
 
 
 def test_parameters_that_are_given_differently_replace_them(disk_of_recovery):

@@ -1,6 +1,5 @@
 """Episodes at the server: what an actor ships is stored as a memory would store it, checked, drawn and named rightly."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,6 @@ from memoire.errors import (
 from memoire.limits import Limits
 from memoire.replay import dataset
 from memoire.replay.batch import ID, GatheredSamples
-from memoire.replay.columns import Column
 from memoire.replay.conversion import ENTRY_OVERHEAD
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.memory import Memory
@@ -33,7 +31,7 @@ from memoire.replay.schema import Schema
 from memoire.tables.caches.queues import MAX_DRAWN
 from memoire.tables.draws import finish, plan
 from memoire.tables.episodes.draw import drawn_for, why_nothing
-from memoire.tables.episodes.memory import MAX_DEFAULT_ENTRIES, ByteRoom, CheckedEpisode, EpisodeMemory, NamedMemory
+from memoire.tables.episodes.memory import ByteRoom, CheckedEpisode, EpisodeMemory, NamedMemory
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.wire import _bytes, messages
 from memoire.wire import containers as pack
@@ -203,23 +201,6 @@ def test_frames_cross_once_and_a_closed_episode_leaves_nothing_behind() -> None:
     check_memory(actor.open)
 
 
-def test_ages_go_on_where_they_were_recorded() -> None:
-    actor = Actor(Parameters())
-    actor.open.open(0)
-    for second in (1000.0, 1003.0):
-        actor.open.set_clock(second)
-        actor.open.add(
-            0, (np.zeros((3, 2), np.uint8), np.float32(0), *[np.ones(2, np.float32)] * 2, np.zeros(2, np.float32), True)
-        )
-    actor.open.set_clock(1010.0)
-    actor.open.close(0, terminated=True)
-    made = EpisodePool(SCHEMA, capacity=300, seed=0)
-    made.memory.set_clock(5000.0)
-    received(made, actor.shipped[0])
-    made.memory.set_clock(5001.0)
-    assert set(made.get(100).gathered.age.tolist()) == {11.0, 8.0}
-
-
 def test_an_episode_that_is_not_open_or_empty_is_not_shipped() -> None:
     actor = Actor(Parameters())
     with pytest.raises(EpisodeClosedError):
@@ -353,16 +334,6 @@ def test_flipped_bits_are_refused_or_make_an_episode_that_can_be_stored_and_draw
     assert np.isfinite(made.get(100).importance).all()
 
 
-def test_the_oldest_episodes_make_room() -> None:
-    made, actor = EpisodePool(SCHEMA, capacity=10), Actor(Parameters())
-    shipment = actor.open.whole(arrays_of(4), 1.0, 0, {"terminated": True})
-    assert [received(made, shipment) for _ in range(4)] == [0, 0, 1, 1]
-    stats = made.stats()
-    assert (stats.caches, stats.held, stats.added) == (2, 8, 4)
-    assert (stats.overwritten, stats.overwritten_samples, stats.clients) == (2, 8, 1)
-    assert stats.bytes == 8 * (SCHEMA.entry_bytes + ENTRY_OVERHEAD)
-
-
 def test_an_episode_for_which_the_memory_became_too_small_is_refused() -> None:
     made, actor = EpisodePool(SCHEMA, byte_limit=100_000), Actor(Parameters())
     shipment = actor.open.whole(arrays_of(20), 1.0, 0, {"terminated": True})
@@ -372,17 +343,6 @@ def test_an_episode_for_which_the_memory_became_too_small_is_refused() -> None:
         made.add(CLIENT, 1, checked)
     assert made.stats().held == 0
     check_memory(made.memory)
-
-
-def test_an_episode_whose_ragged_values_have_no_room_in_a_smaller_memory_goes() -> None:
-    schema = Schema({"obs": Column(np.uint8, (None,), "state"), "reward": np.float32})
-    made = EpisodePool(schema, byte_limit=20_000)
-    for length in (5000, 10):
-        made.memory.open()
-        made.memory.add(0, (np.ones(length, np.uint8), 1.0))
-        made.memory.close(terminated=True)
-    assert made.limit(4000) == 1
-    assert made.byte_limit == 4000 and made.memory.num_episodes == 1 and made.memory.ragged_bytes < 100
 
 
 def test_entries_that_become_too_old_while_a_reader_draws_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -620,36 +580,6 @@ def test_after_hundreds_of_rounds_with_evictions_no_priority_is_on_another_entry
     assert told < 393  # those of before the memory began anew are refused
 
 
-def test_threads_add_draw_and_change_at_once() -> None:
-    made, actor = EpisodePool(SCHEMA, byte_limit=500 * (SCHEMA.entry_bytes + ENTRY_OVERHEAD)), Actor(Parameters())
-    shipment = actor.open.whole(arrays_of(20), 1.0, 0, {"terminated": True})
-    received(made, shipment)
-    stop, errors = threading.Event(), []
-
-    def repeat(action: Any) -> None:
-        try:
-            while not stop.is_set():
-                action()
-        except BaseException as error:
-            errors.append(error)
-
-    def draw() -> None:
-        ids = made.get(16, timeout=100.0).gathered.ids
-        made.apply(ids[0]["client"].tobytes(), ids["number"], np.ones(16, np.float32))
-
-    work = [lambda: received(made, shipment), draw, lambda: made.configure(made.parameters), lambda: made.stats()]
-    threads = [threading.Thread(target=repeat, args=(action,)) for action in work]
-    for thread in threads:
-        thread.start()
-    for entries in (400, 300, 500):
-        made.limit(entries * (SCHEMA.entry_bytes + ENTRY_OVERHEAD))
-    stop.set()
-    for thread in threads:
-        thread.join(100.0)
-    assert not errors
-    check_memory(made.memory)
-
-
 # --- The memory under a pool of episodes, call by call: room, replacement, what comes back once, and draws for a reader
 
 SCHEMA_EPISODE_MEMORY = Schema({"obs": (np.float32, (3,)), "reward": np.float32})
@@ -686,24 +616,6 @@ def kept_of(made: EpisodeMemory) -> list[KeptEpisode]:
 
 
 # Room
-
-
-def test_room_is_as_many_entries_as_fit_or_as_were_asked_for() -> None:
-    assert (
-        ByteRoom(SCHEMA_EPISODE_MEMORY, 0).entries(7 * SIZE + 1) == 7
-        and ByteRoom(SCHEMA_EPISODE_MEMORY, 5).entries(7 * SIZE) == 5
-    )
-    assert (
-        ByteRoom(SCHEMA_EPISODE_MEMORY, 0).entries(1 << 40)
-        == MAX_DEFAULT_ENTRIES
-        < ByteRoom(SCHEMA_EPISODE_MEMORY, 2 * MAX_DEFAULT_ENTRIES).entries(1 << 40)
-    )
-    assert (ByteRoom(SCHEMA_EPISODE_MEMORY, 0).least_bytes, ByteRoom(SCHEMA_EPISODE_MEMORY, 8).least_bytes) == (
-        SIZE,
-        8 * SIZE,
-    )
-    with pytest.raises(ParameterError, match=f"byte_limit must be at least {8 * SIZE} for 8 entries of {SIZE} bytes"):
-        ByteRoom(SCHEMA_EPISODE_MEMORY, 8).entries(8 * SIZE - 1)
 
 
 # What comes in

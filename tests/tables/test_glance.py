@@ -16,8 +16,7 @@ from memoire.tables.inspection import PER_TEN, Histogram
 from memoire.wire import containers as pack
 from memoire.wire import containers as unpack
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import ContainerKind, Part
-from memoire.wire.rows import CLIENT_COUNTS
+from memoire.wire.parts import Part
 from poolkit import Clock, name
 
 SCHEMA = Schema({"obs": (np.uint8, (4, 5)), "action": np.int32, "reward": np.float32})
@@ -86,23 +85,6 @@ def test_the_effective_size_of_what_caches_stand_for_is_that_of_the_clients_memo
     assert found.looked == found.held == 2 * 40 * 64
     assert found.weights.greatest <= max(each.max() for each in held) and found.weights.zeros == 0
     assert pool_of([]).distribution().effective is None
-
-
-def test_a_sample_in_a_cache_is_older_the_longer_it_is_held() -> None:
-    clock = Clock()
-    pool = pool_of([memory_of(np.ones(100))], caches=2, clock=clock)
-    before = pool.distribution().ages
-    clock.now += 7.0
-    after = pool.distribution().ages
-    assert (after.least, after.greatest) == (before.least + 7.0, before.greatest + 7.0)
-    drawn = pool.get(8).gathered.age
-    assert drawn.min() >= before.least + 7.0
-    layout = layout_of(SCHEMA, SETTINGS, ContainerKind.DRAWN)
-    counts = np.zeros(1, CLIENT_COUNTS)
-    counts["client"], counts["count"] = np.frombuffer(name(0), "<u8"), 60
-    clock.now += 20.0
-    ages = np.frombuffer(unpack.check(pool.draw_counts(b"r" * 16, counts), layout).part(Part.AGE), "<f4")
-    assert ages.min() >= before.least + 27.0  # for a reader, too
 
 
 @pytest.mark.parametrize("changes", [{}, {"sequence_length": 4}, {"reuse_cache": True}])

@@ -158,12 +158,6 @@ def test_every_sample_comes_out_exactly_once_and_as_it_was() -> None:
     assert pool.stats().unused == pool.stats().caches == pool.stats().bytes == 0
 
 
-def test_a_client_gives_its_oldest_samples_first() -> None:
-    pool = pool_of([30])
-    for begin in range(0, 30, 6):
-        assert sorted(pool.get(6).gathered.ids["number"]) == list(range(begin, begin + 6))
-
-
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("normalize", ["batch", "global"])
 def test_importance_is_the_formula(beta: float, normalize: str) -> None:
@@ -189,13 +183,6 @@ def test_importance_is_the_formula(beta: float, normalize: str) -> None:
     np.testing.assert_allclose(result.importance, value / divisor, rtol=1e-5)
     assert result.importance.max() <= 1.0
     assert result.left_out == 0.0
-
-
-def test_the_mass_of_clients_without_samples_is_told() -> None:
-    pool = pool_of([10, 10])
-    pool.sums(name(7), 1, 30.0, 5, 1.0)
-    pool.sums(name(8), 1, 0.0, 0, 0.0)
-    assert pool.get(5).left_out == pytest.approx(0.5)
 
 
 def test_arrays_can_be_the_callers() -> None:
@@ -269,20 +256,6 @@ def test_the_weighted_mean_is_what_the_design_promises(seed: int) -> None:
 # Again and again
 
 
-def test_with_reuse_samples_come_again_and_none_is_used_up() -> None:
-    pool = pool_of([4, 12], PLAIN.replace(reuse_cache=True))
-    counts = np.zeros((2, 12))
-    for _ in range(200):
-        gathered = pool.get(50).gathered
-        np.add.at(counts, (clients_of(gathered).astype(int), gathered.ids["number"]), 1)
-    assert pool.stats().unused == pool.stats().held == 16
-    np.testing.assert_allclose(counts.sum(1) / 10_000, [1 / 3, 2 / 3], atol=2e-3)  # by weight alone
-    np.testing.assert_allclose(counts[0, :4] / counts[0].sum(), 1 / 4, atol=0.03)
-    np.testing.assert_allclose(
-        counts[1] / counts[1].sum(), 1 / 12, atol=0.02
-    )  # caches of 5, 5 and 2: all samples alike
-
-
 # Limits
 
 
@@ -299,12 +272,6 @@ def test_the_oldest_cache_of_the_largest_holder_makes_room() -> None:
     assert (stats.overwritten, stats.overwritten_samples, stats.bytes, stats.caches) == (1, 5, 5 * size, 5)
     gathered = pool.get(25).gathered
     assert sorted(gathered.ids["number"][clients_of(gathered) == 1]) == list(range(5, 20))
-
-
-def test_a_cache_larger_than_the_pool_is_refused() -> None:
-    pool = Pool(SCHEMA, PLAIN, byte_limit=100, seed=0)
-    with pytest.raises(ProtocolError, match="the pool holds 100 in all"):
-        pool.add(name(0), 1, made(5))
 
 
 def test_silent_clients_leave_when_their_samples_are_used() -> None:
@@ -379,13 +346,6 @@ def test_named_arrays_are_filled_where_they_are() -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_a_client_without_weight_serves_nobody() -> None:
-    pool = pool_of([5])
-    pool.sums(name(0), 10, 0.0, 0, 0.0)
-    with pytest.raises(NotEnoughSamples):
-        pool.get(1)
-
-
 def test_sums_may_be_as_large_as_numbers_get() -> None:
     pool = Pool(SCHEMA, PLAIN, seed=1)
     for i in range(3):
@@ -407,17 +367,6 @@ def test_a_weight_next_to_nothing_keeps_importance_finite() -> None:
         one = pool.get(4)
         assert np.isfinite(one.importance).all() and np.isfinite(one.divisor)
         assert one.importance.max() == 1.0
-
-
-def test_a_sequence_may_use_all_its_bits() -> None:
-    pool = pool_of([5])
-    assert pool.sums(name(0), 2**64 - 1, 3.0, 2, 0.5)
-    assert not pool.sums(name(0), 2**63, 0.0, 0, 0.0)
-    fresh = Pool(SCHEMA, PLAIN)
-    assert fresh.sums(name(1), 0, 3.0, 2, 0.5)
-    newer, older = pool.reserve(b"r" * 16, 10), pool_of([5]).reserve(b"r" * 16, 10)
-    chosen = plan([older, newer], 1, 0.5)
-    assert chosen is not None and chosen.asked == {name(0): (1.0, 2.0)}
 
 
 def test_a_closed_pool_takes_nothing_in() -> None:
@@ -597,19 +546,6 @@ def test_a_reader_gets_the_samples_of_several_servers_as_they_are(parameters: Pa
                 index = np.minimum(one.block(part)[j], len(frames) - 1)
                 np.testing.assert_array_equal(getattr(gathered, side)["obs"][row], frames[index])
         assert gathered.prev["action"][row] == one.block(Part.PREV, "action")[j]
-
-
-def test_what_a_reader_draws_elsewhere_counts_between_two_caches() -> None:
-    pool, reader = Pool(SCHEMA, PLAIN, seed=0), b"r" * 16
-    pool.add(name(0), 1, made(50))
-    pool.reserve(reader, 10, 5000)  # of the time before it came here
-    pool.reserve(reader, 10, 5300)
-    pool.get(20)
-    pool.reserve(reader, 10, 5300)
-    pool.reserve(reader, 10, 5100)  # an old request that comes again
-    pool.add(name(0), 2, made(50))
-    (client,) = held_of(pool)
-    assert client.between == 320.0
 
 
 def test_a_reader_that_falls_silent_gives_back_what_was_kept() -> None:
@@ -878,21 +814,6 @@ def test_nobody_takes_what_is_kept_for_another_reader(walk):
                 assert owners.count(who) <= free[who]
                 unused[who] -= owners.count(who)
         assert pool.stats().unused == sum(unused.values())
-
-
-def test_a_batch_from_far_away_says_what_was_left_out():
-    pool = Pool(SCHEMA, PLAIN, seed=1)
-    for number, total in ((0, 30.0), (1, 10.0)):
-        pool.add(name(number), 1, made(20, total=total))
-    pool.sums(name(2), 1, 60.0, 5, 0.5)  # it has pushed nothing yet
-    rows = pool.reserve(READERS[0], 100)
-    chosen = plan([rows], 10, 0.5)
-    assert chosen is not None
-    layout = layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN)
-    counts = {who["client"].tobytes(): int(who["count"]) for who in chosen.counts[0]}
-    far = finish(chosen, [taken(pool, READERS[0], counts)], layout, PLAIN, 1, 1.0)
-    pool.reserve(READERS[0], 0)
-    assert far.left_out == pytest.approx(0.6) == pool.get(10).left_out
 
 
 @pytest.mark.parametrize("kind", ["caches", "episodes"])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from memoire.errors import NotEnoughSamples, ParameterError, ProtocolError
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.tables.base import EXPIRY_INTERVAL, Presence
 from memoire.tables.caches import queues as readers
 from memoire.tables.caches.inspection import CacheRestore, CacheWalk, KeptCache, KeptClient
 from memoire.tables.caches.pool import Pool
@@ -20,49 +19,17 @@ from memoire.tables.caches.queues import (
     DRAWING_TIMEOUT,
     MAX_READERS,
     SHORTAGE_TIMEOUT,
-    STOCK_TIME,
     CacheQueues,
     Demand,
     Readers,
 )
-from memoire.tables.draws import finish, plan
 from memoire.wire import containers as pack
 from memoire.wire import containers as unpack
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import ContainerKind
 from memoire.wire.rows import CLIENT_COUNTS
 from poolkit import PLAIN, SCHEMA, Clock, cache_of, held, name
 from readerkit import PARAMETERS, READER
 from readerkit import SCHEMA as SCHEMA_DEMAND
-
-# --- Queues of held caches, step by step: what comes in, makes room, grows too old and leaves, at a time that is given
-
-REUSE = PLAIN.replace(reuse_cache=True)
-
-
-def queues_of(*counts: int, parameters: Parameters = PLAIN, **limits: int) -> CacheQueues:
-    """Client i has a cache of counts[i] samples, which came at 100 + i."""
-    made = CacheQueues(SCHEMA, parameters, **{"byte_limit": 1 << 30, "cache_limit": 0, "seed": 1} | limits)
-    for i, count in enumerate(counts):
-        made.add(name(i), 1, cache_of(count, 100 * i, parameters=parameters), 100.0 + i)
-    return made
-
-
-def test_sums_alone_make_a_client_known_and_older_ones_change_nothing() -> None:
-    queues = queues_of()
-    assert queues.sums(name(0), 2, 5.0, 7, 0.5, 100.0)
-    assert not queues.sums(name(0), 1, 9.0, 9, 0.5, 101.0)
-    client = queues.clients[name(0)]
-    assert (client.total_weight, client.positives, client.heard) == (5.0, 7.0, 101.0)
-
-
-@pytest.mark.parametrize("parameters", [PLAIN, REUSE])
-def test_a_client_that_ended_is_not_waited_for_unless_its_caches_are_used_again(parameters: Parameters) -> None:
-    queues = queues_of(5, parameters=parameters)
-    queues.goodbye(name(0))
-    queues.goodbye(name(7))
-    assert queues.clients[name(0)].heard == (100.0 if parameters.reuse_cache else -math.inf)
-
 
 # --- Readers of a pool, request by request: what is kept for each, what it takes, and when it is forgotten
 
@@ -87,12 +54,6 @@ def counts_of(*wanted: tuple[int, int]) -> np.ndarray:
 
 def reserved(rows: Iterable[np.void]) -> list[int]:
     return [int(row["reserved"]) for row in rows]
-
-
-def test_each_part_of_the_clients_is_a_readers_own() -> None:
-    _, each = made(5, 6, 7)
-    rows = each.reserve(ONE, 100, 0, (1, 2), 100.0)
-    assert [bytes(row["client"].tobytes()) for row in rows] == [name(1)] and reserved(rows) == [6]
 
 
 def test_samples_below_zero_are_refused() -> None:
@@ -128,16 +89,6 @@ def test_more_samples_at_once_than_a_message_may_ask_for_are_refused() -> None:
     readers.check_count(readers.MAX_DRAWN)
     with pytest.raises(ProtocolError, match=r"1048577 samples at once; 1048576 are allowed. Draw smaller batches"):
         readers.check_count(readers.MAX_DRAWN + 1)
-
-
-# --- The wait of those who draw, and who counts as present: with a clock that stands still, or a deadline in the past
-
-
-def test_silent_ones_are_looked_for_about_once_a_second() -> None:
-    present = Presence(10.0, now=100.0)
-    assert not present.is_due(100.0 + EXPIRY_INTERVAL) and present.is_due(100.1 + EXPIRY_INTERVAL)
-    present.expire(105.0)
-    assert not present.is_due(105.9) and present.is_due(106.1)
 
 
 # --- A walk over held caches and the way back, step by step, while caches come and go between two steps
@@ -232,40 +183,6 @@ def test_held_samples_are_drawn_though_their_client_has_used_up_its_entries(reus
     assert numbers(pool, 5) == [0, 1, 2, 3, 4]
     with pytest.raises(NotEnoughSamples):
         pool.get(1)
-
-
-def test_what_is_kept_for_a_reader_is_passed_over_too() -> None:
-    clock, parameters = Clock(), PLAIN.replace(max_age=10.0)
-    pool = Pool(SCHEMA, parameters, clock=clock, seed=1)
-    pool.add(name(1), 1, held(np.linspace(0.0, 9.0, 10), [0] * 10, parameters))
-    rows = pool.reserve(b"r" * 16, 10)
-    assert rows["reserved"].sum() == 10
-    clock.now += 5.5
-    rows = pool.reserve(b"r" * 16, 10)
-    assert rows["reserved"].sum() == 5
-    made = plan([rows], 5, 0.3)
-    assert made is not None
-    layout = layout_of(SCHEMA, parameters, ContainerKind.DRAWN)
-    drawn = unpack.check(pool.draw_counts(b"r" * 16, made.counts[0]), layout)
-    assert sorted(finish(made, [drawn], layout, parameters, 1, 1.0).gathered.ids["number"].tolist()) == [0, 1, 2, 3, 4]
-
-
-def test_a_limit_of_draws_can_be_set_and_lifted_while_samples_are_held() -> None:
-    again = PLAIN.replace(reuse_cache=True)
-    pool = Pool(SCHEMA, again, seed=1)
-    pool.add(name(1), 1, held([0.0] * 4, [0] * 4, again))
-    pool.get(100)
-    pool.configure(again.replace(max_times_sampled=2))
-    with pytest.raises(NotEnoughSamples, match="8 are held"):
-        pool.get(9)
-    rows = pool.reserve(b"r" * 16, 100)
-    assert (rows["reserved"].sum(), rows["flags"].sum()) == (8, 0)
-    assert len(numbers(pool, 5)) == 5
-    pool.configure(again.replace(max_times_sampled=1))
-    seen = pool.stats().held
-    assert seen < 4, "five draws have used up one sample at least"
-    pool.configure(again)
-    assert pool.stats().held == seen
 
 
 walks = st.lists(
@@ -366,14 +283,6 @@ def drawing(samples=100, now=10.0):
     return demand
 
 
-def drawing_fast(rate):
-    """So many samples a second until 2 s, in small draws."""
-    demand, draws = Demand(), 64
-    for draw in range(1, 2 * draws + 1):
-        demand.drew(rate // draws, draw / draws)
-    return demand
-
-
 def test_a_stock_has_two_caches_at_least_and_a_part_of_four_large_draws():
     assert room(drawing(), 0, stock=1) == 128
     assert room(drawing(1000), 0, stock=1) == 1000, "four draws, from four clients"
@@ -381,15 +290,6 @@ def test_a_stock_has_two_caches_at_least_and_a_part_of_four_large_draws():
     for _ in range(1000):
         demand.drew(10, 10.0)
     assert room(demand, 0, stock=1) == 128, "a large one is forgotten"
-
-
-def test_where_learners_draw_fast_a_stock_lasts_for_a_while_as_far_as_there_is_room():
-    demand = drawing_fast(40_000)
-    assert room(demand, 0, now=2.0) == 40_000 * STOCK_TIME / 4
-    assert room(demand, 0, most=3000, now=2.0) == 3000
-    assert room(demand, 0, most=3000, clients=100, now=2.0) == 1000
-    demand.drew(10_000, 2.0)
-    assert room(demand, 0, most=3000, now=2.0) == 4 * 10_000 / 4, "never less than four draws"
 
 
 # ------------------------------------------------------------------------------------------------- pools
@@ -462,24 +362,6 @@ def reading(draw=100, now=10.0, clients=4, readers=(READER,)):
     return demand
 
 
-def test_a_pool_that_has_two_draws_for_a_reader_of_several_servers_is_not_short():
-    demand = reading(100)
-    demand.kept(READER, 200, 4, 1280, True, 10.0)
-    assert room(demand, 10**6) == 0
-    demand.kept(b"another", 640, 4, 1280, True, 10.0)
-    assert room(demand, 10**6) == 0, "half of what it asked for, though it has never drawn"
-    demand.kept(READER, 199, 4, 1280, False, 10.0)
-    assert room(demand, 10**6) is None
-
-
-def test_a_reader_that_draws_seldom_does_not_wait_unless_it_says_so():
-    demand, later = reading(100), 10.0 + SHORTAGE_TIMEOUT
-    demand.kept(READER, 639, 4, 1280, False, later)
-    assert room(demand, 10**6, now=later) == 0
-    demand.kept(READER, 639, 4, 1280, True, later)
-    assert room(demand, 10**6, now=later) is None
-
-
 def test_a_stock_has_four_draws_of_each_reader_that_shares_the_clients_or_of_the_one_that_has_a_client_for_itself():
     four = [bytes([number]) * 16 for number in range(4)]
     assert room(reading(1000), 0, stock=1) == 1000
@@ -508,13 +390,6 @@ def test_a_reader_leaves_samples_to_others_that_draw_from_the_same_clients_unles
     assert kept(OTHER_DEMAND, wanted=500) >= 1000
     pool.reserve(OTHER_DEMAND, 0)
     assert kept(bytes(16)) >= 1000, "nobody knows yet what it draws"
-
-
-def test_held_samples_that_are_drawn_again_and_again_are_replaced_by_newer_ones():
-    pool, _ = pool_of(PARAMETERS.replace(reuse_cache=True))
-    pushed(pool, 20)
-    draw_here(pool)
-    assert pool.room(CLIENT, 1) is None
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.25, 8.0])

@@ -515,20 +515,6 @@ def test_replay_fills_up_what_fresh_groups_lack_and_a_step_of_replayed_ones_alon
             prompts.draw(4, 4, replay=1.0)
 
 
-def test_several_servers_fill_up_their_parts_of_a_step_by_replay():
-    tables = {"t": table(score="variance", replay_limit=64, keep=0)}
-    with memoire.Server(ANY, tables=tables) as one, memoire.Server(ANY, tables=tables) as two:
-        with memoire.Prompts([one.endpoint, two.endpoint], "t", timeout=10.0) as prompts:
-            prompts.add(dict.fromkeys(range(40), ""), "d")
-            answer_all(prompts, 36)
-            fresh = set(prompts.draw(0, 32).keys)
-            prompts.commit(0)
-            step = prompts.draw(1, 16, replay=0.75)
-            old = {key for key, is_old in zip(step.keys, step.is_replayed, strict=True) if is_old}
-            assert len(step.keys) == 16 and len(old) >= 12 and old <= fresh
-            assert not (set(step.keys) - old) & fresh
-
-
 @given(st.integers(0, 9), st.integers(0, 9), st.floats(0, 1), st.integers(1, 20))
 def test_a_server_can_give_the_largest_number_of_groups_that_its_ready_ones_allow(ready, replayable, replay, groups):
     allowed = [n for n in range(groups + 1) if n - min(round(replay * n), replayable) <= ready]
@@ -660,18 +646,6 @@ def test_an_answer_that_failed_for_good_is_not_wanted_and_one_that_may_come_agai
         worker.fail(leased, 1, "too long", is_again, 1.0)
     lease(worker)
     assert list(server_of_prompt_worker.having) == [second.number]
-
-
-def test_leases_whose_time_has_passed_are_not_listed(server_of_prompt_worker, worker):
-    first, second, third = lease(worker), lease(worker), lease(worker)
-    worker.keep("renew", [second], 100.0, 1.0)
-    worker.keep("renew", [third], 0.0, 1.0)
-    server_of_prompt_worker.time = 31.0
-    lease(worker)
-    assert first.number not in server_of_prompt_worker.having and list(server_of_prompt_worker.having) == [
-        second.number,
-        third.number,
-    ]
 
 
 CALLS_PROMPT_WORKER = {

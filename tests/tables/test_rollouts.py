@@ -278,16 +278,6 @@ def test_what_has_left_can_be_put_back_once(how: str) -> None:
     assert pool.put_back(kept) == (False, 0)
 
 
-def test_clearing_gives_back_what_waits_for_a_model_too() -> None:
-    pool, room = made(), []
-    pool.on_room = lambda entries, told: at_once([(room.append, (entries,)), *told])
-    pushed(pool, CLIENTS[0], range(10))
-    take(pool, 4, release="publish")
-    assert pool.clear() == 1 and room == [10]
-    pool.saw_model(3)
-    assert room == [10], "once"
-
-
 class TestRollouts:
     def rollouts(self) -> Rollouts:
         pool = made()
@@ -431,17 +421,6 @@ def test_each_entry_is_handed_out_once_and_in_order_where_replies_are_lost(moves
     rest = served.got(served.ask(steps=1000))
     everything = sorted([*got[READER], *got[YOU], *(int(n) for each in rest for n in each.episode.columns["obs"])])
     assert everything == list(range(pushed))
-
-
-def test_nothing_is_taken_below_the_least_and_what_is_held_is_said():
-    served = TakesServer(capacity=50)
-    served.push(bytes(16), range(10), terminated=True)
-    for reply in (served.ask(steps=20, least=11), served.ask(steps=0)):
-        assert (reply.payload, reply.body.fragments, reply.body.held, reply.body.capacity) == (None, [], 10, 50)
-    served.now = 4.0
-    (only,) = served.got(served.ask(steps=20, least=10))
-    assert (only.client, only.number, only.episode.terminated, only.episode.is_cut) == (bytes(16), 0, True, False)
-    assert only.age.tolist() == [3.5] * 10 and only.episode.model_version.tolist() == [3] * 10
 
 
 def test_another_table_and_another_schema_are_refused():

@@ -32,7 +32,7 @@ from memoire.wire.layout import (
     making_of,
     usual_bytes,
 )
-from memoire.wire.parts import ALIGNMENT, BOOKKEEPING, ZERO_FRAME, ContainerKind, Part
+from memoire.wire.parts import ALIGNMENT, BOOKKEEPING, ContainerKind, Part
 from memories import filled
 
 SCHEMA = Schema(
@@ -359,23 +359,6 @@ def test_a_bomb_is_refused_before_it_is_unpacked(codec: int) -> None:
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("size", [1, 100, 4096, (1 << 17) - 2000, (1 << 17) + 45, (1 << 20) + 45])
-def test_a_copy_made_with_the_checksum_has_every_byte(size: int) -> None:
-    schema = Schema({"info": (np.uint8, (size,)), "state": np.uint8})
-    values = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-    memory = Memory(schema, 4, Parameters(), seed=1)
-    memory.open(0)
-    memory.add(0, (values, np.uint8(3)))
-    memory.close(0, terminated=True, final_state=(np.uint8(4),))
-    payload, layout = pack.build(memory, 1, now=0.0), layout_of(schema, Parameters())
-    for offset in (0, 1, 8):
-        received = np.empty(payload.nbytes + offset, np.uint8)[offset:]
-        received[:] = payload
-        held = unpack.check(received, layout, checksum=_bytes.checksum(payload))
-        received[:] = 0
-        assert bytes(held.payload) == payload.tobytes()
-
-
 @settings(max_examples=300)
 @given(st.sampled_from(sorted(GOLDEN)), st.integers(0, 2000), st.binary(min_size=1, max_size=64))
 def test_overwritten_bytes_are_accepted_or_refused(name: str, at: int, patch: bytes) -> None:
@@ -414,14 +397,6 @@ def test_feedback_goes_to_each_client_by_its_own_numbers() -> None:
         unpack.read_feedback(pack.pack_feedback(SCHEMA, ids, np.full(5, np.nan, np.float32)), SCHEMA)
 
 
-def test_a_checked_container_cannot_be_pickled_or_copied() -> None:
-    import copy
-
-    held = containers.make(layout_of(SCHEMA, STACKED), 6).held()
-    with pytest.raises(TypeError):
-        copy.copy(held)
-
-
 def test_the_page_names_every_part_and_kind() -> None:
     page = (VECTORS.parent.parent / "docs" / "wire.md").read_text(encoding="utf-8")
     for part in Part:
@@ -430,40 +405,3 @@ def test_the_page_names_every_part_and_kind() -> None:
         )
     for kind in ContainerKind:
         assert kind.name in page
-
-
-def decoded(name: str) -> dict[tuple[int, Part], Any]:
-    """Blocks of a golden container, by column and part, as bytes with their rows."""
-    data = (VECTORS / f"{name}.payload").read_bytes()
-    return {
-        (row.column, Part(row.part)): (data[row.offset : row.offset + row.raw], row.rows) for row in unpack.table(data)
-    }
-
-
-def test_ragged_columns_are_laid_out_as_the_page_says() -> None:
-    blocks = decoded("ragged")
-    data, rows = blocks[1, Part.PREV]
-    lengths = np.frombuffer(blocks[1, Part.PREV_LENGTHS][0], "<u4")
-    assert rows == len(lengths) == 3
-    points = np.split(np.frombuffer(data, "<f4").reshape(-1, 3), np.cumsum(lengths)[:-1])
-    assert [one[:, 0].tolist() for one in points] == [[1.0, 2.0], [], [3.0]]
-    data, rows = blocks[0, Part.FRAMES]
-    lengths = np.frombuffer(blocks[0, Part.FRAMES_LENGTHS][0], "<u4")
-    assert rows == len(lengths) == 2
-    assert len(data) == 12 * lengths.sum()
-
-
-def test_sequences_are_laid_out_as_the_page_says() -> None:
-    blocks = decoded("sequences")
-    own = {part: data for (column, part), (data, _) in blocks.items() if column == BOOKKEEPING}
-    entries = np.frombuffer(own[Part.ENTRY_INDEX], "<u4").reshape(2, 3)
-    frames = np.frombuffer(own[Part.PREV_INDEX], "<u4").reshape(2, 4)  # [n, k + m]
-    steps = np.frombuffer(own[Part.STEPS], "<u4")
-    discount = np.frombuffer(own[Part.DISCOUNT], "<f4").reshape(2, 3)
-    for i in range(2):
-        assert (entries[i, steps[i] :] == ZERO_FRAME).all()
-        assert (frames[i, steps[i] + 1 :] == ZERO_FRAME).all()
-        assert (frames[i, : steps[i] + 1] < blocks[0, Part.PREV_FRAMES][1]).all()
-        assert (discount[i, steps[i] - 1 :] == 0.0).all()
-    actions = np.frombuffer(blocks[1, Part.ENTRIES][0], "<i4")
-    assert actions[entries[1, : steps[1]]].tolist() == [5, 6]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.errors import EntryError, ProtocolError, SchemaError, WrongType
+from memoire.errors import ProtocolError, SchemaError, WrongType
 from memoire.replay.columns import Column, Ragged
 from memoire.replay.schema import RowSchema, Schema, row_schema_from
 from memoire.wire._container import RowForm
@@ -78,12 +78,6 @@ def test_a_state_that_is_not_finite_is_refused_unless_its_column_allows_it():
     tolerant = RowSchema({"obs": Column(np.float32, (2,), "state", "allow")})
     found, _ = unpack_rows(pack_rows(tolerant, {"obs": columns["obs.speed"]}, 2), tolerant)
     assert np.isnan(found["obs"][1, 0])
-
-
-def test_a_value_of_another_form_is_refused_with_its_name():
-    columns = rows_of([1, 1]) | {"value": np.zeros(3)}
-    with pytest.raises(EntryError, match="value"):
-        exact_rows(GRAPH, columns, 2)
 
 
 def test_a_schema_of_a_server_can_be_given_for_rows():

@@ -19,7 +19,6 @@ from memoire.security.roles import ROLES
 from memoire.wire import _bytes, messages, types
 from memoire.wire.frames import (
     CODES,
-    HelloSchedule,
     encode,
     parse,
     parse_header,
@@ -277,11 +276,6 @@ def test_random_frames_are_refused(frames: list[bytes]) -> None:
     assert refused(frames)
 
 
-@given(st.sampled_from(NAMES), st.binary(max_size=200))
-def test_random_tails_are_parsed_or_refused(name: str, tail: bytes) -> None:
-    refused(with_tail(name, tail))
-
-
 PLAIN = st.recursive(
     st.none()
     | st.booleans()
@@ -377,15 +371,6 @@ def test_a_message_with_a_payload_is_read_in_one_step_or_not_at_all():
 
 
 # --- HELLO is said one at a time, and only a WELCOME answers it
-
-
-def test_one_hello_is_open_at_a_time_and_the_next_one_is_due_after_a_while():
-    hello = HelloSchedule()
-    assert hello.is_due(0.0) and hello.next_time() == 0.0
-    hello.begin(12.0)
-    assert not hello.is_due(99.0) and hello.next_time() == float("inf") and hello.due == 12.0
-    hello.answered()
-    assert not hello.is_due(11.9) and hello.is_due(12.0) and hello.next_time() == 12.0
 
 
 def answered(body):
