@@ -28,7 +28,7 @@ from gymnasium import spaces
 from memoire.arguments import one_of, refuse_unknown
 from memoire.errors import EpisodeError, MemoireTimeout, ParameterError, WrongType
 
-from .spaces import observation_in, pin
+from .spaces import observation_in, pin, reset_result
 from .step_clock import ElasticClock, MovingAverages, StepTimes, Traces, cause_of
 
 _log = logging.getLogger(__name__)
@@ -395,8 +395,7 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         """(observations, info) of the device; interfaces of either form."""
         reset: Any = self.interface.reset
         found = reset(seed=seed, options=options) if _takes(reset, "seed") else reset()
-        is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
-        obs, info = found if is_pair else (found, {})
+        obs, info = reset_result(found)
         return self._prepared(obs), info
 
     def _prepared(self, obs: Any) -> Any:

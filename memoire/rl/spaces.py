@@ -22,6 +22,24 @@ ACTION_SPACE: Final = "memoire.action_space"
 """What a model's body says beside its arrays: the action space for which it was trained, as `space_text` writes it."""
 
 
+def reset_result(returned: Any) -> tuple[Any, dict[str, Any]]:
+    """(obs, info) of what `reset` returned, also of an environment that returns the observation alone."""
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict):
+        return returned
+    return returned, {}
+
+
+def step_result(returned: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    """(obs, reward, terminated, truncated, info) of what `step` returned, also of an environment that returns four."""
+    if len(returned) == 5:
+        obs, reward, terminated, truncated, info = returned
+    else:
+        obs, reward, terminated, info = returned
+        truncated = bool(info.get("TimeLimit.truncated", False))
+        terminated = bool(terminated) and not truncated
+    return obs, reward, bool(terminated), bool(truncated), info
+
+
 def float32_space(space: Space[Any]) -> Space[Any]:
     """The space with float32 in place of float64, in each of its parts."""
     if isinstance(space, spaces.Box) and space.dtype == np.float64:

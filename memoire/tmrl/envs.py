@@ -10,7 +10,7 @@ from memoire.errors import NotInstalled
 with NotInstalled.explained("pip install 'memoire-rl[rl]'"):
     import gymnasium
 
-    from memoire.rl.spaces import default_action, float32_space, observation_in
+    from memoire.rl.spaces import default_action, float32_space, observation_in, reset_result, step_result
 
     from . import rtgym
 
@@ -40,18 +40,10 @@ class GenericGymEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """(observation, info)."""
-        found: Any = self.env.reset(seed=seed, options=options)
-        is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
-        obs, info = found if is_pair else (found, {})
+        obs, info = reset_result(self.env.reset(seed=seed, options=options))
         return observation_in(self.observation_space, obs), info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """(observation, reward, terminated, truncated, info)."""
-        found: Any = self.env.step(action)
-        if len(found) == 4:
-            obs, reward, done, info = found
-            truncated = bool(done) and bool(info.get("TimeLimit.truncated", False))
-            terminated = bool(done) and not truncated
-        else:
-            obs, reward, terminated, truncated, info = found
+        obs, reward, terminated, truncated, info = step_result(self.env.step(action))
         return observation_in(self.observation_space, obs), reward, terminated, truncated, info

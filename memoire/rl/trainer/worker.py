@@ -32,7 +32,7 @@ import numpy as np
 from memoire.client.client import Client, connect
 from memoire.errors import MemoireError, ParameterError
 from memoire.rl.policies import TOPIC
-from memoire.rl.spaces import check_actions, default_action, pin
+from memoire.rl.spaces import check_actions, default_action, pin, reset_result, step_result
 from memoire.rl.step_clock import WorkerStanding, times_of, timings_of
 from memoire.rl.weights import ModelFiles, read_model
 from memoire.security.keys import Given
@@ -263,7 +263,7 @@ class RolloutWorker:
         """Begin an episode; its first observation and info."""
         action = default_action(self.env)
         self._is_resting = False
-        obs, info = _pair(self.env.reset())
+        obs, info = reset_result(self.env.reset())
         if collect_samples:
             self._recorder.begin(action, obs, info)
         return obs, info
@@ -277,7 +277,7 @@ class RolloutWorker:
             (obs, reward, terminated, truncated, info), as Gymnasium has it.
         """
         action = self.act(obs, test=test)
-        next_obs, reward, terminated, truncated, info = _five(self.env.step(action))
+        next_obs, reward, terminated, truncated, info = step_result(self.env.step(action))
         truncated = truncated or (last_step and not terminated)
         if collect_samples:
             self.steps += 1
@@ -446,24 +446,6 @@ class RolloutWorker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _pair(returned: Any) -> tuple[Any, dict[str, Any]]:
-    """(obs, info), also of an environment whose `reset` returns the observation alone."""
-    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict):
-        return returned
-    return returned, {}
-
-
-def _five(returned: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-    """(obs, reward, terminated, truncated, info), also of an environment whose `step` returns four values."""
-    if len(returned) == 5:
-        obs, reward, terminated, truncated, info = returned
-    else:
-        obs, reward, terminated, info = returned
-        truncated = bool(info.get("TimeLimit.truncated", False))
-        terminated = bool(terminated) and not truncated
-    return obs, reward, bool(terminated), bool(truncated), info
 
 
 def try_policy(
