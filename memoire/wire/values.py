@@ -85,6 +85,8 @@ class _Packing:
             return value
         if kind is np.ndarray and value.dtype.kind in KINDS:
             return msgspec.msgpack.Ext(ARRAY, array_bytes(value, where))
+        if isinstance(value, np.generic):
+            return msgspec.msgpack.Ext(SCALAR, array_bytes(value, where))
         if depth >= MAX_DEPTH:
             raise ParameterError(where, f"{depth} containers within each other", f"at most {MAX_DEPTH}")
         if kind is list or kind is dict or (kind is tuple and self._other is None):
@@ -106,9 +108,7 @@ class _Packing:
         return msgspec.msgpack.Ext(TUPLE, ENCODER.encode(parts)) if kind is tuple else parts
 
     def _unusual(self, value: Any, where: str, depth: int) -> Any:
-        """Numbers of NumPy, tensors, and subclasses of containers and numbers."""
-        if isinstance(value, np.generic):
-            return msgspec.msgpack.Ext(SCALAR, array_bytes(np.asarray(value), where))
+        """Tensors, and subclasses of containers and numbers."""
         if hasattr(value, "detach"):
             return self.plain(np.asarray(value.detach().cpu()), where, depth)
         if isinstance(value, np.ndarray):
@@ -125,7 +125,7 @@ class _Packing:
         raise ParameterError(where, type(value).__name__, f"plain values: {expected}")
 
 
-def array_bytes(array: NDArray[Any], where: str) -> bytes:
+def array_bytes(array: NDArray[Any] | np.generic, where: str) -> bytes:
     """The content of an `Ext`: dtype's length, dtype, dimensions, shape, values. Raises ParameterError: of objects."""
     head = _HEADS.get((array.dtype, array.shape))
     if head is None:
@@ -137,7 +137,7 @@ def array_bytes(array: NDArray[Any], where: str) -> bytes:
     return head + array.tobytes()
 
 
-def _new_head(array: NDArray[Any], where: str) -> bytes:
+def _new_head(array: NDArray[Any] | np.generic, where: str) -> bytes:
     dtype = array.dtype.newbyteorder("<")
     if dtype.kind not in KINDS or dtype.names is not None:
         raise ParameterError(where, f"an array of {array.dtype}", "arrays of numbers, booleans or text")
