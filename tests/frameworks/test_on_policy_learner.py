@@ -7,14 +7,13 @@ import sys
 import threading
 import time
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from torch.distributions import Categorical
 
 from history.ports import held
-from memoire.errors import DataError, NotEnoughSamples, ParameterError, StateLocked
+from memoire.errors import DataError, NotEnoughSamples, ParameterError
 from memoire.nodes.tables_file import make_envs
 from memoire.rl import PPO, ActorCritic, Collector, OnPolicyLearner, World
 from memoire.rl.onpolicy.checkpoint import Checkpoints, arrays_of
@@ -181,13 +180,6 @@ def errors_of_two(folder):
     return [found.get(rank) for rank in range(2)]
 
 
-def test_a_rank_s_checkpoints_belong_to_one_learner_at_a_time(tmp_path):
-    with begun(tmp_path):
-        with pytest.raises(StateLocked, match="rank 0 of the checkpoint folder .* is in use by process"):
-            begun(tmp_path)
-    begun(tmp_path).close()
-
-
 @pytest.mark.parametrize(
     "facts",
     [{"settings": None}, {"settings": {"ranks": None}}, {"settings": {"checkpoint_every": "x"}}, {"steps": None},
@@ -216,18 +208,6 @@ def test_each_of_several_ranks_refuses_what_one_of_them_cannot_go_on_with(tmp_pa
     first, second = errors_of_two(tmp_path / "damaged")
     assert isinstance(first, DataError) and "another rank cannot read its checkpoint" in str(first)
     assert isinstance(second, DataError) and str(path) in str(second)
-
-
-def test_episodes_of_an_evaluation_are_no_samples_and_have_a_figure_of_their_own():
-    envs, net = make_envs("CartPole-v1", 1), made(make_envs("CartPole-v1", 1))
-    with torch.no_grad():
-        net.policy[-1].bias.copy_(torch.tensor([100.0, 0.0]))  # always to the left
-    with OnPolicyLearner("tcp://127.0.0.1:*", envs, net, 64, 16) as learner:
-        returned = learner.evaluate(gymnasium.make("CartPole-v1"), 5, seed=0)
-        assert 8.0 <= returned <= 11.0
-        stats = learner.server.stats()
-        assert stats.learner_scalars["test_return"] == returned
-        assert stats.totals.steps == stats.totals.episodes == 0
 
 
 def test_settings_that_do_not_fit_are_refused():

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 
 from memoire import Buffer, Schema
 from memoire.errors import DataError, ParameterError
-from memoire.rl import SAC, GaussianPolicy, TrainingAgent, try_policy, weights
+from memoire.rl import SAC, GaussianPolicy, try_policy, weights
 from memoire.rl.trainer.saving import form_of, load_agent, save_agent, unsaved
 
 pytestmark = pytest.mark.torch
@@ -44,13 +43,6 @@ def test_the_density_of_an_action_is_that_of_its_transformed_gaussian() -> None:
     assert (unit >= 0).all() and (unit <= 1).all()
     # The mean of 1 / density over samples is the volume of (-1, 1) ** 2, in which tanh lies.
     assert float((-logp).exp().mean()) == pytest.approx(4.0, rel=0.1)
-
-
-def test_a_test_action_is_the_mean_and_lies_in_the_box() -> None:
-    policy = GaussianPolicy(OBS, ACT, hidden=(8,))
-    obs = torch.zeros(1, 2)
-    assert np.array_equal(policy.act(obs, test=True), policy.act(obs, test=True))
-    assert not np.array_equal(policy.act(obs), policy.act(obs)) and ACT.contains(policy.act(obs))
 
 
 def test_a_space_without_bounds_is_refused() -> None:
@@ -139,69 +131,6 @@ def test_a_checkpoint_holds_networks_optimizers_and_random_numbers(tmp_path: Pat
         assert torch.equal(one, other)
     with pytest.raises(DataError, match=r"holds 'critic\.weights\.0' as .* where this agent has"):
         load_agent(tmp_path, SAC(OBS, ACT, hidden=(8,)))
-
-
-class Torches(TrainingAgent):
-    """Holds torch in all forms that attributes have."""
-
-    def __init__(self, rate: float = 0.1) -> None:
-        super().__init__(None, None, "cpu")
-        self.kind, self.tensor_kind = torch.nn.Linear, torch.Tensor
-        self.nets = [torch.nn.Linear(2, 1), torch.nn.Linear(2, 1).bfloat16()]
-        self.optimizer = torch.optim.SGD(self.nets[0].parameters(), rate, momentum=0.9)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 10)
-        self.net = self.nets[0]
-        self.own: Any = None
-        self.noise: Any = None
-
-    def train(self, batch: Any) -> dict[str, Any]:
-        if self.noise is None:
-            self.noise, self.own = torch.Generator().manual_seed(1), list(self.net.parameters())
-            self.mean = torch.zeros(2)
-            self.heavy = torch.ones(2, dtype=torch.bfloat16)
-        obs = torch.randn(4, 2, generator=self.noise) + torch.rand(1) + random.random()
-        self.mean = 0.9 * self.mean + 0.1 * obs.mean(0)
-        loss = (self.nets[0](obs - self.mean) - sum(each.sum() for each in self.own)).square().mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        self.scheduler.step()
-        with torch.no_grad():
-            self.nets[1].weight.add_(loss.bfloat16())
-        return {"loss": loss.detach()}
-
-    def get_actor(self) -> Any:
-        return self.nets[0]
-
-
-def test_torch_in_any_attribute_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    agent, again = Torches(), Torches()
-    form = form_of(agent)
-    for _ in range(3):
-        agent.train(None)
-    save_agent(tmp_path, agent, form, {})
-    ahead = [float(agent.train(None)["loss"]) for _ in range(12)]
-    load_agent(tmp_path, again)
-    assert [float(again.train(None)["loss"]) for _ in range(12)] == ahead and unsaved(agent) == []
-    for one, other in zip(agent.nets, again.nets, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-    assert again.own[0] is again.nets[0].weight and again.heavy.dtype == torch.bfloat16
-
-
-def test_a_step_size_that_was_told_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    agent = Torches()
-    form = form_of(agent)
-    agent.train(None)
-    save_agent(tmp_path, agent, form, {})
-    again = Torches(0.2)
-    load_agent(tmp_path, again)
-    assert again.optimizer.param_groups[0]["lr"] == 0.2 and again.scheduler.base_lrs == [0.2]
-    assert any("['lr'] = 0.2, as this agent was made with" in line and "has 0.1" in line for line in caplog.messages)
-    for _ in range(10):
-        agent.train(None)
-    save_agent(tmp_path, agent, form, {})
-    with pytest.raises(ParameterError, match=r"\['lr'\] must be 0\.1, .* changed it to 0\.01\d* since.* got 0\.2"):
-        load_agent(tmp_path, Torches(0.2))
 
 
 def test_a_network_that_is_made_while_training_is_named_and_refused(tmp_path: Path) -> None:

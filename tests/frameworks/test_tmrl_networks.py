@@ -12,7 +12,7 @@ from memoire.errors import DataError, ParameterError  # noqa: E402
 from memoire.rl import weights  # noqa: E402
 from memoire.rl.trees import on_device  # noqa: E402
 from memoire.rl.weights import read_model  # noqa: E402
-from memoire.tmrl.actor import ActorModule, TorchActorModule  # noqa: E402
+from memoire.tmrl.actor import ActorModule  # noqa: E402
 from memoire.tmrl.custom import MLPActorCritic, SpinupSacAgent  # noqa: E402
 from memoire.tmrl.nn import copy_shared, no_grad  # noqa: E402
 
@@ -79,17 +79,6 @@ def test_the_agent_of_tmrl_0_7_learns_by_any_actor_and_values_and_keeps_its_step
     ):
         with pytest.raises(ParameterError, match=expected):
             SpinupSacAgent(spaces, actions, **wrong)
-
-
-def test_a_module_knows_the_device_that_it_was_moved_to():
-    class Torch(TorchActorModule):
-        def __init__(self):
-            super().__init__(None, None)
-            self.layer = torch.nn.Linear(1, 1)
-
-    net = Torch()
-    assert net.device == "cpu" and net.to("meta") is net and net.device == torch.device("meta")
-    assert Torch().to_device("meta").device == torch.device("meta")
 
 
 def test_batches_become_tensors_of_the_same_memory():

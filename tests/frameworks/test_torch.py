@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import memoire.torch
-from memoire import Buffer, Column, Greedy, Prioritized, Reader, Schema, Server, Uniform, connect
+from memoire import Buffer, Column, Prioritized, Reader, Schema, Server, Uniform, connect
 from memoire.errors import NotCopied, ParameterError, WrongModel, WrongType
 
 pytestmark = pytest.mark.torch
@@ -263,22 +263,6 @@ class TestStableBaselines:
         assert buffer.importance().shape == (model.batch_size, 1)
 
     @pytest.mark.filterwarnings("ignore")
-    def test_what_the_algorithm_gets_is_what_the_environment_did(self):
-        from stable_baselines3 import SAC
-
-        from memoire.sb3 import ReplayBuffer
-
-        model = SAC("MlpPolicy", "Pendulum-v1", replay_buffer_class=ReplayBuffer, learning_starts=1000, seed=0)
-        model.learn(450)  # two episodes end, cut off after 200 steps
-        samples = model.replay_buffer.sample(2000)
-        assert samples.observations.shape == (2000, 3) and samples.actions.shape == (2000, 1)
-        assert not samples.dones.any() and samples.discounts is None, "a time limit is no end"
-        angle = torch.atan2(samples.observations[:, 1], samples.observations[:, 0])
-        ahead = torch.atan2(samples.next_observations[:, 1], samples.next_observations[:, 0])
-        turned = torch.remainder(ahead - angle + np.pi, 2 * np.pi) - np.pi
-        torch.testing.assert_close(turned, samples.next_observations[:, 2] * 0.05, atol=1e-3, rtol=0)
-
-    @pytest.mark.filterwarnings("ignore")
     def test_an_algorithm_trains_from_a_cluster(self):
         from memoire.sb3 import DQN, schema_of
 
@@ -478,42 +462,6 @@ class TestStableBaselines:
         assert found == expected and len(found[0]) > 30
         assert not told or (ours.n_steps, ours.gamma) == (theirs.n_steps, theirs.gamma)
 
-    def test_infos_that_are_not_those_of_all_environments_are_refused(self):
-        from memoire.sb3 import ReplayBuffer
-
-        ours = ReplayBuffer(9, self.BOX, self.BOX, n_envs=2)
-        step = np.zeros((2, 2), np.float32), np.zeros((2, 2), np.float32), np.zeros((2, 2)), np.zeros(2), np.zeros(2)
-        for infos in ([{}], {"final_obs": 1, "_final_obs": 2}):
-            with pytest.raises(ParameterError, match="infos must be a dict for each of 2 environments"):
-                ours.add(*step, infos)
-        assert ours.size() == 0
-
-    @pytest.mark.filterwarnings("ignore")
-    @pytest.mark.parametrize("module", ["stable_baselines3", "memoire.sb3"])
-    @pytest.mark.parametrize("name", ["SAC", "TD3", "DQN"])
-    def test_two_runs_with_one_seed_are_equal_and_the_first_steps_can_be_drawn(self, module, name, tmp_path):
-        import importlib
-
-        from memoire.sb3 import ReplayBuffer
-
-        kind = getattr(importlib.import_module(module), name)
-        env = "CartPole-v1" if name == "DQN" else "Pendulum-v1"
-        runs = []
-        for _ in range(2):
-            options = {"replay_buffer_class": ReplayBuffer, "learning_starts": 0, "batch_size": 8, "train_freq": 1}
-            model = kind("MlpPolicy", env, seed=3, policy_kwargs={"net_arch": [8]}, **options).learn(12)
-            model.save(tmp_path / "model.zip")
-            model.save_replay_buffer(tmp_path / "replay.pkl")
-            model.learn(5)
-            again = kind.load(tmp_path / "model.zip", env=model.env)
-            again.learn(3)  # with an empty replay, after all of learning_starts
-            runs.append([*values(model.policy).values(), *values(again.policy).values()])
-            again.load_replay_buffer(tmp_path / "replay.pkl")
-            assert len(again.replay_buffer.memory) == 12
-        assert vars(model)["_n_updates"] == 17 and vars(again)["_n_updates"] == 15
-        for one, other in zip(*runs, strict=True):
-            assert torch.equal(one, other)
-
     @pytest.mark.filterwarnings("ignore")
     @pytest.mark.parametrize("n_steps", [1, 3])
     @pytest.mark.parametrize("module", ["stable_baselines3", "memoire.sb3"])
@@ -554,29 +502,6 @@ class TestStableBaselines:
             assert torch.equal(one, other)
         assert len(again.replay_buffer.memory) == len(model.replay_buffer.memory) == again.replay_buffer.size() > 290
         again.learn(9, reset_num_timesteps=False)  # in an environment that was reset: what was open ends
-
-    @pytest.mark.filterwarnings("ignore")
-    def test_who_does_not_correct_for_priorities_draws_uniformly(self):
-        import stable_baselines3
-
-        import memoire.sb3
-
-        env = gymnasium.make("CartPole-v1")
-        options = {"replay_buffer_class": memoire.sb3.ReplayBuffer}
-        told = [{"sampler": Prioritized(0.6)}, {"sampler": Greedy()}, {"priority_exponent": 0.5}]
-        source = Buffer(memoire.sb3.schema_of(env), 100)
-        for replay in (*told, {"writer": source.writer(num_envs=1, autoreset="disabled"), "source": source}):
-            with pytest.raises(
-                ParameterError, match=r"sampler must be memoire.Uniform\(\) at the .* is_corrected=True"
-            ):
-                stable_baselines3.DQN("MlpPolicy", env, **options, replay_buffer_kwargs=replay)
-        plain = stable_baselines3.DQN("MlpPolicy", env, **options)
-        assert plain.replay_buffer.parameters.priority_exponent == 0
-        ours = memoire.sb3.DQN("MlpPolicy", env)
-        assert ours.replay_buffer.parameters.priority_exponent == 0.6 and ours.replay_buffer.is_corrected
-        plain.replay_buffer = pickle.loads(pickle.dumps(ours.replay_buffer))
-        with pytest.raises(ParameterError, match="sampler must be"):
-            plain.replay_buffer.sample(4)
 
     @pytest.mark.filterwarnings("ignore")
     def test_the_file_of_another_replay_buffer_is_refused_and_changes_nothing(self, tmp_path):
@@ -721,38 +646,6 @@ class TestStableBaselines:
             with pytest.raises(ParameterError, match=f"{name} must be left out with `source`"):
                 replay = {"writer": object(), "source": source, name: 1}
                 memoire.sb3.DQN("MlpPolicy", env, replay_buffer_kwargs=replay)
-
-    @pytest.mark.filterwarnings("ignore")
-    @pytest.mark.parametrize("name", ["SAC", "TD3", "DQN"])
-    def test_a_plain_algorithm_discounts_by_its_own_gamma(self, name):
-        import stable_baselines3
-
-        from memoire.sb3 import ReplayBuffer
-
-        env = "CartPole-v1" if name == "DQN" else "Pendulum-v1"
-        options = {"gamma": 0.9, "learning_starts": 1000, "seed": 1, "replay_buffer_class": ReplayBuffer}
-        made = getattr(stable_baselines3, name)
-        model = made("MlpPolicy", env, **options).learn(60)
-        samples = model.replay_buffer.sample(64)
-        assert samples.discounts is None and samples.dones.any() == (name == "DQN")
-        with pytest.raises(ParameterError, match="discount must be left out with one step"):
-            made("MlpPolicy", env, **options, replay_buffer_kwargs={"discount": 0.9})
-        with pytest.raises(ParameterError, match="discount must be given with multi_step=3"):
-            made("MlpPolicy", env, **options, replay_buffer_kwargs={"multi_step": 3})
-        with pytest.raises(ParameterError, match="multi_step must be the same as n_steps|the same as multi_step"):
-            made("MlpPolicy", env, **options, replay_buffer_kwargs={"multi_step": 3, "n_steps": 2})
-        model = made("MlpPolicy", env, **options, replay_buffer_kwargs={"n_steps": 3, "gamma": 0.5}).learn(60)
-        discounts = set(model.replay_buffer.sample(256).discounts.ravel().tolist())
-        assert discounts <= {0.125, 0.25, 0.5, 0.0} and 0.125 in discounts
-
-    def test_settings_that_a_source_has_itself_are_refused(self):
-        from memoire.sb3 import ReplayBuffer, schema_of
-
-        env = gymnasium.make("CartPole-v1")
-        source = Buffer(schema_of(env), 100)
-        for told in ({"sampler": Prioritized(0.6)}, {"seed": 1}, {"min_size": 4}):
-            with pytest.raises(ParameterError, match=f"{next(iter(told))} must be left out with `source`"):
-                ReplayBuffer(10, env.observation_space, env.action_space, writer=object(), source=source, **told)
 
     def test_quantile_losses_are_those_of_sb3_contrib(self):
         import sb3_contrib

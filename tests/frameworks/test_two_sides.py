@@ -17,7 +17,7 @@ import torch
 from test_ppo import net_of, rollouts_of
 
 from memoire import Buffer, Schema, Server, Table, Uniform, connect
-from memoire.errors import DataError, EntryError, ParameterError, WrongModel
+from memoire.errors import DataError, ParameterError, WrongModel
 from memoire.rl import (
     PPO,
     SAC,
@@ -40,7 +40,6 @@ from memoire.rl import (
     weights,
 )
 from memoire.rl.onpolicy.checkpoint import Checkpoints, arrays_of, made_as
-from memoire.rl.pipeline import seed_process
 from memoire.rl.sac import TwinCritic
 from memoire.rl.trainer.saving import form_of, load_agent, save_agent
 from memoire.tables.table import TABLE_NAMES
@@ -49,7 +48,6 @@ from memoire.tmrl.networking import RolloutWorker as PipelineWorker
 from memoire.tmrl.networking import Server as SampleServer
 from memoire.tmrl.networking import Trainer as PipelineTrainer
 from memoire.tmrl.training_offline import TrainingOffline
-from netkit import until
 
 pytestmark = pytest.mark.torch
 OBS = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -105,8 +103,6 @@ OF_THE_TRAINER: dict[Any, set[str]] = {
     },
 }  # fmt: skip
 OF_THE_TRAINER[RecurrentPPO] = OF_THE_TRAINER[PPO]
-ELSEWHERE = {"discount", "parameters", "schema"}
-"""Names of a table for what the above has under another name, or takes from the table as it is."""
 
 
 def test_every_setting_of_table_and_trainer_is_listed() -> None:
@@ -155,22 +151,6 @@ def test_a_trainer_takes_the_discount_of_its_table_and_refuses_another_one(name:
         for value in (0.9, None, np.float64(0.9)):
             with Trainer(Plain(**{name: value}), server.endpoint) as trainer:
                 assert getattr(trainer.agent, name) == (0.9 if name == "gamma" or value else None)
-
-
-def test_a_trainer_hears_that_its_table_is_configured() -> None:
-    with served() as server, connect(server.endpoint) as client, client.writer() as writer:
-        record(writer)
-        agents = [Plain(gamma=None), Plain(gamma=0.9)]
-        follows, told = (Trainer(agent, server.endpoint, Training(batch_size=4)) for agent in agents)
-        with follows, told:
-            for trainer in (follows, told):
-                trainer.experience.batch()
-            server.configure(discount=0.5)
-            assert until(lambda: all(each.reader.parameters.discount == (0.5,) for each in (follows, told)))
-            follows.experience.batch()
-            assert follows.agent.gamma == 0.5
-            with pytest.raises(ParameterError, match=r"^gamma must be 0\.5, which the table has"):
-                told.experience.batch()
 
 
 def test_a_trainer_of_another_topic_than_the_tables_is_refused_if_old_models_are() -> None:
@@ -242,14 +222,6 @@ def test_a_pipeline_paces_its_table_as_training_says() -> None:
     plan = Training(start_training=7, max_training_steps_per_env_step=0.5, batch_size=32)
     parameters = pipeline(SAC, replay(100), training=plan, work=Work(is_paced=True)).make_table().parameters
     assert (parameters.min_size, parameters.samples_per_insert) == (7, 16.0)
-
-
-def test_a_pipelines_seed_is_that_of_all_generators_of_a_process() -> None:
-    drawn = []
-    for seed in (3, 3, None):
-        seed_process(seed)
-        drawn.append((random.random(), np.random.random(), float(torch.rand(1))))  # noqa: NPY002
-    assert drawn[0] == drawn[1] and not set(drawn[1]) & set(drawn[2])
 
 
 @pytest.mark.parametrize("multi_step", [1, 3])
@@ -332,13 +304,6 @@ class Wide(Numbers):
     action_space = gymnasium.spaces.Box(-5.0, 5.0, (1,), np.float32)
 
 
-class Three(Numbers):
-    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
-
-    def _obs(self) -> Any:
-        return np.zeros(3, np.float32)
-
-
 SMALL = partial(GaussianPolicy, hidden=(8,))
 OTHER_ACTIONS = (
     r"^action_space must be Box\(\[-1\.0\], \[1\.0\]\), .*same environment, got 'Box\(\[-5\.0\], \[5\.0\]\)'"
@@ -377,13 +342,6 @@ def test_a_worker_of_another_environment_or_network_than_its_trainers_is_refused
                 refused()
         assert worker.steps == server.totals().steps == 0
         assert env.action_space == device.action_space and float(env.action_space.high[0]) in (1.0, 5.0)
-
-
-def test_a_worker_whose_observations_are_not_the_tables_is_refused_at_its_first_step() -> None:
-    with served() as server, RolloutWorker(Three, Still, server.endpoint) as worker:
-        with pytest.raises(EntryError, match=r"'obs' stores float32\[2\], but got float32\[3\]"):
-            worker.run(0, 1)
-        assert server.totals().steps == 0
 
 
 def vector(env: Any) -> Any:
@@ -604,16 +562,6 @@ def test_a_learner_goes_on_with_all_generators_of_the_process_and_above_all_vers
             versions.append(net.version)
     assert drawn[0][0] == drawn[1][0] and torch.equal(drawn[0][1], drawn[1][1])
     assert versions[1] > versions[0] == 10
-
-
-def test_a_learner_whose_algorithm_is_not_kept_any_more_says_so(tmp_path: Path, caplog: Any) -> None:
-    for is_kept in (True, False):
-        net = ActorCritic(2, 1, is_continuous=True, hidden=(8,))
-        with OnPolicyLearner("tcp://127.0.0.1:*", SPACES, net, 64, 16, checkpoint=tmp_path) as learner:
-            if is_kept:
-                learner.keep(PPO(learner.net))
-            learner.publish()
-    assert any("this one has none: call keep" in line for line in caplog.messages)
 
 
 # ------------------------------------------------------------------------------------- a run that is stopped and resumed
