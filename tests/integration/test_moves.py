@@ -395,7 +395,7 @@ def test_a_proxy_that_began_while_a_home_was_away_gives_its_clients_to_nobody_el
     newcomer = cluster.client(proxy, limits=QUICK)
     assert newcomer.home == other.name  # the proxy waits for the other one no more
     resends = client.stats().resends
-    until(lambda: client.home != away.name or client.stats().resends > resends + 20)
+    until(lambda: client.home != away.name or client.stats().resends > resends + 8)
     back = cluster.restart(away, state_dir=tmp_path / away.name)
     assert client.close(100.0) and client.home == back.name
     check_caches(back, client, 4)

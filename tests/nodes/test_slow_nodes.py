@@ -2,24 +2,18 @@
 
 import contextlib
 import itertools
-import signal
 import socket
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from memoire.cli import doctor, main
-from netkit import until
 
 pytestmark = pytest.mark.slow
 
 nodes = pytest.importorskip("memoire.dashboard.collect.nodes")
 aggregator = pytest.importorskip("memoire.dashboard.collect.aggregator")
 top = pytest.importorskip("memoire.dashboard.terminal.top")
-serving = pytest.importorskip("memoire.dashboard.web.serve", reason="fastapi is not installed")
-Settings = pytest.importorskip("memoire.dashboard.settings").Settings
 
 OK = b"HTTP/1.1 200 OK\r\n"
 ZEROS = itertools.repeat(b"0")
@@ -130,16 +124,3 @@ def test_the_doctor_does_not_hang_on_a_port_that_answers_a_byte_at_a_time():
     with drip(*ZEROMQ, seconds=0.2) as node:
         status = in_time(doctor.examine, f"tcp://{node.address}", timeout=0.5, say=said.append)
         assert status == doctor.NOT_MEMOIRE, said
-
-
-def test_a_dashboard_ends_while_a_node_answers_a_byte_at_a_time():
-    with drip(*BODY) as node:
-        command = [sys.executable, "-m", "memoire", "dashboard", node.url, "--listen", "127.0.0.1:0"]
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
-            try:
-                # First the command asks whose page it is, then the dashboard that was begun asks what it shows.
-                until(lambda: node.asked > 1 or process.poll() is not None, ENOUGH)
-                process.send_signal(signal.SIGTERM)
-                assert process.wait(ENOUGH) == 0
-            finally:
-                process.kill()

@@ -174,19 +174,6 @@ with memoire.connect(sys.argv[1]) as client:
 """
 
 
-def test_held_caches_survive_an_orderly_restart_of_the_process(tmp_path: Path) -> None:
-    with node(tmp_path / "state", "--snapshot-caches", "--close-timeout", "30") as server:
-        with memoire.connect(server.endpoint, seed=1) as client:
-            record(client)
-            assert client.push_cache()
-            until(lambda: client.update() or client.stats().accepted_caches)
-        assert server.end(signal.SIGTERM) == 0
-        server.start()
-        with memoire.Reader([server.endpoint]) as reader:
-            assert len(reader.get_batch(16, timeout=100.0).ids) == 16
-        assert server.end(signal.SIGTERM) == 0
-
-
 def test_a_server_whose_disk_fails_says_so_and_ends_and_its_clients_heal_the_next_one(tmp_path: Path) -> None:
     with node(tmp_path / "state") as server, memoire.connect(server.endpoint, seed=1, limits=QUICK) as client:
         client.update()

@@ -26,7 +26,7 @@ def limits(source: str) -> list[float]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             values = [word.value for word in node.keywords if word.arg in NAMES]
-            if ast.unparse(node.func) == "pytest.mark.timeout":
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "timeout":
                 values += node.args
             found += [value.value for value in values if isinstance(value, ast.Constant)]
     return [float(value) for value in found if isinstance(value, int | float)]
