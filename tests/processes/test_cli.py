@@ -22,8 +22,7 @@ import memoire
 import netkit
 from history import ports
 from memoire.cli import doctor, main
-from memoire.errors import InsecureWarning, ParameterError, SchemaError
-from memoire.nodes import local as local_cluster
+from memoire.errors import ParameterError, SchemaError
 from memoire.nodes import roles
 from memoire.wire import messages
 from memoire.wire.frames import Message, parse, reply
@@ -165,13 +164,6 @@ def test_a_schema_is_read_from_a_file_or_as_it_is(tmp_path: Path) -> None:
         roles.schema_of('{"columns": 3}', None)
 
 
-def test_counts_that_make_no_cluster_are_refused() -> None:
-    local_cluster.check_counts(1, 0)
-    for servers, proxies in ((0, 1), (2, 0), (1, -1)):
-        with pytest.raises(ParameterError):
-            local_cluster.check_counts(servers, proxies)
-
-
 # -------------------------------------------------------------------------------------------------- as processes
 
 
@@ -212,19 +204,6 @@ def test_up_prints_an_address_that_works_until_it_is_told_to_end(number: signal.
             client.update(100.0)
         assert doctor.examine(endpoint, say=lambda line: None) == doctor.WELL
         process.send_signal(number)
-        assert process.wait(100.0) == 0
-
-
-def test_up_with_tables_serves_each_by_its_name(tmp_path: Path) -> None:
-    tables = {"online": {"env": "CartPole-v1"}, "demo": {"schema": json.loads(SCHEMA.to_json()), "frame_stack": 2}}
-    (tmp_path / "tables.json").write_text(json.dumps(tables), encoding="utf-8")
-    with running("up", "--tables", str(tmp_path / "tables.json"), "--port", "0") as process:
-        endpoint = address(process)
-        with memoire.connect(endpoint, table="demo") as demo, memoire.connect(endpoint) as online:
-            assert (demo.schema, demo.parameters.frame_stack) == (SCHEMA, 2)
-            assert (online.table, online.parameters.frame_stack) == ("online", 1)
-        assert doctor.examine(endpoint, say=lambda line: None) == doctor.WELL
-        process.terminate()
         assert process.wait(100.0) == 0
 
 
@@ -297,14 +276,6 @@ def test_a_server_with_a_state_folder_is_said_to_keep_what_it_acknowledges(tmp_p
         status, said = examine(server.endpoint, 5.0)
         assert status == 0, said
     assert f"ok   its home is memoire {memoire.__version__}, and keeps what it acknowledges on disk" in said
-
-
-def test_a_server_reached_through_a_wildcard_address_is_well() -> None:
-    with pytest.warns(InsecureWarning), memoire.Server("tcp://*:0", SCHEMA) as server:
-        port = server.endpoint.rpartition(":")[2]
-        status, said = examine(f"tcp://localhost:{port}", 5.0)
-    assert status == 0, said
-    assert f"warn nobody is asked for a key at {server.push_endpoint}, {server.pub_endpoint}: whoever comes may" in said
 
 
 def test_the_clock_of_another_machine_is_compared() -> None:
@@ -381,14 +352,6 @@ def test_something_else_listens(serve: Callable[[socket.socket], object], words:
         status, said = examine(endpoint, 0.3)
     assert status == doctor.NOT_MEMOIRE
     assert any(word in said for word in words.split("|")), said
-
-
-def test_memoire_s_other_ports_are_told_apart() -> None:
-    with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
-        status, said = examine(server.push_endpoint, 5.0)
-        assert (status, "the port below it" in said) == (doctor.NOT_MEMOIRE, True)
-        status, said = examine(server.pub_endpoint, 5.0)
-        assert (status, "two ports below it" in said) == (doctor.NOT_MEMOIRE, True)
 
 
 @contextlib.contextmanager
