@@ -65,24 +65,6 @@ def push(client):
     assert client.push_cache(100.0), client.push_reason
 
 
-@pytest.mark.parametrize("storage", ["tcp", "ipc"])
-def test_behind_a_proxy_everybody_is_who_he_is(server, keys, context, storage, tmp_path):
-    front = "tcp://127.0.0.1:0" if storage == "tcp" else f"ipc://{tmp_path}/relay"
-    own = keys / ("proxy" if storage == "tcp" else "actor")
-    with (
-        Proxy(front, [server.endpoint], keys=own, context=context, limits=QUICK) as proxy,
-        connect(proxy.endpoint, keys=keys, context=context, limits=QUICK) as actor,
-    ):
-        push(actor)
-        until(lambda: server.total_caches == 1 and server.total_episodes == 1)
-        account = server._dispatcher.ledger.find(actor.client_id)
-        assert account.owner == "actor/actors"
-        if storage == "tcp":
-            with Reader([proxy.endpoint], keys=keys, context=context, limits=QUICK) as learner:
-                assert len(learner.get_batch(16, 100.0).ids) == 16
-        assert refused(proxy) == refused(server) == {}
-
-
 # ------------------------------------------------------------------------------------------- who does not get in
 
 

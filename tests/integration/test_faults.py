@@ -6,15 +6,13 @@ import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import zmq
 
-import memoire
-from memoire.client.client import Client, connect
+from memoire.client.client import connect
 from memoire.errors import ParameterError, Refused
 from memoire.limits import Limits
 from memoire.net import process as descriptors
@@ -25,8 +23,8 @@ from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.frames import name_hash, parse
 from memoire.wire.messages import VERSION
-from netkit import DEADLINE, QUICK, SCHEMA, WIDE, record, until
-from tcpkit import CutWay, place
+from netkit import DEADLINE, WIDE, record, until
+from tcpkit import place
 from wirekit import golden
 
 
@@ -68,48 +66,6 @@ def test_a_client_is_told_that_the_other_side_speaks_another_version(cluster, ve
         with pytest.raises(Refused, match=f"version {version} of the protocol; this node speaks 2") as raised:
             connecting.result(60.0)
     assert (raised.value.code, raised.value.endpoint) == ("version", endpoint)
-
-
-def test_nothing_is_lost_or_counted_twice_while_connections_are_reset_ten_times_a_second(cluster):
-    server = cluster.server(limits=QUICK)
-    ways = [cluster.keep(CutWay(place(end))) for end in (server.endpoint, server.push_endpoint, server.pub_endpoint)]
-    request, push, subscribe = (way.endpoint for way in ways)
-    client = Client(
-        request,
-        push=push,
-        subscribe=subscribe,
-        context=cluster.context,
-        seed=1,
-        capacity=1000,
-        limits=QUICK,
-        timeout=100.0,
-    )
-    cluster.keep(client)
-    lines, began, cut_at = 0, time.monotonic(), 0.0
-    while (now := time.monotonic()) < began + 1.5 or (ways[0].resets <= 5 and now < began + DEADLINE):
-        if now >= cut_at:
-            cut_at = now + 0.1
-            for way in ways:
-                way.reset()
-        record(client)
-        client.push_cache(0.01)
-        client.log(f"line {lines}")
-        lines += 1
-        with client._waiting.changed:
-            client._waiting.changed.wait(0.01)
-    assert ways[0].resets > 5
-    client.update(100.0)
-    assert (server.total_episodes, server.total_steps) == (lines, 20 * lines)
-    assert [entry.line.text for entry in server.lines(most=10_000)] == [f"line {k}" for k in range(lines)]
-
-    def is_settled():
-        client.update(100.0)
-        return client.stats().in_flight_bytes == 0
-
-    until(is_settled)
-    stats = client.stats()
-    assert server.total_caches == stats.accepted_caches <= stats.pushed_caches
-    assert stats.received_bytes + stats.lost_bytes == stats.pushed_bytes
 
 
 def test_a_cache_that_is_too_large_for_a_proxy_is_not_sent_and_its_neighbours_arrive(cluster):
@@ -193,10 +149,6 @@ def test_a_reply_that_is_too_large_ends_its_request_by_name_at_the_server_and_wh
         doors.close()
 
 
-CONNECTIONS = Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6")
-ESTABLISHED = "01"
-
-
 @pytest.fixture
 def pair():
     """(sender, receiver), connected inside of this process, without other threads of ZeroMQ between them."""
@@ -217,40 +169,6 @@ def test_large_frames_are_sent_as_they_lie_and_small_ones_are_copied(pair):
         (frame,) = sockets.receive(receiver)
         assert len(frame) == size
         assert np.shares_memory(np.frombuffer(frame.buffer, np.uint8), sent) is is_large
-
-
-def test_a_client_keeps_its_connections():
-    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, limits=QUICK) as server:
-        ports = {
-            int(address.rpartition(":")[2]) for address in (server.endpoint, server.push_endpoint, server.pub_endpoint)
-        }
-        with memoire.connect(server.endpoint, seed=0, limits=QUICK) as client:
-            record(client)
-            client.model("policy")
-            assert client.push_cache(100.0)
-            until(lambda: server.total_caches == 1)
-            until(lambda: {port for _, port in connections_to(ports)} == ports)
-            before = connections_to(ports)
-            for number in range(20):
-                record(client)
-                client.log(str(number))
-                client.update(100.0)
-                assert client.push_cache(100.0)
-                server.publish("policy", str(number))
-            until(lambda: server.total_caches == 21)
-            assert connections_to(ports) == before
-
-
-def connections_to(ports):
-    """(own port, port at the other end) of each open connection of this machine to one of these ports."""
-    found = set()
-    for table in CONNECTIONS:
-        for line in table.read_text().splitlines()[1:]:
-            _, own, other, state = line.split()[:4]
-            here, there = (int(address.rpartition(":")[2], 16) for address in (own, other))
-            if state == ESTABLISHED and there in ports:
-                found.add((here, there))
-    return found
 
 
 def test_strangers_that_connect_and_say_nothing_are_in_nobodys_way_and_soon_gone(cluster, times):

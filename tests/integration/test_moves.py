@@ -20,11 +20,6 @@ def rows_of(*servers):
     return merge.merge(*(server.accounts().rows for server in servers))
 
 
-def lines_taken(server, run):
-    """How many lines a server took for a run. Only the newest are kept in memory, but they know their places."""
-    return max((entry.index for entry in server.lines(most=1, run=run)), default=0)
-
-
 def lines_of(*servers):
     """(client, number) of the log lines that these servers took and still have, in their order."""
     return [(entry.client, entry.line.number) for server in servers for entry in server.lines(most=100_000)]
@@ -88,25 +83,6 @@ def test_clients_of_a_server_that_is_taken_off_the_list_go_elsewhere_and_nothing
         until(lambda names=names: all(client.home in names for client in load.clients))
     check_exact(load, servers)
     assert proxy.stats().faults == 0
-
-
-def test_a_client_that_comes_back_to_its_former_home_goes_on_there(cluster):
-    first, second = cluster.server(name="first"), cluster.server(name="second")
-    proxy = cluster.proxy([first])
-    client = cluster.client(proxy, limits=QUICK)
-    for wanted, home in ((second, "second"), (first, "first"), (second, "second"), (first, "first")):
-        record(client)
-        assert client.push_cache(100.0)
-        client.update(100.0)
-        until(lambda: client.stats().in_flight_caches == 0)
-        proxy.set_servers([wanted.endpoint])
-        until(lambda home=home: client.home == home)
-    client.update(100.0)
-    stats = client.stats()
-    assert (stats.pushed_caches, stats.accepted_caches, stats.lost_caches) == (4, 4, 0)
-    assert [server.total_caches for server in (first, second)] == [2, 2]
-    assert [server.accounts().rows["pushed_caches"].tolist() for server in (first, second)] == [[2], [2]]
-    assert merge.totals_of(rows_of(first, second)).accepted_caches == 4
 
 
 # ------------------------------------------------------------------------------------------------- merged totals
@@ -255,33 +231,6 @@ def test_a_drain_needs_one_server_and_another(cluster):
 
 
 # --------------------------------------------------------------------------------------------------------- runs
-
-
-def test_a_run_that_begins_under_load_leaves_nothing_of_the_former_one_uncounted(cluster):
-    servers = [cluster.server(name=name, run="one") for name in ("a", "b")]
-    proxy = cluster.proxy(servers)
-    load = Load([cluster.client(proxy, limits=QUICK, seed=seed) for seed in range(4)])
-    until(lambda: all(client.stats().updates for client in load.clients))
-    for run in ("two", "one", "three"):  # "one" goes on
-        for server in servers:
-            server.begin_run(run)
-        until(lambda run=run: all(client.run == run for client in load.clients))
-        until(lambda run=run: any(server.totals(run).episodes for server in servers))
-    logged = load.stop()
-    reader = cluster.reader([proxy])
-    runs = [reader.totals(run).totals for run in ("one", "two", "three")]
-    assert sum(totals.episodes for totals in runs) == sum(client.stats().episodes for client in load.clients)
-    assert sum(totals.steps for totals in runs) == sum(client.stats().steps for client in load.clients)
-    assert all(totals.episodes for totals in runs)
-    lines = [
-        (entry.client, entry.line.number)
-        for server in servers
-        for run in ("one", "two", "three")
-        for entry in server.lines(most=100_000, run=run)
-    ]
-    assert len(lines) == len(set(lines))
-    taken = [lines_taken(server, run) for server in servers for run in ("one", "two", "three")]
-    assert sum(taken) == sum(logged)
 
 
 def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, times):

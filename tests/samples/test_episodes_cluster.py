@@ -141,30 +141,6 @@ def test_endless_episodes_are_cut_so_that_each_part_fits_a_message(cluster, stor
     until(lambda: (client.update(100.0), client.stats().accepted_caches == 5)[1])
 
 
-def test_importance_from_unequal_servers_gives_the_plain_mean(cluster):
-    """One server has 15 entries of small weight, the other 150 of a large one; a third has none."""
-    chosen = Parameters(priority_exponent=1.0, importance_exponent=1.0)
-    servers = [cluster.server(storage="episodes", limits=QUICK, parameters=chosen, seed=i) for i in range(3)]
-    values, rng = [], np.random.default_rng(1)
-    for server, (entries, weight) in zip(servers, ((15, 0.1), (150, 30.0)), strict=False):
-        client = cluster.client(server, limits=QUICK)
-        marks = rng.normal(weight, 1.0, entries).astype(np.float32)
-        columns = {"obs": np.repeat(marks[:, None], 4, axis=1), "action": np.zeros(entries, np.int32)}
-        columns["reward"] = np.zeros(entries, np.float32)
-        assert client.push_episode(columns, terminated=True, init_w=rng.uniform(0.1, 1.0, entries) * weight)
-        until(lambda client=client: settled(client))
-        values.append(marks)
-    reader = cluster.reader(servers, limits=QUICK)
-    until(lambda: len(reader.servers) == 3)
-    means = []
-    for _ in range(80):
-        batch = reader.get_batch(64, 100.0)
-        assert batch.left_out == 0.0
-        means.append(float((batch.importance * batch.divisor * batch.obs[:, 0]).mean()))
-    truth, error = np.concatenate(values).mean(), np.std(means) / np.sqrt(len(means))
-    assert abs(np.mean(means) - truth) < 5.0 * error
-
-
 def test_accounts_outlive_a_server_with_a_state_folder(cluster, tmp_path):
     server = cluster.server(storage="episodes", limits=QUICK, state_dir=tmp_path / "state", name="a")
     client = cluster.client(server, limits=QUICK)

@@ -18,9 +18,8 @@ from memoire.limits import Limits
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.replay.columns import Column
-from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.replay.sampling import Greedy, Prioritized, RankBased
+from memoire.replay.sampling import Prioritized, RankBased
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
 from memoire.tables import draws as picked
@@ -111,22 +110,6 @@ class Entries:
         _, quantity, weight = self.columns()
         assert (weight > 0.0).sum() == self.memory.num_positive
         return quantity[weight > 0.0].mean()
-
-
-def test_draws_of_caches_follow_the_weights():
-    memory = Memory(SCHEMA, 300, EXACT, seed=1)
-    entries = Entries(memory, np.random.default_rng(2))
-    for _ in range(6):
-        entries.record(40)
-    layout = layout_of(SCHEMA, EXACT)
-    counts = Counter()
-    for _ in range(300):
-        held = unpack.check(pack.build(memory, 128, now=0.0), layout)
-        counts.update(np.frombuffer(held.part(Part.NUMBER), "<i8").tolist())
-    numbers, _, weights = entries.columns()
-    follows([counts[number] for number in numbers.tolist()], weights)
-    assert held.total_weight == pytest.approx(weights.sum())
-    assert held.positives == (weights > 0).sum()
 
 
 # Many memories
@@ -341,28 +324,6 @@ def test_each_part_of_a_mix_keeps_the_promise_to_the_clients_of_its_table(start,
     for promise in promises.values():
         promise.holds(0.009)
     errors_are_none(errors, truth)
-
-
-def test_greedy_clients_give_their_heaviest_entries_by_how_many_they_hold(start, tap):
-    parameters = EXACT.replace(**Greedy().fields(), cache_size=60)
-    server = start(Server, "tcp://127.0.0.1:0", SCHEMA, parameters=parameters, seed=3, limits=QUICK)
-    actors = [join(start, tap, server.endpoint, number) for number in range(4)]
-    held = {actor.id: actor.entries.columns() for actor in actors}
-    heaviest = {name: numbers[np.argsort(-weights)[:60]] for name, (numbers, _, weights) in held.items()}
-    for _ in range(10):
-        for actor in actors:
-            actor.push()
-    until(lambda: server.total_caches == 40)
-    counts = Counter()
-    for _ in range(20):
-        batch = server.get_batch(50)
-        assert (batch.importance == 1.0).all()
-        for client, number in zip(batch.ids["client"], batch.ids["number"].tolist(), strict=True):
-            counts[client.tobytes()] += 1
-            assert number in heaviest[client.tobytes()]
-    shares = np.array([(weights > 0.0).sum() for _, _, weights in held.values()])
-    # Counts of a batch are at most one away from their mean.
-    np.testing.assert_allclose([counts[name] for name in held], 1000 * shares / shares.sum(), atol=20)
 
 
 AHEAD = 1

@@ -43,15 +43,3 @@ def test_learners_that_part_the_clients_are_exact_for_their_own(cluster):
         expected = sum(size[owner] * value[owner] for owner in mine) / sum(size[owner] for owner in mine)
         found = np.array(means[number])
         assert abs(found.mean() - expected) < 5.0 * found.std(ddof=1) / np.sqrt(len(found)) + 2e-3 * expected
-
-
-def test_learners_that_part_the_clients_draw_from_all_episodes_that_a_server_stores(cluster):
-    server = cluster.server(storage="episodes", capacity=1000)
-    clients = [cluster.client(server) for _ in range(2)]
-    for number, client in enumerate(clients):
-        columns = {"obs": np.full((30, 4), number), "action": np.zeros(30, np.int32), "reward": np.ones(30)}
-        assert client.push_episode(columns, terminated=True, final_state=np.zeros(4))
-    readers = [cluster.reader([server], seed=number, partition=(number, 2)) for number in range(2)]
-    until(lambda: server.stats().tables["default"].held_samples == 60)
-    for reader in readers:
-        assert set(reader.get_batch(128, 100.0)["obs"][:, 0]) == {0.0, 1.0}

@@ -104,33 +104,6 @@ def test_priorities_of_sequences_go_home_and_come_back_as_chances(cluster):
     assert client.stats().applied == 128
 
 
-def test_the_advantage_is_the_generalized_advantage_estimate_in_a_cluster_too(cluster):
-    gamma, lam = 0.9, 0.7
-    for cut in ({"sequence_length": 6, "sequence_overlap": 2}, {}):
-        parameters = Parameters(discount=gamma, mix_lambda=lam, cache_size=64, **cut)
-        server = cluster.server(schema=SCHEMA, parameters=parameters)
-        client, reader = cluster.client(server), cluster.reader([server])
-        numbers = record(client.memory, 21, 5, "terminated")
-        client.on_entries(21)
-        for _ in range(2):
-            assert client.push_cache(100.0)
-        t = np.arange(5, 27)
-        reward, value = t[:-1] / 8.0, np.where(t < 26, t % 3, 0).astype(float)
-        delta = reward + gamma * value[1:] - value[:-1]
-        truth = np.array([sum((gamma * lam) ** (j - i) * delta[j] for j in range(i, 21)) for i in range(21)])
-        for batch in (server.get_batch(40, timeout=100.0), reader.get_batch(40, 100.0)):
-            first = batch.ids["number"] - numbers[0]
-            if not cut:
-                np.testing.assert_allclose(batch.advantage, truth[first], rtol=1e-4, atol=1e-5)
-                continue
-            for i, begin in enumerate(first):
-                steps = batch.steps[i]
-                np.testing.assert_allclose(
-                    batch.advantage[i, :steps], truth[begin : begin + steps], rtol=1e-4, atol=1e-5
-                )
-                assert not batch.advantage[i, steps:].any()
-
-
 SMALL = Schema({"obs": Column(np.float32, (2,), "state"), "reward": Column(np.float32, (), "reward")})
 
 

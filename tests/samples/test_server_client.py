@@ -95,17 +95,6 @@ def test_entries_come_out_as_a_batch_over_every_transport(serve, join, endpoint)
     assert (batch["ids"]["client"] == np.frombuffer(client.client_id, "<u8")).all()
 
 
-def test_a_batch_can_fill_the_callers_arrays(serve, join):
-    server = serve()
-    client = join(server.endpoint)
-    record(client)
-    assert client.push_cache(100.0)
-    first = server.get_batch(16, 100.0)
-    places = {name: np.empty_like(array) for name, array in first.items()}
-    second = server.get_batch(16, 10.0, out=places)
-    assert second["obs"] is places["obs"] and places["importance"].max() == 1.0
-
-
 def test_totals_lines_and_scalars_are_there_when_update_returns(serve, join):
     server = serve()
     client = join(server.endpoint, input_uuid=0xABCD)

@@ -289,24 +289,6 @@ def test_columns_that_differ_are_left_out_of_the_joined_batch():
     assert "obs" not in stacked.joined and stacked.joined.action.shape == (4,)
 
 
-def test_ragged_columns_are_joined_as_wide_as_the_widest():
-    schema = Schema({"obs": Column(np.float32, (None, 2), "state"), "reward": Column(np.float32, (), "reward")})
-    parts = {}
-    for name, most in (("a", 3), ("b", 5)):
-        buffer = Buffer(schema, 100, seed=0)
-        buffer.memory.open()
-        for step in range(20):
-            buffer.memory.add(0, (np.full((step % (most + 1), 2), step, np.float32), np.float32(step)))
-        buffer.memory.close(terminated=True)
-        parts[name] = buffer.sample(40)
-    joined = MixedBatch(parts).joined
-    assert joined.obs.shape == joined.next_obs.shape == (80, 5, 2) and parts["a"].obs.shape == (40, 3, 2)
-    np.testing.assert_array_equal(joined.obs_length, np.concatenate([part.obs_length for part in parts.values()]))
-    np.testing.assert_array_equal(joined.obs[:40, :3], parts["a"].obs)
-    assert not joined.obs[:40, 3:].any()
-    np.testing.assert_array_equal(joined.next_obs[40:], parts["b"].next_obs)
-
-
 def test_what_makes_no_batch_is_not_joined():
     plain = buffer_of(SCHEMA, 8).sample(2)
     sequences = buffer_of(SCHEMA, 8, sequence_length=4).sample(2)
