@@ -24,7 +24,8 @@ These can be imported from `memoire` too. Their own docstrings, and the pages na
     ReplayMemoryClient                  Bind, Conn, Transition, PrioritizedReplayBuffer and
                                         PriorityExperienceReplayBuffer
 
-`memoire.torch`, `memoire.sb3`, `memoire.minari` and `memoire.dataset` are imported by their path.
+`memoire.torch`, `memoire.sb3`, `memoire.minari` and `memoire.dataset` are imported by their path, and so are
+`memoire.building`, `memoire.kinds` and `memoire.launching`, for those who extend memoire.
 """
 
 import importlib
@@ -75,52 +76,56 @@ __version__ = VERSION
 
 __all__ = ["Schema", "Column", "Buffer", "Server", "connect", "Prioritized", "Uniform", "Table"]
 
-_HOMES = {
-    "ReplayMemoryClient": "memoire.classic.client",
-    "ReplayMemory": "memoire.classic.memory",
-    "PrioritizedReplayBuffer": "memoire.classic.notebook",
-    "PriorityExperienceReplayBuffer": "memoire.classic.notebook",
-    "Transition": "memoire.classic.notebook",
-    "Bind": "memoire.classic.server",
-    "Conn": "memoire.classic.server",
-    "ReplayMemoryServer": "memoire.classic.server",
-    "Client": "memoire.client.client",
-    "connect": "memoire.client.client",
-    "InsecureWarning": "memoire.errors",
-    "MemoireError": "memoire.errors",
-    "Inference": "memoire.inference.node",
-    "RemotePolicy": "memoire.inference.policy",
-    "Table": "memoire.tables.table",
-    "Proxy": "memoire.proxy.proxy",
-    "Prompts": "memoire.reader.calls",
-    "Reader": "memoire.reader.reader",
-    "Batch": "memoire.replay.batch",
-    "Buffer": "memoire.replay.buffer",
-    "Column": "memoire.replay.columns",
-    "Memory": "memoire.replay.memory",
-    "MixedBatch": "memoire.replay.mixing",
-    "Parameters": "memoire.replay.parameters",
-    "prefetch": "memoire.replay.mixing",
-    "Ragged": "memoire.replay.columns",
-    "Rollouts": "memoire.replay.rollouts",
-    "Greedy": "memoire.replay.sampling",
-    "Linear": "memoire.replay.sampling",
-    "Prioritized": "memoire.replay.sampling",
-    "Uniform": "memoire.replay.sampling",
-    "RankBased": "memoire.replay.sampling",
-    "Schema": "memoire.replay.schema",
-    "Writer": "memoire.replay.writer",
-    "Server": "memoire.server.server",
+_NAMES = {
+    "memoire.classic.client": "ReplayMemoryClient",
+    "memoire.classic.memory": "ReplayMemory",
+    "memoire.classic.notebook": "PrioritizedReplayBuffer PriorityExperienceReplayBuffer Transition",
+    "memoire.classic.server": "Bind Conn ReplayMemoryServer",
+    "memoire.client.client": "Client connect",
+    "memoire.errors": "InsecureWarning MemoireError",
+    "memoire.inference.node": "Inference",
+    "memoire.inference.policy": "RemotePolicy",
+    "memoire.tables.table": "Table",
+    "memoire.proxy.proxy": "Proxy",
+    "memoire.reader.calls": "Prompts",
+    "memoire.reader.reader": "Reader",
+    "memoire.replay.batch": "Batch",
+    "memoire.replay.buffer": "Buffer",
+    "memoire.replay.columns": "Column Ragged",
+    "memoire.replay.memory": "Memory",
+    "memoire.replay.mixing": "MixedBatch prefetch",
+    "memoire.replay.parameters": "Parameters",
+    "memoire.replay.rollouts": "Rollouts",
+    "memoire.replay.sampling": "Greedy Linear Prioritized Uniform RankBased",
+    "memoire.replay.schema": "Schema",
+    "memoire.replay.writer": "Writer",
+    "memoire.server.server": "Server",
 }
-"""Where each name is made. A name is imported when it is first used: an actor has no need of the server."""
+"""Which names each module has. A name is imported when it is first used: an actor has no need of the server."""
+
+
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+
+EXTENSIONS = ("classic", "minari", "rl", "sb3", "tmrl", "torch", "tq", "trl")
+"""What stands on the rest by public names alone, and may be left out of an installation."""
+
+
+def extension(name: str) -> Any:
+    """A module, such as "memoire.rl.demo.demo". Raises NotInstalled: the extension that has it is left out."""
+    package = ".".join(name.split(".")[:2])
+    if package.partition(".")[2] in EXTENSIONS and importlib.util.find_spec(package) is None:
+        from memoire.errors import NotInstalled
+
+        raise NotInstalled(package, "pip install --force-reinstall memoire-rl")
+    return importlib.import_module(name)
 
 
 def _imported(name: str) -> Any:
     """Called as `__getattr__`: for a name of `_HOMES`, or a module such as `memoire.errors`, that is not here yet."""
     if name in _HOMES:
-        found = getattr(importlib.import_module(_HOMES[name]), name)
-    elif not name.startswith("_") and importlib.util.find_spec(f"memoire.{name}") is not None:
-        found = importlib.import_module(f"memoire.{name}")
+        found = getattr(extension(_HOMES[name]), name)
+    elif name in EXTENSIONS or (not name.startswith("_") and importlib.util.find_spec(f"memoire.{name}") is not None):
+        found = extension(f"memoire.{name}")
     else:
         raise AttributeError(f"module 'memoire' has no attribute {name!r}")
     globals()[name] = found

@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from memoire.replay import dataset
-from memoire.replay.memory import Memory
-from memoire.replay.schema import Schema
+from memoire import Memory, Schema, dataset
 
 from .errors import DataError, NotInstalled, ParameterError
 

@@ -19,12 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.arguments import checked_names
-from memoire.replay.batch import Batch
-from memoire.replay.buffer import Buffer
-from memoire.replay.parameters import NAMES, Parameters
-from memoire.replay.sampling import Prioritized, Sampler, Uniform
-from memoire.replay.schema import Schema
+from memoire import Batch, Buffer, Parameters, Prioritized, Schema, Uniform
+from memoire.building import NAMES, Sampler, checked_names
 
 from .errors import EpisodeTorn, NotCopied, NotInstalled, ParameterError
 

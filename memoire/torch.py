@@ -20,14 +20,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from memoire.models import tensors as bodies
-from memoire.models.model import Model
-from memoire.replay.batch import Batch
-from memoire.replay.batch import TorchBatch as TorchBatch
-from memoire.replay.batch import as_tensor as as_tensor
-from memoire.replay.batch import device_of as device_of
-from memoire.replay.batch import pinned as pinned
-from memoire.replay.mixing import MixedBatch
+from memoire import Batch, MixedBatch
+from memoire.building import Model
+from memoire.building import TorchBatch as TorchBatch
+from memoire.building import as_tensor as as_tensor
+from memoire.building import device_of as device_of
+from memoire.building import pinned as pinned
+from memoire.building import tensors as bodies
 
 from .errors import NotInstalled, ParameterError, WrongType
 

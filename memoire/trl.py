@@ -24,10 +24,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire import Column, Prompts, Ragged
+from memoire.building import RowSchema
 from memoire.limits import wall_clock
-from memoire.reader.calls import Prompts
-from memoire.replay.columns import Column, Ragged
-from memoire.replay.schema import RowSchema
 from memoire.tables.prompts.trainer import Step
 
 from .errors import Closed, EpochOver, MemoireTimeout, NotInstalled, ParameterError, ProtocolMoved

@@ -5,12 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any, Self
 
-from memoire import _core
-from memoire.arguments import whole
-from memoire.client.client import Client
+from memoire import Client, Memory
+from memoire.building import Held, StrictAttributes, whole
 from memoire.errors import ForkedError, MemoireError
-from memoire.replay.memory import Memory
-from memoire.replay.parameters import StrictAttributes
 
 from .fields import seven_roots
 from .memory import ReplayMemory, uuid_of
@@ -71,7 +68,7 @@ class ReplayMemoryClient(StrictAttributes):
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        self._client = Client(
+        self._client: Client = Client(
             req_endpoint,
             push=push_endpoint,
             subscribe=sub_endpoint,
@@ -164,7 +161,7 @@ class ReplayMemoryClient(StrictAttributes):
             Closed: the client was closed while this call waited.
         """
         self._client._check_open()  # before the lock: in a forked process nobody would give it back
-        with _core.Held(self._lock):
+        with Held(self._lock):
             subscription = self._subscriptions.get(topic)
             if subscription is None:
                 subscription = self._subscriptions[topic] = self._client.subscribe(topic)

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire import Parameters, Schema
+from memoire.building import GatheredSamples
 from memoire.errors import ParameterError, SchemaError
-from memoire.replay.batch import GatheredSamples
-from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Schema
 
 FIELDS = ("state", "action", "reward", "prob", "value", "qvest", "info")
 """The seven fields of an entry in the page's order: a column each, or one per leaf where a template is nested."""

@@ -11,12 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.arguments import renamed, whole
+from memoire import Memory, Parameters, Schema
+from memoire.building import Annealing, Start, StrictAttributes, importance, renamed, reward_size, whole
 from memoire.errors import MemoireError, ParameterError
-from memoire.replay.memory import Memory
-from memoire.replay.parameters import Parameters, Start, StrictAttributes, reward_size
-from memoire.replay.sampling import Annealing, importance
-from memoire.replay.schema import Schema
 
 from .fields import FIELDS, OWN_NAMES, ReplayBatch, batch_of, defaults, flags_of, seven_fields, sides_of
 

@@ -16,14 +16,9 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from memoire import _core
-from memoire._core import PriorityTree
-from memoire.arguments import whole
+from memoire import Column, Schema
+from memoire.building import ForkedGenerator, Held, PriorityTree, StrictAttributes, at_once, whole
 from memoire.errors import EmptyMemory, ParameterError
-from memoire.replay.columns import Column
-from memoire.replay.parameters import StrictAttributes
-from memoire.replay.sampling import ForkedGenerator
-from memoire.replay.schema import Schema
 
 
 @dataclass
@@ -108,12 +103,12 @@ class PrioritizedReplayBuffer(StrictAttributes):
     def extend(self, transitions: Iterable[Any]) -> NDArray[np.int64]:
         """Add several transitions at once; their handles, int64 [N]. Of more than `capacity` the last stay."""
         given = list(transitions)
-        with _core.Held(self._lock):
+        with Held(self._lock):
             handles = np.arange(self._added, self._added + len(given))
             slots, added = handles % self.capacity, self._added + len(given)
             facts = {"_added": added, "next_idx": added % self.capacity, "size": min(self.capacity, added)}
             put = [(setitem, (self.data, slot, each)) for slot, each in zip(slots.tolist(), given, strict=True)]
-            _core.at_once(
+            at_once(
                 [
                     (self._tree.set, (slots, self.max_priority**self.alpha)),
                     *put,
@@ -163,7 +158,7 @@ class PrioritizedReplayBuffer(StrictAttributes):
         batch_size = whole("batch_size", batch_size, 1)
         if not 0.0 <= beta <= 1.0:
             raise ParameterError("beta", beta, "a number in [0, 1]")
-        with _core.Held(self._lock):
+        with Held(self._lock):
             if not self._tree.positive:
                 raise EmptyMemory(self.size)
             fractions = self._rng.random(batch_size)
@@ -208,7 +203,7 @@ class PrioritizedReplayBuffer(StrictAttributes):
         if not ((given >= 0.0) & np.isfinite(given)).all():
             bad = int(np.flatnonzero(~((given >= 0.0) & np.isfinite(given)))[0])
             raise ParameterError(f"priorities[{bad}]", float(given[bad]), "finite and at least 0")
-        with _core.Held(self._lock):
+        with Held(self._lock):
             outside = (slots < 0) | (slots >= self.size)
             if outside.any():
                 raise ParameterError("indexes", int(slots[outside][0]), f"slots that are filled, 0 to {self.size - 1}")
@@ -216,11 +211,11 @@ class PrioritizedReplayBuffer(StrictAttributes):
             if fresh.any():
                 largest = max(self.max_priority, float(given[fresh].max()))
                 change = self._tree.set, (slots[fresh].astype(np.int64), given[fresh] ** self.alpha)
-                _core.at_once([change, (vars(self).update, ({"max_priority": largest},))])
+                at_once([change, (vars(self).update, ({"max_priority": largest},))])
             return int(fresh.sum()), int((~fresh).sum())
 
     def __getstate__(self) -> dict[str, Any]:
-        with _core.Held(self._lock):
+        with Held(self._lock):
             facts = {name: value for name, value in vars(self).items() if name not in ("_lock", "_tree")}
             own = {"data": list(self.data), "_handles": self._handles.copy(), "_rng": copy.copy(self._rng)}
             return facts | own | {"weights": self._tree.get(np.arange(self.capacity))}

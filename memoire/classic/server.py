@@ -10,12 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from memoire.arguments import renamed, whole
+from memoire import Memory, Parameters, Schema, Server
+from memoire.building import StrictAttributes, renamed, whole
 from memoire.errors import Closed, MemoireError, ParameterError
-from memoire.replay.memory import Memory
-from memoire.replay.parameters import Parameters, StrictAttributes
-from memoire.replay.schema import Schema
-from memoire.server.server import Server
 
 from .fields import OWN_NAMES, ReplayBatch, batch_of, defaults, seven_fields
 from .memory import ReplayMemory, uuid_of
@@ -118,7 +115,7 @@ class ReplayMemoryServer(StrictAttributes):
         buffers = (state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf)
         schema, most = seven_fields(buffers), whole("n_caches", n_caches, 1)
         stores_episodes = options.get("storage") == "episodes"
-        self._server = Server(
+        self._server: Server = Server(
             None,
             schema,
             parameters=defaults(schema).replace(max_episode=most if stores_episodes else 0),

@@ -7,6 +7,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
+import memoire
 from memoire.errors import NotInstalled, ParameterError
 from memoire.nodes.settings import size
 
@@ -396,9 +397,8 @@ def _up(given: argparse.Namespace) -> int:
 @NotInstalled.explained("pip install 'memoire-rl[demo]'")
 def _demo(given: argparse.Namespace) -> int:
     began = time.monotonic()
-    from memoire.rl.demo.demo import Demo, Options
-
-    options = Options(
+    demo = memoire.extension("memoire.rl.demo.demo")
+    options = demo.Options(
         env=given.env,
         actors=given.actors,
         servers=given.servers,
@@ -411,4 +411,5 @@ def _demo(given: argparse.Namespace) -> int:
         dashboard=not given.no_dashboard,
         keys=given.keys,
     )
-    return Demo(options, began).run()
+    status: int = demo.Demo(options, began).run()
+    return status

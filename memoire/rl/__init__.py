@@ -26,9 +26,9 @@
 Names are imported when they are used: `import memoire.rl` needs neither torch nor Gymnasium.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from memoire.building import deferred
 from memoire.errors import NotInstalled
 
 if TYPE_CHECKING:
@@ -79,111 +79,41 @@ if TYPE_CHECKING:
     from .trainer.worker import RolloutWorker as RolloutWorker
     from .trainer.worker import try_policy as try_policy
 
-_HOMES = {
-    "ActorCritic": "memoire.rl.networks",
-    "OnPolicyLearner": "memoire.rl.onpolicy.learner",
-    "PPO": "memoire.rl.onpolicy.ppo",
-    "World": "memoire.rl.onpolicy.checkpoint",
-    "ActionHistory": "memoire.rl.codec",
-    "Codec": "memoire.rl.codec",
-    "address_of_rank": "memoire.rl.addresses",
-    "Agent": "memoire.rl.observers.observers",
-    "Ask": "memoire.rl.observers.observer",
-    "Observer": "memoire.rl.observers.observer",
-    "ObservedEpisode": "memoire.rl.observers.starts",
-    "masked": "memoire.rl.observers.starts",
-    "padded_columns": "memoire.rl.observers.starts",
-    "ragged_minibatches": "memoire.rl.observers.starts",
-    "rollouts_of": "memoire.rl.observers.starts",
-    "Start": "memoire.rl.observers.starts",
-    "StartStates": "memoire.rl.observers.starts",
-    "Collected": "memoire.rl.onpolicy.collector",
-    "Collection": "memoire.rl.pipeline",
-    "Collector": "memoire.rl.onpolicy.collector",
-    "rollout_schema": "memoire.rl.policies",
-    "DummyDrone": "memoire.rl.drone",
-    "GenericMemory": "memoire.rl.memory",
-    "Moments": "memoire.rl.policies",
-    "MlpPolicy": "memoire.rl.policies",
-    "Policy": "memoire.rl.policies",
-    "RealTimeEnv": "memoire.rl.realtime",
-    "RealTimeInterface": "memoire.rl.realtime",
-    "RecurrentActorCritic": "memoire.rl.onpolicy.ppo",
-    "RecurrentPPO": "memoire.rl.onpolicy.ppo",
-    "RemoteActor": "memoire.rl.onpolicy.collector",
-    "partial": "memoire.rl.pipeline",
-    "EpisodeResult": "memoire.rl.trainer.worker",
-    "GaussianPolicy": "memoire.rl.sac",
-    "Goal": "memoire.rl.pipeline",
-    "Pipeline": "memoire.rl.pipeline",
-    "RolloutWorker": "memoire.rl.trainer.worker",
-    "SAC": "memoire.rl.sac",
-    "Trainer": "memoire.rl.trainer.trainer",
-    "Training": "memoire.rl.trainer.training",
-    "TrainingAgent": "memoire.rl.trainer.training",
-    "Work": "memoire.rl.pipeline",
-    "replay": "memoire.rl.pipeline",
-    "try_policy": "memoire.rl.trainer.worker",
+HOMES = {
+    "memoire.rl": "weights",
+    "memoire.rl.addresses": "address_of_rank",
+    "memoire.rl.codec": "ActionHistory Codec",
+    "memoire.rl.drone": "DummyDrone",
+    "memoire.rl.memory": "GenericMemory",
+    "memoire.rl.networks": "ActorCritic",
+    "memoire.rl.observers.observer": "Ask Observer",
+    "memoire.rl.observers.observers": "Agent",
+    "memoire.rl.observers.starts": (
+        "ObservedEpisode Start StartStates masked padded_columns ragged_minibatches rollouts_of"
+    ),
+    "memoire.rl.onpolicy.checkpoint": "World",
+    "memoire.rl.onpolicy.collector": "Collected Collector RemoteActor",
+    "memoire.rl.onpolicy.learner": "OnPolicyLearner",
+    "memoire.rl.onpolicy.ppo": "PPO RecurrentActorCritic RecurrentPPO",
+    "memoire.rl.pipeline": "Collection Goal Pipeline Work partial replay",
+    "memoire.rl.policies": "MlpPolicy Moments Policy rollout_schema",
+    "memoire.rl.realtime": "RealTimeEnv RealTimeInterface",
+    "memoire.rl.sac": "GaussianPolicy SAC",
+    "memoire.rl.trainer.trainer": "Trainer",
+    "memoire.rl.trainer.training": "Training TrainingAgent",
+    "memoire.rl.trainer.worker": "EpisodeResult RolloutWorker try_policy",
 }
-"""Where each name is made."""
-_MODULES = ("weights",)
+"""Which names each module has."""
 
-__all__ = [
-    "ActionHistory",
-    "ActorCritic",
-    "Agent",
-    "Ask",
-    "Codec",
-    "Collected",
-    "Collection",
-    "Collector",
-    "DummyDrone",
-    "EpisodeResult",
-    "GaussianPolicy",
-    "GenericMemory",
-    "Goal",
-    "MlpPolicy",
-    "Moments",
-    "ObservedEpisode",
-    "Observer",
-    "PPO",
-    "Pipeline",
-    "Policy",
-    "RealTimeEnv",
-    "RealTimeInterface",
-    "RemoteActor",
-    "RolloutWorker",
-    "SAC",
-    "Start",
-    "StartStates",
-    "Trainer",
-    "Training",
-    "TrainingAgent",
-    "Work",
-    "address_of_rank",
-    "masked",
-    "padded_columns",
-    "partial",
-    "ragged_minibatches",
-    "replay",
-    "rollout_schema",
-    "rollouts_of",
-    "try_policy",
-    "weights",
-]
+__all__ = sorted(" ".join(HOMES.values()).split())  # noqa: PLE0605  (type checkers see the imports above)
+
+_found = deferred(__name__, HOMES)
 
 
 def _imported(name: str) -> Any:
     """Called as `__getattr__` for what is not here yet."""
-    if name in _HOMES:
-        with NotInstalled.explained("pip install 'memoire-rl[rl]'"):
-            found = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name in _MODULES:
-        found = importlib.import_module(f"memoire.rl.{name}")
-    else:
-        raise AttributeError(f"module 'memoire.rl' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    with NotInstalled.explained("pip install 'memoire-rl[rl]'"):
+        return _found(name)
 
 
 if not TYPE_CHECKING:

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from memoire import Server
 from memoire.errors import MemoireError
+from memoire.launching import LauncherLine, accept_all_text, say
 from memoire.nodes.http import NodePages
-from memoire.nodes.supervision import LauncherLine, accept_all_text, say
 from memoire.rl.observers.observer import Observer
-from memoire.server.server import Server
 
 from .onpolicy.collector import Collector, RemoteActor
 from .pipeline import TABLE, Pipeline, read_collection, read_pipeline, read_run_episode, seed_process

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from memoire.arguments import one_of, whole
+from memoire.building import one_of, whole
 from memoire.errors import CodecMismatch, ParameterError, WrongType
 
 from .trees import assembled, leaves_of, paths_of, structure_of

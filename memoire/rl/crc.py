@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire.building import checksum
 from memoire.errors import CrcFailed, CrcOneSided, ParameterError
-from memoire.wire._bytes import checksum
 
 from .trees import copied, leaves_of, paths_of, structure_of
 

@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from memoire._core import Held
+from memoire.building import ForkedGenerator, Held
 from memoire.errors import ParameterError
-from memoire.replay.sampling import ForkedGenerator
 
 SPEED_LIMIT: Final = 2.0
 """Units per second, in each direction."""

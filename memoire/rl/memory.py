@@ -22,10 +22,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.arguments import whole
+from memoire.building import ForkedGenerator, whole
 from memoire.errors import EntryError, NotEnoughSamples, ParameterError
 from memoire.limits import CONTAINER, Container, Reservation
-from memoire.replay.sampling import ForkedGenerator
 
 from .codec import NONE, Codec
 from .trees import Structure, assembled, leaves_of, mapped, paths_of, structure_of

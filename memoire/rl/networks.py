@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
+from memoire import Rollouts
 from memoire.errors import ParameterError
-from memoire.replay.rollouts import Rollouts
 
 from .policies import CLIP, EPSILON, Moments
 

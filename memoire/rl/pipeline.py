@@ -31,13 +31,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from memoire.arguments import whole
+from memoire import Inference, Schema, Table, Uniform
+from memoire.building import Given, Sampler, whole
 from memoire.errors import ParameterError, WrongType
-from memoire.inference.node import Inference
-from memoire.replay.sampling import Sampler, Uniform
-from memoire.replay.schema import Schema
-from memoire.security.keys import Given
-from memoire.tables.table import Table
 
 from .policies import TOPIC, MlpPolicy, Policy, observations_of, policy_rows, rollout_schema
 from .trainer.training import LEAD, Training, check_gamma

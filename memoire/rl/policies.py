@@ -26,9 +26,9 @@ from typing import Any, Final, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire import Schema
+from memoire.building import ForkedGenerator, RowSchema
 from memoire.errors import ParameterError, SchemaError, WrongModel
-from memoire.replay.sampling import ForkedGenerator
-from memoire.replay.schema import RowSchema, Schema
 
 from . import weights
 

@@ -25,7 +25,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from memoire.arguments import one_of, refuse_unknown
+from memoire.building import one_of, refuse_unknown
 from memoire.errors import EpisodeError, MemoireTimeout, ParameterError, WrongType
 
 from .spaces import observation_in, pin, reset_result

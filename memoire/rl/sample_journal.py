@@ -15,13 +15,9 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from memoire import _core
-from memoire.arguments import whole
-from memoire.disk.record_file import DamagedRecord, FileKind
-from memoire.disk.record_log import RecordLog, salvage_log
+from memoire.building import DamagedRecord, Fault, FileKind, RecordLog, at_once, no_fault, salvage_log, setting, whole
 from memoire.errors import DataError
-from memoire.replay.files import Fault, no_fault
-from memoire.wire.values import pack, unpack
+from memoire.kinds import pack, unpack
 
 from .trees import Structure, assembled, leaves_of, paths_of, structure_of
 
@@ -103,7 +99,7 @@ class SampleJournal:
             ParameterError: a sample holds something else than plain values and arrays.
             OSError: it cannot be written. It waits for the next write.
         """
-        _core.at_once(self.noting(buffer))
+        at_once(self.noting(buffer))
         self.write_if_many()
 
     def noting(self, buffer: Any) -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
@@ -113,7 +109,7 @@ class SampleJournal:
             list(buffer.memory), None if starts is None else [bool(each) for each in starts],
             bool(getattr(buffer, "continues", False)),
         )  # fmt: skip
-        count = _core.setting(self, _pending_samples=self._pending_samples + len(kept))
+        count = setting(self, _pending_samples=self._pending_samples + len(kept))
         return [(self._pending.append, (kept,)), *count]
 
     def write_if_many(self) -> None:
@@ -166,7 +162,7 @@ class SampleJournal:
         if self._pending_samples:
             if self._log.files and sum(self._log.files[-1].tags) >= self._part:
                 self._log.begin_file()
-            written = _core.setting(self, _pending=[], _pending_samples=0)
+            written = setting(self, _pending=[], _pending_samples=0)
             self._log.append([(self._pending_samples, packed_buffers(self._pending))], written)
 
 

@@ -20,15 +20,10 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from memoire._core import Condition, at_once, setting
-from memoire.arguments import whole
+from memoire import Column, Ragged, Reader, Rollouts, Schema, Table
+from memoire.building import Condition, at_once, setting, whole
 from memoire.errors import Closed, DataError, MemoireError, MemoireTimeout, NotEnoughSamples
-from memoire.reader.reader import Reader
-from memoire.replay.columns import Column, Ragged
-from memoire.replay.rollouts import Rollouts
-from memoire.replay.schema import Schema
-from memoire.tables.table import Table
-from memoire.wire.values import pack, unpack
+from memoire.kinds import pack, unpack
 
 from .trainer.saving import put_generator, state_of_generator
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from gymnasium import Space, spaces
 
+from memoire.building import tensors
 from memoire.errors import EntryError, ParameterError
-from memoire.models import tensors
 
 from . import weights
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.figures import counter, gauge, histogram
+from memoire.kinds import counter, gauge, histogram
 
 CAUSES: Final = ("policy", "environment", "pause")
 """Who made a step late: who computes the action; the device, or the machine that waited for it; a break."""

@@ -17,10 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from memoire.nodes.launcher import Child, Launcher
-from memoire.nodes.local import LocalRun, Nodes, with_keys
-from memoire.nodes.supervision import say
-from memoire.security.keys import Keys
+from memoire.building import Keys
+from memoire.launching import Child, Launcher, LocalRun, Nodes, say, with_keys
 
 from .pipeline import Goal, Pipeline, read_pipeline
 

@@ -26,11 +26,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.arguments import whole
+from memoire.building import Fault, FileLock, checksum, no_fault, remove_abandoned_in, replace_file, tensors, whole
 from memoire.errors import DataError, ParameterError, PathHeld, WrongModel
-from memoire.models import tensors
-from memoire.replay.files import Fault, FileLock, no_fault, remove_abandoned_in, replace_file
-from memoire.wire._bytes import checksum
 
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"),

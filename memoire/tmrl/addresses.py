@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import memoire.tmrl.config.config_constants as cfg
+from memoire.building import Keys, is_loopback
 from memoire.errors import ParameterError, WrongType
-from memoire.security.access import is_loopback
-from memoire.security.keys import Keys
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from memoire.arguments import one_of
+from memoire.building import one_of
 from memoire.errors import NotInstalled, ParameterError
 
 with NotInstalled.explained("pip install 'memoire-rl[rl]'"):

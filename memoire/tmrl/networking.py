@@ -20,9 +20,9 @@ import numpy as np
 
 import memoire.tmrl.config.config_constants as cfg
 import memoire.tmrl.config.config_objects as cfg_obj
-from memoire import loggers
-from memoire.arguments import whole
-from memoire.client.client import Client
+from memoire import Client, loggers
+from memoire import Server as NativeServer
+from memoire.building import Keys, whole
 from memoire.errors import DataError, ParameterError
 from memoire.limits import Limits
 from memoire.rl.crc import Marks
@@ -42,8 +42,6 @@ from memoire.rl.trainer.trainer import checked_resume, put_aside
 from memoire.rl.trainer.training import Experience, RoundStats, Training, TrainingState
 from memoire.rl.trainer.worker import RolloutWorker as NativeWorker
 from memoire.rl.trainer.worker import run_synchronous, step_seconds
-from memoire.security.keys import Keys
-from memoire.server.server import Server as NativeServer
 
 from .addresses import check_paths, port_of, urls_of
 

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar, overload
 
-from memoire import _core
+from memoire.building import Held
 from memoire.errors import NotSettable
 from memoire.rl.pipeline import partial
 
@@ -49,7 +49,7 @@ class cached_property(Generic[T]):  # noqa: N801  (the name of the pipeline's au
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
-        with _core.Held(self._lock):
+        with Held(self._lock):
             if id(instance) not in self._values:
                 self._keep(instance, self._function(instance))
             return self._values[id(instance)]
@@ -58,7 +58,7 @@ class cached_property(Generic[T]):  # noqa: N801  (the name of the pipeline's au
         raise NotSettable(type(instance).__name__, self._name, "Delete it, and it is computed again at the next use.")
 
     def __delete__(self, instance: Any) -> None:
-        with _core.Held(self._lock):
+        with Held(self._lock):
             self._values.pop(id(instance), None)
 
     def _keep(self, instance: Any, value: T) -> None:

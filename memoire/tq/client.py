@@ -20,18 +20,24 @@ from typing import Any, TypeVar
 
 from tensordict import TensorDict
 
-from memoire._core import Held
-from memoire.arguments import text
+from memoire.building import Given, Held, Keys, checksum, text
 from memoire.errors import Closed, MemoireError, ProtocolError, Refused
+from memoire.kinds import (
+    PASSING,
+    Answer,
+    Channel,
+    Context,
+    Message,
+    Node,
+    Worker,
+    addresses,
+    close_at_exit,
+    messages,
+    open_channels,
+    shared_context,
+)
 from memoire.limits import Limits
-from memoire.net.addresses import check
-from memoire.net.channel import Channel, open_channels
-from memoire.net.context import Context, shared_context
-from memoire.net.thread import Node, Worker, close_at_exit
-from memoire.security.keys import Given, Keys
 from memoire.tables.keyed import messages as keyed
-from memoire.wire import _bytes, messages
-from memoire.wire.frames import PASSING, Answer, Message
 
 from . import values
 from .metadata import BatchMeta
@@ -174,11 +180,11 @@ class KeyedClient(Node):
         self.servers = tuple(sorted(set(servers)))
         """Addresses of the servers."""
         for address in self.servers:
-            check(address, "connect to")
+            addresses.check(address, "connect to")
         self._limits, self._close_lock, self._pid = limits or Limits(), threading.Lock(), os.getpid()
         self._uploads = itertools.count(1)
         self._newest_made = 0  # microseconds, of the newest row that was written: none is older than one before it
-        self._hashes = {url: _bytes.checksum(url.encode()) for url in self.servers}
+        self._hashes = {url: checksum(url.encode()) for url in self.servers}
         self._thread = KeyedThread(
             self.servers,
             client=uuid.uuid4().bytes,
@@ -480,7 +486,7 @@ class KeyedClient(Node):
         found: dict[str, list[int]] = {}
         for place, name in enumerate(names):
             content = f"{partition}\0{name}".encode()
-            best = max(self.servers, key=lambda url: _bytes.checksum(content, self._hashes[url]))
+            best = max(self.servers, key=lambda url: checksum(content, self._hashes[url]))
             found.setdefault(best, []).append(place)
         return found
 

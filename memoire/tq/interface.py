@@ -23,15 +23,23 @@ from typing import Any, Final
 
 from tensordict import TensorDict
 
-from memoire._core import Held
-from memoire.disk import record_file as checked_file
-from memoire.disk.files import lock_folder
-from memoire.disk.record_file import CheckedFile, FileKind, Record
+from memoire import Server
+from memoire.building import (
+    CheckedFile,
+    Fault,
+    FileKind,
+    Held,
+    Record,
+    checksum,
+    lock_folder,
+    no_fault,
+    remove_abandoned_in,
+    replace_file,
+    sync,
+)
+from memoire.building import record_file as checked_file
 from memoire.errors import DataError, ParameterError
-from memoire.replay.files import Fault, no_fault, remove_abandoned_in, replace_file, sync
-from memoire.server.server import Server
 from memoire.tables.keyed import messages as keyed
-from memoire.wire import _bytes
 
 from . import values
 from .client import KeyedClient, Row, Stored, Values, encoded
@@ -81,7 +89,7 @@ async def save(client: KeyedClient, folder: Path, metadata: dict[str, Any] | Non
 
 
 def _rows(folder: Path, metadata: bytes) -> Path:
-    return folder / f"rows-{_bytes.checksum(metadata):016x}.msgpack"
+    return folder / f"rows-{checksum(metadata):016x}.msgpack"
 
 
 async def _blocks(client: KeyedClient) -> Any:

@@ -14,7 +14,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from memoire.errors import DataError, NotPlain, ProtocolError
-from memoire.wire import values as plain
+from memoire.kinds import values as plain
 
 TENSOR, NAMED, SET, OBJECTS = range(5, 9)
 """Extensions beside those of `wire.values`: a tensor as its array; one of a dtype that NumPy lacks; a set; an

@@ -52,6 +52,7 @@ HARMLESS = {
     "dashboard/web/stream:events_of": "yield bytes(buffer)",
     "dashboard/web/access:Logins._prove": "An address that has given the token before does not wait",
     "inference/batching:Batching.answered": "an older request that comes again is computed again",
+    "rl/observers/starts:StartStates.stats": "by the newest ancestors of the best state",
     "rl/observers/jobs:JobService._keep": "a client asks for one job at a time",
     "inference/io_policy:PolicyThread._learned": "others are made again",
     "models/fetching:TopicFetcher._advance": "only the newest counts",

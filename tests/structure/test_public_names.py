@@ -1,8 +1,11 @@
-"""Public names, and what a release has of them."""
+"""Public names, and what a release has of them. What extends memoire imports public names alone, and memoire works
+without it.
+"""
 
 import ast
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,14 +16,19 @@ from pathlib import Path
 import pytest
 
 import memoire
+import structure_imports
+from memoire import building, kinds, launching
 from memoire.version import COMPILED
 
+ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(memoire.__file__)
+LAZY = (building, kinds, launching)
+"""Modules for those who extend memoire."""
 
 
-def for_type_checkers() -> dict[str, str]:
+def for_type_checkers(source: Path = SOURCE) -> dict[str, str]:
     """Names and their modules, as type checkers read them."""
-    blocks = [node for node in ast.parse(SOURCE.read_text("utf-8")).body if isinstance(node, ast.If)]
+    blocks = [node for node in ast.parse(source.read_text("utf-8")).body if isinstance(node, ast.If)]
     found = [node for node in blocks[0].body if isinstance(node, ast.ImportFrom)]
     return {alias.name: str(node.module).removeprefix("memoire.") for node in found for alias in node.names}
 
@@ -31,6 +39,15 @@ def test_type_checkers_and_python_find_every_name_in_the_same_module() -> None:
     assert set(memoire.__all__) <= set(homes)
     for name, home in homes.items():
         assert getattr(memoire, name) is getattr(importlib.import_module(f"memoire.{home}"), name)
+
+
+@pytest.mark.parametrize("module", LAZY, ids=lambda module: str(module.__name__))
+def test_type_checkers_and_python_find_what_extends_memoire_in_the_same_module(module: object) -> None:
+    homes = {name: home for home, names in vars(module)["HOMES"].items() for name in names.split()}
+    assert {
+        name: f"memoire.{home}" for name, home in for_type_checkers(Path(vars(module)["__file__"])).items()
+    } == homes
+    assert {name for name in dir(module) if hasattr(module, name)} >= homes.keys()
 
 
 def run(code: str) -> object:
@@ -128,3 +145,109 @@ def test_every_extra_is_in_all() -> None:
     listed = re.search(r"\[(.*)\]", extras["all"][0])
     assert listed is not None
     assert set(listed[1].split(",")) == set(extras) - {"all"}
+
+
+# --- Extensions
+
+STANDS_ON = {"tmrl": ("rl",), "tq": ("tables.keyed",), "trl": ("tables.prompts",)}
+"""Extensions that another one is made for."""
+
+
+def public_modules() -> set[str]:
+    """Modules of the first table of docs/stability.md."""
+    table = (ROOT / "docs" / "stability.md").read_text("utf-8").partition("| --- | --- |")[2].partition("\n\n")[0]
+    return {name for row in table.splitlines()[1:] for name in re.findall(r"`([a-z0-9_.]+)`", row.split("|")[1])}
+
+
+def not_public(extension: str) -> set[str]:
+    """What an extension's files import of memoire that is neither its own nor public."""
+    own = [f"memoire.{each}" for each in (extension, *STANDS_ON.get(extension, ()))]
+    roots = [*own, *(public_modules() - {"memoire"})]
+    found = set()
+    folder = "memoire/" + extension.replace(".", "/")
+    for path in structure_imports.sources(ROOT):
+        name = path.relative_to(ROOT).as_posix()
+        if name == f"{folder}.py" or name.startswith(f"{folder}/"):
+            package = ("memoire", *structure_imports.place(path, ROOT)[:-1])
+            for _, parts in structure_imports.imports(path, package):
+                full = ".".join(parts)
+                is_top = len(parts) == 2 and parts[1] in (*vars(memoire)["_HOMES"], "__version__")
+                if (
+                    parts[0] == "memoire"
+                    and not is_top
+                    and not any(f"{full}.".startswith(f"{each}.") for each in roots)
+                ):
+                    found.add(full)
+    return found
+
+
+@pytest.mark.parametrize("extension", memoire.EXTENSIONS)
+def test_an_extension_imports_public_names_alone(extension: str) -> None:
+    assert not_public(extension) == set()
+
+
+@pytest.mark.parametrize(("kind", "most"), [("tables.prompts", 75), ("tables.keyed", 40)])
+def test_a_kind_of_table_that_extends_memoire_imports_no_more_names_than_before(kind: str, most: int) -> None:
+    """They are found by name, and import `tables.base` and the wire directly: `memoire.kinds` has what they need."""
+    assert len(not_public(kind)) <= most
+
+
+WITHOUT = """
+import json, sys
+import memoire
+from memoire.errors import NotInstalled
+
+said = []
+for name in sys.argv[1:]:
+    try:
+        getattr(memoire, name)
+    except NotInstalled as error:
+        said.append(str(error))
+print(json.dumps(said))
+"""
+NOT_EDITABLE = """
+import sys
+sys.meta_path[:] = [each for each in sys.meta_path if "Editable" not in repr(each)]
+"""
+"""Python would else find the rest in the folder of an editable installation."""
+CORE = ("client", "models", "proxy", "reader")
+"""Folders of tests that import no extension."""
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that finds memoire without its extensions."""
+    folder = tmp_path_factory.mktemp("core")
+    (folder / "memoire").mkdir()
+    for path in SOURCE.parent.iterdir():
+        if path.stem not in memoire.EXTENSIONS and path.name != "__pycache__":
+            (folder / "memoire" / path.name).symlink_to(path.resolve())
+    (folder / "sitecustomize.py").write_text(NOT_EDITABLE)
+    return os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@pytest.mark.slow
+def test_the_core_s_tests_pass_without_the_extensions(core: dict[str, str]) -> None:
+    files = [str(ROOT / "tests" / name) for name in CORE]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *files]
+    done = subprocess.run(command, env=core, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.slow
+def test_an_extension_that_is_left_out_is_named(core: dict[str, str]) -> None:
+    names = [*memoire.EXTENSIONS, "ReplayMemory"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", WITHOUT, *names], env=core, capture_output=True, text=True, timeout=100, check=True
+    )
+    said = json.loads(done.stdout)
+    assert len(said) == len(names) and all("which is not installed: pip install" in each for each in said)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "memoire", "demo"],
+        env=core,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1 and "this needs memoire.rl, which is not installed" in done.stderr

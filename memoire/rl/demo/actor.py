@@ -12,13 +12,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from memoire.client.client import connect
+from memoire import Writer, connect
+from memoire.building import ForkedGenerator
 from memoire.errors import MemoireTimeout
+from memoire.launching import LauncherLine, make_envs, sizes
 from memoire.nodes.http import NodePages
-from memoire.nodes.supervision import LauncherLine
-from memoire.nodes.tables_file import make_envs, sizes
-from memoire.replay.sampling import ForkedGenerator
-from memoire.replay.writer import Writer
 
 from .qlearning import LearningSettings, Network, act
 

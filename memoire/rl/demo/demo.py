@@ -16,12 +16,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from memoire import Schema
 from memoire.errors import ParameterError
-from memoire.nodes import local as local_cluster
-from memoire.nodes.launcher import Child, Launcher
-from memoire.nodes.local import LocalCluster, LocalRun, Nodes
-from memoire.nodes.tables_file import make_envs, sizes
-from memoire.replay.schema import Schema
+from memoire.launching import (
+    Child,
+    Launcher,
+    LocalCluster,
+    LocalRun,
+    Nodes,
+    check_counts,
+    make_envs,
+    sizes,
+    with_keys,
+)  # fmt: skip
 
 PARAMETERS = ("multi_step=3", "discount=[0.99]", "samples_per_insert=8", "cache_size=1024")
 """Samples of each entry are pushed often: a learner on the same machine trains on each about that many times."""
@@ -59,7 +66,7 @@ class Options:
     keys: str | None = None
 
     def __post_init__(self) -> None:
-        local_cluster.check_counts(self.servers, self.proxies)
+        check_counts(self.servers, self.proxies)
         for name, value in (("--actors", self.actors), ("--num-envs", self.num_envs)):
             if value < 1:
                 raise ParameterError(name, value, "at least 1")
@@ -318,7 +325,7 @@ class Demo:
             "--seed",
             str(options.seed),
             *("--checkpoint", checkpoint),
-            *local_cluster.with_keys(options.keys, "learner"),
+            *with_keys(options.keys, "learner"),
         )
         actors = [
             launcher.start(
@@ -330,7 +337,7 @@ class Demo:
                 *("--epsilon", f"{MAX_EPSILON * (number + 1) / options.actors:g}"),
                 *("--seed", str(1000 * options.seed + number)),
                 *("--nice", str(ACTORS_NICE)),
-                *local_cluster.with_keys(options.keys, "actor"),
+                *with_keys(options.keys, "actor"),
             )
             for number in range(options.actors)
         ]

@@ -16,13 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from memoire.disk import record_file as checked_file
-from memoire.disk.record_file import CheckedFile, FileKind
+from memoire import Reader
+from memoire.building import CheckedFile, Fault, FileKind, no_fault
+from memoire.building import record_file as checked_file
 from memoire.errors import Closed, MemoireError, MemoireTimeout
+from memoire.launching import LauncherLine
 from memoire.nodes.http import NodePages
-from memoire.nodes.supervision import LauncherLine
-from memoire.reader.reader import Reader
-from memoire.replay.files import Fault, no_fault
 
 from .actor import POLICY
 from .qlearning import DoubleQ

@@ -32,18 +32,28 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire._core import Held
+from memoire import Schema
+from memoire.building import Held, RowSchema
 from memoire.errors import Closed, JobFailed, MemoireError, ObserverLost, ParameterError, ProtocolError
-from memoire.inference.batching import JobStats, StartsStats
-from memoire.inference.io import InferenceThread
+from memoire.kinds import (
+    Buffer,
+    ByteBudget,
+    ByteHolder,
+    EnvelopedRequest,
+    InferenceThread,
+    JobStats,
+    Message,
+    MessageHeader,
+    PeerTable,
+    Receiver,
+    Receivers,
+    StartsStats,
+    messages,
+    reply,
+    types,
+)
+from memoire.kinds import transport as rollout_transport
 from memoire.limits import HELD_BYTES, Limits
-from memoire.replay.schema import RowSchema, Schema
-from memoire.security.roles import EnvelopedRequest
-from memoire.tables.rollouts import transport as rollout_transport
-from memoire.wire import messages, types
-from memoire.wire.byte_budget import ByteBudget, ByteHolder, PeerTable
-from memoire.wire.frames import Buffer, Message, MessageHeader, reply
-from memoire.wire.receivers import Receiver, Receivers
 
 RECONNECT_TIMEOUT = 2.0
 """Seconds that a worker whose connection has ended keeps its lease: it may connect again."""

@@ -25,7 +25,20 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.arguments import checked_names, process_name, seconds, whole
+from memoire import Schema, __version__
+from memoire.building import (
+    Fragment,
+    Given,
+    Keys,
+    RowSchema,
+    checked_names,
+    is_finite,
+    packed_row,
+    process_name,
+    seconds,
+    whole,
+)
+from memoire.dataset import Episode
 from memoire.errors import (
     AuthError,
     Closed,
@@ -39,21 +52,25 @@ from memoire.errors import (
     WrongType,
     escape,
 )
-from memoire.inference.computation import packed_row
-from memoire.inference.io_asking import PROBE_INTERVAL, Asker, LentWorker, NodeChoice, checked_urls
+from memoire.kinds import (
+    PASSING,
+    PROBE_INTERVAL,
+    Answer,
+    Asker,
+    Channel,
+    Context,
+    LentWorker,
+    Message,
+    NodeChoice,
+    checked_urls,
+    exact_rows,
+    messages,
+    open_channels,
+    shared_context,
+    unpack_rows,
+)
+from memoire.kinds import transport as rollout_transport
 from memoire.limits import Limits
-from memoire.net.channel import Channel, open_channels
-from memoire.net.context import Context, shared_context
-from memoire.replay.conversion import is_finite
-from memoire.replay.dataset import Episode
-from memoire.replay.rollouts import Fragment
-from memoire.replay.schema import RowSchema, Schema
-from memoire.security.keys import Given, Keys
-from memoire.tables.rollouts import transport as rollout_transport
-from memoire.version import VERSION
-from memoire.wire import messages
-from memoire.wire.frames import PASSING, Answer, Message
-from memoire.wire.row_container import exact_rows, unpack_rows
 
 _log = logging.getLogger(__name__)
 
@@ -466,7 +483,7 @@ class Observer(Asker):
         if known is not None and known.connections == self._thread.connections(url):
             return known
         facts: dict[str, Any] = {"name": self.name, "pid": os.getpid()}
-        hello = messages.Hello(role="actor", software=f"memoire {VERSION}", **facts)
+        hello = messages.Hello(role="actor", software=f"memoire {__version__}", **facts)
         told = self._asked(url, hello, HELLO_TIMEOUT).body
         if not isinstance(told, messages.Welcome) or not told.entries:
             raise Refused(url, "unexpected", "it gives no jobs. Give observers the address of an rl.Agent")

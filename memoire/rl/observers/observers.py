@@ -21,15 +21,10 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire._core import Condition
-from memoire.arguments import checked_names, seconds, whole
+from memoire import Inference, Rollouts, Schema
+from memoire.building import Condition, Function, Given, checked_names, packed_row, schema_from, seconds, whole
 from memoire.errors import Closed, DataError, JobFailed, MemoireTimeout, ObserverLost, ParameterError
-from memoire.inference.batching import InferenceStats
-from memoire.inference.computation import Function, packed_row
-from memoire.inference.node import Inference
-from memoire.replay.rollouts import Rollouts
-from memoire.replay.schema import Schema, schema_from
-from memoire.security.keys import Given
+from memoire.kinds import InferenceStats
 
 from .jobs import JobContent, Jobs, JobService
 from .starts import ObservedEpisode, Start, StartStates, rollouts_of

@@ -23,15 +23,21 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from memoire.arguments import checked_names, whole
-from memoire.arguments import name as checked_name
+from memoire import Ragged, Rollouts, Schema
+from memoire.building import (
+    ForkedGenerator,
+    Fragment,
+    RowSchema,
+    checked_names,
+    packed_row,
+    packed_rows,
+    row_schema_from,
+    unpacked,
+    whole,
+)
+from memoire.building import name as checked_name
 from memoire.errors import DataError, NoSuchField, NothingAllowed, ParameterError
-from memoire.inference.batching import MAX_LINEAGE, StartsStats
-from memoire.inference.computation import packed_row, packed_rows, unpacked
-from memoire.replay.columns import Ragged
-from memoire.replay.rollouts import Fragment, Rollouts
-from memoire.replay.sampling import ForkedGenerator
-from memoire.replay.schema import RowSchema, Schema, row_schema_from
+from memoire.kinds import MAX_LINEAGE, StartsStats
 from memoire.rl import weights
 from memoire.rl.trainer.saving import warn_of_told
 
@@ -316,7 +322,9 @@ class StartStates:
         return path[::-1]
 
     def stats(self) -> StartsStats:
-        """How many states there are, how good they are, and how the best one came about. Any thread may ask."""
+        """How many states there are, how good they are, and how the best one came about: by the newest
+        ancestors of the best state. Any thread may ask.
+        """
         states, (best, links) = self._states, self._best_and_links()
         path: list[int] = []
         state = best.id

@@ -21,12 +21,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memoire.disk.files import lock_folder
+from memoire.building import lock_folder, remove_abandoned_in
 from memoire.errors import ParameterError, RanksDiffer
-from memoire.replay.files import remove_abandoned_in
+from memoire.kinds import unpack
 from memoire.rl import weights
 from memoire.rl.trainer.saving import FACTS, form_of, packed_tree, readable, restore, state_of, unsaved
-from memoire.wire.values import unpack
 
 OF_THE_LEARNER: Final = ("net", "_plain")
 """Attributes of an algorithm that the learner saves by itself."""

@@ -20,12 +20,12 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.arguments import checked_names, whole
-from memoire.arguments import seconds as checked_seconds
-from memoire.client.client import Client, connect
+from memoire import Client, RemotePolicy, Schema, connect
+from memoire.building import Given, Pending, RowSchema, checked_names, whole
+from memoire.building import seconds as checked_seconds
 from memoire.errors import Closed, MemoireTimeout, ParameterError
-from memoire.inference.policy import Pending, RemotePolicy
-from memoire.replay.schema import RowSchema, Schema
+from memoire.kinds import HandsOutOnce
+from memoire.kinds import registry as kinds
 from memoire.rl.policies import (
     DISCOUNTED,
     MEMORY,
@@ -40,9 +40,6 @@ from memoire.rl.policies import (
 )
 from memoire.rl.spaces import check_actions
 from memoire.rl.trainer.training import check_model_topic
-from memoire.security.keys import Given
-from memoire.tables import registry as kinds
-from memoire.tables.base import HandsOutOnce
 
 
 class RemoteActor:

@@ -33,22 +33,17 @@ import torch
 from numpy.typing import NDArray
 
 import memoire.torch
-from memoire.arguments import checked_names, one_of, whole
-from memoire.arguments import seconds as checked_seconds
+from memoire import Inference, Rollouts, Schema, Server, Table
+from memoire.building import Given, checked_names, one_of, whole
+from memoire.building import seconds as checked_seconds
 from memoire.errors import DataError, ParameterError
-from memoire.inference.node import Inference
 from memoire.loggers import Logger
-from memoire.replay.rollouts import Rollouts
-from memoire.replay.schema import Schema
 from memoire.rl.addresses import address_of_rank, beside
 from memoire.rl.networks import ActorCritic, flat_tensor
 from memoire.rl.policies import MEMORY, TOPIC, MlpPolicy, Moments, observations_of, policy_rows, rollout_schema
 from memoire.rl.spaces import with_actions
 from memoire.rl.trainer.saving import warn_of_told
 from memoire.rl.trainer.training import check_gamma
-from memoire.security.keys import Given
-from memoire.server.server import Server
-from memoire.tables.table import Table
 
 from .checkpoint import Checkpoints, SavedLearner, World, arrays_of, left_out, made_as
 from .collector import for_space

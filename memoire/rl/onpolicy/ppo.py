@@ -30,11 +30,10 @@ import torch
 from numpy.typing import NDArray
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
-from memoire.arguments import checked_names, one_of
+from memoire import Rollouts
+from memoire.building import ForkedGenerator, checked_names, one_of
+from memoire.building import rollouts as advantages
 from memoire.errors import NoSuchField, ParameterError
-from memoire.replay import rollouts as advantages
-from memoire.replay.rollouts import Rollouts
-from memoire.replay.sampling import ForkedGenerator
 from memoire.rl.networks import flat_tensor, form_of
 from memoire.rl.policies import MEMORY
 from memoire.rl.trees import FUSED

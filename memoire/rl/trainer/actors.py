@@ -20,8 +20,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire._core import Condition
-from memoire.client.waiting import ModelHandle
+from memoire.building import Condition, ModelHandle
 from memoire.errors import Closed, MemoireTimeout, ParameterError, WrongModel
 from memoire.rl.spaces import default_action
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from memoire.client.client import Client
+from memoire import Client
 from memoire.errors import MemoireTimeout, ParameterError, Refused, WrongType
+from memoire.kinds import PASSING
 from memoire.rl.codec import PREPROCESSOR, Codec, digest
 from memoire.rl.memory import NO_DONE
 from memoire.rl.samples import Sample, columns_of, episodes_of
 from memoire.rl.trees import copied
-from memoire.wire.frames import PASSING
 
 _log = logging.getLogger(__name__)
 

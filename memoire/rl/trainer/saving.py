@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.errors import DataError, ParameterError
+from memoire.kinds import KINDS, pack, unpack
 from memoire.rl import weights
-from memoire.wire.values import KINDS, pack, unpack
 
 _log = logging.getLogger(__name__)
 

@@ -18,20 +18,15 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from memoire._core import Condition
-from memoire.arguments import one_of
-from memoire.disk.files import lock_folder
+from memoire import Parameters, Reader
+from memoire.building import Condition, FileLock, Given, lock_folder, one_of
 from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError
 from memoire.loggers import Logger
-from memoire.reader.reader import Reader
-from memoire.replay.files import FileLock
-from memoire.replay.parameters import Parameters
 from memoire.rl import weights
 from memoire.rl.policies import TOPIC
 from memoire.rl.spaces import with_actions
 from memoire.rl.step_clock import TrainerStanding
 from memoire.rl.weights import ModelFiles
-from memoire.security.keys import Given
 
 from .recording import connected
 from .saving import form_of, load_agent, save_agent, unsaved, warn_of_told

@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
+from memoire import Parameters
 from memoire.errors import ParameterError
-from memoire.replay.parameters import Parameters
 
 LEAD: Final = 1000
 """Steps that paced workers record ahead of the trainer, and that a trainer which goes on after a restart still counts.

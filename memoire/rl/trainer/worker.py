@@ -29,13 +29,13 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from memoire.client.client import Client, connect
+from memoire import Client, connect
+from memoire.building import Given
 from memoire.errors import MemoireError, ParameterError
 from memoire.rl.policies import TOPIC
 from memoire.rl.spaces import check_actions, default_action, pin, reset_result, step_result
 from memoire.rl.step_clock import WorkerStanding, times_of, timings_of
 from memoire.rl.weights import ModelFiles, read_model
-from memoire.security.keys import Given
 
 from .actors import Acts, Learns, ModelFollower, PreparedModel, actor_of, rest, shaped_action
 from .recording import CONNECT_INTERVAL, Columns, Nowhere, Recorder, Step, connected, limit_of

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memoire.arguments import hint, refuse_unknown
+from memoire.building import hint, refuse_unknown
 from memoire.errors import DataError, ParameterError
 
 PREFIX: Final = "MEMOIRE_TMRL_"

@@ -1,0 +1,135 @@
+"""What programs and adapters around memoire are built of, beside the names that `memoire` itself has. Public.
+
+Rows and their schemas (`RowSchema`, `Fragment`), samplers of your own (`Sampler`), advantages of rollouts (`gae`,
+`vtrace`), a process' keys (`Keys`), checks of arguments whose errors say what was expected (`whole`, `one_of`,
+`checked_names`), named arrays as bytes (`tensors`), files that are there as a whole or not at all (`record_file`,
+`replace_file`), and locks that an interrupt does not tear (`Held`, `at_once`). Their own docstrings describe them.
+
+Names are imported when they are used, as those of `memoire` are.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memoire._core import Condition as Condition
+    from memoire._core import Held as Held
+    from memoire._core import PriorityTree as PriorityTree
+    from memoire._core import at_once as at_once
+    from memoire._core import setting as setting
+    from memoire.arguments import checked_names as checked_names
+    from memoire.arguments import hint as hint
+    from memoire.arguments import name as name
+    from memoire.arguments import one_of as one_of
+    from memoire.arguments import process_name as process_name
+    from memoire.arguments import refuse_unknown as refuse_unknown
+    from memoire.arguments import renamed as renamed
+    from memoire.arguments import seconds as seconds
+    from memoire.arguments import text as text
+    from memoire.arguments import whole as whole
+    from memoire.client.waiting import ModelHandle as ModelHandle
+    from memoire.disk import record_file as record_file
+    from memoire.disk.files import lock_folder as lock_folder
+    from memoire.disk.record_file import CheckedFile as CheckedFile
+    from memoire.disk.record_file import DamagedRecord as DamagedRecord
+    from memoire.disk.record_file import FileKind as FileKind
+    from memoire.disk.record_file import Record as Record
+    from memoire.disk.record_log import RecordLog as RecordLog
+    from memoire.disk.record_log import salvage_log as salvage_log
+    from memoire.inference.computation import Function as Function
+    from memoire.inference.computation import packed_row as packed_row
+    from memoire.inference.computation import packed_rows as packed_rows
+    from memoire.inference.computation import unpacked as unpacked
+    from memoire.inference.policy import Pending as Pending
+    from memoire.models import tensors as tensors
+    from memoire.models.model import Model as Model
+    from memoire.replay import rollouts as rollouts
+    from memoire.replay.batch import GatheredSamples as GatheredSamples
+    from memoire.replay.batch import TorchBatch as TorchBatch
+    from memoire.replay.batch import as_tensor as as_tensor
+    from memoire.replay.batch import device_of as device_of
+    from memoire.replay.batch import pinned as pinned
+    from memoire.replay.conversion import is_finite as is_finite
+    from memoire.replay.files import Fault as Fault
+    from memoire.replay.files import FileLock as FileLock
+    from memoire.replay.files import no_fault as no_fault
+    from memoire.replay.files import remove_abandoned_in as remove_abandoned_in
+    from memoire.replay.files import replace_file as replace_file
+    from memoire.replay.files import sync as sync
+    from memoire.replay.parameters import NAMES as NAMES
+    from memoire.replay.parameters import Start as Start
+    from memoire.replay.parameters import StrictAttributes as StrictAttributes
+    from memoire.replay.parameters import reward_size as reward_size
+    from memoire.replay.rollouts import Fragment as Fragment
+    from memoire.replay.rollouts import gae as gae
+    from memoire.replay.rollouts import vtrace as vtrace
+    from memoire.replay.sampling import Annealing as Annealing
+    from memoire.replay.sampling import ForkedGenerator as ForkedGenerator
+    from memoire.replay.sampling import Sampler as Sampler
+    from memoire.replay.sampling import importance as importance
+    from memoire.replay.schema import RowSchema as RowSchema
+    from memoire.replay.schema import row_schema_from as row_schema_from
+    from memoire.replay.schema import schema_from as schema_from
+    from memoire.security.access import is_loopback as is_loopback
+    from memoire.security.keys import Given as Given
+    from memoire.security.keys import Keys as Keys
+    from memoire.tables.prompts.trainer import Step as Step
+    from memoire.wire._bytes import checksum as checksum
+
+
+def deferred(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a module whose names are imported when they are first used.
+
+    Args:
+        module: Its `__name__`.
+        homes: Which names, with blanks between them, each module has.
+    """
+    found = {name: home for home, names in homes.items() for name in names.split()}
+
+    def imported(name: str) -> Any:
+        if name not in found:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        home = importlib.import_module(found[name])
+        is_module = found[name] == module or not hasattr(home, name)
+        made = importlib.import_module(f"{found[name]}.{name}") if is_module else getattr(home, name)
+        setattr(sys.modules[module], name, made)
+        return made
+
+    return imported
+
+
+HOMES = {
+    "memoire._core": "Condition Held PriorityTree at_once setting",
+    "memoire.arguments": ("checked_names hint name one_of process_name refuse_unknown renamed seconds text whole"),
+    "memoire.client.waiting": "ModelHandle",
+    "memoire.disk": "record_file",
+    "memoire.disk.files": "lock_folder",
+    "memoire.disk.record_file": "CheckedFile DamagedRecord FileKind Record",
+    "memoire.disk.record_log": "RecordLog salvage_log",
+    "memoire.inference.computation": "Function packed_row packed_rows unpacked",
+    "memoire.inference.policy": "Pending",
+    "memoire.models": "tensors",
+    "memoire.models.model": "Model",
+    "memoire.replay": "rollouts",
+    "memoire.replay.batch": "GatheredSamples TorchBatch as_tensor device_of pinned",
+    "memoire.replay.conversion": "is_finite",
+    "memoire.replay.files": "Fault FileLock no_fault remove_abandoned_in replace_file sync",
+    "memoire.replay.parameters": "NAMES Start StrictAttributes reward_size",
+    "memoire.replay.rollouts": "Fragment gae vtrace",
+    "memoire.replay.sampling": "Annealing ForkedGenerator Sampler importance",
+    "memoire.replay.schema": "RowSchema row_schema_from schema_from",
+    "memoire.security.access": "is_loopback",
+    "memoire.security.keys": "Given Keys",
+    "memoire.tables.prompts.trainer": "Step",
+    "memoire.wire._bytes": "checksum",
+}
+"""Which names each module has."""
+
+if not TYPE_CHECKING:
+    __getattr__ = deferred(__name__, HOMES)  # type checkers see the imports above, and what is missing
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *" ".join(HOMES.values()).split()})

@@ -1,0 +1,134 @@
+"""What a kind of table of your own is written with: its pool, its messages, and who asks for it far away. Public.
+
+    Kind, PoolPlace                    what a server makes of a `Table` of this kind
+    TablePool and TakesPushes, HasRoom, HandsOutOnce, DrawsBatches, SavesRows, ...     what its pool can do
+    Body, body, Count, Name, ...       messages, and types of their fields that are bounded
+    Desk, Reply, Page                  what answers them
+    RecordBody, SavedRecord, PutBack   what a snapshot has of it
+    counter, gauge, histogram, shown   figures on the fields of its stats
+    Channel, Worker, Node              a thread with connections of its own, for whoever asks
+    NodeService, InferenceThread       what an inference node answers beside rows
+
+Names are imported when they are used, as those of `memoire` are.
+"""
+
+from typing import TYPE_CHECKING
+
+from memoire.building import deferred
+
+if TYPE_CHECKING:
+    from memoire.figures import catalogue as catalogue
+    from memoire.figures import counter as counter
+    from memoire.figures import gauge as gauge
+    from memoire.figures import histogram as histogram
+    from memoire.figures import shown as shown
+    from memoire.inference.batching import MAX_LINEAGE as MAX_LINEAGE
+    from memoire.inference.batching import InferenceStats as InferenceStats
+    from memoire.inference.batching import JobStats as JobStats
+    from memoire.inference.batching import StartsStats as StartsStats
+    from memoire.inference.io import InferenceThread as InferenceThread
+    from memoire.inference.io import NodeService as NodeService
+    from memoire.inference.io_asking import PROBE_INTERVAL as PROBE_INTERVAL
+    from memoire.inference.io_asking import Asker as Asker
+    from memoire.inference.io_asking import LentWorker as LentWorker
+    from memoire.inference.io_asking import NodeChoice as NodeChoice
+    from memoire.inference.io_asking import checked_urls as checked_urls
+    from memoire.net import addresses as addresses
+    from memoire.net.channel import Channel as Channel
+    from memoire.net.channel import open_channels as open_channels
+    from memoire.net.context import Context as Context
+    from memoire.net.context import shared_context as shared_context
+    from memoire.net.thread import Node as Node
+    from memoire.net.thread import Worker as Worker
+    from memoire.net.thread import close_at_exit as close_at_exit
+    from memoire.security.roles import EnvelopedRequest as EnvelopedRequest
+    from memoire.tables import registry as registry
+    from memoire.tables.base import BelongsToRun as BelongsToRun
+    from memoire.tables.base import DrawsAtRandom as DrawsAtRandom
+    from memoire.tables.base import DrawsBatches as DrawsBatches
+    from memoire.tables.base import DrawsEpisodes as DrawsEpisodes
+    from memoire.tables.base import HandsOutOnce as HandsOutOnce
+    from memoire.tables.base import HasRoom as HasRoom
+    from memoire.tables.base import HearsSums as HearsSums
+    from memoire.tables.base import KeepsLayout as KeepsLayout
+    from memoire.tables.base import LastingPool as LastingPool
+    from memoire.tables.base import PoolCounts as PoolCounts
+    from memoire.tables.base import PoolStats as PoolStats
+    from memoire.tables.base import SavesRows as SavesRows
+    from memoire.tables.base import ShowsSamples as ShowsSamples
+    from memoire.tables.base import TablePool as TablePool
+    from memoire.tables.base import TakesPriorities as TakesPriorities
+    from memoire.tables.base import TakesPushes as TakesPushes
+    from memoire.tables.registry import Desk as Desk
+    from memoire.tables.registry import Kind as Kind
+    from memoire.tables.registry import PoolPlace as PoolPlace
+    from memoire.tables.registry import Reply as Reply
+    from memoire.tables.rollouts import transport as transport
+    from memoire.tables.saved import PutBack as PutBack
+    from memoire.tables.saved import RecordBody as RecordBody
+    from memoire.tables.saved import SavedRecord as SavedRecord
+    from memoire.wire import messages as messages
+    from memoire.wire import types as types
+    from memoire.wire import values as values
+    from memoire.wire.byte_budget import ByteBudget as ByteBudget
+    from memoire.wire.byte_budget import ByteHolder as ByteHolder
+    from memoire.wire.byte_budget import PeerTable as PeerTable
+    from memoire.wire.frames import PASSING as PASSING
+    from memoire.wire.frames import Answer as Answer
+    from memoire.wire.frames import Buffer as Buffer
+    from memoire.wire.frames import Message as Message
+    from memoire.wire.frames import MessageHeader as MessageHeader
+    from memoire.wire.frames import reply as reply
+    from memoire.wire.messages import Body as Body
+    from memoire.wire.messages import Count as Count
+    from memoire.wire.messages import Name as Name
+    from memoire.wire.messages import Seconds as Seconds
+    from memoire.wire.messages import Small as Small
+    from memoire.wire.messages import TailRow as TailRow
+    from memoire.wire.messages import Text as Text
+    from memoire.wire.messages import Word as Word
+    from memoire.wire.messages import body as body
+    from memoire.wire.receivers import Page as Page
+    from memoire.wire.receivers import Receiver as Receiver
+    from memoire.wire.receivers import Receivers as Receivers
+    from memoire.wire.row_container import exact_rows as exact_rows
+    from memoire.wire.row_container import unpack_rows as unpack_rows
+    from memoire.wire.values import KINDS as KINDS
+    from memoire.wire.values import pack as pack
+    from memoire.wire.values import unpack as unpack
+
+HOMES = {
+    "memoire.figures": "catalogue counter gauge histogram shown",
+    "memoire.inference.batching": "InferenceStats JobStats MAX_LINEAGE StartsStats",
+    "memoire.inference.io": "InferenceThread NodeService",
+    "memoire.inference.io_asking": "Asker LentWorker NodeChoice PROBE_INTERVAL checked_urls",
+    "memoire.net": "addresses",
+    "memoire.net.channel": "Channel open_channels",
+    "memoire.net.context": "Context shared_context",
+    "memoire.net.thread": "Node Worker close_at_exit",
+    "memoire.security.roles": "EnvelopedRequest",
+    "memoire.tables": "registry",
+    "memoire.tables.base": (
+        "BelongsToRun DrawsAtRandom DrawsBatches DrawsEpisodes HandsOutOnce HasRoom HearsSums "
+        "KeepsLayout LastingPool PoolCounts PoolStats SavesRows ShowsSamples TablePool TakesPriorities "
+        "TakesPushes"
+    ),
+    "memoire.tables.registry": "Desk Kind PoolPlace Reply",
+    "memoire.tables.rollouts": "transport",
+    "memoire.tables.saved": "PutBack RecordBody SavedRecord",
+    "memoire.wire": "messages types values",
+    "memoire.wire.byte_budget": "ByteBudget ByteHolder PeerTable",
+    "memoire.wire.frames": "Answer Buffer Message MessageHeader PASSING reply",
+    "memoire.wire.messages": "Body Count Name Seconds Small TailRow Text Word body",
+    "memoire.wire.receivers": "Page Receiver Receivers",
+    "memoire.wire.row_container": "exact_rows unpack_rows",
+    "memoire.wire.values": "KINDS pack unpack",
+}
+"""Which names each module has."""
+
+if not TYPE_CHECKING:
+    __getattr__ = deferred(__name__, HOMES)  # type checkers see the imports above, and what is missing
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *" ".join(HOMES.values()).split()})

@@ -1,0 +1,50 @@
+"""Processes of one machine: started, watched, started again when they die, and ended together. Public.
+
+    with Launcher(say=note) as launcher:
+        run = LocalRun(launcher, Nodes(schema=schema, proxies=0))
+        if run.begin():
+            learner = launcher.start("learner", "my_learner", *run.cluster.endpoints)
+            launcher.supervise([learner])
+            run.watch()
+
+`LauncherLine` is the other end, in a process that is launched; `LaunchedRun` is what `memoire launch` runs.
+
+Names are imported when they are used, as those of `memoire` are.
+"""
+
+from typing import TYPE_CHECKING
+
+from memoire.building import deferred
+
+if TYPE_CHECKING:
+    from memoire.nodes.launcher import Child as Child
+    from memoire.nodes.launcher import Launcher as Launcher
+    from memoire.nodes.local import LaunchedRun as LaunchedRun
+    from memoire.nodes.local import LaunchOptions as LaunchOptions
+    from memoire.nodes.local import LocalCluster as LocalCluster
+    from memoire.nodes.local import LocalRun as LocalRun
+    from memoire.nodes.local import Nodes as Nodes
+    from memoire.nodes.local import check_counts as check_counts
+    from memoire.nodes.local import with_keys as with_keys
+    from memoire.nodes.supervision import LauncherLine as LauncherLine
+    from memoire.nodes.supervision import ProcessOutput as ProcessOutput
+    from memoire.nodes.supervision import accept_all_text as accept_all_text
+    from memoire.nodes.supervision import note as note
+    from memoire.nodes.supervision import say as say
+    from memoire.nodes.tables_file import make_envs as make_envs
+    from memoire.nodes.tables_file import sizes as sizes
+
+HOMES = {
+    "memoire.nodes.launcher": "Child Launcher",
+    "memoire.nodes.local": "LaunchOptions LaunchedRun LocalCluster LocalRun Nodes check_counts with_keys",
+    "memoire.nodes.supervision": "LauncherLine ProcessOutput accept_all_text note say",
+    "memoire.nodes.tables_file": "make_envs sizes",
+}
+"""Which names each module has."""
+
+if not TYPE_CHECKING:
+    __getattr__ = deferred(__name__, HOMES)  # type checkers see the imports above, and what is missing
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *" ".join(HOMES.values()).split()})
