@@ -138,7 +138,7 @@ def test_tables_add_up_and_what_holds_them_up_is_told_of_any_server():
     two = {name: 10 * value for name, value in one.items()} | {"rate": {"draws_wait": "more", "inserts_wait": "less"}}
     (row,) = Watched().look(0.0, server("a", samples=3, tables=one), server("b", samples=30, tables=two)).tables
     assert {name: getattr(row, name) for name in one} == {name: 11 * value for name, value in one.items()}
-    assert (row.samples, row.draws_wait, row.inserts_wait, row.full) == (33, "more", "less", 22 / 44)
+    assert (row.samples, row.rate.draws_wait, row.rate.inserts_wait, row.full) == (33, "more", "less", 22 / 44)
     assert row.facts.keys() == {"a", "b"}
 
 
