@@ -1,9 +1,12 @@
-"""Write the tables of metrics in docs/metrics.md and docs/dashboard.md, as the stats declare their figures.
+"""Write the tables of metrics in docs/metrics.md and docs/dashboard.md, and titles of the boards of deploy/monitoring.
 
-Run it when these change.
+All follow from what the stats declare of their figures: run it when that changes, then `make chart`.
 """
 
+import functools
+import json
 import pathlib
+import re
 
 from memoire.client.stats import ClientStats
 from memoire.dashboard.collect.answers import Overview
@@ -16,7 +19,12 @@ from memoire.reader.reader import ReaderStats
 from memoire.rl.step_clock import TrainerStanding, WorkerStanding
 from memoire.server.stats import ServerStats
 
-DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DOCS, BOARDS = ROOT / "docs", ROOT / "deploy" / "monitoring"
+UNITS = {"bytes": "bytes", "s": "s", "share": "percentunit"}
+"""What Grafana calls our units; of others "short"."""
+CHANGED = re.compile(r"rate\(|min\(|quantile\(| [-/] |count\(")
+"""What makes another figure of one."""
 BEGIN, END = "<!-- Written by tools/metrics_docs.py. -->\n", "<!-- Until here. -->\n"
 SECTIONS = {
     "": ("Every node", ScrapedNode),
@@ -53,14 +61,34 @@ def of_dashboard():
     yield from list(rows(ScrapedDashboard))[1:]
 
 
-PAGES = {DOCS / "metrics.md": tables, DOCS / "dashboard.md": of_dashboard}
-
-
 def page(text, written):
     before, _, after = text.partition(BEGIN)
     return before + BEGIN + "".join(written()) + END + after.partition(END)[2]
 
 
+def board(text):
+    """A board of Grafana, in which each panel that shows one figure as it is has its title and unit."""
+    read = json.loads(text)
+    kinds = [(kind, "") for _, kind in SECTIONS.values()] + [(Overview, "cluster")]
+    known = {found[0].figure.full_name: found[0].figure for each in kinds for found in catalogue(*each).values()}
+    for panel in read["panels"]:
+        queries = " ".join(target["expr"] for target in panel.get("targets", ()))
+        figures = [known[name] for name in re.findall(r"\bmemoire_\w+", queries) if name in known]
+        if len({figure.title for figure in figures}) == 1 and not CHANGED.search(queries):
+            panel["title"] = figures[-1].title
+            panel["fieldConfig"]["defaults"]["unit"] = UNITS.get(figures[-1].unit, "short")
+    return json.dumps(read, indent=1) + "\n"
+
+
+PAGES = {
+    DOCS / "metrics.md": functools.partial(page, written=tables),
+    DOCS / "dashboard.md": functools.partial(page, written=of_dashboard),
+    BOARDS / "overview.json": board,
+    BOARDS / "servers-and-proxies.json": board,
+}
+"""What is written, and how it is made of what is there."""
+
+
 if __name__ == "__main__":
     for path, written in PAGES.items():
-        path.write_text(page(path.read_text(encoding="utf-8"), written), encoding="utf-8")
+        path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")

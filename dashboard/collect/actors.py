@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -95,13 +96,10 @@ ACTORS_INTERVAL = 2.0
 """Seconds between two looks at the steps of each actor, for its rate."""
 OUTDATED_AFTER = 75.0
 """Seconds after which an actor should have a model and have said so: a minute, and the time until it is read here."""
-_OF_ACTOR = (
-    "first_seen", "last_seen", "episodes", "steps", "generated_bytes", "pushed_caches", "accepted_caches",
-    "rejected_caches", "lost_caches", "received_bytes", "dropped_lines",
-)  # fmt: skip
+_MADE_OF = ("label", "flags", "returns_count", "returns_sum", "skipped")
+_OF_ACTOR = sorted({each.name for each in fields(ActorRow)} & set(ACCOUNT.names or ()) - {"client", "home", "label"})
 VERSION_SCALAR = "model_version"
 """What an actor that gets its actions from an inference node says in place of models: their version."""
-_MADE_OF = ("label", "flags", "returns_count", "returns_sum", "skipped")
 
 
 RECENT_EPISODES = 20

@@ -51,7 +51,7 @@ class Rates:
     waiting_share: Annotated[float | None, gauge("learner_waiting_ratio", "Learner waits",
         "Share of its time that a learner waits for samples; of several learners the largest.")] = None
     samples_per_insert: Annotated[float | None, gauge("samples_per_insert_ratio", "Samples per insert",
-        "Samples drawn for each step recorded, over the newest minute.")] = None
+        "Samples drawn for each step recorded, over the newest minute.", unit="")] = None
     # fmt: on
 
 
@@ -118,7 +118,7 @@ class TableRow(TableStats):
     """What its servers say, server by server."""
     samples_per_insert: Annotated[float | None, gauge("table_samples_per_insert_ratio", "Samples per insert",
         "How often an entry is drawn on average: samples drawn from a table for each step recorded, over the newest "
-        "minute.", formula="samples drawn ÷ steps recorded", docs="rate.md", of="cluster")] = None
+        "minute.", formula="samples drawn ÷ steps recorded", docs="rate.md", of="cluster", unit="")] = None
     """None: nothing was recorded, or it is not known yet."""
     lag_mean: float | None = None
     """Model versions between acting and learning, of recent batches or takes: the worst of what learners say."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from memoire.accounting.account import Totals
@@ -250,6 +250,10 @@ for a disk, which is a finding of its own.
 """
 
 
+SHARES = ("skipped_share", "waiting_share", "samples_per_insert")
+"""Fields of `Rates` that are no counter's growth each second."""
+CALLED = {"caches": "accepted_caches"}
+"""Counters that `Rates` calls otherwise."""
 FEW_CACHES = 3
 """Caches that may be on their way without a word."""
 
@@ -312,17 +316,7 @@ class Counters:
             life = lives.get(row.learner)
             self._sums.saw(f"learner {row.learner}", life, "batches", row.batches)
             self._waits.saw("", life, row.learner, row.waited)
-        values = dict(self._sums.values)
-        values |= {
-            "steps": totals.steps,
-            "episodes": totals.episodes,
-            "caches": totals.accepted_caches,
-            "generated": totals.generated_bytes,
-            "received": totals.received_bytes,
-            "skipped": totals.skipped_caches,
-            "pushed": totals.pushed_caches,
-            "rejected": totals.rejected_caches,
-        }
+        values = self._sums.values | asdict(totals)
         values |= {waited(row.learner): self._waits.values[row.learner] for row in learners}
         self._ring.add(now, values)
 
@@ -349,14 +343,16 @@ class Counters:
     @property
     def nothing_arrives(self) -> bool:
         """Whether actors drew caches for a minute, and servers got none of them."""
-        drawn = sum(self._ring.gained(name, LONG_WINDOW)[0] for name in ("pushed", "skipped"))
-        came = sum(self._ring.gained(name, LONG_WINDOW)[0] for name in ("caches", "rejected"))
-        return drawn >= FEW_CACHES and came == 0 and self._ring.gained("caches", LONG_WINDOW)[1] > LONG_WINDOW / 2
+        gained = self._ring.gained
+        drawn = sum(gained(name, LONG_WINDOW)[0] for name in ("pushed_caches", "skipped_caches"))
+        came = sum(gained(name, LONG_WINDOW)[0] for name in ("accepted_caches", "rejected_caches"))
+        return drawn >= FEW_CACHES and came == 0 and gained("accepted_caches", LONG_WINDOW)[1] > LONG_WINDOW / 2
 
     @property
     def rejected_share(self) -> float:
         """The share of rejected caches among those that arrived in the newest minute."""
-        accepted, rejected = (self._ring.gained(name, LONG_WINDOW)[0] for name in ("caches", "rejected"))
+        gained = self._ring.gained
+        accepted, rejected = (gained(name, LONG_WINDOW)[0] for name in ("accepted_caches", "rejected_caches"))
         return rejected / (accepted + rejected) if rejected > 0 else 0.0
 
     def feedback(self, entries: int) -> tuple[float, float] | None:
@@ -401,20 +397,12 @@ class Counters:
 
     def rates(self, learners: Iterable[LearnerRow]) -> Rates:
         """How much more there is each second."""
-        rate = self._ring.rate
-        skipped, pushed = self._ring.gained("skipped", WINDOW)[0], self._ring.gained("pushed", WINDOW)[0]
+        rate, gained = self._ring.rate, self._ring.gained
+        skipped, pushed = (gained(name, WINDOW)[0] for name in ("skipped_caches", "pushed_caches"))
         drawn, inserted = (rate(name, LONG_WINDOW) for name in ("samples", "steps"))
         shares = [row.waiting_share for row in learners if row.waiting_share is not None]
         return Rates(
-            episodes=rate("episodes"),
-            steps=rate("steps"),
-            caches=rate("caches"),
-            samples=rate("samples"),
-            batches=rate("batches"),
-            generated_bytes=rate("generated"),
-            received_bytes=rate("received"),
-            log_lines=rate("log_lines"),
-            refused=rate("refused"),
+            **{each.name: rate(CALLED.get(each.name, each.name)) for each in fields(Rates) if each.name not in SHARES},
             skipped_share=skipped / (skipped + pushed) if skipped > 0 else 0.0,
             waiting_share=max(shares, default=None),
             samples_per_insert=drawn / inserted if inserted > 0 else None,

@@ -44,7 +44,7 @@ from .answers import (
     StartsRow,
     TableRow,
 )
-from .counters import Counters, NodeState, quantile
+from .counters import SHARES, Counters, NodeState, quantile
 from .history import HistoryPoint
 from .verdict import InferenceSigns, TableFigure, TableRatio, VerdictInputs
 
@@ -385,8 +385,7 @@ def figures_of(overview: Overview) -> dict[str, HistoryPoint]:
         "request_p99": overview.latency.p99,
         "nodes_up": sum(node.state != "down" for node in overview.nodes),
     }
-    shares = ("skipped_share", "waiting_share", "samples_per_insert")
-    figures |= {name if name in shares else f"{name}_per_second": value for name, value in asdict(rates).items()}
+    figures |= {name if name in SHARES else f"{name}_per_second": value for name, value in asdict(rates).items()}
     figures |= curves("sample_", overview.freshness)
     figures |= {f"client.{name}": value for name, value in overview.learning.client_scalars.items()}
     figures |= {f"learner.{name}": value for name, value in overview.learning.learner_scalars.items()}

@@ -81,7 +81,7 @@ function act({models, actor_lag: lag, outdated, actors, inference}) {
     facts([
       ...topics.map(([topic, version]) => [`Newest model of ${topic}`, `version ${version}`]),
       [term("Overview.actors", "Actors that say theirs"), lag === null ? NONE : `${count(lag.actors)} of ${count(actors.active)} active`],
-      [term("Overview.outdated", "Replaced a minute ago"), count(outdated)],
+      [term("Overview.outdated"), count(outdated)],
       ...inference.map((row) => [h("a", {href: address("inference")}, row.name), `version ${row.version}${row.behind ? `, ${row.behind} behind` : ""}`]),
     ]));
 }

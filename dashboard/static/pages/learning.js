@@ -77,13 +77,13 @@ function waitsFor({verdicts, rates, learners, tables, freshness, finished}) {
     h("p.answer", finished ? "The run is over" : found ? FLOW[found.code] : learners.length ? "Not known yet" : "Nobody learns now"),
     found && h("p", found.text),
     facts([
-      [term("LearnerRow.waiting_share", "Waits"), share(rates.waiting_share)],
-      [term("TableRow.samples", "Samples drawn"), `${figure(rates.samples)} / s, in ${figure(rates.batches)} batches / s`],
+      [term("LearnerRow.waiting_share"), share(rates.waiting_share)],
+      [term("TableRow.samples"), `${figure(rates.samples)} / s, in ${figure(rates.batches)} batches / s`],
       [term("HeldSample.age", "Age of samples"), duration(freshness.age_median)],
-      [term("HeldSample.model_lag", "Models behind"), freshness.lag_mean === null ? NONE : h("a", {href: address("lag")}, `${figure(freshness.lag_mean)}, at most ${figure(freshness.lag_max)}`)],
-      ...(trainer ? [[term("trainer_waits", "Trainer"), TRAINER[trainer.trainer_waits] ?? TRAINER[0]],
-        [term("trainer_ratio", "Steps per sample"), figure(trainer.trainer_ratio)]] : []),
-      ...(rollouts.length ? [[term("TableRow.samples", "Entries taken"), count(taken)], [term("TableRow.passed_over_samples", "Entries too old"), count(stale)]] : []),
+      [term("HeldSample.model_lag"), freshness.lag_mean === null ? NONE : h("a", {href: address("lag")}, `${figure(freshness.lag_mean)}, at most ${figure(freshness.lag_max)}`)],
+      ...(trainer ? [[term("trainer_waits"), TRAINER[trainer.trainer_waits] ?? TRAINER[0]],
+        [term("trainer_ratio"), figure(trainer.trainer_ratio)]] : []),
+      ...(rollouts.length ? [[term("TableRow.samples", "Entries taken"), count(taken)], [term("TableRow.passed_over_samples"), count(stale)]] : []),
     ]),
   ];
 }

@@ -170,7 +170,7 @@ function waiting({rates, latency, learners, tables}) {
   return card("Who waits?", answer, ...held.map((text) => h("p", text)), facts([
     [term("LearnerRow.waiting_share", "Learner waits"), share(rates.waiting_share)],
     [term("Totals.skipped_caches", "Caches skipped"), share(rates.skipped_share)],
-    [term("Overview.latency", "Request time"), latency.p50 === null ? NONE : `${duration(latency.p50)}, 99\u00a0% <\u00a0${duration(latency.p99)}`],
+    [term("Overview.latency"), latency.p50 === null ? NONE : `${duration(latency.p50)}, 99\u00a0% <\u00a0${duration(latency.p99)}`],
     ["Learners", h("a", {href: address("nodes")}, count(learners.length))],
     ["Batches taken", count(learners.reduce((sum, each) => sum + each.batches, 0))],
   ]));
@@ -181,7 +181,7 @@ function fresh({freshness}) {
   const answer = isKnown ? `Half of the samples are younger than ${duration(freshness.age_median)}` : "No batch was drawn lately";
   return card("Is the data fresh?", answer, facts([
     [term("HeldSample.age", "Oldest sample"), duration(freshness.age_max)],
-    [term("HeldSample.model_lag", "Models behind"), freshness.lag_mean === null ? NONE : h("a", {href: address("lag")}, `${figure(freshness.lag_mean)}, at most ${figure(freshness.lag_max)}`)],
+    [term("HeldSample.model_lag"), freshness.lag_mean === null ? NONE : h("a", {href: address("lag")}, `${figure(freshness.lag_mean)}, at most ${figure(freshness.lag_max)}`)],
     [term("SampleFreshness.effective", "Effective batch"), freshness.effective === null ? NONE : share(freshness.effective)],
     [term("SampleFreshness.left_out", "Priority left out"), share(freshness.left_out)],
   ]));
@@ -205,11 +205,11 @@ function actors({actors: found, nodes}) {
 function room({forecast, totals, finished, rates, durable}) {
   const answer = finished ? "The run is over" : forecast.goal !== null ? `Done in ${duration(forecast.goal)}` : "It goes on until somebody ends it";
   return card("How long does it go on?", answer, facts([
-    [term("Forecast.memory_full", "Memory is full"), until(forecast.memory_full, "now; the oldest makes room")],
-    [term("Forecast.disk_full", "Disk is full"), until(forecast.disk_full, "now")],
-    [term("bytes_sent", "Bytes received"), !totals.generated_bytes ? NONE : `${bytes(totals.received_bytes)} for ${bytes(totals.generated_bytes)} recorded`],
+    [term("Forecast.memory_full"), until(forecast.memory_full, "now; the oldest makes room")],
+    [term("Forecast.disk_full"), until(forecast.disk_full, "now")],
+    [term("bytes_sent"), !totals.generated_bytes ? NONE : `${bytes(totals.received_bytes)} for ${bytes(totals.generated_bytes)} recorded`],
     ["Arriving now", `${bytes(rates.received_bytes)} / s`],
-    [term("Overview.durable", "Counts survive a crash"), durable ? "yes" : "no: no state folder"],
+    [term("Overview.durable"), durable ? "yes" : "no: no state folder"],
   ]));
 }
 

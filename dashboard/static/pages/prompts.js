@@ -79,19 +79,19 @@ function shown(row) {
     h("section.card", h("h2", `Table ${row.table}`), h("p.answer", answerOf(row)), bar(row), facts([
       [term("PromptsRow.waiting", "Prompts given"), count(row.given)],
       [term("PromptsRow.holders", "Workers with a lease"), count(row.workers)],
-      [term("PromptsRow.oldest_lease", "Oldest lease"), row.workers ? duration(row.oldest_lease) : NONE],
+      [term("PromptsRow.oldest_lease"), row.workers ? duration(row.oldest_lease) : NONE],
       ["Leases that ended unfinished", count(row.expired)],
       ["Answers too late, failed", `${count(row.late)}, ${count(row.failed)}`],
-      [term("PromptsRow.dead", "Groups without signal"), count(reasons["no signal"] ?? 0)],
-      [term("PromptsRow.replayable", "Can be replayed"), count(row.replayable)],
+      [term("PromptsRow.dead"), count(reasons["no signal"] ?? 0)],
+      [term("PromptsRow.replayable"), count(row.replayable)],
       ["Tokens drawn", figure(row.tokens_drawn)],
       [term("PromptsRow.lag", "Models behind, newest step"), row.drawn || row.committed ? count(row.lag) : NONE],
       [term("PromptsRow.rank_tokens", "Most tokens of a rank"), most === null ? NONE : `${share(most)} of the mean`],
     ])),
     h("div.grid.wide",
-      holders.length && h("section.card", h("h2", term("PromptsRow.holders", "Who holds prompts")), table(`Workers with leases of ${row.table}`, HOLDERS, holders)),
-      tokens.length > 1 && h("section.card", h("h2", term("PromptsRow.rank_tokens", "Tokens of each rank")), table(`Tokens of each rank of ${row.table}`, RANKS, tokens.map((each, rank) => ({rank, tokens: each, part: mean ? each / mean : null})))),
-      Object.keys(reasons).length > 0 && h("section.card", h("h2", term("PromptsRow.reasons", "Dropped, by reason")),
+      holders.length && h("section.card", h("h2", term("PromptsRow.holders")), table(`Workers with leases of ${row.table}`, HOLDERS, holders)),
+      tokens.length > 1 && h("section.card", h("h2", term("PromptsRow.rank_tokens")), table(`Tokens of each rank of ${row.table}`, RANKS, tokens.map((each, rank) => ({rank, tokens: each, part: mean ? each / mean : null})))),
+      Object.keys(reasons).length > 0 && h("section.card", h("h2", term("PromptsRow.reasons")),
         table(`Dropped prompts of ${row.table}`, REASONS, Object.entries(reasons).sort(([, one], [, other]) => other - one)))));
 }
 

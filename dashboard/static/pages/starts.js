@@ -54,10 +54,10 @@ function archive({name, node, kept, draws, best, first}) {
   const gain = best !== null && first !== null ? first - best : null;
   const answer = best === null ? "No state was kept yet" : gain ? `The best costs ${figure(best)}, ${figure(gain)} less than the first` : `The best costs ${figure(best)}, as the first`;
   return h("section.card", h("h2", `Start states ${name}`), h("p.answer", answer), facts([
-    [term("StartsRow.best", "Best cost"), figure(best)],
+    [term("StartsRow.best"), figure(best)],
     ["Cost of the first", figure(first)],
-    [term("StartsRow.kept", "States kept"), count(kept)],
-    [term("StartsRow.draws", "Episodes started from them"), count(draws)],
+    [term("StartsRow.kept"), count(kept)],
+    [term("StartsRow.draws"), count(draws)],
     ["At", node],
   ]));
 }
