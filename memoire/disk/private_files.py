@@ -36,20 +36,6 @@ def create(path: Path) -> int:
     return opened
 
 
-def replace(path: Path) -> int:
-    """Make a file in the place of one that is in nobody's use any more: a draft of a former life."""
-    path.unlink(missing_ok=True)
-    return create(path)
-
-
-def write(path: Path, content: bytes) -> None:
-    """Make a file with this content, in the place of one in nobody's use; on disk when this returns."""
-    with open(replace(path), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def append(path: Path) -> int:
     """Open a file to be written to at its end, made where it is not there. Raises OSError: it is a link."""
     try:

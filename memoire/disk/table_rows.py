@@ -13,10 +13,7 @@ written again, with a group that is saved: so all files take at most twice what 
 
 from __future__ import annotations
 
-import contextlib
-import io
 import logging
-import os
 import re
 import struct
 from collections import Counter
@@ -29,13 +26,13 @@ import msgspec
 
 from memoire.errors import DataError
 from memoire.limits import KiB, MiB
-from memoire.replay.files import OwnedFile, sync
+from memoire.replay.files import remove_abandoned_in, sync
 from memoire.tables.prompts.columns import COLUMNS, FACTS, PAYLOAD, Saved
 from memoire.wire import _bytes
 
-from . import private_files
+from . import private_files, record_file
 from .files import corrupt
-from .record_file import DamagedRecord, FileKind, RecordWriter, salvage
+from .record_file import DamagedRecord, FileKind, salvage
 from .state_file import StateFile
 
 _log = logging.getLogger(__name__)
@@ -98,6 +95,7 @@ class StoredPrompts:
     def tidy(self) -> None:
         """Remove files that no row names: a transaction was not committed, or a backup was put back."""
         if self._folder.is_dir():
+            remove_abandoned_in(self._folder, ".bodies")
             for path in self._folder.iterdir():
                 if not _NAME.fullmatch(path.name):
                     continue
@@ -240,26 +238,9 @@ class StoredPrompts:
         if not self._folder.exists():
             private_files.make_folder(self._folder)
             sync(self._folder.parent)
-        raw = OwnedFile(private_files.replace(path), str(path), self._at)
-        file = io.BufferedWriter(raw, 1 << 20)
-        try:
-            writer = RecordWriter(file, KIND, 0)
-            for payload in payloads:
-                writer.put(kind, payload)
-            writer.end()
-            file.flush()
-            raw.step("sync")
-            os.fsync(raw.fileno())
-            raw.step("sync folder")
-            sync(self._folder)
-            return os.fstat(raw.fileno()).st_size
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
-        finally:
-            with contextlib.suppress(OSError):  # what could not be written cannot be written now
-                file.close()
-            raw.close()
+        records = ((kind, payload) for payload in payloads)
+        record_file.write(path, KIND, records, mode=private_files.mode_in(self._folder), at=self._at)
+        return path.stat().st_size
 
     def replace(self, planned: PlannedPrompts, former: Iterable[bytes]) -> None:
         """The database has these changes, in the place of rows with the bodies `former`: files that no row names any
