@@ -60,8 +60,8 @@ class MarksSamples(Protocol):
         ...
 
 
-class Recorder(Protocol):
-    """Takes the samples of training episodes."""
+class Recorder:
+    """Takes the samples of training episodes. This one keeps nothing: of a worker without a server."""
 
     def begin(self, action: Any, obs: Any, info: dict[str, Any]) -> None:
         """An episode begins with this observation, while the device did `action`."""
@@ -73,32 +73,13 @@ class Recorder(Protocol):
         """The episode is over, or given up."""
 
     def tested(self, length: int, returned: float) -> None:
-        """A test episode was run: no samples, but somebody may want to know."""
+        """A test episode was run: it has no samples, but a return that may be told."""
 
     def flush(self) -> None:
         """Send what is here."""
 
 
-class Nowhere:
-    """Keeps nothing: of a worker without a server, and of test episodes."""
-
-    def begin(self, action: Any, obs: Any, info: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def record(self, step: Step) -> None:
-        """Nothing."""
-
-    def end(self) -> None:
-        """Nothing."""
-
-    def tested(self, length: int, returned: float) -> None:
-        """Nothing."""
-
-    def flush(self) -> None:
-        """Nothing."""
-
-
-class Columns(Nowhere):
+class Columns(Recorder):
     """Writes entries of a table with the environment's columns; its writer sends whole episodes."""
 
     def __init__(self, client: Client) -> None:
@@ -128,7 +109,7 @@ class Columns(Nowhere):
         self.end()
 
 
-class Packets:
+class Packets(Recorder):
     """Sends samples of any form, when an episode ends and there are enough of them.
 
     Args:

@@ -38,7 +38,7 @@ from memoire.rl.step_clock import WorkerStanding, times_of, timings_of
 from memoire.rl.weights import ModelFiles, read_model
 
 from .actors import Acts, Learns, ModelFollower, PreparedModel, actor_of, rest, shaped_action
-from .recording import CONNECT_INTERVAL, Columns, Nowhere, Recorder, Step, connected, limit_of
+from .recording import CONNECT_INTERVAL, Columns, Recorder, Step, connected, limit_of
 from .training import check_model_topic
 
 _log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ class RolloutWorker:
             self._load_file(model_path, is_alone=url is None)
             self.client: Client | None = None
             """None of a worker without a server."""
-            self._recorder: Recorder = Nowhere()
+            self._recorder = Recorder()
             self._follower: ModelFollower | None = None
             if url is not None:
                 self._connect(url, table, topic, keys, name, timeout, recording)
