@@ -19,7 +19,6 @@ import urllib.request
 import pytest
 
 import memoire
-from memoire.cli.doctor import WELL, examine
 from memoire.errors import EndpointError, InsecureWarning
 from memoire.nodes.http import NodePages
 from memoire.replay.parameters import Parameters
@@ -110,87 +109,6 @@ def test_batches_of_a_learner_far_away_have_a_rate(shared_cluster):
         until(has_a_rate)
 
 
-def test_totals_are_what_clients_counted_with_three_servers_and_a_killed_one(shared_cluster):
-    """The servers keep nothing on disk: the killed one forgets, and its clients tell again what is cumulative."""
-    with contextlib.ExitStack() as stack:
-        keep = stack.enter_context
-        servers = [shared_cluster.server(name=f"server-{n}", run="big") for n in range(3)]
-        pages = [NodePages("127.0.0.1:0", server) for server in servers]
-        stack.callback(lambda: [page.close() for page in pages])
-        clients = [shared_cluster.client(servers[n % 3], seed=n) for n in range(6)]
-        board = keep(watch(*pages))
-
-        def work(episodes):
-            for client in clients:
-                record(client, episodes=episodes, length=20)
-                client.update(100.0)
-                assert client.push_cache(100.0)
-            for client in clients:
-                until(lambda client=client: client.update(100.0) or client.stats().in_flight_caches == 0)
-
-        def counted():
-            found = [client.stats() for client in clients]
-            assert all(each.in_flight_caches == 0 for each in found)
-            return tuple(
-                sum(getattr(each, name) for each in found) for name in ("episodes", "steps", "accepted_caches")
-            )
-
-        def shown():
-            totals = get(board, "/api/overview")["totals"]
-            return totals["episodes"], totals["steps"], totals["accepted_caches"]
-
-        work(2)
-        until(lambda: shown() == counted() == (12, 240, 6))
-        killed, address = servers[1], pages[1].address
-        pages[1].close()
-        killed.close(0.0)
-        until(lambda: get(board, "/api/overview")["missing"] != [])
-        assert shown() == (12, 240, 6)  # what the killed one alone had counted is still there
-        servers[1] = shared_cluster.restart(killed)
-        pages[1] = NodePages(address, servers[1])
-        work(3)
-        until(lambda: shown() == counted() == (30, 600, 12))
-        assert servers[1].total_caches == 2  # of the four that its clients have pushed to it in both of its lives
-        assert {row["state"] for row in get(board, "/api/actors")["rows"]} == {"active"}
-
-
-def test_a_node_that_hangs_delays_nobody_else_and_is_shown(shared_cluster, small):
-    server, _, _ = small
-    with contextlib.ExitStack() as stack:
-        hanging = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        pages = stack.enter_context(NodePages("127.0.0.1:0", server))
-        url = f"http://127.0.0.1:{hanging.getsockname()[1]}"
-        board = stack.enter_context(watch(pages, url, "http://127.0.0.1:1"))
-        first = until(lambda: board.aggregator.newest)
-        until(lambda: board.aggregator.newest.number > first.number + 10)
-        nodes = {node["url"]: node for node in get(board, "/api/nodes")}
-        assert nodes[pages.url]["state"] == "up"
-        assert nodes["http://127.0.0.1:1"]["reasons"] == ["http://127.0.0.1:1 does not answer: Connection refused"]
-        assert nodes[url]["state"] == "down"
-
-
-def test_a_dashboard_that_is_started_again_goes_on_where_it_was(shared_cluster, tmp_path):
-    server = shared_cluster.server(name="fleeting", run="r-9")
-    client = shared_cluster.client(server)
-    record(client, episodes=4, length=10)
-    client.update(100.0)
-    path = str(tmp_path / "history.db")
-    pages = NodePages("127.0.0.1:0", server)
-    with watch(pages, history=path) as board:
-        until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 40)
-        until(lambda: get(board, "/api/curves?name=return&name=steps")["mean"]["return"][0] == 10.0)
-    client.close()
-    server.close()
-    again = shared_cluster.server(name="other", run="r-9")
-    pages.close()
-    with NodePages(pages.address, again) as pages, watch(pages, history=path) as board:
-        seen = until(lambda: (found := board.aggregator.newest) and found.run == "r-9" and found)
-        assert seen.totals.steps == 40  # though no server knows it any more
-        (run,) = get(board, "/api/runs")
-        assert (run["name"], run["is_current"], run["facts"]["totals"]["steps"]) == ("r-9", True, 40)
-        assert 10.0 in get(board, "/api/curves?name=return")["mean"]["return"]
-
-
 def test_runs_stand_side_by_side(shared_cluster):
     server = shared_cluster.server(name="two", run="first")
     client = shared_cluster.client(server)
@@ -258,17 +176,6 @@ def test_all_tabs_get_the_same_bytes_of_one_poll(small, monkeypatch):
     until(lambda: board.hub.listeners == 0)
 
 
-def test_who_comes_back_gets_what_he_missed_and_no_more(small):
-    _, _, board = small
-    begin = get(board, "/api/overview")["number"]
-    until(lambda: get(board, "/api/overview")["number"] > begin + 5)
-    connection, _, frames = listen(board, begin)
-    with contextlib.closing(connection):
-        next(frames)
-        numbers = [number_of(next(frames)) for _ in range(5)]
-        assert numbers == list(range(begin + 1, begin + 6))
-
-
 def test_too_many_listeners_are_told_to_ask_now_and_then(small, monkeypatch):
     _, _, board = small
     monkeypatch.setattr("memoire.dashboard.web.api.MAX_LISTENERS", 0)
@@ -334,29 +241,6 @@ def test_one_actor_is_shown_with_its_accounts_facts_and_episodes(small):
     assert [(episode["length"], episode["returned"]) for episode in found["episodes"]] == [(20, 20.0)] * 2
     status, _, body = ask(board, "/api/actors/" + "0" * 32)
     assert status == 404 and "no actor" in json.loads(body)["error"]
-
-
-def test_an_actor_that_said_goodbye_is_gone_and_one_that_fell_silent_is_silent(shared_cluster):
-    server = shared_cluster.server(name="quiet", run="q")
-    clients = [shared_cluster.client(server, seed=n) for n in range(2)]
-    for client in clients:
-        client.on_entries(1)
-        client.update(100.0)
-    with NodePages("127.0.0.1:0", server) as pages, watch(pages, silent_after=1.0) as board:
-
-        def are_heard():  # one after the other they would fall silent before the board is there
-            for client in clients:
-                client.update(100.0)
-            return board.aggregator.newest.actors.active == 2
-
-        until(are_heard)
-        clients[0].close()
-        until(lambda: board.aggregator.newest.actors.gone == 1)
-        clients[1]._io.worker.stop(1.0)  # its process hangs
-        until(lambda: board.aggregator.newest.actors.silent == 1)
-        assert board.aggregator.newest.verdicts[0].code == "no_actors"
-        rows = {row["client"]: row["state"] for row in get(board, "/api/actors")["rows"]}
-        assert rows == {clients[0].client_id.hex(): "gone", clients[1].client_id.hex(): "silent"}
 
 
 def test_log_lines_of_all_servers_are_searched_and_stay_text(small):
@@ -445,46 +329,6 @@ def test_settings_show_schema_and_parameters_and_no_secret(small):
 
 
 # ------------------------------------------------------------------------------------------------------------ exports
-
-
-OF_ONE_NODE = re.compile(
-    r"memoire_(request_duration|proxy_|dropped_replies|uptime|holder_bytes|budget_bytes)|process_|python_|memoire_dashboard_"
-)
-"""Metrics of the messages that one node has handled and of their bytes, whoever sent them, and of its process."""
-
-
-def shown_of(board, *nodes):
-    """All that a dashboard and its nodes show, but times and what single nodes have handled."""
-    seen = get(board, "/api/overview")
-    parts = ("totals", "actors", "tables", "learning", "freshness", "learners", "runs", "verdicts", "missing")
-    shown = {name: seen[name] for name in parts}
-    shown["rows"] = [row | {"last_seen": 0.0} for row in get(board, "/api/actors")["rows"]]
-    shown["lines"] = get(board, "/api/logs")["rows"]
-    for each in (board, *nodes):
-        lines = ask(each, "/metrics")[2].decode().splitlines()
-        shown[each] = [line for line in lines if line.startswith("memoire") and not OF_ONE_NODE.match(line)]
-    return shown
-
-
-def test_a_round_trip_changes_nothing_that_a_dashboard_or_a_metric_shows(shared_cluster):
-    with contextlib.ExitStack() as stack:
-        server = shared_cluster.server(name="tried")
-        proxy = shared_cluster.proxy([server])
-        pages = [stack.enter_context(NodePages("127.0.0.1:0", node)) for node in (server, proxy)]
-        client = shared_cluster.client(server)
-        record(client, 2)
-        client.update(DEADLINE)
-        board = stack.enter_context(watch(*pages))
-        urls = [each.url for each in pages]
-        until(lambda: board.aggregator.newest.totals.steps == 40)
-        before = shown_of(board, *urls)
-        assert before["totals"]["clients"] == 1 and len(before["rows"]) == 1
-        for _ in range(3):
-            assert examine(proxy.endpoint, roundtrip=True, timeout=DEADLINE, say=lambda line: None) == WELL
-        assert server.stats().probes == 3
-        looks = board.aggregator.newest.number
-        until(lambda: board.aggregator.newest.number >= looks + 3)
-        assert shown_of(board, *urls) == before
 
 
 def test_curves_are_exported(small):
@@ -811,8 +655,3 @@ def test_the_command_says_what_is_wrong(capsys):
     assert "http://HOST:PORT" in capsys.readouterr().err
     assert main(["dashboard", "http://server-0:8080", "--listen", "0.0.0.0:0"]) == 1
     assert "--insecure" in capsys.readouterr().err
-
-
-def test_its_version_is_memoires(small):
-    _, _, board = small
-    assert get(board, "/api/openapi.json")["info"]["version"] == memoire.__version__
