@@ -16,9 +16,11 @@ import math
 import numbers
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import MISSING, dataclass, fields
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import NoSuchField, NotSettable, ParameterError, UnknownName, WrongType
 
@@ -423,3 +425,91 @@ def checked_fields(kind: type[T]) -> type[T]:
     """The same for a dataclass."""
     setattr(kind, "__init__", checked_names(called=kind.__name__)(kind.__init__))  # noqa: B010  (not a plain method)
     return kind
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a setting is beside its type and default: said once, in the `Annotated` of a dataclass's field. From it
+    follow the check of the keyword, the file of settings, the environment, the flag, and docs/settings.md.
+    """
+
+    help: str
+    low: float | None = None
+    """The least value of a number; 0 where it is None."""
+    high: float | None = None
+    above: float | None = None
+    """What a number has to be above."""
+    unit: Literal["", "s", "bytes"] = ""
+    show: str = ""
+    """What stands for its value in the help: FILE."""
+    choices: tuple[str, ...] = ()
+    is_first: bool = False
+    """Whether it stands on the command line without its name."""
+
+
+Number = Setting
+"""A setting without a unit."""
+Seconds = functools.partial(Setting, unit="s", high=FOR_EVER)
+"""A number of seconds."""
+Bytes = functools.partial(Setting, unit="bytes")
+"""A size, which files and flags also take as text such as 4GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A setting as a class declares it."""
+
+    name: str
+    kind: Any
+    """Its type, without None."""
+    is_optional: bool
+    default: Any
+    setting: Setting
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it has any number of values."""
+        return get_origin(self.kind) in (tuple, list, Sequence)
+
+    def check(self, value: Any) -> None:
+        """Refuse a value that is none of it. Raises ParameterError, WrongType."""
+        said, kind = self.setting, self.kind
+        if value is None and self.is_optional:
+            return
+        if said.choices:
+            if value not in said.choices:
+                raise ParameterError(self.name, value, one_of(value, said.choices))
+        elif kind is int:
+            whole(self.name, value, int(said.low or 0), 2**62 if said.high is None else int(said.high))
+        elif kind is float:
+            low, high = said.low or 0.0, math.inf if said.high is None else said.high
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not low <= value <= high or (said.above is not None and value <= said.above):
+                least = f"from {low:g}" if said.above is None else f"above {said.above:g}"
+                raise ParameterError(
+                    self.name, value, f"a number {least}" + ("" if high == math.inf else f" to {high:g}")
+                )
+        elif kind is bool and not isinstance(value, bool):
+            raise ParameterError(self.name, value, "True or False")
+
+
+@functools.cache
+def declared(kind: type[Any]) -> dict[str, Declared]:
+    """The settings that a dataclass declares, by name, in their order."""
+    hints, found = get_type_hints(kind, include_extras=True), {}
+    for each in fields(kind):
+        hint, said = hints[each.name], None
+        if get_origin(hint) is Annotated:
+            hint, said = hint.__origin__, next((one for one in hint.__metadata__ if isinstance(one, Setting)), None)
+        if said is None:
+            continue
+        kinds = [one for one in get_args(hint) if one is not NoneType] if isinstance(hint, UnionType) else [hint]
+        default = None if each.default is MISSING else each.default
+        found[each.name] = Declared(each.name, kinds[0], len(kinds) < len(get_args(hint)), default, said)
+    return found
+
+
+def check_settings(values: Any) -> None:
+    """Refuse a value that is none of its setting, in a dataclass that declares them. Raises ParameterError."""
+    for each in declared(type(values)).values():  # type: ignore[arg-type]
+        each.check(getattr(values, each.name))

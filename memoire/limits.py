@@ -7,14 +7,21 @@ The clock of the machine: the default of everything that takes a clock.
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
-from memoire.arguments import checked_fields, says_instead
-from memoire.arguments import hint as hint
-
-from .arguments import FOR_EVER, whole
+from .arguments import (
+    FORMER,
+    Bytes,
+    Number,
+    Seconds,
+    check_settings,
+    checked_fields,
+    declared,
+    refuse_unknown,
+    says_instead,
+)
 from .errors import ParameterError
 
 KiB = 1024
@@ -39,107 +46,185 @@ class UsualSize(int):
 
 
 @checked_fields
+@says_instead("Make others: Limits.of(NAME=...).")
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Limits for tests and experts: how often peers speak, and the sizes of what they say it with.
+
+    Raises:
+        ParameterError: a value is out of its range.
+    """
+
+    resend_after: Annotated[
+        float, Seconds("Seconds before the first resend of a request; doubles up to `resend_most`.")
+    ] = 1.0
+    resend_most: Annotated[float, Seconds("Most seconds between two resends.")] = 10.0
+    update_every: Annotated[float, Seconds("Seconds between two UPDATE messages of a client that has news.")] = 0.5
+    account_timeout: Annotated[
+        float,
+        Seconds(
+            "Seconds of silence after which a client's account leaves a server's memory; it comes back when the "
+            "client speaks. That of a client that said goodbye leaves after `client_timeout`."
+        ),
+    ] = 600.0
+    patience: Annotated[
+        float,
+        Seconds(
+            "Longest time that rows wait at an inference node, and that an observer waits for a job; more is refused."
+        ),
+    ] = 3600.0
+    new_clients_rate: Annotated[float, Number("Clients that it may bring a second after that.")] = 25.0
+    connection_clients: Annotated[
+        int, Number("Clients that one connection may bring at once to the server or proxy where it ends.")
+    ] = 1024
+    connection_clients_rate: Annotated[float, Number("Clients that it may bring a second after that.")] = 1.0
+    expected_clients: Annotated[
+        int,
+        Number(
+            "Clients that a server or proxy should have file descriptors for; it warns at its start where it has not."
+        ),
+    ] = 300
+    request_bytes: Annotated[int, Bytes("Largest request or reply without a draw in it.")] = 1 * MiB
+    tail_bytes: Annotated[int, Bytes("Largest msgpack tail of a message.")] = 512 * KiB
+    model_chunk: Annotated[
+        int, Bytes("Bytes of one chunk of a model body. A publisher sends a little less than `request_bytes` at most.")
+    ] = 1 * MiB
+    model_window: Annotated[
+        int, Number("Chunks of one body that may be asked for before the first of them has come.")
+    ] = 4
+    model_spread: Annotated[
+        float,
+        Seconds(
+            "Seconds within which clients begin with a large body if many ask for it, each at a random moment; less "
+            "for smaller ones."
+        ),
+    ] = 0.5
+    inline_model: Annotated[int, Bytes("Largest body that travels inside its notice.")] = 16 * KiB
+    log_buffer_bytes: Annotated[int, Bytes("Bytes of those lines; beyond, log() waits.")] = 16 * MiB
+    log_timeout: Annotated[
+        float, Seconds("Seconds that log() waits for room; then the line is not taken, and counted as dropped.")
+    ] = 1.0
+    log_line_bytes: Annotated[int, Bytes("Longest log line; the rest is cut off.")] = 8 * KiB
+    log_bytes: Annotated[
+        int,
+        Bytes(
+            "Text of log lines that a state folder keeps; the oldest segment goes beyond, and leaves the search with "
+            "it."
+        ),
+    ] = 128 * MiB
+    backup_every: Annotated[
+        float,
+        Seconds("Seconds between two backups of a state folder's database; another one is made when it is closed."),
+    ] = 600.0
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@checked_fields
 @says_instead("Make others: Limits(NAME=...).")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """What a node or client allows itself and its peers; every field can be set when one is made.
 
     Raises:
-        ParameterError: a value is negative, or no number of its kind.
+        ParameterError: a value is out of its range.
     """
 
-    request_timeout: float = 10.0
-    """Seconds a request waits for its reply in all, resends included."""
-    resend_after: float = 1.0
-    """Seconds before the first resend of a request; doubles up to `resend_most`."""
-    resend_most: float = 10.0
-    """Most seconds between two resends."""
-    update_every: float = 0.5
-    """Seconds between two UPDATE messages of a client that has news."""
-    client_timeout: float = 60.0
-    """Seconds of silence after which a client no longer counts, once its samples are used."""
-    account_timeout: float = 600.0
-    """Seconds of silence after which a client's account leaves a server's memory; it comes back when the client speaks.
-    That of a client that said goodbye leaves after `client_timeout`.
-    """
-    patience: float = 3600.0
-    """Longest time that rows wait at an inference node, and that an observer waits for a job; more is refused."""
-    max_actors: int = 0
-    """Actors that a server takes at once; further ones wait until one leaves. 0 is no bound."""
-    new_clients: int = 16384
-    """Clients that one key (or everybody, without keys) may bring to a server at once; further ones have to wait."""
-    new_clients_rate: float = 25.0
-    """Clients that it may bring a second after that."""
-    connection_clients: int = 1024
-    """Clients that one connection may bring at once to the server or proxy where it ends."""
-    connection_clients_rate: float = 1.0
-    """Clients that it may bring a second after that."""
-    close_timeout: float = 2.0
-    """Seconds that close() gives to what is still to be sent."""
-    expected_clients: int = 300
-    """Clients that a server or proxy should have file descriptors for; it warns at its start where it has not."""
-    credit: int = 64 * MiB
-    """Bytes of caches a client may have on the way to its home."""
-    on_way_bytes: int = 256 * MiB
-    """Bytes of caches that all clients of a server together may have on the way, though each may always have one. A
-    proxy's queue (`queue_bytes`) has room for as many, so that a server that is slow for a while loses none there.
-    """
-    held_bytes: int = 0
-    """Bytes that a server or inference node holds for its peers: caches, episodes, prompts, keyed rows, rows that wait
-    for a batch, reports of clients, TD errors. Caches, episodes and rollouts overwrite their oldest; the others are
-    refused. 0 is 1 GiB; in a container at most half of what its memory limit leaves.
-    """
-    message_bytes: int = UsualSize(256 * MiB)
-    """Largest cache or episode payload. A server has as many for requests, for pushes, for replies on their way and for
-    kept replies, beside `held_bytes`; in a container, the default is so small that all four take at most a
-    fourth of what its memory limit leaves beside `held_bytes`.
-    """
-    request_bytes: int = 1 * MiB
-    """Largest request or reply without a draw in it."""
-    tail_bytes: int = 512 * KiB
-    """Largest msgpack tail of a message."""
-    model_bytes: int = 0
-    """Bytes of models a node keeps over all topics; at least the newest of each is kept. A server refuses a model for
-    which the newest ones of other topics leave no room. 0 is 1 GiB; in a container at most a fourth of what its memory
-    limit leaves beside all others or a proxy's queues, and half of that for a server, which has as many for models on
-    their way.
-    """
-    model_chunk: int = 1 * MiB
-    """Bytes of one chunk of a model body. A publisher sends a little less than `request_bytes` at most."""
-    model_window: int = 4
-    """Chunks of one body that may be asked for before the first of them has come."""
-    model_spread: float = 0.5
-    """Seconds within which clients begin with a large body if many ask for it, each at a random moment; less for
-    smaller ones."""
-    inline_model: int = 16 * KiB
-    """Largest body that travels inside its notice."""
-    log_lines: int = 10_000
-    """Lines a client keeps until its home has them; beyond, log() waits."""
-    log_buffer_bytes: int = 16 * MiB
-    """Bytes of those lines; beyond, log() waits."""
-    log_timeout: float = 1.0
-    """Seconds that log() waits for room; then the line is not taken, and counted as dropped."""
-    block_timeout: float = 10.0
-    """Seconds that a writer waits for room in the byte window where it may (on_full="block"); then it skips."""
-    log_line_bytes: int = 8 * KiB
-    """Longest log line; the rest is cut off."""
-    log_bytes: int = 128 * MiB
-    """Text of log lines that a state folder keeps; the oldest segment goes beyond, and leaves the search with it."""
-    backup_every: float = 600.0
-    """Seconds between two backups of a state folder's database; another one is made when it is closed."""
+    request_timeout: Annotated[float, Seconds("Seconds a request waits for its reply in all, resends included.")] = 10.0
+    client_timeout: Annotated[
+        float, Seconds("Seconds of silence after which a client no longer counts, once its samples are used.")
+    ] = 60.0
+    close_timeout: Annotated[float, Seconds("Seconds that close() gives to what is still to be sent.")] = 2.0
+    max_actors: Annotated[
+        int, Number("Actors that a server takes at once; further ones wait until one leaves. 0 is no bound.")
+    ] = 0
+    held_bytes: Annotated[
+        int,
+        Bytes(
+            "Bytes that a server or inference node holds for its peers: caches, episodes, prompts, keyed rows, rows "
+            "that wait for a batch, reports of clients, TD errors. Caches, episodes and rollouts overwrite their "
+            "oldest; the others are refused. 0 is 1 GiB; in a container at most half of what its memory limit leaves."
+        ),
+    ] = 0
+    credit: Annotated[int, Bytes("Bytes of caches a client may have on the way to its home.")] = 64 * MiB
+    on_way_bytes: Annotated[
+        int,
+        Bytes(
+            "Bytes of caches that all clients of a server together may have on the way, though each may always have "
+            "one. A proxy's queue (`queue_bytes`) has room for as many, so that a server that is slow for a while "
+            "loses none there."
+        ),
+    ] = 256 * MiB
+    message_bytes: Annotated[
+        int,
+        Bytes(
+            "Largest cache or episode payload. A server has as many for requests, for pushes, for replies on their "
+            "way and for kept replies, beside `held_bytes`; in a container, the default is so small that all four "
+            "take at most a fourth of what its memory limit leaves beside `held_bytes`."
+        ),
+    ] = UsualSize(256 * MiB)
+    model_bytes: Annotated[
+        int,
+        Bytes(
+            "Bytes of models a node keeps over all topics; at least the newest of each is kept. A server refuses a "
+            "model for which the newest ones of other topics leave no room. 0 is 1 GiB; in a container at most a "
+            "fourth of what its memory limit leaves beside all others or a proxy's queues, and half of that for a "
+            "server, which has as many for models on their way."
+        ),
+    ] = 0
+    log_lines: Annotated[int, Number("Lines a client keeps until its home has them; beyond, log() waits.")] = 10_000
+    block_timeout: Annotated[
+        float,
+        Seconds(
+            'Seconds that a writer waits for room in the byte window where it may (on_full="block"); then it skips.'
+        ),
+    ] = 10.0
+    new_clients: Annotated[
+        int,
+        Number(
+            "Clients that one key (or everybody, without keys) may bring to a server at once; further ones have to "
+            "wait."
+        ),
+    ] = 16384
+    tuning: Tuning = Tuning()
+    """The others, which a user has no reason to set."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(each.default, int):
-                whole(each.name, value, 0)
-            elif isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= FOR_EVER:
-                raise ParameterError(each.name, value, f"a number from 0 to {FOR_EVER:g}")
+        check_settings(self)
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """Those in which these hold, by name; those of `tuning` are named as if they were here."""
+        return cls().replace(**values)
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with some changed; those of `tuning` are named as if they were here."""
+        refuse_unknown("Limits", changes, LIMITS)
+        own: dict[str, Any] = {}
+        tuned: dict[str, Any] = {}
+        for name, value in changes.items():
+            (tuned if name in TUNED else own)[name] = value
+        if tuned:
+            own["tuning"] = replace(self.tuning, **tuned)
+        return replace(self, **own)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of one, also of `tuning`; `default` where there is none of this name."""
+        return getattr(self.tuning if name in TUNED else self, name, default)
 
     @property
     def reply_bytes(self) -> int:
         """Largest frame of a reply: a batch that is drawn far away, or what any other request is answered with."""
-        return max(self.message_bytes, self.request_bytes, self.tail_bytes + HEADER_BYTES)
+        tuning = self.tuning
+        return max(self.message_bytes, tuning.request_bytes, tuning.tail_bytes + HEADER_BYTES)
+
+
+TUNED = declared(Tuning)
+"""Fields of `Tuning`, by name."""
+LIMITS = declared(Limits) | TUNED
+"""Every limit, by name."""
+FORMER.update({name: ("tuning", f"It is one of limits.tuning: write Limits.of({name}=...).") for name in TUNED})
 
 
 class ContainerLimit(NamedTuple):
@@ -272,7 +357,7 @@ class Reservation:
         for name, size in usual.items():
             most = self.default(name, size, name, 4 * copies[name])
             self.reserve(name, most, copies[name] * most, name)
-            limits = replace(limits, **{name: most})
+            limits = limits.replace(**{name: most})
         return limits
 
     def _limit_and_others(self, container: Container, part: str) -> tuple[ContainerLimit | None, int]:

@@ -3,7 +3,9 @@
 import argparse
 import pathlib
 
+from memoire.arguments import declared
 from memoire.cli import main
+from memoire.limits import GiB, KiB, Limits, MiB, Tuning
 from memoire.nodes import settings
 from memoire.nodes.settings import size
 
@@ -35,8 +37,29 @@ def tables():
         yield from (row(commands[name], action) + "\n" for action in settings._settings(commands[name]))
 
 
+def value_of(each):
+    """A default as people write it."""
+    if each.setting.unit != "bytes" or not each.default:
+        return f"{each.default:g}" if each.kind is float else str(each.default)
+    size, unit = next(
+        (size, unit)
+        for size, unit in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"), (1, "bytes"))
+        if each.default % size == 0
+    )
+    return f"{each.default // size} {unit}"
+
+
+def limits():
+    for title, kind, about in (
+        ("Limits", Limits, "What a user has a reason to set: `Limits(NAME=...)`. Times are seconds."),
+        ("Tuning", Tuning, "The others, of `limits.tuning`, for tests and experts: `Limits.of(NAME=...)`."),
+    ):
+        yield f"\n## {title}\n\n{about}\n\n| name | default | what it is |\n| --- | --- | --- |\n"
+        yield from (f"| `{each.name}` | {value_of(each)} | {each.setting.help} |\n" for each in declared(kind).values())
+
+
 def page(text):
-    return text.partition(BEGIN)[0] + BEGIN + "".join(tables())
+    return text.partition(BEGIN)[0] + BEGIN + "".join([*limits(), *tables()])
 
 
 if __name__ == "__main__":

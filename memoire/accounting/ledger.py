@@ -455,4 +455,4 @@ def _check(update: Update) -> None:
 def account_bytes(limits: Limits) -> int:
     """Bytes that accounts and what clients say of themselves may take beside `held_bytes`."""
     held = limits.held_bytes or HELD_BYTES
-    return max(limits.expected_clients * ACCOUNT_BYTES, min(limits.new_clients * ACCOUNT_BYTES, held // 4))
+    return max(limits.tuning.expected_clients * ACCOUNT_BYTES, min(limits.new_clients * ACCOUNT_BYTES, held // 4))

@@ -160,7 +160,7 @@ def add_limits(to: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=VALUE",
         help="a timeout or bound of the library, such as new_clients=100000; may be given again "
-        "(docs/guarantees.md has all)",
+        "(docs/settings.md has all)",
     )
 
 

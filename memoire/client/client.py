@@ -229,7 +229,7 @@ class Client(Node):
         self._lines = LogLines(
             self._session,
             self._waiting,
-            limits.log_timeout,
+            limits.tuning.log_timeout,
             clock,
             is_inside=lambda: self._io.worker.is_here,
             silent=lambda: self._io.silent,
@@ -488,7 +488,8 @@ class Client(Node):
         is away for long. A line that is not taken is counted (stats().dropped_lines) and warned of once a minute.
 
         Args:
-            timeout: Seconds to wait for room; None waits `limits.log_timeout`, and not again until some lines left.
+            timeout: Seconds to wait for room; None waits `limits.tuning.log_timeout`, and not again until some lines
+                left.
 
         Raises:
             Closed: the client was closed, also while waiting.

@@ -240,7 +240,7 @@ def report_of(session: Session, sums: MemorySums, models: Mapping[str, int]) -> 
         parameters_version=session.parameters_version,
         models=dict(models),
         scalars=session.scalars,
-        lines=session.outbox.waiting(LINES_PER_UPDATE, session.limits.tail_bytes // 4, through=last_line),
+        lines=session.outbox.waiting(LINES_PER_UPDATE, session.limits.tuning.tail_bytes // 4, through=last_line),
         dropped_lines=counts.dropped_lines,
         ended=session.counts.oldest_episodes(ENDED_PER_UPDATE),
         applied=counts.applied,

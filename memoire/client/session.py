@@ -214,12 +214,14 @@ class Session:
         self.shown = name or client.hex()[:8]
         """What people call it: its name, or else the beginning of its id."""
         self.counts = RunCounts()
-        self.inserts = InsertGrant(self.counts, limits.update_every)
+        self.inserts = InsertGrant(self.counts, limits.tuning.update_every)
         self.windows = AccountWindows(limits.credit)
         self.outbox = LineOutbox(
-            most_lines=limits.log_lines, most_bytes=limits.log_buffer_bytes, line_bytes=limits.log_line_bytes
+            most_lines=limits.log_lines,
+            most_bytes=limits.tuning.log_buffer_bytes,
+            line_bytes=limits.tuning.log_line_bytes,
         )
-        self.schedule = UpdateSchedule(limits.update_every, rng)
+        self.schedule = UpdateSchedule(limits.tuning.update_every, rng)
         self.watch = HomeWatch(now)
         self.welcome: messages.Welcome | None = None
         """The newest one."""
@@ -345,7 +347,7 @@ class Session:
         self._hello.answered()
         self._is_moving = False
         if isinstance(answer, Refused) and answer.code in PASSING:
-            self._hello.due = now + self.limits.resend_after * self._rng.uniform(1.0, 2.0)
+            self._hello.due = now + self.limits.tuning.resend_after * self._rng.uniform(1.0, 2.0)
             self.put_off = answer
             return None
         self.put_off = None
@@ -450,7 +452,7 @@ class Session:
 
     def update_refused(self, answer: Answer, now: float) -> Step:
         """The home did not take an UPDATE, or something else than UPDATED came; returns what comes next."""
-        self.schedule.put_off(now + self.limits.resend_after)
+        self.schedule.put_off(now + self.limits.tuning.resend_after)
         if not isinstance(answer, Refused):
             return "update"
         if answer.code == "run":

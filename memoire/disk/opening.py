@@ -306,7 +306,7 @@ class OpenFolder:
         self.lines = LineLog(
             self.folder / "log",
             file.contents.segments,
-            byte_limit=self._limits.log_bytes,
+            byte_limit=self._limits.tuning.log_bytes,
             lines_of=file.lines_of,
             at=self._at,
         )

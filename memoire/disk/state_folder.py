@@ -121,7 +121,7 @@ class Store:
         self._contents, self._reader = opened.file.contents, opened.reader
         self._saver = Saver(self.folder, self.save, self._trim, self._look_after)
         self._backups = DatabaseBackups(
-            self.folder, opened.reader, lambda: self._file.seal.generation, every=limits.backup_every, at=at
+            self.folder, opened.reader, lambda: self._file.seal.generation, every=limits.tuning.backup_every, at=at
         )
         self._closed = False
         self._size = float("-inf"), 0  # when the files were looked at, and their bytes

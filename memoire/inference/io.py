@@ -183,7 +183,7 @@ class InferenceThread:
         budget: ByteBudget,
     ) -> None:
         self._owner, self._name, self.limits, self.budget = owner, name, limits, budget
-        self._received = budget.holder("requests", own=limits.request_bytes)
+        self._received = budget.holder("requests", own=limits.tuning.request_bytes)
         self.batching, self.computation, self._load = batching, computation, load
         self.started, self.counts = time.monotonic(), InferenceCounts()
         self.weights, self.is_waiting = Weights(), is_waiting
@@ -203,14 +203,14 @@ class InferenceThread:
         self.batches = SerialThread("memoire-batches")
         self.loader = SerialThread("memoire-weights", is_newest_only=True)
         self.worker = Worker("memoire-inference", self._turn, self._next_time, self._at_end)
-        replies = budget.holder("replies on their way", own=limits.request_bytes)
+        replies = budget.holder("replies on their way", own=limits.tuning.request_bytes)
         self.lanes, self.receivers = SendQueues(room=replies), Receivers()
         if service is not None:
             service.begin(self, self._received)
         self.admission = Admission(gate, limits, count=self._count, own=self._own)
         gate.on_hang_up = self._hung_up
         try:
-            self._router = sockets.request_server(context, limits.request_bytes)
+            self._router = sockets.request_server(context, limits.tuning.request_bytes)
             self.endpoint, way = gate.bind(self._router, endpoint)
             self.worker.doors.add(self._router, way=way or _HangUps(self._router, self._hung_up))
         except BaseException:
@@ -334,7 +334,7 @@ class InferenceThread:
 
     def check_patience(self, patience: float) -> None:
         """Refuse a request that waits for too many seconds. Raises ProtocolError (code "too_large")."""
-        if patience > (most := self.limits.patience):
+        if patience > (most := self.limits.tuning.patience):
             text = f"a request that waits for {patience:g} s; {most:g} s are allowed (patience). Give a shorter timeout"
             raise ProtocolError("too_large", text)
 
@@ -379,7 +379,7 @@ class InferenceThread:
             home_name=self._name,
             endpoints=messages.Endpoints(request=self.endpoint),
             models={"": self.weights.version},
-            limits={"request_bytes": self.limits.request_bytes, "rows": self.batching.max_batch},
+            limits={"request_bytes": self.limits.tuning.request_bytes, "rows": self.batching.max_batch},
             software=f"memoire {VERSION}",
             pages=list(self.pages),
             **({} if self.service is None else self.service.welcome()),
@@ -491,7 +491,7 @@ class InferenceThread:
         outputs = self.computation.outputs
         known = pack_known(outputs, found, rows, first)
         payload = pack_rows(outputs, cut(found, first, first + rows), rows) if known is None else known
-        most = min(self.limits.request_bytes, self.receivers.of(client).request_bytes)
+        most = min(self.limits.tuning.request_bytes, self.receivers.of(client).request_bytes)
         if len(payload) > most:
             text = (
                 f"the outputs of {rows} rows have {len(payload)} bytes; {most} are allowed (request_bytes). Ask for "

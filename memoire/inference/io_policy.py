@@ -62,7 +62,7 @@ class Exchange:
         facts: dict[str, Any] = {"client": client, "payload": b"\0"}
         head = encode(messages.Infer(patience=patience), fingerprint=inputs.fingerprint, **facts)[0]
         expected = encode(messages.Inferred(), fingerprint=outputs.fingerprint, **facts)[0]
-        return cls(asked, answered, head, expected, limits.tail_bytes)
+        return cls(asked, answered, head, expected, limits.tuning.tail_bytes)
 
     def request(self, columns: Mapping[str, Any], number: int) -> list[bytes] | None:
         """The frames of a request; None if the columns are not just as they should be."""

@@ -121,14 +121,14 @@ class Inference(Node):
 
         def hold(limits: Limits) -> Limits:
             held = limits.held_bytes or self._reserved.default("held_bytes", HELD_BYTES)
-            self._reserved.reserve("held_bytes", held, held + kept_of(held) + OWN_COPIES * limits.request_bytes)
+            self._reserved.reserve("held_bytes", held, held + kept_of(held) + OWN_COPIES * limits.tuning.request_bytes)
             return replace(limits, held_bytes=held)
 
         self._limits = self._reserved.limits(limits or Limits(), hold, model_bytes=1)
         held = self._limits.held_bytes
         kept = kept_of(held)
         for columns, schema in (("inputs", computation.inputs), ("outputs", computation.outputs)):
-            if (size := rows_bytes(schema, 1)) > (most := self._limits.request_bytes):
+            if (size := rows_bytes(schema, 1)) > (most := self._limits.tuning.request_bytes):
                 raise ParameterError("request_bytes", most, f"at least {size}, which one row of the {columns} takes")
         load = (lambda content: content) if weights is None else _callable("weights", weights)
         wait, life = seconds(max_wait, name="max_wait"), seconds(alive, name="alive")

@@ -38,7 +38,7 @@ ALONE = 0.05
 MAX_HOMES = 4096
 """Servers whose newest epoch is kept for each topic: as many as a WELCOME can name."""
 LARGE_BODY_BYTES = 16 << 20
-"""Bytes of a body from which on the whole of `limits.model_spread` is used."""
+"""Bytes of a body from which on the whole of `limits.tuning.model_spread` is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,11 +286,11 @@ class TopicFetcher:
         assembly = fetching.assembly
         if assembly is None:
             fetching.open += 1
-            self._steps.append(ChunkRequest(fetching.version, 0, self._limits.model_chunk, now, fetching))
+            self._steps.append(ChunkRequest(fetching.version, 0, self._limits.tuning.model_chunk, now, fetching))
             return
         if not fetching.open:
             fetching.asked = assembly.offset  # again from here, should a node have sent less than it was asked for
-        end = min(assembly.size, assembly.offset + self._limits.model_window * fetching.stride)
+        end = min(assembly.size, assembly.offset + self._limits.tuning.model_window * fetching.stride)
         while fetching.open < fetching.window and fetching.asked < end:
             offset, fetching.asked = fetching.asked, fetching.asked + fetching.stride
             fetching.open += 1
@@ -318,7 +318,7 @@ class TopicFetcher:
 
     def _window(self, fetching: _Fetching) -> int:
         """Chunks that may be on their way, by how long the newest one took."""
-        most = self._limits.model_window
+        most = self._limits.tuning.model_window
         if fetching.waited < ALONE:
             return most
         return min(most, fetching.window + 1) if fetching.waited < QUICK else 1
@@ -377,10 +377,10 @@ class TopicFetcher:
             chunk.checksum,
             chunk.text,
             byte_limit=self._limits.model_bytes or MODEL_BYTES,
-            early=4 * self._limits.model_window,
+            early=4 * self._limits.tuning.model_window,
         )
         fetching.stride = fetching.asked = stride
         if fetching.waited < ALONE:
             return
-        spread = self._limits.model_spread * min(1.0, chunk.size / LARGE_BODY_BYTES)
+        spread = self._limits.tuning.model_spread * min(1.0, chunk.size / LARGE_BODY_BYTES)
         fetching.resume_at = fetching.heard_at + self._rng.uniform(0.0, spread)

@@ -62,7 +62,7 @@ class Feed:
     def open(self, endpoint: str) -> None:
         """Hear what is published at this address: NEWS from now on, notices of topics once these are subscribed to."""
         self.close()
-        made = sockets.subscriber(self._context, max(self._limits.request_bytes, MAX_INLINE))
+        made = sockets.subscriber(self._context, max(self._limits.tuning.request_bytes, MAX_INLINE))
         link.dial(self._doors, made, endpoint, keys=self._keys)
         made.setsockopt(zmq.SUBSCRIBE, NEWS_FRAME)
         self._socket = self._doors.add(made)
@@ -104,7 +104,7 @@ class Feed:
 
     def fetch(self, topic: str, version: int, offset: int, size: int, finish: Callable[[Answer], Any]) -> None:
         """Ask for a stretch of a body; see `Topics`."""
-        most = self._limits.request_bytes
+        most = self._limits.tuning.request_bytes
         asked = messages.Fetch(topic=topic, version=version, offset=offset, size=min(size or most, most))
         self._channel.ask(asked, finish, patience=fetch_patience(self._limits))
 

@@ -398,7 +398,7 @@ def check_text(body: bytes, topic: str, version: int) -> None:
 
 def stretch_of(asked: messages.Fetch, limits: Limits) -> int:
     """Bytes of a body that are handed out at most to who asks so."""
-    return min(asked.size or limits.model_chunk, limits.model_chunk)
+    return min(asked.size or limits.tuning.model_chunk, limits.tuning.model_chunk)
 
 
 def chunk_of(
@@ -434,7 +434,7 @@ def known_checksum(chunk: messages.Chunk, payload: memoryview | None) -> dict[st
     return {"payload_checksum": chunk.checksum} if is_whole else {}
 
 
-MAX_INLINE = Limits().request_bytes // 2
+MAX_INLINE = Limits().tuning.request_bytes // 2
 """Bytes of a body that a notice may have: a publisher cannot know what its subscribers take, and all take this."""
 REPEAT_INTERVAL = 5.0
 """Seconds between two notices of the newest model of each topic."""
@@ -494,7 +494,7 @@ def notice_of(model: Model, limits: Limits, *, home: int = 0, epoch: int, run: i
         text=model.is_text,
         epoch=epoch,
     )
-    inline = model.body if 0 < model.size <= min(limits.inline_model, MAX_INLINE) and not again else None
+    inline = model.body if 0 < model.size <= min(limits.tuning.inline_model, MAX_INLINE) and not again else None
     return [topic_frame(model.topic), *encode(body, home=home, run=run, payload=inline)]
 
 

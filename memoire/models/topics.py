@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from memoire import _core
+from memoire.arguments import hint
 from memoire.errors import MemoireTimeout, ParameterError
-from memoire.limits import Limits, hint
+from memoire.limits import Limits
 from memoire.wire import messages
 from memoire.wire.frames import Answer
 
@@ -461,4 +462,4 @@ def fetch_patience(limits: Limits) -> float:
     """Seconds before a chunk is asked for again: where many clients fetch at once it takes its time, and each chunk
     that is sent twice makes it worse.
     """
-    return 5.0 * limits.resend_after
+    return 5.0 * limits.tuning.resend_after

@@ -166,7 +166,7 @@ class Channel:
     ) -> None:
         self.endpoint = endpoint
         self.run = self.home = self.fingerprint = self.table = 0
-        self.longest = limits.request_bytes
+        self.longest = limits.tuning.request_bytes
         """Bytes that a frame of a request may have: a longer one would cut the connection, and what is behind it."""
         self.refused: Counter[str] = Counter()
         """Replies that were refused, by code."""
@@ -186,7 +186,7 @@ class Channel:
         self._context = context
         self._rng = rng
         self._numbers = numbers or itertools.count(1)
-        self._calls = PendingRequests(limits.resend_after, limits.resend_most, rng)
+        self._calls = PendingRequests(limits.tuning.resend_after, limits.tuning.resend_most, rng)
         self._renewed_at = float("-inf")
         self._denied_since = float("inf")
         self._socket = self._open()
@@ -359,7 +359,9 @@ class Channel:
         """A WELCOME came: requests carry its facts from now on, and are no longer than the other side takes."""
         self.run, self.home = header.run, header.home
         self.fingerprint, self.table = header.fingerprint, told.table
-        self.longest = min(self._limits.request_bytes, told.limits.get("request_bytes", self._limits.request_bytes))
+        self.longest = min(
+            self._limits.tuning.request_bytes, told.limits.get("request_bytes", self._limits.tuning.request_bytes)
+        )
 
     def drop(self, number: int) -> None:
         """Forget a request: its answer no longer matters."""

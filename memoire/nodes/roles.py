@@ -24,7 +24,7 @@ import msgspec
 from memoire.arguments import refuse_unknown
 from memoire.disk import snapshots as snapshot
 from memoire.errors import EndpointError, MemoireError, ParameterError, SchemaError
-from memoire.limits import Limits
+from memoire.limits import LIMITS, Limits
 from memoire.net.process import raise_limit
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
@@ -202,8 +202,8 @@ def read_limits(settings: Sequence[str], **fixed: float) -> Limits:
     Raises:
         ParameterError: a name is none of `Limits`, or a value does not fit.
     """
-    changes = _settings("--limit", settings, Limits.__dataclass_fields__, such_as="new_clients=100000")
-    return Limits(**{name: _limit(name, value) for name, value in changes.items()} | fixed)
+    changes = _settings("--limit", settings, LIMITS, such_as="new_clients=100000")
+    return Limits.of(**{name: _limit(name, value) for name, value in changes.items()} | fixed)
 
 
 def _limit(name: str, value: Any) -> Any:
@@ -211,7 +211,7 @@ def _limit(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        if name.endswith("_bytes"):
+        if LIMITS[name].setting.unit == "bytes":
             return size(value)
     except NotASize as error:
         raise ParameterError("--limit", f"{name}={value}", f"{error.expected}, behind the =") from error

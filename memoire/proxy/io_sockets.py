@@ -93,7 +93,7 @@ class Front:
         near = beside(request)
         self._pull = doors.add(sockets.data_receiver(context, limits.message_bytes + (1 << 16)))
         self._pub = doors.add(sockets.publisher(context))
-        self._router = doors.add(sockets.request_server(context, limits.request_bytes))
+        self._router = doors.add(sockets.request_server(context, limits.tuning.request_bytes))
         self.endpoints = messages.Endpoints(
             publish=self._bind(self._pub, publish or near[1]),
             push=self._bind(self._pull, push or near[0]),

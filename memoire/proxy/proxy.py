@@ -154,7 +154,7 @@ class Proxy(Node):
             self._reserved.release()
             raise
         self._endpoints = self._thread.front.endpoints
-        if trouble := process.too_few(self._limits.expected_clients):
+        if trouble := process.too_few(self._limits.tuning.expected_clients):
             _log.warning("proxy %s: %s", self.name, trouble)
         self._thread.worker.start()
         close_at_exit(self)
@@ -163,7 +163,7 @@ class Proxy(Node):
         """Reserve what may wait for so many servers, and of replies. Raises ParameterError."""
         usual = self._reserved.default("queue_bytes", (2 * servers + 1) * QUEUE_BYTES) // (2 * servers + 1)
         caches = usual if queue_bytes is None else whole("queue_bytes", queue_bytes, 0)
-        queues = QueueSizes(caches, min(usual, limits.request_bytes * WAITING_REQUESTS), min(usual, ALL_BYTES))
+        queues = QueueSizes(caches, min(usual, limits.tuning.request_bytes * WAITING_REQUESTS), min(usual, ALL_BYTES))
         self._reserved.reserve("queue_bytes", caches, queues.of(servers))
         return queues
 

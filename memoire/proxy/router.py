@@ -212,7 +212,7 @@ class Router(Generic[B]):
             pages=list(dict.fromkeys([*self.pages, *(page for back in self.backs for page in back.pages)]))[:MAX_PAGES],
             inference=list(inference)[: messages.MAX_INFERENCE],
             models={**told.models, **newest},
-            limits={name: int(min(bytes_, getattr(limits, name, bytes_))) for name, bytes_ in told.limits.items()},
+            limits={name: int(min(bytes_, limits.get(name, bytes_))) for name, bytes_ in told.limits.items()},
         )
 
 

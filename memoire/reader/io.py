@@ -71,7 +71,9 @@ class ReaderThread:
         self.monitor, self.prefetch = NodeLock("this reader"), prefetch
         self.directory = Directory(urls, reader_id.hex()[:8], self.monitor.now())
         self.rounds = Rounds(self.directory, prefetch, partition, limits=limits, numbers=numbers, rng=rng)
-        self.publishing = Publishing(self.directory, min(limits.model_chunk, limits.request_bytes * 31 // 32))
+        self.publishing = Publishing(
+            self.directory, min(limits.tuning.model_chunk, limits.tuning.request_bytes * 31 // 32)
+        )
         self.takes = Takes(self.directory, limits)
         self.feedback = FeedbackRouter()
         self.worker = Worker("memoire-reader", self._turn, self._next_time, self._at_end)

@@ -116,7 +116,7 @@ class ServerThreads:
         published = "" if pub is None else self._open_pub(pub)
         self.addresses.endpoints = messages.Endpoints(request=requested, push=pushed, publish=published)
         self.addresses.warn_open()
-        if endpoint is not None and (trouble := descriptors.too_few(self._limits.expected_clients)):
+        if endpoint is not None and (trouble := descriptors.too_few(self._limits.tuning.expected_clients)):
             _log.warning("server %s: %s", self.name, trouble)
 
     def _open_pub(self, endpoint: str) -> str:
@@ -127,7 +127,7 @@ class ServerThreads:
 
     def add_request_worker(self, endpoint: str, bind: bool) -> str:
         """Answer requests at one more address; see `Server.add_request_worker`."""
-        made = sockets.request_server(self._context, self._limits.request_bytes)
+        made = sockets.request_server(self._context, self._limits.tuning.request_bytes)
         way: ConnectionWatcher | None
         if bind:
             bound, way = self.addresses.bind(made, endpoint)

@@ -254,7 +254,7 @@ class WorkerProxies:
 
     def run_requests(self, front: str, back: str) -> None:
         """Hand requests and their replies on; blocks until the server closes."""
-        frontend = sockets.request_server(self._context, self._limits.request_bytes)
+        frontend = sockets.request_server(self._context, self._limits.tuning.request_bytes)
         lanes = SendQueues(room=self._room)
         self.lanes.append(lanes)
         backend = sockets.plain_dealer(self._context, self._limits.reply_bytes)

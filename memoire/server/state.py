@@ -203,12 +203,12 @@ class ServerState:
         """Where its pages are, for those who ask for them."""
         self.inference: tuple[str, ...] = ()
         """Addresses of inference nodes that act for its clients."""
-        self.newcomers = TokenBuckets(limits.new_clients, limits.new_clients_rate)
+        self.newcomers = TokenBuckets(limits.new_clients, limits.tuning.new_clients_rate)
         """Accounts that may be opened now, by the owner of their key."""
         facts: dict[str, Any] = {"epoch": epoch, "room": self.reports}
         opens = self.newcomers.take
         self.runs = Runs(run, now, past, home=self.home, may_open=opens, forget=self._forget, line_room=lines, **facts)
-        newcomers = TokenBuckets(limits.new_clients, limits.new_clients_rate)
+        newcomers = TokenBuckets(limits.new_clients, limits.tuning.new_clients_rate)
         self.probes = Ledger(store=SumsOnlyStore(), may_open=newcomers.take, **facts)
         """Accounts of clients that only try the way there and back: in no run's totals, in no list, never saved."""
 

@@ -44,7 +44,7 @@ from .metadata import BatchMeta
 
 Result = TypeVar("Result")
 REQUEST_PART = 0.75
-"""A request's rows take this part of `limits.request_bytes` at most."""
+"""A request's rows take this part of `limits.tuning.request_bytes` at most."""
 KEYS_PER_REQUEST = 8192
 IN_FLIGHT = 4
 """Requests of one call on their way to one server."""
@@ -403,7 +403,7 @@ class KeyedClient(Node):
         """Rows, each with the time when it was made, in requests of a message's length. A longer value comes before
         its request, in pieces.
         """
-        most, made = int(self._limits.request_bytes * REQUEST_PART), [_Request()]
+        most, made = int(self._limits.tuning.request_bytes * REQUEST_PART), [_Request()]
         for made_at, row in rows:
             inline, long = dict(row.fields), list[tuple[str, bytes]]()
             while inline and sum(map(len, inline.values())) > most:
@@ -420,7 +420,7 @@ class KeyedClient(Node):
     async def _stage(self, url: str, content: bytearray) -> int:
         if not content:
             return 0
-        upload, piece = next(self._uploads), int(self._limits.request_bytes * REQUEST_PART)
+        upload, piece = next(self._uploads), int(self._limits.tuning.request_bytes * REQUEST_PART)
         for offset in range(0, len(content), piece):
             body = keyed.ChangeRows(call="stage", upload=upload, offset=offset)
             await self._ask(url, body, bytes(content[offset : offset + piece]))

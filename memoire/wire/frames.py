@@ -183,8 +183,8 @@ def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payloa
 
 def _whole(frames: Sequence[Buffer], limits: Limits) -> Message | None:
     """The message in two frames, checked in one step; None if anything is wrong or large, which `parse` looks into."""
-    most = min(limits.request_bytes, limits.message_bytes)
-    found = _bytes.read_message(frames[0], frames[1], MAGIC, VERSION, limits.tail_bytes, most)
+    most = min(limits.tuning.request_bytes, limits.message_bytes)
+    found = _bytes.read_message(frames[0], frames[1], MAGIC, VERSION, limits.tuning.tail_bytes, most)
     if found is None or (known := WITH_PAYLOAD.get(found[0][0])) is None:
         return None
     (facts, tail), (kind, decode) = found, known
@@ -247,13 +247,13 @@ def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[
     if not 1 <= len(frames) <= 2:
         raise ProtocolError("frames", f"a message has 1 or 2 frames, got {len(frames)}")
     frame = memoryview(frames[0])
-    found = _bytes.read_header(frame, MAGIC, VERSION, limits.tail_bytes)
+    found = _bytes.read_header(frame, MAGIC, VERSION, limits.tuning.tail_bytes)
     named = None if found is None else TYPES.get(found[0])
     if found is None or named is None:
         raise _wrong_header(frame, limits)
     header = MessageHeader(named, *found[1:])
     size = header.payload_bytes
-    is_small = 0 < size <= limits.request_bytes and named.payload is ALWAYS and not named.large
+    is_small = 0 < size <= limits.tuning.request_bytes and named.payload is ALWAYS and not named.large
     if not is_small or len(frames) != 2 or len(frames[1]) != size:
         _check_payload(header, frames, limits)
     return header, frame[HEADER_BYTES:]
@@ -278,8 +278,10 @@ def _check_header(frame: memoryview, limits: Limits) -> None:
         raise ProtocolError(
             "version", f"version {version} of the protocol; this node speaks {VERSION}. Upgrade the older of the two"
         )
-    if tail_bytes > limits.tail_bytes:
-        raise ProtocolError("too_large", f"a tail of {tail_bytes} bytes; {limits.tail_bytes} are allowed (tail_bytes)")
+    if tail_bytes > limits.tuning.tail_bytes:
+        raise ProtocolError(
+            "too_large", f"a tail of {tail_bytes} bytes; {limits.tuning.tail_bytes} are allowed (tail_bytes)"
+        )
     if frame.nbytes != HEADER_BYTES + tail_bytes:
         code = "short" if frame.nbytes < HEADER_BYTES + tail_bytes else "long"
         raise ProtocolError(code, f"frame 0 has {frame.nbytes} bytes, its header says {HEADER_BYTES + tail_bytes}")
@@ -299,7 +301,7 @@ def _check_payload(header: MessageHeader, frames: Sequence[Buffer], limits: Limi
         if header.payload_checksum:
             raise ProtocolError("size", f"{header.type.name} has a checksum for a payload it does not have")
         return
-    allowed = limits.message_bytes if header.type.large else limits.request_bytes
+    allowed = limits.message_bytes if header.type.large else limits.tuning.request_bytes
     if size > allowed:
         raise ProtocolError("too_large", f"{header.type.name} with a payload of {size} bytes; {allowed} are allowed")
     if (given := memoryview(frames[1]).nbytes) != size:

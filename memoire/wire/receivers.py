@@ -41,8 +41,8 @@ class Receiver(NamedTuple):
     """Bytes that a peer takes of a reply: those of `Limits` that it was made with."""
 
     message_bytes: int = _DEFAULTS.message_bytes
-    request_bytes: int = _DEFAULTS.request_bytes
-    tail_bytes: int = _DEFAULTS.tail_bytes
+    request_bytes: int = _DEFAULTS.tuning.request_bytes
+    tail_bytes: int = _DEFAULTS.tuning.tail_bytes
 
     @classmethod
     def of(cls, said: Mapping[str, int]) -> Receiver:
@@ -52,7 +52,7 @@ class Receiver(NamedTuple):
     @classmethod
     def with_limits(cls, limits: Limits) -> Receiver:
         """A peer that was made with these limits."""
-        return cls(int(limits.message_bytes), limits.request_bytes, limits.tail_bytes)
+        return cls(int(limits.message_bytes), limits.tuning.request_bytes, limits.tuning.tail_bytes)
 
     def within(self, limits: Limits) -> Receiver:
         """A peer that is reached through a proxy with these limits: the lower ones of both."""

@@ -29,7 +29,7 @@ from netkit import SCHEMA
 
 # --- Accounts that leave memory and come back: in any order of folds, returns, drains, restarts and restores, every step and every line counts once, and what a ledger says of all is what its clients said
 
-LIMITS = Limits(client_timeout=60.0, account_timeout=600.0)
+LIMITS = Limits.of(client_timeout=60.0, account_timeout=600.0)
 CLIENTS = [bytes([n]) * 16 for n in range(1, 5)]
 RUN = "run"
 
@@ -256,7 +256,7 @@ def test_a_former_run_leaves_memory_when_nobody_asks_for_it_and_comes_back_whole
 
 
 def test_the_server_warns_and_is_not_ready_before_newcomers_have_to_wait(clock, caplog):
-    home = Home("home", clock, limits=Limits(new_clients=8, new_clients_rate=1.0))
+    home = Home("home", clock, limits=Limits.of(new_clients=8, new_clients_rate=1.0))
     for number in range(1, 7):
         assert home.ask(bytes([number]) * 16, messages.Update(steps=1), 1).steps == 1
         home.dispatcher.fold()

@@ -45,7 +45,7 @@ def test_a_cache_comes_back_through_a_proxy_and_meets_no_learner(cluster):
 
 
 def test_a_round_trip_costs_no_place_of_a_new_client_and_is_forgotten(cluster):
-    server = cluster.server(schema=SCHEMA, limits=Limits(new_clients=2, new_clients_rate=0.001, client_timeout=0.05))
+    server = cluster.server(schema=SCHEMA, limits=Limits.of(new_clients=2, new_clients_rate=0.001, client_timeout=0.05))
     assert examine(server.endpoint)[0] == doctor.WELL
     assert server.stats().newcomers_left == 2
     dispatcher = server._dispatcher

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("without_io")
 
 # --- What messages mean for a client, one by one: its home, its run, when it moves and what it says next
 
-LIMITS = Limits(update_every=1.0, resend_after=0.5)
+LIMITS = Limits.of(update_every=1.0, resend_after=0.5)
 NEVER = float("inf")
 ONE, TWO = name_hash("one"), name_hash("two")
 RUN, NEXT = name_hash("run"), name_hash("next")
@@ -294,7 +294,7 @@ def test_why_nothing_is_acknowledged_is_kept_until_something_is(session, home, c
 def test_any_other_refusal_changes_nothing(session, home, answer):
     join(session, home)
     assert session.update_refused(answer, 5.0) == "update"
-    assert session.trouble == "" and session.update_due() == 5.5 + LIMITS.update_every
+    assert session.trouble == "" and session.update_due() == 5.5 + LIMITS.tuning.update_every
     session.refuse("value")
     session.refuse("value")
     assert session.refused == {"value": 2}
@@ -347,7 +347,7 @@ def record(session):
     ("happens", "pause"),
     [
         (lambda session: None, HEARTBEAT_INTERVAL),
-        (record, LIMITS.update_every),
+        (record, LIMITS.tuning.update_every),
         (use_half_the_window, PRESSED_INTERVAL),
         (use_half_the_grant, PRESSED_INTERVAL),
         (press, PRESSED_INTERVAL),

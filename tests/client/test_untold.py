@@ -133,7 +133,7 @@ def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, store_by, 
     disk = Disk(tmp_path)
     store_by(lambda folder, name, default_name, limits, clock: MemoryStore(disk, default_name))
     server = cluster.server(state_dir="here")
-    client = cluster.client(server, limits=Limits(resend_after=0.05, resend_most=0.1, update_every=0.02))
+    client = cluster.client(server, limits=Limits.of(resend_after=0.05, resend_most=0.1, update_every=0.02))
     disk.is_full = True
     disk.may_save.clear()
     record(client)

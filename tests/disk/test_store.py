@@ -126,7 +126,7 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path):
 
 
 def test_old_text_goes_when_there_is_too_much_and_leaves_the_search_with_it(tmp_path):
-    with Keeper(tmp_path, limits=Limits(log_bytes=16_000)) as keeper:
+    with Keeper(tmp_path, limits=Limits.of(log_bytes=16_000)) as keeper:
         for n in range(1, 41):
             keeper.save(lines=[(CLIENTS[0], n, f"{n:03d} " + "x" * 950)])
 
@@ -146,7 +146,7 @@ def test_old_text_goes_when_there_is_too_much_and_leaves_the_search_with_it(tmp_
 
 
 def test_backups_are_made_now_and_then_while_something_changes(tmp_path):
-    with Keeper(tmp_path, limits=Limits(backup_every=0.01)) as keeper:
+    with Keeper(tmp_path, limits=Limits.of(backup_every=0.01)) as keeper:
         keeper.save(settings={"n": "1"})
         until(lambda: (tmp_path / "state.db.backup-1").exists())
         keeper.save(settings={"n": "2"})
@@ -361,7 +361,7 @@ def killed(store):
 @settings(max_examples=10, deadline=None)
 @given(st.lists(operations, max_size=25))
 def test_any_order_of_saving_and_restarting_keeps_everything(history):
-    model, limits = Model(), Limits(log_bytes=100_000)
+    model, limits = Model(), Limits.of(log_bytes=100_000)
     with folder_in_memory() as folder:
         store = Store(folder, "home", limits=limits)
         for operation in history:

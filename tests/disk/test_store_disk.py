@@ -61,7 +61,7 @@ def small_disk(tmp_path):
 @pytest.mark.parametrize("room", [0, 20_000, 60_000, 200_000])
 def test_a_full_disk_delays_and_loses_nothing(small_disk, room):
     """`room` is left when the filling begins: the disk becomes full at another place each time."""
-    keeper = Keeper(small_disk / "state", limits=Limits(log_bytes=1 << 20))
+    keeper = Keeper(small_disk / "state", limits=Limits.of(log_bytes=1 << 20))
     ballast = small_disk / "ballast"
     free = shutil.disk_usage(small_disk).free
     ballast.write_bytes(b"x" * max(0, free - room))
@@ -513,7 +513,7 @@ def test_kills_at_any_time_lose_nothing_that_was_acknowledged(in_memory):
 def check_all(folder, kills):
     """As `check`, where each kill may have left one step that is stored and was not acknowledged."""
     acknowledged = (folder / "acks").stat().st_size
-    with Store(folder / "state", "home", limits=Limits(log_bytes=600)) as store:
+    with Store(folder / "state", "home", limits=Limits.of(log_bytes=600)) as store:
         step = int(store.settings().get("step", "0"))
     assert acknowledged <= step <= acknowledged + kills
     with (folder / "acks").open("ab") as file:

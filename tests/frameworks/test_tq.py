@@ -56,7 +56,7 @@ def test_each_call_returns_or_raises_what_transfer_queue_did(queue, tmp_path):
 
 
 def test_more_long_values_than_a_server_takes_at_once_all_arrive():
-    limits = Limits(request_bytes=16 << 10)
+    limits = Limits.of(request_bytes=16 << 10)
     with Server(HERE, storage="keyed", limits=limits) as server:
         client = KeyedClient([server.endpoint], limits=limits)
 
@@ -103,7 +103,7 @@ def test_damaged_bytes_of_a_value_are_refused(damaged):
 
 
 def test_values_longer_than_a_message_come_whole(servers):
-    limits = Limits(request_bytes=64 * 1024)
+    limits = Limits.of(request_bytes=64 * 1024)
     client = KeyedClient([server.endpoint for server in servers], limits=limits)
     rows = [Row(f"k{i}", {}, {"long": bytes([i]) * 300_000, "short": b"s", "middle": bytes(40_000)}) for i in range(9)]
     raw = [Row(row.key, row.tags, {name: values.encode(value) for name, value in row.fields.items()}) for row in rows]

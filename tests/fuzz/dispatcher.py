@@ -28,7 +28,7 @@ from memoire.wire.frames import reply as encode_reply
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts
 
 REACHED = {"both"}
-LIMITS = Limits(model_chunk=50, model_bytes=10_000, message_bytes=1 << 20)
+LIMITS = Limits.of(model_chunk=50, model_bytes=10_000, message_bytes=1 << 20)
 SCHEMA = make_vectors.SCHEMA
 WINDOWS = Parameters(frame_stack=2, multi_step=2)
 MODEL = b"a model of some bytes, in one piece or in two"

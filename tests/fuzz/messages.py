@@ -42,7 +42,7 @@ WIRE_MESSAGE_REACHED = {
     "flags",
     "payload",
 }
-LIMITS = Limits(tail_bytes=1 << 15, request_bytes=1 << 15, message_bytes=1 << 16)
+LIMITS = Limits.of(tail_bytes=1 << 15, request_bytes=1 << 15, message_bytes=1 << 16)
 VECTORS = Path(__file__).parent.parent / "vectors"
 
 
@@ -303,7 +303,7 @@ def one_of_model_body(data: bytes) -> str:
 
 
 MODEL_TRANSFER_REACHED = {"delivered", "nothing"}
-MODEL_TRANSFER_LIMITS = Limits(model_bytes=1000, inline_model=100, model_chunk=30, model_window=3, model_spread=0.0)
+MODEL_TRANSFER_LIMITS = Limits.of(model_bytes=1000, inline_model=100, model_chunk=30, model_window=3, model_spread=0.0)
 BODY = bytes(range(200))
 CHECKSUM = _bytes.checksum(BODY)
 

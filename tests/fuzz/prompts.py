@@ -25,7 +25,7 @@ from memoire.wire.frames import encode, parse, table_number
 from memoire.wire.frames import reply as encode_reply
 
 REACHED = {"both"}
-LIMITS = Limits(message_bytes=1 << 16, request_bytes=1 << 15)
+LIMITS = Limits.of(message_bytes=1 << 16, request_bytes=1 << 15)
 TABLE = Table(
     {"tokens": (np.int32, (None,)), "logprob": (np.float32, (None,)), "reward": np.float32}, storage="prompts",
     group=2, at_least=1, attempts=2, keep=1, replay_limit=2, score="variance", max_model_lag=2,

@@ -87,7 +87,7 @@ def one(data: bytes) -> str:
     before = set(Path(_FOLDER.name).iterdir())
     _rewrite(data[0] % len(_template()), data[1:])
     try:
-        with Store(FOLDER, None, limits=Limits(log_bytes=100)) as store:
+        with Store(FOLDER, None, limits=Limits.of(log_bytes=100)) as store:
             for facts in store.runs():
                 contents(store, facts.name)
             _go_on(store)

@@ -65,7 +65,7 @@ def read(folder: Path) -> list[Event]:
     return sorted(events, key=lambda event: event["t"])
 
 
-LIMITS = Limits(resend_after=0.2, resend_most=1.0, update_every=0.1)
+LIMITS = Limits.of(resend_after=0.2, resend_most=1.0, update_every=0.1)
 """Impatient, so that much is sent twice."""
 JOIN = 40.0
 """Seconds that a client has to get in, while servers and proxies go down and up."""

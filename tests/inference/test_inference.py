@@ -174,7 +174,7 @@ def test_a_batch_whose_answers_are_refused_leaves_memory_without_a_collection_of
         return {"values": values}
 
     outputs = {"values": (np.float32, (100_000,))}
-    node = open_node(function, outputs=outputs, limits=Limits(request_bytes=1 << 20))
+    node = open_node(function, outputs=outputs, limits=Limits.of(request_bytes=1 << 20))
     policy = open_policy(node, outputs=outputs)
     gc.disable()
     try:
@@ -223,7 +223,7 @@ def test_rows_wait_for_their_version(open_node, open_policy):
 
 
 def test_rows_for_a_later_version_do_not_close_a_node_and_wait_for_a_bounded_time(open_node, open_policy):
-    node = open_node(max_batch=8, queue_rows=32, limits=Limits(patience=30.0))
+    node = open_node(max_batch=8, queue_rows=32, limits=Limits.of(patience=30.0))
     early = [open_policy(node, timeout=29.0) for _ in range(2)]
     for policy in early:
         for _ in range(2):
@@ -386,7 +386,7 @@ def test_every_setting_of_node_and_policy_is_listed():
 def test_a_policy_that_was_told_otherwise_than_its_node_is_refused_by_both_values(
     open_node, open_policy, told, rows, says
 ):
-    node = open_node(limits=Limits(patience=5.0))
+    node = open_node(limits=Limits.of(patience=5.0))
     policy = open_policy(node, **{"timeout": 2.0} | told)
     column = RowSchema(told.get("inputs", INPUTS))["obs"]
     asked = {"obs": np.zeros((rows, *column.shape), column.dtype)}

@@ -66,7 +66,7 @@ CALLS_EACH = 40
 @pytest.fixture(scope="module")
 def nodes():
     cluster = Cluster()
-    quick = Limits(request_timeout=0.05, log_timeout=0.0, resend_after=0.02, resend_most=0.05)
+    quick = Limits.of(request_timeout=0.05, log_timeout=0.0, resend_after=0.02, resend_most=0.05)
     server = cluster.server(limits=quick)
     proxy = cluster.proxy([server])
     client = cluster.client(proxy, limits=quick)

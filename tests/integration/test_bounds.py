@@ -1,6 +1,5 @@
 """One step on each side of bounds that are kept inside: what is sent at once, kept, waited for, forgotten."""
 
-import dataclasses
 import sqlite3
 
 import numpy as np
@@ -45,14 +44,14 @@ def test_a_line_that_waits_counts_with_what_it_costs_beside_its_text():
 
 
 def test_a_window_is_open_at_once_where_few_ask():
-    node = following(dataclasses.replace(LIMITS, model_window=4))
+    node = following(LIMITS.replace(model_window=4))
     node.publish(200)
     node.answer()
     assert len(node.asked) == 4
 
 
 def test_a_window_grows_by_one_with_each_quick_answer_and_a_slow_one_makes_it_one():
-    node = following(dataclasses.replace(LIMITS, model_window=4))
+    node = following(LIMITS.replace(model_window=4))
     body, at_once = node.publish(200), []
     for place in range(6):
         node.now += 1.1 * fetcher.ALONE if place < 3 else 0.0

@@ -41,7 +41,7 @@ TIMEOUT = 0.2
 LATE = 20.0
 """Seconds that a busy machine, and a look at the address for the error's advice, may add to a deadline."""
 LONG = 60.0
-FEW_LINES = Limits(log_lines=3, log_timeout=LONG, credit=1, block_timeout=LONG)
+FEW_LINES = Limits.of(log_lines=3, log_timeout=LONG, credit=1, block_timeout=LONG)
 CLASSES = (Client, ModelHandle, Receiver, Reader, Server, TableHandle, Proxy, ReplayMemoryClient, ReplayMemoryServer,
            Inference, RemotePolicy, Pending, Agent, Observer)  # fmt: skip
 

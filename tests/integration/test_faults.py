@@ -92,7 +92,7 @@ def test_feedback_of_a_batch_of_any_size_arrives(cluster):
     client = cluster.client(server)
     record(client, episodes=3)
     assert client.push_cache()
-    reader = cluster.reader([server], limits=Limits(resend_after=300.0, resend_most=300.0))  # nothing was cut off
+    reader = cluster.reader([server], limits=Limits.of(resend_after=300.0, resend_most=300.0))  # nothing was cut off
     batch = reader.get_batch(128)
     ids = np.tile(batch.ids, 1000)  # 2 MB of them: more than the longest request
     assert reader.update_priorities(ids, np.ones(len(ids))).sent == 128_000
@@ -124,7 +124,7 @@ def test_a_request_that_is_too_long_ends_in_an_error_and_the_next_is_answered(cl
 
 
 def test_a_reply_that_is_too_large_ends_its_request_by_name_at_the_server_and_where_it_comes(cluster):
-    server, small = cluster.server(), Limits(tail_bytes=4096)
+    server, small = cluster.server(), Limits.of(tail_bytes=4096)
     for number in range(60):
         server.publish(f"{number} {'t' * 100}", b"weights")
     hello, update = messages.Hello(role="actor"), messages.Update(steps=1)

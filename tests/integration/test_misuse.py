@@ -214,7 +214,7 @@ def test_two_threads_in_one_writer_are_told_apart_from_two_writers(cluster):
 def test_a_line_that_was_taken_arrives_and_one_that_was_not_is_said(cluster, caplog):
     server = cluster.server()
     way = cluster.way(server, drop=0.0, double=0.0)
-    limits = Limits(log_lines=5, log_timeout=1.0, update_every=0.02, resend_after=0.05, resend_most=0.2)
+    limits = Limits.of(log_lines=5, log_timeout=1.0, update_every=0.02, resend_after=0.05, resend_most=0.2)
     client = cluster.client(way.endpoint, limits=limits)
     client.update(100.0)
     way.drop = 1.0

@@ -18,8 +18,8 @@ from netkit import QUICK, in_thread, intercept, until
 NAMES = ["anna", "bert"]
 
 
-CHUNK = Limits().model_chunk
-PATIENT = Limits(resend_after=10.0, update_every=0.02)
+CHUNK = Limits().tuning.model_chunk
+PATIENT = Limits.of(resend_after=10.0, update_every=0.02)
 """Asks for nothing again, also where the machine is busy."""
 
 
@@ -102,7 +102,7 @@ def test_a_proxy_that_ends_in_the_middle_of_a_transfer_spoils_nothing(cluster):
     server = cluster.server()
     front = f"tcp://127.0.0.1:{block(3)}"
     proxy = cluster.proxy([server], front=front)
-    limits = Limits(resend_after=0.05, resend_most=0.2, update_every=0.02, model_chunk=16 * KiB, model_spread=0.0)
+    limits = Limits.of(resend_after=0.05, resend_most=0.2, update_every=0.02, model_chunk=16 * KiB, model_spread=0.0)
     client = cluster.client(proxy, limits=limits)
     model = client.model("policy")
     watcher = Watcher(model)

@@ -148,7 +148,7 @@ def test_an_actor_that_leaves_caches_out_hears_soon_that_they_are_wanted_again(c
     """Not with its next report, which may be long after its stock was used up."""
     more = dataclasses.replace(QUICK, credit=1 << 16)  # so much that a few caches on the way bring no report
     server = cluster.server(parameters=Parameters(cache_size=8), limits=more)
-    rarely = dataclasses.replace(more, update_every=1000.0)
+    rarely = more.replace(update_every=1000.0)
     client = cluster.client(server, on_full="skip", limits=rarely)
     writer = client.writer(check=False)
     for number in range(60):

@@ -170,7 +170,7 @@ def test_a_small_body_is_in_its_notice_and_not_in_the_repetitions():
     again = parse_notice(notice_of(model, Limits(), epoch=5, run=7, again=True))
     assert bytes(first.payload) == b"new a" and again.payload is None
     assert first.body == again.body and (first.body.epoch, first.header.run, first.header.home) == (5, 7, 6)
-    large = parse_notice(notice_of(model, Limits(inline_model=2), epoch=5, run=7))
+    large = parse_notice(notice_of(model, Limits.of(inline_model=2), epoch=5, run=7))
     assert large.payload is None
 
 

@@ -35,7 +35,7 @@ def test_a_node_may_send_less_than_was_asked_for():
     node = following()
     body = node.publish(size=95)
     node.answer()
-    node.limits = Limits(model_chunk=4)  # the rest comes from another node
+    node.limits = Limits.of(model_chunk=4)  # the rest comes from another node
     node.answer_all()
     assert node.newest.body == body
 
@@ -105,7 +105,7 @@ def test_the_same_body_from_a_server_that_began_anew_is_not_fetched_again():
     node.restart([body])
     before = node.topics.fetched_bytes
     node.answer_all()
-    assert node.topics.fetched_bytes - before <= LIMITS.model_chunk
+    assert node.topics.fetched_bytes - before <= LIMITS.tuning.model_chunk
     assert node.got == [(1, False)]
     node.publish()
     node.answer_all()
@@ -154,7 +154,7 @@ def test_a_topic_whose_notices_do_not_come_is_subscribed_to_again():
 
 
 def test_clients_begin_with_a_large_body_at_random_moments():
-    limits = Limits(model_chunk=10, model_spread=100.0, model_bytes=1 << 30)
+    limits = Limits.of(model_chunk=10, model_spread=100.0, model_bytes=1 << 30)
     times = []
     for seed in range(20):
         node = following(limits, rng=random.Random(seed))
@@ -230,7 +230,7 @@ def test_whatever_is_lost_a_body_is_right_or_absent_and_the_newest_comes_at_last
 
 # --- One topic, call by call: what is asked for and handed out, with the time as a number and no thread
 
-LIMITS_TOPIC_FETCHER = Limits(model_chunk=10, model_window=3, model_spread=0.0, model_bytes=10_000)
+LIMITS_TOPIC_FETCHER = Limits.of(model_chunk=10, model_window=3, model_spread=0.0, model_bytes=10_000)
 INF = float("inf")
 
 
@@ -301,7 +301,7 @@ def test_who_receives_every_version_gets_those_in_between():
 
 def test_the_rest_of_a_large_body_waits_for_a_random_pause_if_many_ask():
     size = fetcher.LARGE_BODY_BYTES
-    topic = Topic(limits=Limits(model_chunk=1 << 20, model_window=2, model_spread=8.0))
+    topic = Topic(limits=Limits.of(model_chunk=1 << 20, model_window=2, model_spread=8.0))
     large = model(size=size)
     (first,) = topic.fetcher.announced(1, 100.0 - 2 * fetcher.ALONE)
     assert topic.answer(first, large, 100.0) == []

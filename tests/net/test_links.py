@@ -280,7 +280,7 @@ def test_what_a_dropped_socket_held_is_given_back(context, doors):
 
 def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(context, doors):
     answering, answers = Answering(context, port=block(1)), []
-    limits = Limits(resend_after=60.0, resend_most=60.0)
+    limits = Limits.of(resend_after=60.0, resend_most=60.0)
     channel = Channel(doors, context, answering.endpoint, client=bytes(16), limits=limits, rng=random.Random(1))
 
     def turn(condition):
@@ -302,7 +302,7 @@ def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(co
 
 def test_a_node_that_begins_again_hears_what_a_client_takes_before_it_gets_what_is_sent_again(context, doors):
     answering = Answering(context, port=block(1))
-    limits = Limits(resend_after=60.0, resend_most=60.0, message_bytes=4096)
+    limits = Limits.of(resend_after=60.0, resend_most=60.0, message_bytes=4096)
     channel = Channel(doors, context, answering.endpoint, client=bytes(16), limits=limits, rng=random.Random(1))
     channel.ask(messages.Update(), lambda answer: None)
 

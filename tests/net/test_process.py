@@ -260,7 +260,7 @@ schema = Schema.from_json(sys.argv[1])
 with Server("tcp://127.0.0.1:0", schema, keys=None) as server, Proxy("tcp://127.0.0.1:0", [server.endpoint]) as proxy:
     shown = [(stats.descriptors, stats.most_descriptors) for stats in (server.stats(), proxy.stats())]
     before = len(said)
-    Server("tcp://127.0.0.1:0", schema, limits=Limits(expected_clients=10)).close()
+    Server("tcp://127.0.0.1:0", schema, limits=Limits.of(expected_clients=10)).close()
 print(json.dumps([said[:before], said[before:], shown]))
 """
 
@@ -286,7 +286,7 @@ from memoire.replay.schema import Schema
 descriptors.POLL_INTERVAL = 0.1
 port = int(sys.argv[1])
 places = {"push_endpoint": f"tcp://127.0.0.1:{port + 1}", "pub_endpoint": f"tcp://127.0.0.1:{port + 2}"}
-with Server(f"tcp://127.0.0.1:{port}", Schema.from_json(sys.argv[2]), limits=Limits(expected_clients=10), **places) as server:
+with Server(f"tcp://127.0.0.1:{port}", Schema.from_json(sys.argv[2]), limits=Limits.of(expected_clients=10), **places) as server:
     print("listening", flush=True)
     for _ in sys.stdin:
         full = descriptors.shared_guard()

@@ -259,7 +259,7 @@ def test_a_shared_frame_arrives_at_each_peer_whole(context):
 # --- docs/sockets.md says what every socket has: each option is read back from each role, and from the nodes' own sockets
 
 ROOT = Path(__file__).parents[2]
-LIMITS = Limits(request_bytes=700_000, message_bytes=5_000_000)
+LIMITS = Limits.of(request_bytes=700_000, message_bytes=5_000_000)
 
 
 def table(heading):

@@ -52,7 +52,7 @@ SERVERS: Final = ("alpha", "beta", "gamma")
 HOMES: Final = tuple(map(name_hash, SERVERS))
 SCHEMA: Final = Schema({"obs": Column(np.float32, (1,), "state"), "reward": Column(np.float32, (), "reward")})
 LIMITS: Final = Limits()
-SOON: Final = LIMITS.update_every + 0.01
+SOON: Final = LIMITS.tuning.update_every + 0.01
 """Seconds within which an UPDATE is due that says something. One that was refused is due later, heartbeats last."""
 LATER: Final = 4.0
 QUIET: Final = 2.0
@@ -133,10 +133,10 @@ class Requests(Channel):
     def __init__(self, numbers: Any) -> None:
         self.endpoint = "tcp://proxy:1"
         self.run = self.home = self.fingerprint = self.table = 0
-        self.longest, self.refused, self.heard_at = LIMITS.request_bytes, Counter(), 0.0
+        self.longest, self.refused, self.heard_at = LIMITS.tuning.request_bytes, Counter(), 0.0
         self.renewals = self.connections = 0
         self._client, self._limits, self._numbers = ME, LIMITS, numbers
-        self._calls = PendingRequests(LIMITS.resend_after, LIMITS.resend_most, Earliest())
+        self._calls = PendingRequests(LIMITS.tuning.resend_after, LIMITS.tuning.resend_most, Earliest())
         self._introduces = self._is_unknown = False
         self._asked_at, self._is_blocked = 0.0, True  # so that everything is sent by `pump`
         self.sent: list[int] = []

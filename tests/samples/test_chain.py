@@ -131,7 +131,7 @@ def test_learning_from_a_server_finds_the_true_values(envs):
     ):  # fmt: skip
         server.configure(cache_size=64)
         with connect(
-            server.endpoint, seed=0, capacity=20_000, context=context, limits=Limits(update_every=0.02)
+            server.endpoint, seed=0, capacity=20_000, context=context, limits=Limits.of(update_every=0.02)
         ) as client:
             actor, learner = Actor(envs, client.writer(envs)), Learner()
             actor.act(30)

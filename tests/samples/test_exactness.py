@@ -38,7 +38,7 @@ SCHEMA = Schema(
     }
 )
 EXACT = Parameters(importance_exponent=1.0, priority_exponent=1.0, cache_size=512)
-QUICK = Limits(resend_after=0.1, resend_most=0.3, update_every=0.05)
+QUICK = Limits.of(resend_after=0.1, resend_most=0.3, update_every=0.05)
 
 
 def errors_are_none(errors, truth, most=0.005):

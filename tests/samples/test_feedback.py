@@ -77,7 +77,7 @@ def test_after_thousands_of_rounds_with_evictions_no_priority_is_on_another_entr
     assert min(applied, stale) > told.samples // 10
 
 
-QUICK = Limits(resend_after=0.1, resend_most=0.3, update_every=0.02)
+QUICK = Limits.of(resend_after=0.1, resend_most=0.3, update_every=0.02)
 
 
 @pytest.mark.parametrize("learner", ["server", "reader"])

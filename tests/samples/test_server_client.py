@@ -395,7 +395,7 @@ def test_a_server_that_nobody_holds_goes_on_until_it_is_closed(context, join):
 
 def test_many_lines_are_acknowledged_without_pauses(serve, join):
     server = serve()
-    client = join(server.endpoint, limits=Limits(update_every=300.0))  # it does not wait for that
+    client = join(server.endpoint, limits=Limits.of(update_every=300.0))  # it does not wait for that
     for number in range(3000):
         client.log(f"{number}")
     client.update(100.0)

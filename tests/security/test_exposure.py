@@ -164,7 +164,7 @@ def test_keys_tokens_or_the_word_insecure_let_a_command_listen_for_others(tmp_pa
 
 # --- Newcomers by rate: so many at once, then so many a second, and whoever is known goes on; also over real connections
 
-FEW = Limits(connection_clients=3, connection_clients_rate=0.5)
+FEW = Limits.of(connection_clients=3, connection_clients_rate=0.5)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(-1.0, 3.0)), max_size=40))
@@ -227,14 +227,14 @@ def test_a_connection_that_makes_up_clients_is_stopped_where_it_ends(cluster, th
 
 
 def test_a_client_that_comes_too_soon_says_so_or_gets_in_later(cluster):
-    server = cluster.server(limits=Limits(new_clients=1, new_clients_rate=0.0, connection_clients=0))
+    server = cluster.server(limits=Limits.of(new_clients=1, new_clients_rate=0.0, connection_clients=0))
     with pytest.raises(Refused, match="connection_clients") as refused:
         cluster.client(server, limits=QUICK, timeout=0.5)
     assert refused.value.code == "busy"
 
 
 def test_steps_of_a_newcomer_that_has_to_wait_are_kept(cluster):
-    server = cluster.server(limits=Limits(new_clients=1, new_clients_rate=0.0))
+    server = cluster.server(limits=Limits.of(new_clients=1, new_clients_rate=0.0))
     first, second = (cluster.client(server, limits=QUICK) for _ in range(2))
     first.on_entries(5)
     first.update(100.0)

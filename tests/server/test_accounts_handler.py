@@ -135,7 +135,7 @@ def test_a_page_says_how_many_clients_have_counted_nothing_and_may_still_count_h
 
 # --- Which accounts leave memory, and when
 
-LIMITS = Limits(client_timeout=60.0, account_timeout=600.0, new_clients=8, new_clients_rate=1.0)
+LIMITS = Limits.of(client_timeout=60.0, account_timeout=600.0, new_clients=8, new_clients_rate=1.0)
 
 
 @pytest.fixture
@@ -344,7 +344,10 @@ def test_that_a_client_does_not_keep_up_is_one_warning_a_minute(state_of_feedbac
 
 
 def test_a_reply_brings_half_of_the_longest_request_and_says_how_much_is_left(state_of_feedback_handler):
-    handler, most = FeedbackHandler(state_of_feedback_handler), state_of_feedback_handler.limits.request_bytes // 2
+    handler, most = (
+        FeedbackHandler(state_of_feedback_handler),
+        state_of_feedback_handler.limits.tuning.request_bytes // 2,
+    )
     handler.apply([piece(samples=100_000)], NOW)
     through = left = 0
     while (

@@ -443,7 +443,7 @@ def test_a_cache_for_an_account_of_a_former_life_is_held_and_counted_for_nobody(
 
 
 def test_too_many_new_clients_are_refused_though_their_cache_is_held():
-    state = state_of(limits=Limits(new_clients=1, new_clients_rate=0.001))
+    state = state_of(limits=Limits.of(new_clients=1, new_clients_rate=0.001))
     handler = IntakeHandler(state)
     accept(handler, pushed())
     other = pushed(client=b"o" * 16)

@@ -116,7 +116,7 @@ def test_a_run_that_is_counted_already_does_not_begin_again(ends):
 
 # --- Models: numbered when they come, shown when they are on disk
 
-LIMITS = Limits(model_bytes=1000, model_chunk=10)
+LIMITS = Limits.of(model_bytes=1000, model_chunk=10)
 BODY = b"twenty-five bytes of model"
 
 

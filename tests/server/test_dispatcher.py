@@ -375,7 +375,7 @@ def test_feedback_that_nobody_fetches_is_bounded_and_counted(dispatcher_of_answe
 
 CACHES = Parameters(cache_size=64)
 CLIENTS, REQUESTS, SMALL_REQUESTS = 4, 40, 600
-LIMITS = Limits(message_bytes=1 << 15, held_bytes=1 << 18, model_bytes=1 << 16, expected_clients=CLIENTS)
+LIMITS = Limits.of(message_bytes=1 << 15, held_bytes=1 << 18, model_bytes=1 << 16, expected_clients=CLIENTS)
 SMALL = {"smallest_caches", "smallest_rollouts", "newcomers", "td_errors", "models_that_do_not_end", "packed_episodes"}
 """Kinds of which many make the largest use of memory."""
 

@@ -41,7 +41,7 @@ from poolkit import held_of
 from rolloutkit import TakesServer, fragment
 from serverkit import NOW
 
-SMALL = Limits(message_bytes=4096, request_bytes=2048, tail_bytes=2048)
+SMALL = Limits.of(message_bytes=4096, request_bytes=2048, tail_bytes=2048)
 """What the client takes that everything here is sent to."""
 LONG = "\u00e9" * 200
 """A name of 400 bytes."""
@@ -101,7 +101,7 @@ class SmallEnd:
 
 
 def _takes(limits):
-    return {name: int(getattr(limits, name)) for name in ("message_bytes", "request_bytes", "tail_bytes")}
+    return {name: int(limits.get(name)) for name in ("message_bytes", "request_bytes", "tail_bytes")}
 
 
 def dispatcher_of(name, table, pool):
@@ -198,7 +198,7 @@ def test_an_answer_comes_in_pieces_whatever_its_columns_are_and_a_column_that_fi
     (lease,) = small.lease(1)
     answer = {name: np.full(shape[0], ord(name), np.uint8) for name, (_, shape) in columns.items() if len(name) == 1}
     answer |= {"tokens": np.arange(3000, dtype=np.int32), "none": np.zeros(0, np.int32)}
-    end.limits = Limits(request_bytes=1999)
+    end.limits = Limits.of(request_bytes=1999)
     with pytest.raises(
         EntryError, match="column 'a' stores values of at most 1499 bytes, .*request_bytes.* 1500 bytes"
     ):
@@ -574,10 +574,10 @@ def test_what_has_no_pages_is_refused_by_its_size():
 
 def test_a_model_is_fetched_in_stretches_of_what_its_reader_takes_and_no_notice_is_longer_than_all_take():
     model = make("topic", bytes(1 << 20), 1)
-    frames = notice_of(model, Limits(inline_model=1 << 30), epoch=1, run=1)
+    frames = notice_of(model, Limits.of(inline_model=1 << 30), epoch=1, run=1)
     assert (
         len(frames) == 2
-        and len(notice_of(make("topic", bytes(1 << 19), 1), Limits(inline_model=1 << 30), epoch=1, run=1)) == 3
+        and len(notice_of(make("topic", bytes(1 << 19), 1), Limits.of(inline_model=1 << 30), epoch=1, run=1)) == 3
     )
 
 

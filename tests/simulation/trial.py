@@ -47,7 +47,9 @@ END: Final = 120.0
 TERM: Final = 20.0
 """The same for a node that is asked to end."""
 HOSTS: Final = {"server": 1, "proxy": 2, "actor": 3, "learner": 4, "giver": 5}
-CALM: Final = {name: type(play.__name__, (play,), {"limits": Limits(update_every=2.0)}) for name, play in PLAYS.items()}
+CALM: Final = {
+    name: type(play.__name__, (play,), {"limits": Limits.of(update_every=2.0)}) for name, play in PLAYS.items()
+}
 """Actors that are no more impatient than those of users."""
 
 

@@ -36,7 +36,7 @@ def made_dispatcher(told, clock=lambda: 1000.0, table=None):
         tables=tables,
         run="run",
         name="home",
-        limits=Limits(model_chunk=10, model_bytes=1000),
+        limits=Limits.of(model_chunk=10, model_bytes=1000),
         on_lines=told["lines"].extend,
         on_model=told["models"].append,
         clock=clock,

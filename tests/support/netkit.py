@@ -31,7 +31,7 @@ SCHEMA = Schema(
     }
 )
 WIDE = Schema({"obs": Column(np.float32, (4000,), "state"), "reward": Column(np.float32, (), "reward")})
-QUICK = Limits(resend_after=0.05, resend_most=0.2, update_every=0.02)
+QUICK = Limits.of(resend_after=0.05, resend_most=0.2, update_every=0.02)
 """Resends soon, so that tests of losses are short."""
 
 

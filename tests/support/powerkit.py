@@ -284,7 +284,7 @@ def check_state(folder, acknowledged):
     if (kept := folder / "memory.snapshot").exists():
         with SnapshotFile(kept) as file:
             assert not file.verify() and file.end == EndRecord(tables=[Counts(clients=1)])
-    with Store(folder, "home", limits=Limits(log_bytes=600)) as store:
+    with Store(folder, "home", limits=Limits.of(log_bytes=600)) as store:
         step = int(store.settings().get("step", "0"))
         assert acknowledged <= step <= acknowledged + 1
         assert store.line_count(RUN) == 2 * step

@@ -46,7 +46,7 @@ def state_of(tables=None, *, store=None, limits=None, run="run", epoch=7):
     return ServerState(
         name="home",
         tables=tables or tables_of(),
-        limits=limits or Limits(model_chunk=10, model_bytes=1000),
+        limits=limits or Limits.of(model_chunk=10, model_bytes=1000),
         run=run,
         committer=Committer(store),
         past=store,

@@ -25,7 +25,7 @@ from statekit import CLIENTS, RUN, Keeper, account
 
 HITS = (1, 4)
 STEPS = 5
-LIMITS = Limits(log_bytes=600)
+LIMITS = Limits.of(log_bytes=600)
 TABLE = TableAbout(name="default", storage="caches", schema="{}", parameters={})
 ABOUT = SnapshotHeader(server="home", run=RUN, tables=[TABLE])
 

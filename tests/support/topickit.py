@@ -12,7 +12,7 @@ from memoire.wire.frames import encode, parse, reply
 HOME = 7
 """Stands for the hash of a server's name."""
 
-LIMITS = Limits(model_chunk=10, model_window=3, model_spread=0.0, model_bytes=10_000)
+LIMITS = Limits.of(model_chunk=10, model_window=3, model_spread=0.0, model_bytes=10_000)
 
 
 class Node:

@@ -229,10 +229,12 @@ def test_rows_cut_short_and_clients_named_twice_are_refused() -> None:
 
 def test_payloads_beyond_this_nodes_limits_are_refused() -> None:
     assert refused(golden("cache"), Limits(message_bytes=1000)) == "too_large"
-    assert refused(golden("chunk"), Limits(request_bytes=4)) == "too_large"
-    assert refused(golden("rollouts"), Limits(request_bytes=4)) == ""  # what a learner takes is larger than a request
+    assert refused(golden("chunk"), Limits.of(request_bytes=4)) == "too_large"
+    assert (
+        refused(golden("rollouts"), Limits.of(request_bytes=4)) == ""
+    )  # what a learner takes is larger than a request
     assert refused(golden("rollouts"), Limits(message_bytes=4)) == "too_large"
-    assert refused(golden("update"), Limits(tail_bytes=100)) == "too_large"
+    assert refused(golden("update"), Limits.of(tail_bytes=100)) == "too_large"
 
 
 def test_a_payload_that_is_checked_later_is_handed_on_as_it_is() -> None:

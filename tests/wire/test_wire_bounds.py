@@ -16,7 +16,7 @@ from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, CLIENT_SUMS, unpack_accoun
 from wirekit import BODIES, refused, with_tail
 
 MOST = 1.7976931348623157e308
-ROOMY = Limits(tail_bytes=1 << 24)
+ROOMY = Limits.of(tail_bytes=1 << 24)
 NUMBERLESS = [math.nan, math.inf, -math.inf, "1", None]
 """What no number is."""
 

@@ -526,7 +526,7 @@ class FeedbackHandler:
             waiting.sent = None
         if waiting.sent is None and waiting.pieces:
             self._number += 1
-            most = max(1, (self._state.limits.request_bytes // 2 - CONTAINER_BYTES) // SAMPLE_BYTES)
+            most = max(1, (self._state.limits.tuning.request_bytes // 2 - CONTAINER_BYTES) // SAMPLE_BYTES)
             pieces, cut = waiting.cutting(most)
             at_once([*cut, *setting(waiting, sent=_joined(pieces), number=self._number)])
         self._recount(waiting)
@@ -578,7 +578,7 @@ class AccountFolder:
 
     def _fold_run(self, run: Run, now: float) -> None:
         limits, committer = self._state.limits, self._state.committer
-        silent = limits.client_timeout if len(run.ledger) > self._crowd else limits.account_timeout
+        silent = limits.client_timeout if len(run.ledger) > self._crowd else limits.tuning.account_timeout
         for account in list(run.ledger):
             patience = limits.client_timeout if account.report.leaving else silent
             if account.last_seen < now - patience:

@@ -143,7 +143,7 @@ class ClientsHandler:
         }
 
     def _stated_limits(self, table: OpenTable) -> dict[str, int]:
-        stated = {name: getattr(self._state.limits, name) for name in LIMITS_OF_CLIENTS}
+        stated = {name: self._state.limits.get(name) for name in LIMITS_OF_CLIENTS}
         stated["message_bytes"] = table.push_bytes
         return stated if table.room is None else stated | {"episode_entries": table.room.capacity}
 

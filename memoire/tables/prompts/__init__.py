@@ -54,7 +54,7 @@ class PromptsKind(Kind):
         """Refuse columns of which a request has no room for a value, too."""
         from .columns import check_requests
 
-        check_requests(place.name, settings.schema, place.limits.request_bytes)
+        check_requests(place.name, settings.schema, place.limits.tuning.request_bytes)
         return super().make_pool(settings, place)
 
     def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:

@@ -424,7 +424,7 @@ class GiverCalls(TableCalls):
             "tags": checked_tags(tags),
         }  # fmt: skip
         new, chunk = 0, dict[int, bytes]()
-        limit, size = self._transport.limits.request_bytes // 2, 0
+        limit, size = self._transport.limits.tuning.request_bytes // 2, 0
         for index, payload in given.items():
             if len(payload) > limit:
                 raise ParameterError("prompts", f"{len(payload)} bytes at {index}", f"at most {limit} bytes each")

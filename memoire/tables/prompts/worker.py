@@ -202,7 +202,7 @@ class PromptWorker:
         self, given: Iterable[tuple[Lease, Answers]], schema: Schema, *, version: int, piece: int | None, is_last: bool
     ) -> Iterator[tuple[list[messages.AnswerPiece], bytes]]:
         """The pieces of each request, of about as many bytes as one may have."""
-        limit = int(self._servers.transport.limits.request_bytes * ANSWER_PART)
+        limit = int(self._servers.transport.limits.tuning.request_bytes * ANSWER_PART)
         pieces: list[messages.AnswerPiece] = []
         parts: list[bytes] = []
         size = 0
