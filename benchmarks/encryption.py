@@ -22,7 +22,7 @@ from memoire.wire.frames import encode, name_hash
 FOLLOWS = """Senders, proxies and server run on the same cores: both sides of each connection pay on them, and only
 the ratios say something. Where one I/O thread already finds no further core, more threads and proxies bring little.
 Encryption is the work of ZeroMQ's I/O threads, and a connection belongs to one of them: a server whose ingest it
-bounds takes more threads (`--io-threads 4`, or `Server(..., context=zmq.Context(4))`) and as many connections
+bounds takes more threads (`--io-threads 4`, or `process=Process(context=zmq.Context(4))`) and as many connections
 (actors, or proxies), on as many cores. `ipc://` from a relay to the actors of its pod is not encrypted and costs
 nothing."""
 
@@ -78,7 +78,7 @@ class Ingest:
             workload.schema,
             parameters=workload.parameters,
             byte_limit=plain.HELD_BYTES,
-            context=self.context,
+            process=memoire.Process(context=self.context),
             name="bench",
             keys=folder,
         )

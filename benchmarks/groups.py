@@ -104,7 +104,7 @@ def balance(steps: int) -> None:
 
 def serve(address: str, folder: str) -> None:
     table = memoire.Table(COLUMNS, storage="prompts", group=GROUP)
-    with memoire.Server(address, tables={"t": table}, state_dir=folder or None):
+    with memoire.Server(address, tables={"t": table}, state=folder or None):
         time.sleep(600)
 
 

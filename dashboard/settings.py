@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, dataclass, fields
+from typing import Annotated
 
+from memoire.arguments import NUMBER, Setting, check_settings
 from memoire.errors import ParameterError
 from memoire.security import access as exposure
 from memoire.security.access import Tokens
@@ -23,10 +25,10 @@ class Settings:
     nodes: tuple[str, ...]
     """Where the nodes' pages are: "http://host:8080", or "dns:name:8080" for every address of a name, looked up again
     and again."""
-    listen: str = "127.0.0.1:8265"
-    """HOST:PORT of the dashboard itself; port 0 takes a free one."""
-    history: str | None = None
-    """File that keeps the curves; None keeps them in memory, for as long as the dashboard runs."""
+    listen: Annotated[str, Setting(show="HOST:PORT")] = "127.0.0.1:8265"
+    """Where to show it; port 0 takes a free one."""
+    history: Annotated[str | None, Setting(show="FILE")] = None
+    """Keep the curves in this file (default: in memory)."""
     probes: str | None = None
     """HOST:PORT where only /livez, /readyz and /metrics are answered, to everybody; at `listen` /metrics then asks for
     the token. None: they are open there."""
@@ -36,32 +38,32 @@ class Settings:
     """What the nodes ask for."""
     hosts: tuple[str, ...] = ()
     """Names under which it may be asked, beside those of this machine. None given, and a token set: any name."""
-    insecure: bool = False
-    """Whether to serve other machines without a token."""
-    root_path: str = ""
+    insecure: Annotated[bool, Setting()] = False
+    """Serve other machines without a token."""
+    root_path: Annotated[str, Setting(show="PATH")] = ""
     """Path under which a reverse proxy shows it."""
     poll_every: float = 1.0
     """Seconds between two looks at each node."""
     silent_after: float = 20.0
     """Seconds without a word after which an actor is shown as silent; each says something every 5."""
-    expected_actors: int = 0
-    """How many actors there should be; 0: nobody knows."""
-    expected_servers: int = 0
-    """The same of servers, embedded ones among them."""
-    expected_proxies: int = 0
-    """The same of proxies."""
-    expected_inference: int = 0
-    """The same of inference nodes."""
-    lost_after: float = 300.0
-    """Seconds without a word after which a silent actor is shown as lost; never before `silent_after`."""
-    stale_after: float = 1800.0
-    """Seconds: if one in ten samples of recent batches is older, the dashboard calls them old."""
-    goal_steps: int = 0
-    """Steps after which the run is done, for the forecast; 0: none."""
-    goal_episodes: int = 0
-    """The same in episodes."""
-    goal_return: float | None = None
-    """Mean return that the run should reach: a line on its curve; None: nobody said."""
+    expected_actors: Annotated[int, NUMBER] = 0
+    """Actors that there should be; the overview names missing ones (default: nobody knows)."""
+    expected_servers: Annotated[int, NUMBER] = 0
+    """Servers that there should be, embedded ones too; the overview names missing ones (default: nobody knows)."""
+    expected_proxies: Annotated[int, NUMBER] = 0
+    """Proxies that there should be; the overview names missing ones (default: nobody knows)."""
+    expected_inference: Annotated[int, NUMBER] = 0
+    """Inference nodes that there should be; the overview names missing ones (default: nobody knows)."""
+    lost_after: Annotated[float, Setting(unit="s", above=0.0)] = 300.0
+    """Silence after which an actor is lost, and no longer a finding; never before `silent_after`."""
+    stale_after: Annotated[float, Setting(unit="s", above=0.0)] = 1800.0
+    """Age of one in ten drawn samples from which they are called old."""
+    goal_steps: Annotated[int, NUMBER] = 0
+    """Steps after which the run is done."""
+    goal_episodes: Annotated[int, NUMBER] = 0
+    """Episodes after which the run is done."""
+    goal_return: Annotated[float | None, Setting(low=-math.inf, show="X")] = None
+    """Mean return to reach: a line on the curve."""
     open: str | None = None
     """File of an exported run to show in place of a cluster."""
 
@@ -75,13 +77,8 @@ class Settings:
                 raise ParameterError("--node", node, "http://HOST:PORT, or dns:NAME:PORT")
         if not self.poll_every > 0.0 or not self.silent_after > 0.0:
             raise ParameterError("poll_every, silent_after", (self.poll_every, self.silent_after), "seconds above 0")
-        if not self.lost_after > 0.0 or not self.stale_after > 0.0:
-            raise ParameterError("lost_after, stale_after", (self.lost_after, self.stale_after), "seconds above 0")
-        for name in ("expected_actors", "expected_servers", "expected_proxies", "expected_inference"):
-            if getattr(self, name) < 0:
-                raise ParameterError(f"--{name.replace('_', '-')}", getattr(self, name), "0 (nobody knows) or more")
-        if self.goal_return is not None and not math.isfinite(self.goal_return):
-            raise ParameterError("--goal-return", self.goal_return, "a finite number")
+        check_settings(self)
+        object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
         if self.root_path and not self.root_path.startswith("/"):
             raise ParameterError("--root-path", self.root_path, "a path that begins with /")
         if self.token is None and not self.insecure:

@@ -16,6 +16,7 @@ These can be imported from `memoire` too. Their own docstrings, and the pages na
     RankBased, Greedy, Linear           other samplers, and a beta that grows (docs/sampling.md)
     Parameters, Memory, Writer          what `Buffer` is made of: settings, engine, recorder
     Client, Reader, Proxy               what `connect` makes, a learner far away, a node between
+    State, Endpoints, Process           what a server is told beside its tables (docs/guide.md)
     Inference, RemotePolicy             a policy far away, in batches (docs/inference.md)
     Prompts                             prompts for language models, and their groups of answers
                                         (docs/language-models.md)
@@ -70,6 +71,9 @@ if TYPE_CHECKING:
     from memoire.replay.schema import Schema as Schema
     from memoire.replay.writer import Writer as Writer
     from memoire.server.server import Server as Server
+    from memoire.server.settings import Endpoints as Endpoints
+    from memoire.server.settings import Process as Process
+    from memoire.server.settings import State as State
     from memoire.tables.table import Table as Table
 
 __version__ = VERSION
@@ -100,6 +104,7 @@ _NAMES = {
     "memoire.replay.schema": "Schema",
     "memoire.replay.writer": "Writer",
     "memoire.server.server": "Server",
+    "memoire.server.settings": "Endpoints Process State",
 }
 """Which names each module has. A name is imported when it is first used: an actor has no need of the server."""
 

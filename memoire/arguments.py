@@ -9,17 +9,20 @@ A name is compared with those that are known by its spelling, and with what othe
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import inspect
+import itertools
 import math
 import numbers
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
-from types import NoneType, UnionType
+from types import NoneType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import NoSuchField, NotSettable, ParameterError, UnknownName, WrongType
@@ -311,6 +314,15 @@ FORMER: dict[str, tuple[str, str]] = {
     "full": ("on_full", ""),
     "length": ("rollout_length", ""),
     "when_full": ("on_full", ""),
+    "state_dir": ("state", "Write state=FOLDER, and what else there is of it in memoire.State(FOLDER, ...)."),
+    "snapshot_caches": ("state", "Write state=memoire.State(FOLDER, snapshot_caches=...)."),
+    "snapshot_every": ("state", "Write state=memoire.State(FOLDER, snapshot_every=...)."),
+    "discard_mismatched": ("state", "Write state=memoire.State(FOLDER, discard_mismatched=...)."),
+    "push_endpoint": ("endpoint", "Write memoire.Endpoints(ENDPOINT, push=...) in place of ENDPOINT."),
+    "pub_endpoint": ("endpoint", "Write memoire.Endpoints(ENDPOINT, publish=...) in place of ENDPOINT."),
+    "context": ("process", "Write process=memoire.Process(context=...)."),
+    "clock": ("process", "Write process=memoire.Process(clock=...)."),
+    "tune_process": ("process", "Write process=memoire.Process(tune=...)."),
 }
 """What it was called here before: the name now, and what to write where that does not say it."""
 
@@ -427,35 +439,32 @@ def checked_fields(kind: type[T]) -> type[T]:
     return kind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a setting is beside its type and default: said once, in the `Annotated` of a dataclass's field. From it
-    follow the check of the keyword, the file of settings, the environment, the flag, and docs/settings.md.
+    """What a setting is beside its type and default, in the `Annotated` of a dataclass's field; the text below the
+    field says what it means. From them follow the check of the keyword, the file of settings, the environment, the
+    flag, and docs/settings.md.
     """
 
-    help: str
-    low: float | None = None
-    """The least value of a number; 0 where it is None."""
-    high: float | None = None
+    low: float = 0.0
+    high: float = math.inf
     above: float | None = None
     """What a number has to be above."""
     unit: Literal["", "s", "bytes"] = ""
+    """Bytes may be said as text, such as 4GiB."""
+    choices: tuple[str, ...] = ()
     show: str = ""
     """What stands for its value in the help: FILE."""
-    choices: tuple[str, ...] = ()
-    is_first: bool = False
-    """Whether it stands on the command line without its name."""
+    flag: str = ""
+    """Its name on the command line, where it is another one: state-dir."""
 
 
-Number = Setting
-"""A setting without a unit."""
-Seconds = functools.partial(Setting, unit="s", high=FOR_EVER)
-"""A number of seconds."""
-Bytes = functools.partial(Setting, unit="bytes")
-"""A size, which files and flags also take as text such as 4GiB."""
+NUMBER = Setting()
+SECONDS = Setting(unit="s", high=FOR_EVER)
+BYTES = Setting(unit="bytes")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Declared:
     """A setting as a class declares it."""
 
@@ -465,11 +474,12 @@ class Declared:
     is_optional: bool
     default: Any
     setting: Setting
+    owner: type[Any]
 
     @property
-    def is_list(self) -> bool:
-        """Whether it has any number of values."""
-        return get_origin(self.kind) in (tuple, list, Sequence)
+    def help(self) -> str:
+        """The text below the field; "" where there is no source."""
+        return _texts_of(self.owner).get(self.name, "")  # type: ignore[arg-type]
 
     def check(self, value: Any) -> None:
         """Refuse a value that is none of it. Raises ParameterError, WrongType."""
@@ -480,32 +490,42 @@ class Declared:
             if value not in said.choices:
                 raise ParameterError(self.name, value, one_of(value, said.choices))
         elif kind is int:
-            whole(self.name, value, int(said.low or 0), 2**62 if said.high is None else int(said.high))
+            whole(self.name, value, int(said.low), 2**62 if said.high == math.inf else int(said.high))
         elif kind is float:
-            low, high = said.low or 0.0, math.inf if said.high is None else said.high
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not low <= value <= high or (said.above is not None and value <= said.above):
-                least = f"from {low:g}" if said.above is None else f"above {said.above:g}"
-                raise ParameterError(
-                    self.name, value, f"a number {least}" + ("" if high == math.inf else f" to {high:g}")
-                )
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not is_number or not said.low <= value <= said.high or (said.above is not None and value <= said.above):
+                least = f" from {said.low:g}" if said.above is None else f" above {said.above:g}"
+                least = "" if said.low == -math.inf else least
+                most = "" if said.high == math.inf else f" to {said.high:g}"
+                raise ParameterError(self.name, value, f"a finite number{least}{most}")
         elif kind is bool and not isinstance(value, bool):
             raise ParameterError(self.name, value, "True or False")
+
+
+@functools.cache
+def _texts_of(kind: type[Any]) -> dict[str, str]:
+    try:
+        (made,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    except (OSError, TypeError):
+        return {}
+    body = made.body if isinstance(made, ast.ClassDef) else []
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
 
 
 @functools.cache
 def declared(kind: type[Any]) -> dict[str, Declared]:
     """The settings that a dataclass declares, by name, in their order."""
     hints, found = get_type_hints(kind, include_extras=True), {}
-    for each in fields(kind):
-        hint, said = hints[each.name], None
-        if get_origin(hint) is Annotated:
-            hint, said = hint.__origin__, next((one for one in hint.__metadata__ if isinstance(one, Setting)), None)
-        if said is None:
-            continue
-        kinds = [one for one in get_args(hint) if one is not NoneType] if isinstance(hint, UnionType) else [hint]
+    for each in (one for one in fields(kind) if get_origin(hints[one.name]) is Annotated):
+        hint, said = get_args(hints[each.name])[:2]
+        kinds = [one for one in get_args(hint) if one is not NoneType] or [hint]
         default = None if each.default is MISSING else each.default
-        found[each.name] = Declared(each.name, kinds[0], len(kinds) < len(get_args(hint)), default, said)
+        found[each.name] = Declared(each.name, kinds[0], NoneType in get_args(hint), default, said, kind)
     return found
 
 

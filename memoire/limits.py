@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
 from .arguments import (
+    BYTES,
     FORMER,
-    Bytes,
-    Number,
-    Seconds,
+    NUMBER,
+    SECONDS,
+    Setting,
     check_settings,
     checked_fields,
     declared,
     refuse_unknown,
     says_instead,
-)
+)  # fmt: skip
 from .errors import ParameterError
 
 KiB = 1024
@@ -41,6 +42,25 @@ HEADER_BYTES = 96
 """What stands in front of each message's tail."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What a table stores, and how much of it: settings of `memoire.Table`, flags of `memoire server`."""
+
+    storage: Annotated[str, Setting(show="KIND")] = "caches"
+    """What is stored: caches, episodes, rollouts, prompts, keyed, or a kind that an installed package adds."""
+    capacity: Annotated[int, NUMBER] = 0
+    """Entries of episodes that are stored; of rollouts, entries that may be recorded and not taken; prompts that are
+    not over."""
+    on_full: Annotated[str | None, Setting(choices=("wait", "oldest"))] = None
+    """Of rollouts and prompts: if there is no room, others wait, or the oldest leave (default: wait)."""
+    cache_limit: Annotated[int, NUMBER] = 0
+    """Caches held; 0: limited by bytes only."""
+    byte_limit: Annotated[int | None, Setting(unit="bytes", low=1)] = None
+    """Of what is held, such as 4GiB (default: 1GiB, or half of the memory of its container)."""
+    client_capacity: Annotated[int, NUMBER] = 0
+    """Entries that each client's memory has room for; 0: the client chooses."""
+
+
 class UsualSize(int):
     """A default size, of which a node takes less in a container that has no room for it."""
 
@@ -55,67 +75,45 @@ class Tuning:
         ParameterError: a value is out of its range.
     """
 
-    resend_after: Annotated[
-        float, Seconds("Seconds before the first resend of a request; doubles up to `resend_most`.")
-    ] = 1.0
-    resend_most: Annotated[float, Seconds("Most seconds between two resends.")] = 10.0
-    update_every: Annotated[float, Seconds("Seconds between two UPDATE messages of a client that has news.")] = 0.5
-    account_timeout: Annotated[
-        float,
-        Seconds(
-            "Seconds of silence after which a client's account leaves a server's memory; it comes back when the "
-            "client speaks. That of a client that said goodbye leaves after `client_timeout`."
-        ),
-    ] = 600.0
-    patience: Annotated[
-        float,
-        Seconds(
-            "Longest time that rows wait at an inference node, and that an observer waits for a job; more is refused."
-        ),
-    ] = 3600.0
-    new_clients_rate: Annotated[float, Number("Clients that it may bring a second after that.")] = 25.0
-    connection_clients: Annotated[
-        int, Number("Clients that one connection may bring at once to the server or proxy where it ends.")
-    ] = 1024
-    connection_clients_rate: Annotated[float, Number("Clients that it may bring a second after that.")] = 1.0
-    expected_clients: Annotated[
-        int,
-        Number(
-            "Clients that a server or proxy should have file descriptors for; it warns at its start where it has not."
-        ),
-    ] = 300
-    request_bytes: Annotated[int, Bytes("Largest request or reply without a draw in it.")] = 1 * MiB
-    tail_bytes: Annotated[int, Bytes("Largest msgpack tail of a message.")] = 512 * KiB
-    model_chunk: Annotated[
-        int, Bytes("Bytes of one chunk of a model body. A publisher sends a little less than `request_bytes` at most.")
-    ] = 1 * MiB
-    model_window: Annotated[
-        int, Number("Chunks of one body that may be asked for before the first of them has come.")
-    ] = 4
-    model_spread: Annotated[
-        float,
-        Seconds(
-            "Seconds within which clients begin with a large body if many ask for it, each at a random moment; less "
-            "for smaller ones."
-        ),
-    ] = 0.5
-    inline_model: Annotated[int, Bytes("Largest body that travels inside its notice.")] = 16 * KiB
-    log_buffer_bytes: Annotated[int, Bytes("Bytes of those lines; beyond, log() waits.")] = 16 * MiB
-    log_timeout: Annotated[
-        float, Seconds("Seconds that log() waits for room; then the line is not taken, and counted as dropped.")
-    ] = 1.0
-    log_line_bytes: Annotated[int, Bytes("Longest log line; the rest is cut off.")] = 8 * KiB
-    log_bytes: Annotated[
-        int,
-        Bytes(
-            "Text of log lines that a state folder keeps; the oldest segment goes beyond, and leaves the search with "
-            "it."
-        ),
-    ] = 128 * MiB
-    backup_every: Annotated[
-        float,
-        Seconds("Seconds between two backups of a state folder's database; another one is made when it is closed."),
-    ] = 600.0
+    resend_after: Annotated[float, SECONDS] = 1.0
+    """Seconds before the first resend of a request; doubles up to `resend_most`."""
+    resend_most: Annotated[float, SECONDS] = 10.0
+    """Most seconds between two resends."""
+    update_every: Annotated[float, SECONDS] = 0.5
+    """Seconds between two UPDATE messages of a client that has news."""
+    account_timeout: Annotated[float, SECONDS] = 600.0
+    """Seconds of silence after which a client's account leaves a server's memory; it comes back when the client speaks.
+    That of a client that said goodbye leaves after `client_timeout`.
+    """
+    patience: Annotated[float, SECONDS] = 3600.0
+    """Longest time that rows wait at an inference node, and that an observer waits for a job; more is refused."""
+    new_clients_rate: Annotated[float, NUMBER] = 25.0
+    """Clients that it may bring a second after that."""
+    connection_clients_rate: Annotated[float, NUMBER] = 1.0
+    """Clients that it may bring a second after that."""
+    expected_clients: Annotated[int, NUMBER] = 300
+    """Clients that a server or proxy should have file descriptors for; it warns at its start where it has not."""
+    request_bytes: Annotated[int, BYTES] = 1 * MiB
+    """Largest request or reply without a draw in it."""
+    tail_bytes: Annotated[int, BYTES] = 512 * KiB
+    """Largest msgpack tail of a message."""
+    model_chunk: Annotated[int, BYTES] = 1 * MiB
+    """Bytes of one chunk of a model body. A publisher sends a little less than `request_bytes` at most."""
+    model_window: Annotated[int, NUMBER] = 4
+    """Chunks of one body that may be asked for before the first of them has come."""
+    model_spread: Annotated[float, SECONDS] = 0.5
+    """Seconds within which clients begin with a large body if many ask for it, each at a random moment; less for
+    smaller ones."""
+    inline_model: Annotated[int, BYTES] = 16 * KiB
+    """Largest body that travels inside its notice."""
+    log_buffer_bytes: Annotated[int, BYTES] = 16 * MiB
+    """Bytes of those lines; beyond, log() waits."""
+    log_line_bytes: Annotated[int, BYTES] = 8 * KiB
+    """Longest log line; the rest is cut off."""
+    log_bytes: Annotated[int, BYTES] = 128 * MiB
+    """Text of log lines that a state folder keeps; the oldest segment goes beyond, and leaves the search with it."""
+    backup_every: Annotated[float, SECONDS] = 600.0
+    """Seconds between two backups of a state folder's database; another one is made when it is closed."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -131,62 +129,46 @@ class Limits:
         ParameterError: a value is out of its range.
     """
 
-    request_timeout: Annotated[float, Seconds("Seconds a request waits for its reply in all, resends included.")] = 10.0
-    client_timeout: Annotated[
-        float, Seconds("Seconds of silence after which a client no longer counts, once its samples are used.")
-    ] = 60.0
-    close_timeout: Annotated[float, Seconds("Seconds that close() gives to what is still to be sent.")] = 2.0
-    max_actors: Annotated[
-        int, Number("Actors that a server takes at once; further ones wait until one leaves. 0 is no bound.")
-    ] = 0
-    held_bytes: Annotated[
-        int,
-        Bytes(
-            "Bytes that a server or inference node holds for its peers: caches, episodes, prompts, keyed rows, rows "
-            "that wait for a batch, reports of clients, TD errors. Caches, episodes and rollouts overwrite their "
-            "oldest; the others are refused. 0 is 1 GiB; in a container at most half of what its memory limit leaves."
-        ),
-    ] = 0
-    credit: Annotated[int, Bytes("Bytes of caches a client may have on the way to its home.")] = 64 * MiB
-    on_way_bytes: Annotated[
-        int,
-        Bytes(
-            "Bytes of caches that all clients of a server together may have on the way, though each may always have "
-            "one. A proxy's queue (`queue_bytes`) has room for as many, so that a server that is slow for a while "
-            "loses none there."
-        ),
-    ] = 256 * MiB
-    message_bytes: Annotated[
-        int,
-        Bytes(
-            "Largest cache or episode payload. A server has as many for requests, for pushes, for replies on their "
-            "way and for kept replies, beside `held_bytes`; in a container, the default is so small that all four "
-            "take at most a fourth of what its memory limit leaves beside `held_bytes`."
-        ),
-    ] = UsualSize(256 * MiB)
-    model_bytes: Annotated[
-        int,
-        Bytes(
-            "Bytes of models a node keeps over all topics; at least the newest of each is kept. A server refuses a "
-            "model for which the newest ones of other topics leave no room. 0 is 1 GiB; in a container at most a "
-            "fourth of what its memory limit leaves beside all others or a proxy's queues, and half of that for a "
-            "server, which has as many for models on their way."
-        ),
-    ] = 0
-    log_lines: Annotated[int, Number("Lines a client keeps until its home has them; beyond, log() waits.")] = 10_000
-    block_timeout: Annotated[
-        float,
-        Seconds(
-            'Seconds that a writer waits for room in the byte window where it may (on_full="block"); then it skips.'
-        ),
-    ] = 10.0
-    new_clients: Annotated[
-        int,
-        Number(
-            "Clients that one key (or everybody, without keys) may bring to a server at once; further ones have to "
-            "wait."
-        ),
-    ] = 16384
+    request_timeout: Annotated[float, SECONDS] = 10.0
+    """Seconds a request waits for its reply in all, resends included."""
+    client_timeout: Annotated[float, SECONDS] = 60.0
+    """Seconds of silence after which a client no longer counts, once its samples are used."""
+    close_timeout: Annotated[float, SECONDS] = 2.0
+    """Seconds that close() gives to what is still to be sent."""
+    max_actors: Annotated[int, NUMBER] = 0
+    """Actors that a server takes at once; further ones wait until one leaves. 0 is no bound."""
+    held_bytes: Annotated[int, BYTES] = 0
+    """Bytes that a server or inference node holds for its peers: caches, episodes, prompts, keyed rows, rows that wait
+    for a batch, reports of clients, TD errors. Caches, episodes and rollouts overwrite their oldest; the others are
+    refused. 0 is 1 GiB; in a container at most half of what its memory limit leaves.
+    """
+    credit: Annotated[int, BYTES] = 64 * MiB
+    """Bytes of caches a client may have on the way to its home."""
+    on_way_bytes: Annotated[int, BYTES] = 256 * MiB
+    """Bytes of caches that all clients of a server together may have on the way, though each may always have one. A
+    proxy's queue (`queue_bytes`) has room for as many, so that a server that is slow for a while loses none there.
+    """
+    message_bytes: Annotated[int, BYTES] = UsualSize(256 * MiB)
+    """Largest cache or episode payload. A server has as many for requests, for pushes, for replies on their way and for
+    kept replies, beside `held_bytes`; in a container, the default is so small that all four take at most a
+    fourth of what its memory limit leaves beside `held_bytes`.
+    """
+    model_bytes: Annotated[int, BYTES] = 0
+    """Bytes of models a node keeps over all topics; at least the newest of each is kept. A server refuses a model for
+    which the newest ones of other topics leave no room. 0 is 1 GiB; in a container at most a fourth of what its memory
+    limit leaves beside all others or a proxy's queues, and half of that for a server, which has as many for models on
+    their way.
+    """
+    log_lines: Annotated[int, NUMBER] = 10_000
+    """Lines a client keeps until its home has them; beyond, log() waits."""
+    block_timeout: Annotated[float, SECONDS] = 10.0
+    """Seconds that a writer waits for room in the byte window where it may (on_full="block"); then it skips."""
+    new_clients: Annotated[int, NUMBER] = 16384
+    """Clients that one key (or everybody, without keys) may bring to a server at once; further ones have to wait."""
+    connection_clients: Annotated[int, NUMBER] = 1024
+    """Clients that one connection may bring at once to the server or proxy where it ends."""
+    log_timeout: Annotated[float, SECONDS] = 1.0
+    """Seconds that log() waits for room; then the line is not taken, and counted as dropped."""
     tuning: Tuning = Tuning()
     """The others, which a user has no reason to set."""
 

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import yaml
 
+from memoire.arguments import declared
+from memoire.limits import Room
+
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "memoire"
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -30,9 +33,19 @@ def schema():
     shared = {**anchors["program"], **anchors["pod"]}
     for section in read["properties"].values():
         own = section.get("properties", {})
+        own |= {name: as_declared(value) for name, value in own.items() if "setting" in value}
         for name in [name for name in shared if name in own]:
             own[name] = own.pop(name)
     return read
+
+
+def as_declared(value):
+    """What memoire declares of a setting of a table (`setting: NAME`), with what the chart says otherwise."""
+    said = declared(Room)[value["setting"]]
+    kind = {"enum": list(said.setting.choices)} if said.setting.choices else {"type": "integer", "minimum": 0}
+    text = said.help.partition(" (default")[0].removesuffix(".")
+    found = kind | {"default": said.default, "description": f"{text}."}
+    return found | {name: each for name, each in value.items() if name != "setting"}
 
 
 def whole(section):

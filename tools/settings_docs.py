@@ -1,6 +1,5 @@
 """Write the tables of docs/settings.md, which are what the command line says of itself: run it when that changes."""
 
-import argparse
 import pathlib
 
 from memoire.arguments import declared
@@ -13,10 +12,10 @@ PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 BEGIN = "<!-- From here on written by tools/settings_docs.py. -->\n"
 
 
-def kind(action):
+def kind(command, action):
     if action.nargs == 0:
         return "true or false"
-    if isinstance(action, argparse._AppendAction) or action.nargs in ("*", "+"):
+    if action.dest in command.lists:
         return "list"
     if action.choices:
         return ", ".join(action.choices)
@@ -24,17 +23,17 @@ def kind(action):
 
 
 def row(command, action):
-    key = settings._key(action)
-    text = command._get_formatter()._expand_help(action).replace("|", "\\|")
+    key = settings.key_of(action)
+    text = (action.help % {"default": action.default}).replace("|", "\\|")
     unit = f" ({action.metavar})" if action.metavar in ("BYTES", "SECONDS", "HOST:PORT") else ""
-    return f"| `{key}` | `{settings.PREFIX}{action.dest.upper()}` | {kind(action)}{unit} | {text} |"
+    return f"| `{key}` | `{settings.PREFIX}{action.dest.upper()}` | {kind(command, action)}{unit} | {text} |"
 
 
 def tables():
     commands = main.parsers()[1]
     for name in settings.COMMANDS:
         yield f"\n## memoire {name}\n\n| key | variable | value | what it is |\n| --- | --- | --- | --- |\n"
-        yield from (row(commands[name], action) + "\n" for action in settings._settings(commands[name]))
+        yield from (row(commands[name], action) + "\n" for action in settings.settings_of(commands[name]))
 
 
 def value_of(each):
@@ -55,7 +54,7 @@ def limits():
         ("Tuning", Tuning, "The others, of `limits.tuning`, for tests and experts: `Limits.of(NAME=...)`."),
     ):
         yield f"\n## {title}\n\n{about}\n\n| name | default | what it is |\n| --- | --- | --- |\n"
-        yield from (f"| `{each.name}` | {value_of(each)} | {each.setting.help} |\n" for each in declared(kind).values())
+        yield from (f"| `{each.name}` | {value_of(each)} | {each.help} |\n" for each in declared(kind).values())
 
 
 def page(text):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 
 from memoire.cli import main
+from memoire.cli.options import Parser
 
 
-def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+def parsers(parser: Parser) -> Iterator[Parser]:
     """A command, then those below it; each once, however many names it has."""
     yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for below in dict.fromkeys(action.choices.values()):
-                yield from parsers(below)
+    for below in dict.fromkeys(parser.commands.values()):
+        yield from parsers(below)
 
 
 def page() -> str:

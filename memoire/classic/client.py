@@ -143,7 +143,7 @@ class ReplayMemoryClient(StrictAttributes):
         """Have a line written to the server's log file. Lines are kept until the server has them.
 
         Waits only where very many are kept (the server is away for long), at most `timeout` seconds (None:
-        `limits.tuning.log_timeout`); then the line is dropped, counted and warned of.
+        `limits.log_timeout`); then the line is dropped, counted and warned of.
         """
         self._client.log(log_message, timeout)
 

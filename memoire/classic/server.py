@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from memoire import Memory, Parameters, Schema, Server
+from memoire import Endpoints, Memory, Parameters, Process, Schema, Server
 from memoire.building import StrictAttributes, renamed, whole
 from memoire.errors import Closed, MemoireError, ParameterError
 
@@ -116,14 +116,13 @@ class ReplayMemoryServer(StrictAttributes):
         schema, most = seven_fields(buffers), whole("n_caches", n_caches, 1)
         stores_episodes = options.get("storage") == "episodes"
         self._server: Server = Server(
-            None,
+            Endpoints(None, publish=pub_endpoint),
             schema,
             parameters=defaults(schema).replace(max_episode=most if stores_episodes else 0),
             client_capacity=whole("max_step", max_step, 0),
-            pub_endpoint=pub_endpoint,
             cache_limit=0 if stores_episodes else most,
             run=run,
-            context=context,
+            process=Process(context=context),
             seed=seed,
             **options,
         )

@@ -9,19 +9,18 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from memoire.arguments import hint
+from memoire.arguments import declared, hint
 from memoire.errors import InsecureWarning
+from memoire.nodes.settings import size
 from memoire.security import access as exposure
 
 if TYPE_CHECKING:
     from memoire.security.access import Tokens
 
 
-Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
-"""What a command is added to."""
 HERE = "tcp://127.0.0.1:5560"
 ELSEWHERE = '; for other machines "tcp://*:5560", which takes --keys or --insecure'
 SCHEMA = "JSON file that describes an entry, or the JSON itself"
@@ -40,24 +39,72 @@ def storage(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error.expected)) from error
 
 
+class Commands:
+    """What commands are added to: those below a parser."""
+
+    def __init__(self, made: Any) -> None:
+        self._made, self.helps = made, dict[str, str]()
+        self.choices: Mapping[str, Parser] = made.choices
+
+    def add_parser(self, name: str, *, help: str, **options: Any) -> Parser:
+        """Another one; `help` is its line in the list."""
+        self.helps[name] = help
+        parser: Parser = self._made.add_parser(name, help=help, **options)
+        return parser
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's, with a word about what was meant, and with examples.
 
     Attributes:
+        options: What it takes, in order.
+        lists: Names of those that may be repeated.
+        alternatives: Groups of which the line says one at most, whose `required` says that it has to.
         examples: Whole command lines, shown below the help.
         groups: Names of commands by what they are for, in the order of the help; empty lists them as argparse does.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        self.options: list[argparse.Action] = []
+        self.lists: set[str] = set()
+        self.alternatives: list[tuple[Any, list[argparse.Action]]] = []
         self.examples: tuple[str, ...] = ()
         self.groups: Mapping[str, Sequence[str]] = {}
+        self._below: Commands | None = None
+        super().__init__(*arguments, **options)
 
     @property
     def commands(self) -> Mapping[str, Parser]:
         """Those that it has below it, by name."""
-        found = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
-        return next((action.choices for action in found), {})
+        return {} if self._below is None else self._below.choices
+
+    def add_subparsers(self, **options: Any) -> Any:
+        """As argparse does."""
+        self._below = Commands(super().add_subparsers(**options))
+        return self._below
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """As argparse does."""
+        return self._noted(super().add_argument(*names, **options), options)
+
+    def add_mutually_exclusive_group(self, **options: Any) -> Any:
+        """As argparse does."""
+        group, members = super().add_mutually_exclusive_group(**options), list[argparse.Action]()
+        add, self.alternatives = group.add_argument, [*self.alternatives, (group, members)]
+
+        def noted(*names: Any, **given: Any) -> argparse.Action:
+            members.append(self._noted(add(*names, **given), given))
+            return members[-1]
+
+        group.add_argument = noted  # type: ignore[method-assign]
+        return group
+
+    def _noted(self, made: argparse.Action, options: Mapping[str, Any]) -> argparse.Action:
+        if options.get("action") not in ("help", "version"):
+            self.options.append(made)
+        if options.get("action") == "append" or options.get("nargs") in ("*", "+"):
+            self.lists.add(made.dest)
+        return made
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As argparse does; a command or option that there is none of is told apart from those that are missing."""
@@ -82,7 +129,8 @@ class Parser(argparse.ArgumentParser):
 
     def check_option(self, name: str) -> None:
         """Refuse an option that is none, nor the beginning of one."""
-        known = self._option_string_actions
+        known = ["--help", *(["--version"] if self.groups else [])]
+        known += [option for each in self.options for option in each.option_strings]
         if not any(each.startswith(name) for each in known):
             self.error(f"there is no option {name}{hint(name, known)}")
 
@@ -105,20 +153,43 @@ class Parser(argparse.ArgumentParser):
         return "\n".join([text, "examples:", *lines, ""]) if lines else text
 
     def _grouped(self) -> str:
-        formatter = self._get_formatter()
-        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
-        formatter.add_text(self.description)
-        listed = [action for group in self._action_groups for action in group._group_actions]
-        above = next(action for action in listed if isinstance(action, argparse._SubParsersAction))
-        for title, names in self.groups.items():
-            formatter.start_section(title)
-            formatter.add_arguments([each for each in above._get_subactions() if each.dest in names])
-            formatter.end_section()
-        formatter.start_section("options")
-        formatter.add_arguments([action for action in listed if action is not above])
-        formatter.end_section()
-        formatter.add_text(self.epilog)
-        return formatter.format_help()
+        assert self._below is not None
+        rows = {title: [(name, self._below.helps[name]) for name in names] for title, names in self.groups.items()}
+        rows["options"] = [
+            ("-h, --help", "show this help message and exit"),
+            ("--version", "show the version and exit"),
+        ]
+        parts = [f"{title}:\n" + "\n".join(f"  {name:<12}{text}" for name, text in rows[title]) for title in rows]
+        return "\n\n".join([self.format_usage().rstrip(), str(self.description), *parts, f"{self.epilog}\n"])
+
+
+def add_settings(to: Parser, kind: type[Any], *names: str, **reads: Callable[[str], Any]) -> None:
+    """A flag for each setting that a class declares, or for those of these names; `reads` makes values of text where
+    its type does not say how.
+    """
+    every = declared(kind)  # type: ignore[arg-type]
+    for each in map(every.__getitem__, names or every):
+        text = each.help[:1].lower() + each.help[1:].removesuffix(".")
+        if each.default and "(default" not in text and each.kind is not bool:
+            text += " (default: %(default)s)"
+        said, flag = each.setting, f"--{each.setting.flag or each.name.replace('_', '-')}"
+        if each.kind is bool:
+            to.add_argument(flag, action="store_true", help=text)
+            continue
+        read = size if said.unit == "bytes" else each.kind if each.kind in (int, float) else reads.get(each.name)
+        show = said.show or {"s": "SECONDS", "bytes": "SIZE"}.get(said.unit) or ("N" if each.kind is int else None)
+        options = {"choices": said.choices} if said.choices else {"type": read, "metavar": show}
+        to.add_argument(flag, default=each.default, help=text, **options)
+
+
+def said_of(given: argparse.Namespace, kind: type[Any]) -> dict[str, Any]:
+    """What was said of the settings that a class declares, by name; without those that are as usual."""
+    found = {}
+    for each in declared(kind).values():  # type: ignore[arg-type]
+        value = getattr(given, (each.setting.flag or each.name).replace("-", "_"))
+        if value != each.default:
+            found[each.name] = value
+    return found
 
 
 def add_no_dashboard(parser: argparse.ArgumentParser) -> None:
@@ -197,7 +268,7 @@ def add_schema(to: argparse.ArgumentParser, *, is_required: bool = True) -> None
     )
 
 
-def add_env(to: argparse._ActionsContainer) -> None:
+def add_env(to: Any) -> None:
     """The environment that says what an entry is."""
     to.add_argument("--env", metavar="ENV", help=ENV)
 

@@ -8,8 +8,10 @@ import time
 from typing import TYPE_CHECKING
 
 import memoire
+from memoire.arguments import declared
 from memoire.errors import NotInstalled, ParameterError
-from memoire.nodes.settings import size
+from memoire.limits import Room
+from memoire.server.settings import State
 
 from .addresses import endpoint_of
 from .options import (
@@ -26,9 +28,11 @@ from .options import (
     add_limits,
     add_no_dashboard,
     add_schema,
+    add_settings,
     add_state,
     check_endpoint,
     page_options,
+    said_of,
     storage,
 )
 
@@ -167,27 +171,7 @@ def add_server(commands: Commands) -> None:
     add_schema(server, is_required=False)  # with --storage keyed there is nothing to say
     server.add_argument("--run", help=RUN)
     server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
-    server.add_argument("--cache-limit", type=int, default=0, metavar="N", help="caches held; 0: limited by bytes only")
-    server.add_argument(
-        "--storage",
-        type=storage,
-        metavar="KIND",
-        help="what is stored: caches, episodes, rollouts, prompts, keyed, or a kind that an installed package adds "
-        "(default: caches)",
-    )
-    server.add_argument(
-        "--capacity",
-        type=int,
-        default=0,
-        metavar="N",
-        help="entries of episodes that are stored; of rollouts, entries that may be recorded and not taken; prompts "
-        "that are not over",
-    )
-    server.add_argument(
-        "--on-full",
-        choices=("wait", "oldest"),
-        help="of rollouts and prompts: if there is no room, others wait, or the oldest leave (default: wait)",
-    )
+    add_settings(server, Room, storage=storage)
     server.add_argument(
         "--inference",
         nargs="+",
@@ -196,24 +180,7 @@ def add_server(commands: Commands) -> None:
         help="of inference nodes that act for this server's clients, which are told; the host * is this server's",
     )
     add_http(server)
-    add_state(server, "folder of this server's own, where totals, log lines, models and runs survive it")
-    server.add_argument(
-        "--snapshot-caches",
-        action="store_true",
-        help="keep what the server holds in the state folder over an orderly restart",
-    )
-    server.add_argument(
-        "--snapshot-every",
-        type=float,
-        metavar="SECONDS",
-        help="keep it there while the server goes on, too, so that one that is killed has again what it held then",
-    )
-    server.add_argument(
-        "--discard-mismatched",
-        action="store_true",
-        help="start without what was kept so, if it was made with other values than hold now, such as another "
-        "discount; else the start is refused",
-    )
+    add_settings(server, State)
     server.add_argument(
         "--close-timeout",
         type=float,
@@ -232,13 +199,6 @@ def add_server(commands: Commands) -> None:
     )
     server.add_argument("--part", metavar="K/N", help="take what belongs to the K-th of N servers that restore them")
     server.add_argument("--skip-damaged", action="store_true", help="restore what is whole of a damaged file")
-    server.add_argument(
-        "--byte-limit",
-        type=size,
-        default=0,
-        metavar="SIZE",
-        help="of the caches held, such as 4GiB; 0: 1GiB, or half of the memory of its container",
-    )
     add_keys(server)
     add_io_threads(server)
     add_limits(server)
@@ -345,16 +305,9 @@ def _server(given: argparse.Namespace) -> int:
         tables=tables,
         run=given.run,
         name=given.name,
-        cache_limit=given.cache_limit,
-        storage=given.storage,
-        capacity=given.capacity,
-        on_full=given.on_full,
+        room=said_of(given, Room),
         inference=given.inference,
-        byte_limit=given.byte_limit,
-        state_dir=given.state_dir,
-        snapshot_caches=given.snapshot_caches,
-        snapshot_every=given.snapshot_every,
-        discard_mismatched=given.discard_mismatched,
+        state=state_of(given),
         restore=given.restore,
         part=given.part,
         skip_damaged=given.skip_damaged,
@@ -364,6 +317,16 @@ def _server(given: argparse.Namespace) -> int:
         keys=given.keys,
         **pages,
     )
+
+
+def state_of(given: argparse.Namespace) -> State | None:
+    """The state folder, and what is kept there."""
+    said = said_of(given, State)
+    if said and "folder" not in said:
+        name, value = next(iter(said.items()))
+        flag = declared(State)[name].setting.flag or name.replace("_", "-")
+        raise ParameterError(f"--{flag}", value, "left out without a --state-dir to keep it in")
+    return State(**said) if said else None
 
 
 def _proxy(given: argparse.Namespace) -> int:

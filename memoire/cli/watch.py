@@ -7,14 +7,17 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from memoire.dashboard.settings import Settings
 from memoire.errors import NotInstalled, ParameterError
 
 from .addresses import endpoint_of, pages_of
-from .options import Commands, add_keys, add_nodes, add_probes, tokens
+from .options import Commands, add_keys, add_nodes, add_probes, add_settings, said_of, tokens
 
 if TYPE_CHECKING:
     from memoire.accounting.merge import ClusterTotals
 
+EXPECTED = ("expected_actors", "expected_servers", "expected_proxies", "expected_inference")
+"""Settings of a dashboard that a terminal has, too."""
 INCOMPLETE = 3
 """Exit status when a server did not answer."""
 
@@ -39,10 +42,6 @@ def add_dashboard(commands: Commands) -> None:
     )
     shown.add_argument("--open", metavar="FILE", help="show this exported run in place of a cluster")
     board.add_argument(
-        "--listen", default="127.0.0.1:8265", metavar="HOST:PORT", help="where to show it (default: %(default)s)"
-    )
-    board.add_argument("--history", metavar="FILE", help="keep the curves in this file (default: in memory)")
-    board.add_argument(
         "--token-file",
         metavar="FILE",
         help="a file with the token that people have to know, read again when it changes",
@@ -59,62 +58,23 @@ def add_dashboard(commands: Commands) -> None:
         metavar="NAME",
         help="a name for it; may be repeated",
     )
-    board.add_argument("--insecure", action="store_true", help="serve other machines without a token")
-    board.add_argument("--root-path", default="", metavar="PATH", help="path under which a reverse proxy shows it")
-    _add_expected(board)
-    board.add_argument(
-        "--lost-after",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="silence after which an actor is lost, and no longer a finding (default: %(default)s)",
-    )
-    board.add_argument(
-        "--stale-after",
-        type=float,
-        default=1800.0,
-        metavar="SECONDS",
-        help="age of one in ten drawn samples from which they are called old (default: %(default)s)",
-    )
-    board.add_argument("--goal-steps", type=int, default=0, metavar="N", help="steps after which the run is done")
-    board.add_argument("--goal-episodes", type=int, default=0, metavar="N", help="episodes after which the run is done")
-    board.add_argument("--goal-return", type=float, metavar="X", help="mean return to reach: a line on the curve")
+    add_settings(board, Settings)
     board.set_defaults(command=_dashboard)
-
-
-def _add_expected(parser: argparse.ArgumentParser) -> None:
-    names = {"actors": "actors", "servers": "servers", "proxies": "proxies", "inference": "inference nodes"}
-    for name, plural in names.items():
-        help_ = f"{plural} that there should be; the overview names missing ones (default: nobody knows)"
-        parser.add_argument(f"--expected-{name}", type=int, default=0, metavar="N", help=help_)
 
 
 @NotInstalled.explained("pip install 'memoire-rl[dashboard]'")
 def _dashboard(given: argparse.Namespace) -> int:
-    from memoire.dashboard.settings import Settings
     from memoire.dashboard.web.serve import serve
 
     return serve(
         Settings(
             nodes=tuple(pages_of(given.nodes, given.keys)),
-            listen=given.listen,
-            history=given.history,
             probes=given.probes,
             token=tokens(given.token_file),
             node_token=tokens(given.node_token_file),
             hosts=tuple(given.allow_host),
-            insecure=given.insecure,
-            root_path=given.root_path.rstrip("/"),
-            expected_actors=given.expected_actors,
-            expected_servers=given.expected_servers,
-            expected_proxies=given.expected_proxies,
-            expected_inference=given.expected_inference,
-            lost_after=given.lost_after,
-            stale_after=given.stale_after,
-            goal_steps=given.goal_steps,
-            goal_episodes=given.goal_episodes,
-            goal_return=given.goal_return,
             open=given.open,
+            **said_of(given, Settings),
         )
     )
 
@@ -133,7 +93,7 @@ def add_top(commands: Commands) -> None:
     top.add_argument("--once", action="store_true", help="look once, print lines, and end")
     top.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="(default: %(default)s)")
     top.add_argument("--actors", type=int, default=5, metavar="N", help="actors that are named (default: %(default)s)")
-    _add_expected(top)
+    add_settings(top, Settings, *EXPECTED)
     top.set_defaults(command=_top)
 
 

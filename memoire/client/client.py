@@ -73,7 +73,7 @@ def connect(
     context: Context | None = None,
     limits: Limits | None = None,
     keys: Given = None,
-    state_dir: str | Path | None = None,
+    state: str | Path | None = None,
 ) -> Client:
     """Connect to a server, proxy or relay: one address, and everything else comes from there.
 
@@ -93,7 +93,7 @@ def connect(
         context: ZeroMQ context; one for the process by default.
         keys: This process' keys folder (or a cluster's), for tcp:// addresses; None takes $MEMOIRE_KEYS, and without it
             none. See docs/operations.md.
-        state_dir: Folder in which this client leaves what it could not tell when it ends, and from which it tells what
+        state: Folder in which this client leaves what it could not tell when it ends, and from which it tells what
             earlier ones have left; made when it is not there. None leaves nothing: the log says what is lost.
 
     Raises:
@@ -101,7 +101,7 @@ def connect(
         AuthError: the other side does not let this process in.
         KeyFileError: the keys cannot be used.
         EndpointError: the address is none.
-        StateUnusable: state_dir cannot be written.
+        StateUnusable: state cannot be written.
         Refused: the other side does not take this client, or has no such table.
         ParameterError: an argument is out of its range, or `capacity` is not what the table says.
     """
@@ -117,7 +117,7 @@ def connect(
         context=context,
         limits=limits,
         keys=keys,
-        state_dir=state_dir,
+        state=state,
     )
 
 
@@ -155,7 +155,7 @@ class Client(Node):
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
         keys: Given = None,
-        state_dir: str | Path | None = None,
+        state: str | Path | None = None,
     ) -> None:
         check_on_full(on_full)
         if not 0 <= input_uuid < 1 << 32:
@@ -169,7 +169,7 @@ class Client(Node):
         """128 random bits: who this client is; new for each one made."""
         self.uuid = input_uuid or secrets.randbelow((1 << 32) - 1) + 1
         """The label of its log lines."""
-        self._folder = None if state_dir is None else former_clients.folder_at(state_dir)
+        self._folder = None if state is None else former_clients.folder_at(state)
         self._limits, self._seed = limits or Limits(), seed
         self._context = context or shared_context()
         self._keys = Keys.of(keys, "actor")
@@ -229,7 +229,7 @@ class Client(Node):
         self._lines = LogLines(
             self._session,
             self._waiting,
-            limits.tuning.log_timeout,
+            limits.log_timeout,
             clock,
             is_inside=lambda: self._io.worker.is_here,
             silent=lambda: self._io.silent,
@@ -488,7 +488,7 @@ class Client(Node):
         is away for long. A line that is not taken is counted (stats().dropped_lines) and warned of once a minute.
 
         Args:
-            timeout: Seconds to wait for room; None waits `limits.tuning.log_timeout`, and not again until some lines
+            timeout: Seconds to wait for room; None waits `limits.log_timeout`, and not again until some lines
                 left.
 
         Raises:

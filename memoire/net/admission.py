@@ -48,7 +48,7 @@ class Admission:
         own: Callable[[bytes, str], None] = lambda client, principal: None,
     ) -> None:
         self._gate, self._limits, self._count, self._own = gate, limits, count, own
-        self._connections = ConnectionClients(limits.tuning.connection_clients, limits.tuning.connection_clients_rate)
+        self._connections = ConnectionClients(limits.connection_clients, limits.tuning.connection_clients_rate)
 
     # Requests
 

@@ -33,9 +33,10 @@ from memoire.replay.schema import Schema
 from memoire.security.access import Tokens
 from memoire.security.keys import Given, Keys
 from memoire.server.server import Server
+from memoire.server.settings import Endpoints, State
 from memoire.tables import registry as kinds
 from memoire.tables.base import HearsSums
-from memoire.tables.table import Full, Table, table_names
+from memoire.tables.table import Table, table_names
 from memoire.wire.messages import TRAIN
 
 from .http import NodePages
@@ -239,18 +240,11 @@ def serve(
     settings: Sequence[str],
     *,
     tables: Mapping[str, Table] | None = None,
-    run: str | None,
-    name: str | None,
-    cache_limit: int,
-    byte_limit: int,
-    storage: str | None = None,
-    capacity: int = 0,
-    on_full: Full | None = None,
+    run: str | None = None,
+    name: str | None = None,
+    room: Mapping[str, Any] | None = None,
     inference: Sequence[str] = (),
-    state_dir: str | None = None,
-    snapshot_caches: bool = False,
-    snapshot_every: float | None = None,
-    discard_mismatched: bool = False,
+    state: State | None = None,
     restore: Sequence[str] = (),
     part: str | None = None,
     skip_damaged: bool = False,
@@ -265,7 +259,7 @@ def serve(
     """Run a server until it is told to end; its exit status.
 
     Args:
-        schema, settings, storage, capacity, on_full: Of its only table.
+        schema, settings, room: Of its only table; `room` as `limits.Room` declares it.
         tables: Several in their place.
         inference: Addresses of inference nodes that clients are told of.
         limits: Of the library, as `read_limits` takes them.
@@ -277,32 +271,24 @@ def serve(
         SnapshotMismatch, DataError: what is to be restored does not fit.
     """
     raise_limit()
+    room = dict(room or {})
+    held = {"held_bytes": room.pop("byte_limit")} if "byte_limit" in room else {}  # of all tables
     push, pub = _beside(endpoint, beside)
     part_of(part)  # a wrong one is said before anything is made
     with (
         LauncherLine(close_timeout + 2.0) as tether,
         NodePages(http, token=http_token, probes=probes) as pages,
         Server(
-            endpoint,
+            Endpoints(endpoint, push=push, publish=pub),
             schema,
             tables=tables,
             run=run,
             name="" if tether.is_launched and name is None else name,  # it reads no environment: docs/settings.md
-            cache_limit=cache_limit,
-            storage=storage,
-            capacity=capacity,
-            on_full=on_full,
             inference=inference,
-            byte_limit=byte_limit or None,
-            state_dir=state_dir,
-            snapshot_caches=snapshot_caches,
-            snapshot_every=snapshot_every,
-            discard_mismatched=discard_mismatched,
-            limits=read_limits(limits, close_timeout=close_timeout),
-            push_endpoint=push,
-            pub_endpoint=pub,
+            state=state,
+            limits=read_limits(limits, close_timeout=close_timeout, **held),
             keys=keys,
-            **read_table(settings, storage),
+            **read_table(settings, room.get("storage")) | room,
         ) as server,
     ):
         if restore:

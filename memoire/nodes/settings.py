@@ -23,8 +23,9 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from memoire.arguments import hint
 from memoire.errors import ParameterError
 
 COMMANDS = ("server", "proxy", "relay", "dashboard")
@@ -37,6 +38,20 @@ _APART = frozenset({"help", FILE, "show_settings"})
 _TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
+class Command(Protocol):
+    """A parser that says what it takes (`cli.options.Parser`)."""
+
+    options: list[argparse.Action]
+    lists: set[str]
+    alternatives: list[tuple[Any, list[argparse.Action]]]
+
+    def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:
+        """What a line says."""
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """Another option."""
+
+
 @dataclass(frozen=True)
 class GivenSetting:
     """A setting that was said: its value as the command takes it, where, and how strong that is."""
@@ -46,7 +61,7 @@ class GivenSetting:
     strength: int
 
 
-def add_to(command: argparse.ArgumentParser) -> None:
+def add_to(command: Command) -> None:
     """Give a command the flag for its file."""
     command.add_argument(
         "--settings",
@@ -60,8 +75,8 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 
 def parse(
-    top: argparse.ArgumentParser,
-    commands: Mapping[str, argparse.ArgumentParser],
+    top: Command,
+    commands: Mapping[str, Command],
     words: Sequence[str],
     environment: Mapping[str, str],
 ) -> argparse.Namespace:
@@ -85,8 +100,8 @@ def parse(
     if path is not None:
         check(path, content, commands)
     said = dict(_strongest(command, _all(command, name, path, content, environment)))
-    defaults = {action.dest: action.default for action in command._actions}
-    for action in _settings(command):
+    defaults = {action.dest: action.default for action in command.options}
+    for action in settings_of(command):
         if action.dest in said:
             _fill(command, action, said[action.dest].value)
     given = top.parse_args(words)
@@ -113,9 +128,9 @@ def read(path: str) -> dict[str, Any]:
     return content
 
 
-def check(path: str, content: Mapping[str, Any], commands: Mapping[str, argparse.ArgumentParser]) -> None:
+def check(path: str, content: Mapping[str, Any], commands: Mapping[str, Command]) -> None:
     """Refuse what no command would read: a name that is mistyped is said by every node. Raises ParameterError."""
-    known = {name: {_key(action) for action in _settings(commands[name])} for name in COMMANDS}
+    known = {name: {key_of(action) for action in settings_of(commands[name])} for name in COMMANDS}
     for key, value in content.items():
         if key not in COMMANDS:
             if not any(_spelled(key) in keys for keys in known.values()):
@@ -125,7 +140,9 @@ def check(path: str, content: Mapping[str, Any], commands: Mapping[str, argparse
             raise ParameterError(f"{path}: {key}", value, f"a section: an object with flags of memoire {key}")
         for flag in value:
             if _spelled(flag) not in known[key]:
-                raise ParameterError(f"{path}: {key}.{flag}", flag, f"one of {', '.join(sorted(known[key]))}")
+                raise ParameterError(
+                    f"{path}: {key}.{flag}", flag, f"one of {', '.join(sorted(known[key]))}{hint(flag, known[key])}"
+                )
 
 
 def _path(words: Sequence[str], environment: Mapping[str, str]) -> str | None:
@@ -138,11 +155,13 @@ def _path(words: Sequence[str], environment: Mapping[str, str]) -> str | None:
     return given or environment.get(PREFIX + "SETTINGS") or None
 
 
-def _settings(command: argparse.ArgumentParser) -> list[argparse.Action]:
-    return [action for action in command._actions if action.dest not in _APART]
+def settings_of(command: Command) -> list[argparse.Action]:
+    """What a file or the environment may say of a command."""
+    return [action for action in command.options if action.dest not in _APART]
 
 
-def _key(action: argparse.Action) -> str:
+def key_of(action: argparse.Action) -> str:
+    """Its name in a file."""
     return _spelled(action.dest)
 
 
@@ -151,7 +170,7 @@ def _spelled(key: str) -> str:
 
 
 def _all(
-    command: argparse.ArgumentParser,
+    command: Command,
     name: str,
     path: str | None,
     content: Mapping[str, Any],
@@ -162,27 +181,24 @@ def _all(
     own = content.get(name, {})
     for strength, (place, values) in enumerate(((f"{path}: ", common), (f"{path}: {name}.", own))):
         for key, value in values.items():
-            action = next((each for each in _settings(command) if _key(each) == _spelled(key)), None)
+            action = next((each for each in settings_of(command) if key_of(each) == _spelled(key)), None)
             if action is not None and value is not None:
-                yield action, GivenSetting(_taken(action, value, place + key), place + key, strength)
-    for action in _settings(command):
-        variable = PREFIX + action.dest.upper()
-        text = environment.get(variable)
-        if text:
-            yield (
-                action,
-                GivenSetting(_taken(action, _split(action, text, f"${variable}"), f"${variable}"), f"${variable}", 2),
-            )
+                yield action, GivenSetting(_taken(command, action, value, place + key), place + key, strength)
+    for action in settings_of(command):
+        where = f"${PREFIX}{action.dest.upper()}"
+        if text := environment.get(where[1:]):
+            value = _taken(command, action, _split(command, action, text, where), where)
+            yield action, GivenSetting(value, where, 2)
 
 
 def _strongest(
-    command: argparse.ArgumentParser, said: Iterator[tuple[argparse.Action, GivenSetting]]
+    command: Command, said: Iterator[tuple[argparse.Action, GivenSetting]]
 ) -> Iterator[tuple[str, GivenSetting]]:
     """What holds of all that was said."""
     found: dict[str, GivenSetting] = {}
     for action, each in said:
         before = found.get(action.dest)
-        if before is not None and isinstance(action, argparse._AppendAction):
+        if before is not None and action.dest in command.lists and action.nargs is None:
             each = GivenSetting(before.value + each.value, f"{before.where}, {each.where}", each.strength)
         found[action.dest] = each
     for group in ALTERNATIVES:
@@ -197,23 +213,23 @@ def _strongest(
     yield from found.items()
 
 
-def _fill(command: argparse.ArgumentParser, action: argparse.Action, value: Any) -> None:
+def _fill(command: Command, action: argparse.Action, value: Any) -> None:
     """Have the command take this where its line says nothing."""
     action.default, action.required = value, False
     if action.nargs == "+" and not action.option_strings:
         action.nargs = "*"
-    for group in command._mutually_exclusive_groups:
-        if action in group._group_actions:
+    for group, members in command.alternatives:
+        if action in members:
             group.required = False
 
 
-def _split(action: argparse.Action, text: str, where: str) -> Any:
+def _split(command: Command, action: argparse.Action, text: str, where: str) -> Any:
     """What an environment variable says, as a file would say it."""
     if action.nargs == 0:
         if text.lower() not in _TRUTH:
             raise ParameterError(where, text, "true or false")
         return _TRUTH[text.lower()]
-    if not _is_list(action):
+    if action.dest not in command.lists:
         return text
     try:
         return shlex.split(text)
@@ -221,19 +237,15 @@ def _split(action: argparse.Action, text: str, where: str) -> Any:
         raise ParameterError(where, text, f"words with blanks between them: {error}") from error
 
 
-def _is_list(action: argparse.Action) -> bool:
-    return isinstance(action, argparse._AppendAction) or action.nargs in ("*", "+")
-
-
-def _taken(action: argparse.Action, value: Any, where: str) -> Any:
+def _taken(command: Command, action: argparse.Action, value: Any, where: str) -> Any:
     """A value as the command's own parser would have it. Raises ParameterError."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise ParameterError(where, value, "true or false")
         return value
-    if not _is_list(action):
+    if action.dest not in command.lists:
         return _one(action, value, where)
-    if isinstance(value, Mapping) and isinstance(action, argparse._AppendAction):  # names with values
+    if isinstance(value, Mapping) and action.nargs is None:  # names with values
         # A text is taken as on the command line: `helm --set` makes texts of numbers with a point.
         value = [f"{name}={each if isinstance(each, str) else _json(each, where)}" for name, each in value.items()]
     if not isinstance(value, list):
@@ -271,19 +283,19 @@ def _one(action: argparse.Action, value: Any, where: str) -> Any:
 
 
 def _shown(
-    command: argparse.ArgumentParser, said: Mapping[str, GivenSetting], defaults: Mapping[str, Any]
+    command: Command, said: Mapping[str, GivenSetting], defaults: Mapping[str, Any]
 ) -> Callable[[argparse.Namespace], int]:
     """What prints the settings that hold, each with its source."""
 
     def show(given: argparse.Namespace) -> int:
-        for action in _settings(command):
+        for action in settings_of(command):
             value = getattr(given, action.dest)
             source = said.get(action.dest)
             if source is not None and value == source.value:
                 where = source.where
             else:
                 where = "default" if value in (defaults[action.dest], []) else "command line"
-            print(f"{_key(action)} = {json.dumps(value)}  # {where}")
+            print(f"{key_of(action)} = {json.dumps(value)}  # {where}")
         return 0
 
     return show

@@ -26,7 +26,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import USUAL
 from memoire.replay.schema import Schema
 from memoire.tables import registry as kinds
-from memoire.tables.table import Table, table_names
+from memoire.tables.table import Table, table_settings
 
 from .settings import size
 
@@ -74,9 +74,6 @@ def env_schema(env: str) -> Schema:
         return Schema.from_env(envs)
 
 
-ROOM = ("storage", "on_full", "capacity", "cache_limit", "byte_limit", "client_capacity")
-
-
 def read_tables(path: str) -> dict[str, Table]:
     """The tables in this file, or in `path` itself where that is JSON, in their order.
 
@@ -99,8 +96,8 @@ def read_tables(path: str) -> dict[str, Table]:
 def _table(where: str, settings: Any, folder: Path) -> Table:
     if not isinstance(settings, dict):
         raise ParameterError(where, settings, "an object with the settings of a table")
-    known = {*ROOM, "discount", *table_names(settings)}  # beside its schema, as keywords of `memoire.Table`
-    refuse_unknown(where, settings, {"schema", "env", "parameters", *known})
+    known = table_settings(settings)
+    refuse_unknown(where, settings, {"schema", "env", *known})
     has_columns = kinds.named(settings.get("storage", kinds.DEFAULT)).has_columns
     if has_columns and ("schema" in settings) == ("env" in settings):
         raise ParameterError(where, sorted(settings), '"schema" or "env", one of both')
@@ -108,7 +105,7 @@ def _table(where: str, settings: Any, folder: Path) -> Table:
         return Table(
             _schema(settings, folder) if has_columns or {"schema", "env"} & settings.keys() else None,
             parameters=parameters_from(settings.get("parameters", {})),
-            **{name: _value(name, value) for name, value in settings.items() if name in known},
+            **{name: _value(name, value) for name, value in settings.items() if name in known - {"parameters"}},
         )
     except (MemoireError, OSError, ValueError, TypeError) as error:
         raise ParameterError(where, "these settings", f"those of a table: {error}") from error

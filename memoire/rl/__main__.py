@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from memoire import Server
+from memoire import Endpoints, Server, State
 from memoire.errors import MemoireError
 from memoire.launching import LauncherLine, accept_all_text, say
 from memoire.nodes.http import NodePages
@@ -129,15 +129,13 @@ def _up(given: argparse.Namespace) -> int:
 def _serve(given: argparse.Namespace) -> int:
     with LauncherLine() as line:
         pipeline = read_pipeline(given.file)
-        places: dict[str, Any] = {}
-        if given.beside:
-            host = given.endpoint.rpartition(":")[0]
-            push, pub = given.beside.split(",")
-            places = {"push_endpoint": f"{host}:{push}", "pub_endpoint": f"{host}:{pub}"}
+        host, ports = given.endpoint.rpartition(":")[0], given.beside.split(",") if given.beside else []
+        push, publish = (f"{host}:{each}" for each in ports) if ports else (None, None)
         server = Server(
-            given.endpoint, tables={TABLE: pipeline.make_table()}, run=pipeline.run, name="server", seed=pipeline.seed,
-            state_dir=folder_of(pipeline) / "server", snapshot_caches=True,
-            keys=keys_of(given.keys, pipeline, "server"), **places,
+            Endpoints(given.endpoint, push=push, publish=publish),
+            tables={TABLE: pipeline.make_table()}, run=pipeline.run, name="server", seed=pipeline.seed,
+            state=State(folder_of(pipeline) / "server", snapshot_caches=True),
+            keys=keys_of(given.keys, pipeline, "server"),
         )  # fmt: skip
         with contextlib.closing(server), contextlib.closing(NodePages(given.http, server)) as pages:
             beside = [server.push_endpoint, server.pub_endpoint]

@@ -17,18 +17,16 @@ from memoire import arguments
 from memoire.accounting.ledger import account_bytes
 from memoire.accounting.logbook import LogEntry, line_bytes
 from memoire.accounting.runs import StateStore
-from memoire.arguments import FOR_EVER, mapping, whole
+from memoire.arguments import mapping, whole
 from memoire.errors import ParameterError, StateCorrupt, WrongType
 from memoire.limits import CONTAINER, HELD_BYTES, Container, Limits, Reservation
-from memoire.replay.parameters import Parameters, Start
-from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given
 from memoire.tables import registry as kinds
 from memoire.tables.base import DrawsAtRandom, TablePool
 from memoire.tables.episodes.memory import seed_of
 from memoire.tables.registry import PoolPlace
-from memoire.tables.table import Full, Table, Tables, checked, shared_out
+from memoire.tables.table import Table, Tables, checked, shared_out
 from memoire.wire import messages
 from memoire.wire.frames import DEFAULT_TABLE, table_number
 from memoire.wire.messages import MAX_INFERENCE
@@ -36,6 +34,7 @@ from memoire.wire.messages import MAX_INFERENCE
 from . import state as recovery
 from .dispatch import Dispatcher
 from .durability import Announcements
+from .settings import Endpoints, Process, State
 
 MODEL_COPIES = 2
 """How often a server may fill `model_bytes`: with models, and with those on their way to it."""
@@ -52,37 +51,19 @@ class ServerOptions:
         ParameterError, WrongType: one is out of its range, missing, or does not go with another.
     """
 
-    endpoint: str | None
+    endpoint: Endpoints
     schema: Schema | Mapping[str, Any] | None
     tables: Mapping[str, Table] | None
-    sampler: Sampler | None
-    parameters: Parameters | None
-    multi_step: int | None
-    discount: float | Sequence[float] | None
-    frame_stack: int | None
-    start: Start | None
-    storage: str | None
-    on_full: Full | None
-    capacity: int
-    cache_limit: int
-    client_capacity: int
-    byte_limit: int | None
     run: str | None
-    push_endpoint: str | None
-    pub_endpoint: str | None
     name: str | None
-    seed: int | None
-    state_dir: str | Path | None
-    snapshot_caches: bool
-    snapshot_every: float | None
-    discard_mismatched: bool
-    context: Any
-    limits: Limits
-    clock: Callable[[], float]
+    state: State | None
     keys: Given
+    limits: Limits
+    seed: int | None
     inference: Sequence[str]
-    tune_process: bool
-    fields: Mapping[str, Any]
+    process: Process
+    table: Mapping[str, Any]
+    """Settings of the only table."""
     settings: Mapping[str, Table] = field(init=False)
     """Those of the tables, by name: `tables`, or the one that `schema` and what shapes it make."""
     budgets: Mapping[str, int] = field(init=False)
@@ -98,20 +79,20 @@ class ServerOptions:
             object.__setattr__(self, "seed", whole("seed", self.seed, MIN_SEED, MAX_SEED))
         if self.name is not None:
             arguments.name("name", self.name)
-        self._check_snapshots()
         self._check_inference()
         self._share_out()
 
     def _share_out(self) -> None:
         """Reserve what the tables may hold, and share it out among them."""
         own = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
+        said = self.table.get("byte_limit")  # of the only table: all that the server holds
         reserved = Reservation(self._container)
 
         def hold(limits: Limits) -> Limits:
-            if self.byte_limit is None:
+            if said is None:
                 name, held = "held_bytes", limits.held_bytes or reserved.default("held_bytes", HELD_BYTES)
             else:
-                name, held = "byte_limit", whole("byte_limit", self.byte_limit, 1)
+                name, held = "byte_limit", whole("byte_limit", said, 1)
             budgets = shared_out(own, held)
             reserved.reserve(name, sum(budgets.values()), sum(budgets.values()))
             limits = replace(limits, held_bytes=held)
@@ -123,30 +104,12 @@ class ServerOptions:
         object.__setattr__(self, "reserved", reserved)
         object.__setattr__(self, "limits", limits)
 
-    @property
-    def saves_memory(self) -> bool:
-        """Whether the server saves the content of its tables, to have it again after a restart."""
-        return self.snapshot_caches or self.snapshot_every is not None
-
     def _settings(self) -> Mapping[str, Table]:
-        made: dict[str, Any] = {
-            "sampler": self.sampler,
-            "parameters": self.parameters,
-            "multi_step": self.multi_step,
-            "discount": self.discount,
-            "frame_stack": self.frame_stack,
-            "start": self.start,
-            "storage": self.storage,
-            "on_full": self.on_full,
-            "capacity": self.capacity or None,
-            "cache_limit": self.cache_limit or None,
-            "client_capacity": self.client_capacity or None,
-            **self.fields,
-        }
-        given = {name: value for name, value in made.items() if value is not None}
+        given = {name: value for name, value in self.table.items() if value is not None}
         if self.tables is None:
-            if self.schema is None and kinds.named(self.storage or kinds.CACHES.name).has_columns:
+            if self.schema is None and kinds.named(given.get("storage", kinds.DEFAULT)).has_columns:
                 raise WrongType("schema", "a memoire.Schema, or tables={name: memoire.Table(schema)}", "None")
+            given.pop("byte_limit", None)
             return {DEFAULT_TABLE: Table(self.schema, **given)}
         for name, value in (given if self.schema is None else {"schema": self.schema, **given}).items():
             raise ParameterError(name, value, "absent beside tables=: each memoire.Table has its own")
@@ -155,14 +118,6 @@ class ServerOptions:
     def _check_inference(self) -> None:
         if isinstance(self.inference, str) or len(self.inference) > MAX_INFERENCE:
             raise ParameterError("inference", self.inference, f"a list of at most {MAX_INFERENCE} addresses")
-
-    def _check_snapshots(self) -> None:
-        every = self.snapshot_every
-        if self.saves_memory and self.state_dir is None:
-            name, value = ("snapshot_every", every) if every else ("snapshot_caches", self.snapshot_caches)
-            raise ParameterError(name, value, "left out without a state_dir to keep them in")
-        if every is not None and not 0.0 < every <= FOR_EVER:
-            raise ParameterError("snapshot_every", every, "seconds above 0, or None")
 
 
 def check_bytes(name: str, value: object) -> None:
@@ -206,9 +161,9 @@ def make_store(options: ServerOptions, name: str) -> StateStore | None:
     Args:
         name: What the server is called if neither its options nor the folder say.
     """
-    if options.state_dir is None:
+    if options.state is None:
         return None
-    return open_store(options.state_dir, options.name, name, options.limits, options.clock)
+    return open_store(options.state.folder, options.name, name, options.limits, options.process.clock)
 
 
 def open_store(
@@ -281,7 +236,7 @@ def make_dispatcher(
             on_model=announcements.add_model,
             on_news=announcements.add_news,
             store=store,
-            clock=options.clock,
+            clock=options.process.clock,
             epoch=epoch,
         )
     except BaseException:

@@ -76,29 +76,30 @@ class ServerThreads:
         self.name, self.dispatcher, self.store, self.gate = dispatcher.name, dispatcher, store, gate
         self.addresses, self.lines = addresses, lines
         self._options, self._limits, self._is_closing = options, options.limits, is_closing
-        self._context: Context = options.context
-        self._saves_memory = options.saves_memory
+        self._context: Context = options.process.context
+        state = options.state
+        self._saves_memory = state is not None and state.saves_memory
         admission = Admission(gate, options.limits, count=dispatcher.refuse, own=dispatcher.own)
         self._announcer = Announcer(dispatcher, announcements, options.limits, gate.admits)
         self.requests = RequestThread(dispatcher, admission, store, self._announcer, lines, owner)
         announcements.wake = self.requests.worker.wake
-        facts: dict[str, Any] = {"context": options.context, "limits": options.limits, "is_closing": is_closing}
+        facts: dict[str, Any] = {"context": options.process.context, "limits": options.limits, "is_closing": is_closing}
         self.intake = IntakeThreads(dispatcher, admission, addresses, keys=gate.keys, **facts)
         self.proxies = WorkerProxies(gate, admission, addresses, dispatcher.replies, **facts)
         self.archive = Archive(
             dispatcher,
             store=store,
-            every=options.snapshot_every,
+            every=None if state is None else state.snapshot_every,
             is_closing=is_closing,
-            clock=options.clock,
+            clock=options.process.clock,
         )
         self.restorer = Restorer(
             dispatcher,
             store,
             limits=options.limits,
-            is_timed=options.snapshot_every is not None,
+            is_timed=state is not None and state.snapshot_every is not None,
             keeps_generators=options.seed is not None,
-            clock=options.clock,
+            clock=options.process.clock,
         )
         dispatcher.answer_with(messages.TakeSnapshot, self.archive.order)
 
@@ -106,7 +107,8 @@ class ServerThreads:
 
     def open(self) -> None:
         """Bind the addresses. What was bound before one that fails stays open until `close`."""
-        endpoint, push, pub = self._options.endpoint, self._options.push_endpoint, self._options.pub_endpoint
+        at = self._options.endpoint
+        endpoint, push, pub = at.request, at.push, at.publish
         if endpoint is not None:
             near = beside(endpoint)
             push, pub = push or near[0], pub or near[1]
@@ -142,7 +144,8 @@ class ServerThreads:
         if self.store is None:
             return
         saves, self._saves_memory = self._saves_memory, False  # a file that is refused stays
-        self.archive.is_kept = self.restorer.load(self._options.discard_mismatched)
+        state = self._options.state
+        self.archive.is_kept = self.restorer.load(state is not None and state.discard_mismatched)
         self._saves_memory = saves
 
     def start(self) -> None:
@@ -249,9 +252,9 @@ def make_threads(options: ServerOptions, is_closing: threading.Event, owner: obj
     Raises:
         KeyFileError, ParameterError, StateError: an option cannot be had.
     """
-    gate = Gate(options.context, Keys.of(options.keys, "server"))
+    gate = Gate(options.process.context, Keys.of(options.keys, "server"))
     tables = build.make_tables(options)
-    name = options.name or default_name(options.endpoint)
+    name = options.name or default_name(options.endpoint.request)
     store = build.make_store(options, name)
     name = name if store is None else store.name
     addresses, announcements, lines = BoundAddresses(name, gate), Announcements(), LineFile()

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -27,26 +28,27 @@ from memoire.accounting.runs import RunFacts
 from memoire.arguments import checked_names, seconds, whole
 from memoire.disk.snapshots import RestoreCounts
 from memoire.errors import Closed
-from memoire.limits import Limits, wall_clock
+from memoire.limits import Limits
 from memoire.models.model import Model
-from memoire.net import process
+from memoire.net import process as tuning
 from memoire.net.addresses import beside, check
-from memoire.net.context import Context, shared_context
+from memoire.net.context import shared_context
 from memoire.net.thread import UNDO_TIMEOUT, Node, close_at_exit
 from memoire.replay.batch import Batch, PriorityUpdate
 from memoire.replay.episodes import EpisodeBatch
 from memoire.replay.mixing import MixedBatch
-from memoire.replay.parameters import NAMES, Parameters, Start
+from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
-from memoire.tables.table import Full, OpenTable, Table, table_names
+from memoire.tables.table import OpenTable, Table, table_settings
 from memoire.wire import messages
 
 from .build import ServerOptions, check_bytes
 from .io import make_threads
 from .io_snapshots import Snapshot
 from .prompts_handle import LocalPrompts
+from .settings import Endpoints, Process, State
 from .stats import ClientStats, Queries, ServerStats, figures_of
 from .table_handle import TableHandle, mixed_batches
 
@@ -58,37 +60,22 @@ class Server(Node):
 
     Args:
         endpoint: Address for requests, such as "tcp://*:5560", "ipc:///run/memoire" or "inproc://memoire"; caches come
-            in on the next port and notices go out on the one after it (or .push and .pub). Port 0 takes free ones. None
-            opens none: workers are added afterwards.
-        schema: What an entry is; a mapping is made a `Schema`. It makes one table; the arguments from `sampler` to
-            `client_capacity`, and `fields`, are its settings.
+            in on the next port and notices go out on the one after it (or .push and .pub), unless `Endpoints` says
+            others. Port 0 takes free ones. None opens none: workers are added afterwards.
+        schema: What an entry is; a mapping is made a `Schema`. It makes one table, of which `table` has the settings.
         tables: Several tables in its place, by name. Whoever names none gets the first.
-        sampler, parameters, multi_step, discount, frame_stack, start: As of a `Buffer`.
-        storage, on_full, capacity, cache_limit, client_capacity: See `Table`.
         run: Name of the experiment that totals, lines and models belong to. None: the one that the state folder counted
             last, or else "default".
-        push_endpoint, pub_endpoint: Addresses for caches and notices, where they are not beside `endpoint`.
-        byte_limit: Most bytes of caches and episodes that are held; by default `limits.held_bytes`. More than the
-            memory limit of the process's container is refused.
         name: Name of this server, the same after a restart; by default its host and port.
-        seed: Of the draws; None takes entropy from the system. In a state folder, no life draws as a former one did.
-        state_dir: Folder of this server's files, made when it is not there: totals, log lines, models and runs live on
-            in it, and a reply to a client means "on disk". None keeps everything in memory.
-        snapshot_caches: Whether `close` saves what the tables hold in the state folder, so that the next server has it;
-            one that is killed loses it.
-        snapshot_every: Seconds between two times that the same is saved while the server goes on: one that is killed
-            has again what it held then (of caches, samples that were drawn since may be drawn once more). None saves
-            nothing in between.
-        discard_mismatched: Start without what was saved so, if it is damaged or was made with other values than hold
-            now, such as another discount. Else the start is refused then, and the file stays.
-        context: ZeroMQ context; one for the process by default. Addresses inproc:// need the same one on both sides.
-        clock: Seconds since 1970.
+        state: Folder of this server's files, or a `State` that says more. None keeps everything in memory.
         keys: This process' keys folder (or a cluster's): whoever comes over tcp:// has to have a key that is in it.
             None takes $MEMOIRE_KEYS, and without it lets everybody in. See docs/operations.md.
+        limits: Timeouts, and bytes that are held. More than the memory limit of the process's container is refused.
+        seed: Of the draws; None takes entropy from the system. In a state folder, no life draws as a former one did.
         inference: Addresses of inference nodes that compute the policy for this server's actors; clients are told of
             them. The host "*" is the one at which a client reaches this server.
-        tune_process: Let this process be tuned for nodes, the first time that one asks for it: see docs/operations.md.
-        fields: Any other field of `Parameters`, such as min_size=1000.
+        process: What it shares with its process: see `Process`.
+        table: Settings of the only table: what `Table` takes, such as sampler=, multi_step=3 or min_size=1000.
 
     With a state folder a server goes on where it ended: with the run that it counted last and the parameters that were
     configured last, unless `run` or parameters are given that differ from those given then.
@@ -106,57 +93,34 @@ class Server(Node):
     ROLE = "server"
     CLOSED_AT_EXIT = 2
 
-    @checked_names(table_names)
+    @checked_names(table_settings)
     def __init__(
         self,
-        endpoint: str | None,
+        endpoint: str | Endpoints | None,
         schema: Schema | Mapping[str, Any] | None = None,
         *,
         tables: Mapping[str, Table] | None = None,
-        sampler: Sampler | None = None,
-        parameters: Parameters | None = None,
-        multi_step: int | None = None,
-        discount: float | Sequence[float] | None = None,
-        frame_stack: int | None = None,
-        start: Start | None = None,
-        storage: str | None = None,
-        on_full: Full | None = None,
-        capacity: int = 0,
-        cache_limit: int = 0,
-        client_capacity: int = 0,
-        byte_limit: int | None = None,
         run: str | None = None,
-        push_endpoint: str | None = None,
-        pub_endpoint: str | None = None,
         name: str | None = None,
-        seed: int | None = None,
-        state_dir: str | Path | None = None,
-        snapshot_caches: bool = False,
-        snapshot_every: float | None = None,
-        discard_mismatched: bool = False,
-        context: Context | None = None,
-        limits: Limits | None = None,
-        clock: Callable[[], float] = wall_clock,
+        state: str | Path | State | None = None,
         keys: Given = None,
+        limits: Limits | None = None,
+        seed: int | None = None,
         inference: Sequence[str] = (),
-        tune_process: bool = True,
-        **fields: Any,
+        process: Process | None = None,
+        **table: Any,
     ) -> None:
-        if endpoint is not None:
-            beside(endpoint)  # before anything is made: a malformed address
+        at, shares = Endpoints.of(endpoint), process or Process()
+        if at.request is not None:
+            beside(at.request)  # before anything is made: a malformed address
         for address in () if isinstance(inference, str) else inference:
             check(address, "bind")  # "tcp://*:5570" is the host at which clients reach this server
-        if tune_process:
-            process.tune()
+        if shares.tune:
+            tuning.tune()
         options = ServerOptions(
-            endpoint=endpoint, schema=schema, tables=tables, sampler=sampler, parameters=parameters,
-            multi_step=multi_step, discount=discount, frame_stack=frame_stack, start=start, storage=storage,
-            on_full=on_full, capacity=capacity, cache_limit=cache_limit, client_capacity=client_capacity,
-            byte_limit=byte_limit, run=run, push_endpoint=push_endpoint, pub_endpoint=pub_endpoint, name=name,
-            seed=seed, state_dir=state_dir, snapshot_caches=snapshot_caches, snapshot_every=snapshot_every,
-            discard_mismatched=discard_mismatched,
-            context=context or shared_context(), limits=limits or Limits(), clock=clock, keys=keys,
-            inference=inference, tune_process=tune_process, fields=fields,
+            endpoint=at, schema=schema, tables=tables, run=run, name=name, state=State.of(state), keys=keys,
+            limits=limits or Limits(), seed=seed, inference=inference, table=table,
+            process=replace(shares, context=shares.context or shared_context()),
         )  # fmt: skip
         self._limits, self._pid, self._started = options.limits, os.getpid(), time.monotonic()
         self._closing, self._close_lock = threading.Event(), threading.Lock()

@@ -9,6 +9,7 @@ A table's number is made of its name, so that all servers of a cluster agree on 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -16,9 +17,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from memoire import arguments
-from memoire.arguments import checked_names, hint, one_of, says_instead, whole
+from memoire.arguments import checked_names, declared, hint, one_of, says_instead, whole
 from memoire.errors import ParameterError, ProtocolError, WrongType
-from memoire.limits import Reservation
+from memoire.limits import Reservation, Room
 from memoire.replay.limiter import SharedLimiter
 from memoire.replay.parameters import NAMES, Parameters, Start, check_size
 from memoire.replay.sampling import Sampler, chosen
@@ -45,7 +46,6 @@ Full = Literal["wait", "oldest"]
 
 TABLE_NAMES = (*NAMES, *kinds.setting_names())
 """Keywords of a table beside those that it names, of the kinds of memoire."""
-FULL = ("wait", "oldest")
 MAX_TABLES = 256
 _ROUNDTRIP_BYTES = 1 << 20
 _ROUNDTRIP_CACHES = 16
@@ -122,13 +122,13 @@ class Table:
         fields |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
         put(self, "parameters", chosen(parameters, sampler, discount, fields))
         self.parameters.check_for(self.schema)
-        put(self, "storage", storage)
-        put(self, "capacity", whole("capacity", capacity, 0))
-        put(self, "cache_limit", whole("cache_limit", cache_limit, 0))
-        put(self, "byte_limit", None if byte_limit is None else whole("byte_limit", byte_limit, 1))
-        put(self, "client_capacity", whole("client_capacity", client_capacity, 0))
-        if on_full not in (*FULL, None):
-            raise ParameterError("on_full", on_full, one_of(on_full, FULL))
+        room = {
+            "storage": storage, "capacity": capacity, "cache_limit": cache_limit, "byte_limit": byte_limit,
+            "client_capacity": client_capacity, "on_full": on_full,
+        }  # fmt: skip
+        for each in declared(Room).values():
+            each.check(room[each.name])
+            put(self, each.name, room[each.name])
         put(self, "on_full", on_full or "wait")
         put(self, "own", own)
         kind.check(self, is_full_said=on_full is not None)
@@ -137,6 +137,14 @@ class Table:
     def kind(self) -> Kind:
         """What its storage is the name of."""
         return kinds.named(self.storage)
+
+
+_NAMED = frozenset(inspect.signature(Table).parameters) - {"schema", "fields"}
+
+
+def table_settings(options: Mapping[str, Any]) -> frozenset[str]:
+    """What a table is given beside its schema, by name: what a server with one table takes, and files of tables say."""
+    return _NAMED | {*table_names(options)}
 
 
 class OpenTable:

@@ -20,7 +20,7 @@ import numpy as np
 
 import memoire.tmrl.config.config_constants as cfg
 import memoire.tmrl.config.config_objects as cfg_obj
-from memoire import Client, loggers
+from memoire import Client, Endpoints, loggers
 from memoire import Server as NativeServer
 from memoire.building import Keys, whole
 from memoire.errors import DataError, ParameterError
@@ -153,14 +153,13 @@ class Server:
         port = port_of(port, None, security=security, password=password, keys=keys, role="server")
         host = "*" if insecure or Keys.of(keys, "server") is not None else "127.0.0.1"
         request = cfg.PORT_TRAINER if port is None else port
-        places: dict[str, Any] = {}
-        if port is None and request and request + 1 != cfg.PORT_ROLLOUT:
-            places["push_endpoint"] = f"tcp://{host}:{cfg.PORT_ROLLOUT}"
+        is_apart = port is None and request and request + 1 != cfg.PORT_ROLLOUT
+        push = f"tcp://{host}:{cfg.PORT_ROLLOUT}" if is_apart else None
         table = samples_table(cfg.BUFFERS_MAXLEN if capacity is None else capacity, min_samples_per_server_packet)
         limits = Limits(max_actors=0 if max_workers is None else whole("max_workers", max_workers, 1))
         self.server = NativeServer(
-            f"tcp://{host}:{request}", tables={TABLE: table}, limits=limits, run=cfg.RUN_NAME, name="server", keys=keys,
-            state_dir=state_dir, **places,
+            Endpoints(f"tcp://{host}:{request}", push=push), tables={TABLE: table}, limits=limits, run=cfg.RUN_NAME,
+            name="server", keys=keys, state=state_dir,
         )  # fmt: skip
         """The server itself: pages, totals, and what else it can do."""
         _log.info("serving at %s", self.server.endpoint)

@@ -81,7 +81,7 @@ def cluster_of(layout, keep, folder):
     """The pages of the nodes of a living cluster, by role, with something in every figure."""
     many = memoire.Parameters(reuse_cache=True)
     server = keep(
-        memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home", run="r-1", seed=0, state_dir=folder, parameters=many)
+        memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home", run="r-1", seed=0, state=folder, parameters=many)
     )
     proxy = keep(memoire.Proxy("tcp://127.0.0.1:0", [server.endpoint], name="front"))
     client = keep(memoire.connect(proxy.endpoint, seed=0, name="actor-0"))

@@ -55,9 +55,9 @@ def test_a_round_trip_costs_no_place_of_a_new_client_and_is_forgotten(cluster):
 
 
 def test_a_round_trip_takes_a_state_folder_nothing(cluster, tmp_path):
-    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=tmp_path / "state") as server:
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, state=tmp_path / "state") as server:
         assert examine(server.endpoint)[0] == doctor.WELL
-    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=tmp_path / "state") as server:
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, state=tmp_path / "state") as server:
         assert server.stats().totals == Totals() and not server.clients()
 
 

@@ -84,13 +84,13 @@ def test_what_an_actor_could_not_tell_is_told_by_the_next_one_with_its_folder_an
     cluster, tmp_path, caplog, times
 ):
     caplog.set_level(logging.INFO, logger="memoire")
-    kept_at = {"state_dir": tmp_path / "state"}
+    kept_at = {"state": tmp_path / "state"}
     server = cluster.server(name="home", run=RUN, **kept_at)
     log = tmp_path / "log"
     server.set_logfile(log)
     lost = []
     for number in range(times):
-        client = cluster.client(server, limits=QUICK, state_dir=tmp_path / "actor", input_uuid=number + 1)
+        client = cluster.client(server, limits=QUICK, state=tmp_path / "actor", input_uuid=number + 1)
         record(client, episodes=3, length=10)
         client.log("told")
         client.update(100.0)
@@ -103,7 +103,7 @@ def test_what_an_actor_could_not_tell_is_told_by_the_next_one_with_its_folder_an
         server = cluster.restart(server, **kept_at)
         server.set_logfile(log)
     assert "20 steps, 2 episodes and 700 log lines were acknowledged: they are in" in warnings_of(caplog, lost[-1])[0]
-    again = cluster.client(server, limits=QUICK, state_dir=tmp_path / "actor")
+    again = cluster.client(server, limits=QUICK, state=tmp_path / "actor")
     assert again.close(100.0), "it waits for them, too"
     assert not list((tmp_path / "actor").iterdir())
     assert server.total_steps == 50 * times and server.total_episodes == 5 * times
@@ -118,13 +118,13 @@ def test_what_an_actor_could_not_tell_is_told_by_the_next_one_with_its_folder_an
 @pytest.mark.slow
 def test_what_nobody_will_ever_take_stays_and_is_named(cluster, tmp_path, caplog):
     server = cluster.server(name="home", run="one")
-    client = cluster.client(server, limits=QUICK, state_dir=tmp_path)
+    client = cluster.client(server, limits=QUICK, state=tmp_path)
     server.close()
     record(client)
     client.close(0.1)
     (path,) = tmp_path.iterdir()
     other = cluster.server(server.endpoint, name="home", run="two")  # has never heard of run one
-    assert cluster.client(other, limits=QUICK, state_dir=tmp_path).close(100.0)
+    assert cluster.client(other, limits=QUICK, state=tmp_path).close(100.0)
     assert path.exists() and "cannot be told, and stays" in caplog.text
 
 
@@ -132,7 +132,7 @@ def test_what_nobody_will_ever_take_stays_and_is_named(cluster, tmp_path, caplog
 def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, store_by, caplog, soon):
     disk = Disk(tmp_path)
     store_by(lambda folder, name, default_name, limits, clock: MemoryStore(disk, default_name))
-    server = cluster.server(state_dir="here")
+    server = cluster.server(state="here")
     client = cluster.client(server, limits=Limits.of(resend_after=0.05, resend_most=0.1, update_every=0.02))
     disk.is_full = True
     disk.may_save.clear()

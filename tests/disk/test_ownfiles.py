@@ -31,7 +31,7 @@ def modes(folder):
 def lived(folder):
     """The modes of a state folder in which everything was written; looked at while the server lives."""
     with (
-        memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=folder) as server,
+        memoire.Server("tcp://127.0.0.1:0", SCHEMA, state=folder) as server,
         memoire.connect(server.endpoint) as client,
     ):
         server.publish("policy", BODY)
@@ -90,19 +90,19 @@ def test_a_lock_that_is_a_link_is_refused_and_what_it_names_is_as_it_was(tmp_pat
     folder.mkdir()
     (folder / "lock").symlink_to(target)
     with pytest.raises(StateForeign, match=r"lock is a symbolic link.*Nothing was changed"):
-        memoire.Server(None, SCHEMA, state_dir=folder)
+        memoire.Server(None, SCHEMA, state=folder)
     assert target.read_bytes() == content
     (folder / "lock").unlink()
     os.link(target, folder / "lock")
     with pytest.raises(StateForeign, match="another program's file"):
-        memoire.Server(None, SCHEMA, state_dir=folder)
+        memoire.Server(None, SCHEMA, state=folder)
     assert target.read_bytes() == content
 
 
 def test_a_lock_that_holds_something_else_is_refused_and_left(tmp_path):
     (tmp_path / "lock").write_text("my padlock's number")
     with pytest.raises(StateForeign, match="another program's file"):
-        memoire.Server(None, SCHEMA, state_dir=tmp_path)
+        memoire.Server(None, SCHEMA, state=tmp_path)
     assert (tmp_path / "lock").read_text() == "my padlock's number"
 
 
@@ -110,7 +110,7 @@ def test_a_lock_that_holds_something_else_is_refused_and_left(tmp_path):
 def test_a_lock_that_a_power_failure_has_torn_is_taken(tmp_path, content):
     """Nothing syncs it: it is cut off then, or ends in zeros."""
     (tmp_path / "lock").write_bytes(content)
-    with memoire.Server(None, SCHEMA, state_dir=tmp_path):
+    with memoire.Server(None, SCHEMA, state=tmp_path):
         assert f'"pid": {os.getpid()}'.encode() in (tmp_path / "lock").read_bytes()
 
 

@@ -25,6 +25,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
+from memoire.server.settings import State
 from memoire.tables.caches.inspection import ClientRecord, KeptClient
 from memoire.tables.caches.pool import Pool
 from memoire.tables.draws import plan
@@ -550,7 +551,7 @@ def test_a_reader_of_the_file_has_one_record_at_a_time(tmp_path):
 
 def test_a_server_that_is_closed_again_leaves_what_a_later_life_saved(tmp_path):
     server = Server(
-        "inproc://closed-again", SCHEMA, storage="episodes", capacity=50, state_dir=tmp_path, snapshot_every=60.0
+        "inproc://closed-again", SCHEMA, storage="episodes", capacity=50, state=State(tmp_path, snapshot_every=60.0)
     )
     memory = pool_in(server).memory
     memory.open()

@@ -118,7 +118,7 @@ class Users:
     def start(self):
         table = Table({"reward": np.float32}, storage="prompts", group=1)
         tables = {"p": table, "default": Table(SCHEMA)}
-        return self._cluster.server(schema=None, tables=tables, name="home", state_dir=self.folder, limits=QUICK)
+        return self._cluster.server(schema=None, tables=tables, name="home", state=self.folder, limits=QUICK)
 
     def check_refused(self, trouble):
         """Everything that would have to be saved is refused, with what is wrong, where, and what to do."""

@@ -29,6 +29,7 @@ from memoire.security import roles as permissions
 from memoire.security.keys import make, read_blocks
 from memoire.security.roles import Peer, passport, read_passport
 from memoire.server.server import Server
+from memoire.server.settings import Process
 from memoire.wire.layout import layout_of
 from memoire.wire.messages import Line
 from memoire.wire.parts import ContainerKind
@@ -279,7 +280,7 @@ HTTP_REQUEST_WORDS = (
     b"Authorization: Bearer ", b"Accept: application/openmetrics-text", b"9" * 5000, *(path.encode() for path in PAGES),
 )  # fmt: skip
 _context = zmq.Context()
-_server = Server("inproc://fuzz-http", SCHEMA, context=_context, run="run")
+_server = Server("inproc://fuzz-http", SCHEMA, process=Process(context=_context), run="run")
 _open, _closed = NodePages("127.0.0.1:0", _server), NodePages("127.0.0.1:0", _server, token="t" * 16)
 
 

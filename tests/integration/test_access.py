@@ -21,9 +21,10 @@ from memoire.security import provision as key_writer
 from memoire.security import roles as permissions
 from memoire.security.keys import Keys
 from memoire.server.server import Server
+from memoire.server.settings import Process
 from memoire.wire import messages, types
 from memoire.wire.frames import encode, name_hash, parse
-from netkit import QUICK, SCHEMA, KeepingContext, in_thread, record, until
+from netkit import QUICK, SCHEMA, KeepingContext, in_thread, record, server_of, until
 
 
 def gate_of(server):
@@ -51,7 +52,7 @@ def context():
 
 @pytest.fixture
 def server(keys, context):
-    with Server("tcp://127.0.0.1:0", SCHEMA, keys=keys, context=context, limits=QUICK) as made:
+    with Server("tcp://127.0.0.1:0", SCHEMA, keys=keys, process=Process(context=context), limits=QUICK) as made:
         yield made
 
 
@@ -109,7 +110,7 @@ def test_on_every_port_strangers_hear_nothing_and_are_counted(keys, context, tim
     times(handshake=1.0)  # for who says nothing
     options = {"keys": keys, "context": context, "limits": QUICK}
     with (
-        Server("tcp://127.0.0.1:0", SCHEMA, **options) as server,
+        server_of("tcp://127.0.0.1:0", SCHEMA, **options) as server,
         Proxy("tcp://127.0.0.1:0", [server.endpoint], **options) as proxy,
     ):
         with connect(proxy.endpoint, timeout=100.0, **options) as actor:
@@ -143,7 +144,7 @@ def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context, t
         connect(server.endpoint, keys=keys.parent / "elsewhere", context=context, timeout=100.0)
     until(lambda: refused(server)["server_key"] >= 2)
     with (
-        Server("tcp://127.0.0.1:0", SCHEMA, context=context) as careless,
+        Server("tcp://127.0.0.1:0", SCHEMA, process=Process(context=context)) as careless,
         pytest.raises(AuthError, match="it asks for no key, so nobody knows who it is"),
     ):
         connect(careless.endpoint, keys=keys, context=context, timeout=100.0)
@@ -187,7 +188,7 @@ def test_a_process_without_the_right_files_does_not_begin(keys, context):
     with pytest.raises(KeyFileError, match=r"has no server.pub to know tcp://127.0.0.1:1 by"):
         connect("tcp://127.0.0.1:1", keys=keys, context=context)
     with pytest.raises(KeyFileError, match=r"has the key of one who dials \(learner/learners\)"):
-        Server("tcp://127.0.0.1:0", SCHEMA, keys=keys / "learner", context=context)
+        Server("tcp://127.0.0.1:0", SCHEMA, keys=keys / "learner", process=Process(context=context))
     with pytest.raises(KeyFileError, match="has the key of one who dials"):
         Proxy("tcp://127.0.0.1:0", ["tcp://127.0.0.1:1"], keys=keys / "actor", context=context)
 
@@ -340,8 +341,8 @@ def test_a_reader_cannot_push_and_an_actor_cannot_be_a_reader(server, keys, cont
 def test_a_client_id_belongs_to_the_key_that_came_first_also_after_a_restart(keys, context, tmp_path):
     folder = another_key(keys)
     key_writer.authorize(keys / "server", Keys(folder).own)
-    options = {"keys": keys, "context": context, "limits": QUICK, "state_dir": tmp_path / "state", "name": "a"}
-    with Server("tcp://127.0.0.1:0", SCHEMA, **options) as server:
+    options = {"keys": keys, "context": context, "limits": QUICK, "state": tmp_path / "state", "name": "a"}
+    with server_of("tcp://127.0.0.1:0", SCHEMA, **options) as server:
         mine, other = Sender(context, server, keys / "actor"), Sender(context, server, folder)
         assert isinstance(mine.ask(messages.Hello()), messages.Welcome)
         assert isinstance(mine.ask(messages.Update(episodes=1)), messages.Updated)
@@ -351,7 +352,7 @@ def test_a_client_id_belongs_to_the_key_that_came_first_also_after_a_restart(key
         made.send_multipart(encode(messages.Cache(number=9), client=mine.client, sequence=9, payload=b"x" * 64))
         until(lambda: refused(server).get("owner", 0) == 2)
         assert server.total_episodes == 1
-    with Server("tcp://127.0.0.1:0", SCHEMA, **options) as server:
+    with server_of("tcp://127.0.0.1:0", SCHEMA, **options) as server:
         mine.server = other.server = server
         assert other.ask(messages.Hello(), client=mine.client).code == "owner"
         assert isinstance(mine.ask(messages.Update(episodes=2)), messages.Updated) and server.total_episodes == 2
@@ -434,6 +435,6 @@ def test_the_doctor_tells_what_is_wrong_with_keys(server, keys, context, capsys)
     assert "Connect with keys" in capsys.readouterr().out
     assert examine(server.endpoint, keys=another_key(keys), timeout=2.0) == REFUSED
     assert "does not know the key actor/other" in capsys.readouterr().out
-    with Server("tcp://127.0.0.1:0", SCHEMA, context=context) as careless:
+    with Server("tcp://127.0.0.1:0", SCHEMA, process=Process(context=context)) as careless:
         assert examine(careless.endpoint, keys=keys, timeout=100.0) == REFUSED
     assert "asks for no key" in capsys.readouterr().out

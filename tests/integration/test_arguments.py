@@ -170,7 +170,7 @@ def constructors(cluster, server, proxy):
 
 
 NAMES = ("state_buf", "action_buf", "reward_buf", "prob_buf", "value_buf", "qvest_buf", "info_buf")
-NOT_ODD = {"context", "clock", "limits", "state_dir", "name", "self", "input_uuid"}
+NOT_ODD = {"context", "clock", "limits", "process", "state", "name", "self", "input_uuid"}
 """Objects of other kinds, files, and what may be anything."""
 
 
@@ -280,7 +280,7 @@ def texts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("state")
     cluster = Cluster()
     tables = {"t": Table(SCHEMA), "p": Table(ROWS, storage="prompts", group=1)}
-    server = cluster.server(schema=None, tables=tables, state_dir=folder)
+    server = cluster.server(schema=None, tables=tables, state=folder)
     far = cluster.keep(Prompts(server.endpoint, table="p", context=cluster.context))
     far.add({0: "a", 1: "b"})
     users = SimpleNamespace(server=server, client=cluster.client(server), reader=cluster.reader([server]))
@@ -334,12 +334,12 @@ def test_every_text_that_a_public_call_takes_is_tried():
 
 
 def of_a_server(path, leave, _):
-    with Server("inproc://leaves", SCHEMA, state_dir=path, name="s") as server:
+    with Server("inproc://leaves", SCHEMA, state=path, name="s") as server:
         leave()
         server.publish("policy", bytes(100_000))
 
     def is_kept(absolute):
-        with Server("inproc://leaves", SCHEMA, state_dir=absolute, name="s") as again:
+        with Server("inproc://leaves", SCHEMA, state=absolute, name="s") as again:
             return again.model("policy") is not None
 
     return is_kept
@@ -444,7 +444,7 @@ def of_model_files(path, leave, _):
 
 
 LEAVES = {
-    "Server.state_dir": of_a_server, "Client.state_dir": of_a_client, "Keys.folder": of_keys, "Tokens.path": of_tokens,
+    "Server.state": of_a_server, "Client.state": of_a_client, "Keys.folder": of_keys, "Tokens.path": of_tokens,
     "ServersFile.path": of_a_list_of_servers, "JsonLines.path": of_figures(JsonLines), "TensorBoard.folder": of_figures(TensorBoard),
     "History.path": of_curves, "ProcessOutput.folder": of_output, "Nodes.state_dir": of_programs, "Nodes.keys": of_programs,
     "LaunchOptions.state_dir": of_programs, "LaunchOptions.logs": of_programs, "SampleJournal.folder": of_samples, "GenericMemory.folder": of_columns,
@@ -453,7 +453,7 @@ LEAVES = {
 """Whatever uses a path after it was made."""
 THROUGH = {
     "ModelFiles": ["Trainer.model_path", "RolloutWorker.model_path", "RolloutWorker.model_path_history"],
-    "Server": ["ServerOptions.state_dir"],
+    "Server": ["State.folder"],
     "JsonLines": ["Wandb.fallback"],
     "Nodes": ["PipelineNodes.state_dir"],
     "absolute beside what LEAVES has": ["Trainer.checkpoint_path", "Trainer.profile_folder", "Pipeline.folder"],

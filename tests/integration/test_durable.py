@@ -27,7 +27,7 @@ class Durable:
         store_by(opened)
 
     def start(self, **options):
-        asked = {"name": "home", "state_dir": "here"} | self.places | options
+        asked = {"name": "home", "state": "here"} | self.places | options
         made = self.cluster.server(**asked)
         self.places = {
             "endpoint": made.endpoint, "push_endpoint": made.push_endpoint, "pub_endpoint": made.pub_endpoint

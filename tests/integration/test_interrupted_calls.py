@@ -11,7 +11,7 @@ import pytest
 import memoire
 from interrupts import everywhere
 from memoire.limits import Limits
-from netkit import QUICK, Cluster, in_thread
+from netkit import QUICK, Cluster, in_thread, server_of
 
 SCHEMA = memoire.Schema({"obs": memoire.Column("float32", (2,), "state"), "action": "int64", "reward": "float32"})
 KINDS: dict[str, dict[str, Any]] = {
@@ -29,8 +29,8 @@ class Run:
     """A server with a table of each storage, an actor and a reader of each, and an inference node with a policy."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
-        options = {"context": cluster.context, "seed": 1, "state_dir": folder / "state"}
-        self.server = cluster.keep(memoire.Server(cluster.address(), tables=TABLES, **options))
+        options = {"context": cluster.context, "seed": 1, "state": folder / "state"}
+        self.server = cluster.keep(server_of(cluster.address(), tables=TABLES, **options))
         self.actors = {name: cluster.client(self.server, table=name, limits=QUICK) for name in TABLES}
         self.writers = {name: actor.writer() for name, actor in self.actors.items()}
         self.readers = {

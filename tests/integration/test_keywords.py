@@ -30,19 +30,14 @@ from memoire.limits import Limits
 from memoire.nodes.http import NodePages
 from memoire.replay.writers import WriterRegistry
 from memoire.server.state import ClientNames
-from memoire.tables.table import TABLE_NAMES
+from memoire.tables.table import TABLE_NAMES, table_settings
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
 from netkit import SCHEMA, Cluster, in_thread, record, until
 
-FACES = (memoire.Buffer, memoire.Server, memoire.Table)
+FACES = (memoire.Buffer, memoire.Table)
 OF_ONE = {
     memoire.Buffer: {"ragged_limit"},
-    memoire.Server: {
-        "endpoint", "on_full", "tables", "storage", "cache_limit", "client_capacity", "byte_limit", "run", "push_endpoint",
-        "pub_endpoint", "name", "state_dir", "snapshot_caches", "snapshot_every", "context", "limits", "clock", "keys",
-        "tune_process", "inference", "discard_mismatched",
-    },
     memoire.Table: {"on_full", "storage", "cache_limit", "client_capacity", "byte_limit"},
 }  # fmt: skip
 """What a face takes that a buffer, or a buffer alone, has nothing like."""
@@ -52,14 +47,13 @@ def keywords(face):
     return {each.name: each for each in inspect.signature(face).parameters.values() if each.name not in OF_ONE[face]}
 
 
-def test_a_buffer_a_server_and_a_table_take_the_same_keywords():
-    buffer, server, table = map(keywords, FACES)
-    assert set(server) == set(buffer) and set(table) == set(buffer) - {"seed"}
+def test_a_buffer_and_a_table_take_the_same_keywords_and_a_server_those_of_its_table():
+    buffer, table = map(keywords, FACES)
+    assert set(table) == set(buffer) - {"seed"}
+    assert set(table) - {"schema", "fields"} <= table_settings({})
     for name in set(buffer) - {"schema", "capacity"}:
         same = {
-            (each[name].kind, each[name].default, each[name].annotation)
-            for each in (buffer, server, table)
-            if name in each
+            (each[name].kind, each[name].default, each[name].annotation) for each in (buffer, table) if name in each
         }
         assert len(same) == 1, (name, same)
 
@@ -94,8 +88,10 @@ def test_all_fields_of_parameters_are_keywords_of_each_and_mean_the_same():
 @pytest.mark.parametrize("former", arguments.FORMER)
 def test_a_former_name_is_refused_and_the_error_says_the_name_that_it_has_now(former):
     new, instead = arguments.FORMER[former]
-    faces = {memoire.Server: (None, {}), memoire.Table: ({},), memoire.Parameters: (), memoire.connect: ("tcp://h:1",)}
-    also = {memoire.Server: TABLE_NAMES, memoire.Table: TABLE_NAMES}
+    faces = {
+        memoire.Server: (None, {}), memoire.Table: ({},), memoire.Parameters: (), memoire.connect: ("tcp://h:1",), Limits: ()
+    }  # fmt: skip
+    also = {memoire.Server: table_settings({}), memoire.Table: TABLE_NAMES}
     taking = [face for face in faces if new in {*inspect.signature(face).parameters, *also.get(face, ())}]
     assert taking, "a former name of something that there is"
     for face in taking:
@@ -105,11 +101,11 @@ def test_a_former_name_is_refused_and_the_error_says_the_name_that_it_has_now(fo
 
 CLIENT_AND_TABLE = {"capacity": "client_capacity", "longest": "rollout_length"}
 """By their names at a client or its writer, what the table has of it: equal, or refused."""
-OF_EACH_PROCESS = {"seed", "name", "context", "limits", "clock", "keys", "state_dir", "on_full"}
+OF_EACH_PROCESS = {"seed", "name", "limits", "keys", "state", "on_full"}
 """What client and server each have for themselves under the same name: of a client, `on_full` is about bytes on their
 way, and of a table about entries held."""
 CLIENT_ALONE = {
-    "url", "request", "push", "subscribe", "table", "timeout", "input_uuid", "live",
+    "url", "context", "clock", "request", "push", "subscribe", "table", "timeout", "input_uuid", "live",
     "envs", "num_envs", "autoreset", "check", "overrides",
 }  # fmt: skip
 """Number and mode of environments are compared with what the environments say."""
@@ -119,7 +115,7 @@ INSIDE = {"self", "options", "observer", "stamp", "made_by", "resume"}
 def test_every_setting_of_client_and_table_is_listed():
     calls = (memoire.connect, memoire.Client, memoire.Client.sync, memoire.Client.writer, WriterRegistry.make)
     client = set().union(*(inspect.signature(call).parameters for call in calls)) - INSIDE
-    server = {*inspect.signature(memoire.Server).parameters, *inspect.signature(memoire.Table).parameters, *TABLE_NAMES}
+    server = {*inspect.signature(memoire.Server).parameters, *table_settings({})} - {"table"}
     assert client == CLIENT_AND_TABLE.keys() | OF_EACH_PROCESS | CLIENT_ALONE, "list what both have"
     assert set(CLIENT_AND_TABLE.values()) <= server and not CLIENT_ALONE & server
     assert not {"multi_step", "discount", "frame_stack", "start", "reward_coeff", "schema", "sampler"} & client
@@ -272,7 +268,7 @@ FROZEN = {
     "Table": memoire.Table(SCHEMA),
     "Uniform": memoire.Uniform(),
 }
-NO_SETTINGS = {"Batch", "Bind", "Conn", "InsecureWarning", "MemoireError", "MixedBatch", "Ragged", "Rollouts", "Schema", "Transition", "__version__", "connect"}  # fmt: skip
+NO_SETTINGS = {"Batch", "Bind", "Conn", "Endpoints", "Process", "State", "InsecureWarning", "MemoireError", "MixedBatch", "Ragged", "Rollouts", "Schema", "Transition", "__version__", "connect"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +285,7 @@ def objects():
     node = memoire.Inference("inproc://infer", rows, rows, dict, context=cluster.context)
     policy = memoire.RemotePolicy([node.endpoint], rows, rows, context=cluster.context)
     tables = {"t": memoire.Table({"reward": np.float32}, storage="prompts")}
-    giver = memoire.Server("inproc://prompts", tables=tables, context=cluster.context)
+    giver = memoire.Server("inproc://prompts", tables=tables, process=memoire.Process(context=cluster.context))
     prompts = memoire.Prompts("inproc://prompts", context=cluster.context)
     yield {
         "Buffer": buffer,

@@ -91,7 +91,11 @@ def world():
     """A cluster that works, and addresses where nobody is."""
     cluster = Cluster()
     tables = {name: memoire.Table(FLOATS) for name in ("online", "demo")}
-    server = cluster.keep(memoire.Server("tcp://127.0.0.1:0", tables=tables, context=cluster.context, name="well"))
+    server = cluster.keep(
+        memoire.Server(
+            "tcp://127.0.0.1:0", tables=tables, process=memoire.Process(context=cluster.context), name="well"
+        )
+    )
     server.publish("policy", b"one")
     client, reader = cluster.client(server, limits=QUICK), cluster.reader([server])
     with socket.socket() as nobody:
@@ -304,7 +308,7 @@ TOGETHER = [
      ".*It goes on being sent while this reader is open; a server that is back gets the newest.")),
     ("ids of another batch", lambda w: w.reader.update_priorities(np.zeros(3), np.zeros(3)), errors.WrongType,
      "ids must be the ids of a batch, got float64[3]. Nothing was changed."),
-    ("a server's taken address", lambda w: memoire.Server(w.server.endpoint, FLOATS, context=w.cluster.context),
+    ("a server's taken address", lambda w: memoire.Server(w.server.endpoint, FLOATS, process=memoire.Process(context=w.cluster.context)),
      errors.EndpointError,
      "cannot bind 'SERVER': Address already in use. Give a free address, or close what listens there, such as the "
      "server of a notebook's cell that ran before."),

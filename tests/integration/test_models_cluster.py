@@ -174,7 +174,7 @@ def test_one_subscriber_that_reads_nothing_hurts_no_other(cluster):
 
 def test_versions_go_on_over_a_restart_of_a_server_with_a_state_folder(cluster, tmp_path):
     place = f"tcp://127.0.0.1:{block(3)}"
-    server = cluster.server(place, name="anna", state_dir=tmp_path)
+    server = cluster.server(place, name="anna", state=tmp_path)
     proxy = cluster.proxy([server])
     client = cluster.client(proxy, limits=QUICK)
     model = client.model("policy")
@@ -186,7 +186,7 @@ def test_versions_go_on_over_a_restart_of_a_server_with_a_state_folder(cluster, 
     for number in range(4, 7):
         fetched = client.stats().fetched_bytes
         server.close()
-        server = cluster.server(place, name="anna", state_dir=tmp_path)
+        server = cluster.server(place, name="anna", state=tmp_path)
         assert server.model("policy").version == number - 1
         assert number_of(server.model("policy").body) == number - 1
         assert server.publish("policy", body_of(number)) == number

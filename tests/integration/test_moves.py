@@ -312,13 +312,13 @@ def check_caches(server, client, pushed):
 
 def test_a_home_that_went_before_it_had_saved_anything_of_a_client_counts_all_its_caches(cluster, tmp_path):
     """As in an upgrade in which an actor and its home begin and end at the same time."""
-    server = cluster.server(name="one", state_dir=tmp_path)
+    server = cluster.server(name="one", state=tmp_path)
     client = cluster.client(server, limits=QUICK)  # it has said hello, and no more
     server.close()
     record(client)
     for _ in range(4):
         assert client.push_cache(100.0)
-    again = cluster.restart(server, state_dir=tmp_path)
+    again = cluster.restart(server, state=tmp_path)
     client.update(100.0)
     for _ in range(3):
         assert client.push_cache(100.0)
@@ -329,7 +329,7 @@ def test_a_home_that_went_before_it_had_saved_anything_of_a_client_counts_all_it
 def test_a_proxy_that_began_while_a_home_was_away_gives_its_clients_to_nobody_else(cluster, tmp_path, times):
     """The former home would never hear of what they pushed to it last."""
     times(channel_renewed=0.2)  # each time, the client says HELLO again
-    homes = [cluster.server(name=name, state_dir=tmp_path / name) for name in ("a", "b")]
+    homes = [cluster.server(name=name, state=tmp_path / name) for name in ("a", "b")]
     proxy = cluster.proxy(homes)
     until(lambda: set(proxy.servers) == {"a", "b"})
     client = cluster.client(proxy, limits=QUICK)
@@ -345,14 +345,14 @@ def test_a_proxy_that_began_while_a_home_was_away_gives_its_clients_to_nobody_el
     assert newcomer.home == other.name  # the proxy waits for the other one no more
     resends = client.stats().resends
     until(lambda: client.home != away.name or client.stats().resends > resends + 8)
-    back = cluster.restart(away, state_dir=tmp_path / away.name)
+    back = cluster.restart(away, state=tmp_path / away.name)
     assert client.close(100.0) and client.home == back.name
     check_caches(back, client, 4)
 
 
 def test_caches_that_a_proxy_took_along_are_lost_when_their_client_has_said_goodbye(cluster, tmp_path):
     """No later cache of the client says so: it ends as soon as its home is back."""
-    server = cluster.server(name="one", state_dir=tmp_path)
+    server = cluster.server(name="one", state=tmp_path)
     proxy = cluster.proxy([server])
     client = cluster.client(proxy, limits=QUICK)
     record(client)
@@ -365,7 +365,7 @@ def test_caches_that_a_proxy_took_along_are_lost_when_their_client_has_said_good
     until(lambda: proxy.stats().backs[0].queued_bytes >= client.stats().in_flight_bytes > 0)
     proxy.close(0.0)
     cluster.proxy([server], front=proxy.endpoint)
-    again = cluster.restart(server, state_dir=tmp_path)
+    again = cluster.restart(server, state=tmp_path)
     assert client.close(100.0)
     row = check_caches(again, client, 7)
     assert (row["accepted_caches"], row["lost_caches"]) == (3, 4)

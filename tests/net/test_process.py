@@ -63,6 +63,7 @@ client = memoire.connect("{endpoint}")
 look()
 """
 OFF = ", tune_process=False"
+OFF_SERVER = ", process=memoire.Process(tune=False)"
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def effects(source):
 )
 def test_a_node_tunes_its_process_unless_it_is_told_not_to(node, found):
     assert effects(node.replace("{option}", "")) == found
-    assert effects(node.replace("{option}", OFF)) == ["-", "-", "-"]
+    assert effects(node.replace("{option}", OFF_SERVER if node is SERVER else OFF)) == ["-", "-", "-"]
 
 
 BLOCKS = """
@@ -163,7 +164,7 @@ def made(self, *arguments, **options):
 
 roles.Server.__init__ = made
 try:
-    roles.serve("tcp://127.0.0.1:0", memoire.Schema(schema), [], run=None, name=None, cache_limit=0, byte_limit=0)
+    roles.serve("tcp://127.0.0.1:0", memoire.Schema(schema), [])
 except SystemExit:
     assert seen == [True]
 """
@@ -279,14 +280,14 @@ def test_servers_and_proxies_warn_at_their_start_and_show_the_figures():
 CROWDED = """
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from memoire import Server
+from memoire import Endpoints, Server
 from memoire.net import process as descriptors
 from memoire.limits import Limits
 from memoire.replay.schema import Schema
 descriptors.POLL_INTERVAL = 0.1
 port = int(sys.argv[1])
-places = {"push_endpoint": f"tcp://127.0.0.1:{port + 1}", "pub_endpoint": f"tcp://127.0.0.1:{port + 2}"}
-with Server(f"tcp://127.0.0.1:{port}", Schema.from_json(sys.argv[2]), limits=Limits.of(expected_clients=10), **places) as server:
+places = {"push": f"tcp://127.0.0.1:{port + 1}", "publish": f"tcp://127.0.0.1:{port + 2}"}
+with Server(Endpoints(f"tcp://127.0.0.1:{port}", **places), Schema.from_json(sys.argv[2]), limits=Limits.of(expected_clients=10)) as server:
     print("listening", flush=True)
     for _ in sys.stdin:
         full = descriptors.shared_guard()

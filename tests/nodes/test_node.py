@@ -389,7 +389,7 @@ def test_a_full_disk_makes_a_server_unready_until_there_is_room(tmp_path, store_
     fault = Faulty("before commit")
     store_by(fault.open_store)
     with (
-        memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=tmp_path / "state") as server,
+        memoire.Server("tcp://127.0.0.1:0", SCHEMA, state=tmp_path / "state") as server,
         NodePages("127.0.0.1:0", server) as pages,
     ):
         assert ask(pages, "/readyz")[0] == 200 and ask(pages)[2]["stats"]["durable"]
@@ -405,7 +405,7 @@ def test_a_full_disk_makes_a_server_unready_until_there_is_room(tmp_path, store_
 def test_a_disk_that_failed_makes_a_server_one_to_restart(tmp_path, store_by):
     fault = Faulty("before commit")
     store_by(fault.open_store)
-    server = memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=tmp_path / "state")
+    server = memoire.Server("tcp://127.0.0.1:0", SCHEMA, state=tmp_path / "state")
     with server, NodePages("127.0.0.1:0", server) as pages:
         fault.error = OSError(errno.EIO, os.strerror(errno.EIO))
         server.finish()

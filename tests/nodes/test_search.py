@@ -23,7 +23,7 @@ LABELS = [1, 0xC0FFEE, 2**32 - 1]
 @pytest.fixture(scope="module", params=["state folder", "memory"])
 def server(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("state") if request.param == "state folder" else None
-    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, limits=QUICK, run="r-1", state_dir=folder) as made:
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, limits=QUICK, run="r-1", state=folder) as made:
         with contextlib.ExitStack() as stack:
             clients = [
                 stack.enter_context(memoire.connect(made.endpoint, input_uuid=label, limits=QUICK)) for label in LABELS

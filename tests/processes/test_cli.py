@@ -272,14 +272,16 @@ def test_a_healthy_server_gets_a_clean_bill() -> None:
 
 
 def test_a_server_with_a_state_folder_is_said_to_keep_what_it_acknowledges(tmp_path: Path) -> None:
-    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=tmp_path / "state") as server:
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, state=tmp_path / "state") as server:
         status, said = examine(server.endpoint, 5.0)
         assert status == 0, said
     assert f"ok   its home is memoire {memoire.__version__}, and keeps what it acknowledges on disk" in said
 
 
 def test_the_clock_of_another_machine_is_compared() -> None:
-    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, clock=lambda: roles_clock() + 90.0) as server:
+    with memoire.Server(
+        "tcp://127.0.0.1:0", SCHEMA, process=memoire.Process(clock=lambda: roles_clock() + 90.0)
+    ) as server:
         status, said = examine(server.endpoint, 5.0)
     assert status == 0
     assert "its clock is 90.0 s ahead of the one here" in said

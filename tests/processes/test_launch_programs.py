@@ -272,7 +272,7 @@ def test_a_step_that_the_end_interrupts_is_counted_or_not_and_nothing_is_said_of
     with memoire.Server(
         "tcp://127.0.0.1:*",
         {"obs": memoire.Column("float32", (2,), "state"), "action": "int64", "reward": "float32"},
-        state_dir=folder / "state",
+        state=folder / "state",
     ) as server:
         steps = server.totals().steps
     assert steps >= 100

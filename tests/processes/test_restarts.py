@@ -47,7 +47,7 @@ class Process:
 
     def saved(self) -> memoire.Server:
         """What is in the folder, as a server that nobody can reach shows it."""
-        return memoire.Server(None, SCHEMA, name="home", state_dir=self.folder)
+        return memoire.Server(None, SCHEMA, name="home", state=self.folder)
 
 
 @contextlib.contextmanager

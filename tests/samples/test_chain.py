@@ -17,6 +17,7 @@ from memoire.replay.buffer import Buffer
 from memoire.replay.sampling import Prioritized
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
+from memoire.server.settings import Process
 from netkit import KeepingContext
 
 GAMMA = 0.8
@@ -126,7 +127,7 @@ def test_learning_from_a_server_finds_the_true_values(envs):
         KeepingContext() as context,
         Server(
             "tcp://127.0.0.1:0", Schema.from_env(envs), sampler=SAMPLER, multi_step=3, discount=GAMMA, seed=0,
-            context=context,
+            process=Process(context=context),
         ) as server,
     ):  # fmt: skip
         server.configure(cache_size=64)

@@ -142,11 +142,11 @@ def test_endless_episodes_are_cut_so_that_each_part_fits_a_message(cluster, stor
 
 
 def test_accounts_outlive_a_server_with_a_state_folder(cluster, tmp_path):
-    server = cluster.server(storage="episodes", limits=QUICK, state_dir=tmp_path / "state", name="a")
+    server = cluster.server(storage="episodes", limits=QUICK, state=tmp_path / "state", name="a")
     client = cluster.client(server, limits=QUICK)
     record(client, episodes=3)
     until(lambda: settled(client))
-    again = cluster.restart(server, storage="episodes", limits=QUICK, state_dir=tmp_path / "state")
+    again = cluster.restart(server, storage="episodes", limits=QUICK, state=tmp_path / "state")
     record(client, episodes=2)
     until(lambda: settled(client))
     stats, totals = client.stats(), again.totals()

@@ -19,8 +19,9 @@ from memoire.errors import Closed, MemoireTimeout, SchemaMismatch
 from memoire.limits import Limits
 from memoire.replay.sampling import Prioritized
 from memoire.server.server import Server
+from memoire.server.settings import Process
 from memoire.wire.frames import topic_frame
-from netkit import DEADLINE, QUICK, SCHEMA, WIDE, FaultyWay, KeepingContext, in_thread, record, until
+from netkit import DEADLINE, QUICK, SCHEMA, WIDE, FaultyWay, KeepingContext, in_thread, record, server_of, until
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def serve(context):
     def start(endpoint="tcp://127.0.0.1:0", schema=SCHEMA, **options):
         options.setdefault("context", context)
         options.setdefault("seed", 1)
-        server = Server(endpoint, schema, **options)
+        server = server_of(endpoint, schema, **options)
         made.append(server)
         return server
 
@@ -384,7 +385,7 @@ def test_a_client_that_nobody_names_any_more_goes_on(serve):
 
 def test_a_server_that_nobody_holds_goes_on_until_it_is_closed(context, join):
     """Its threads use sockets: the interpreter has to find it at its end."""
-    found = weakref.ref(Server("tcp://127.0.0.1:0", SCHEMA, context=context))
+    found = weakref.ref(Server("tcp://127.0.0.1:0", SCHEMA, process=Process(context=context)))
     gc.collect()
     try:
         assert found() is not None

@@ -5,6 +5,7 @@ import pytest
 
 import memoire
 from memoire.errors import ParameterError, Refused, WrongType
+from memoire.limits import Limits
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
 from memoire.replay.mixing import MixedBatch
@@ -183,7 +184,7 @@ def test_a_table_with_a_limit_of_its_own_has_that_and_the_others_share_the_rest(
     tables = {"a": Table(SCHEMA), "b": Table(SCHEMA, byte_limit=60_000), "c": Table(SCHEMA)}
     with pytest.raises(ParameterError, match="more than the 60000 bytes that 'b' may hold already"):
         shared_out({"a": None, "b": 60_000}, 60_000)
-    server = cluster.server(schema=None, tables=tables, byte_limit=1_060_000)
+    server = cluster.server(schema=None, tables=tables, limits=Limits(held_bytes=1_060_000))
     assert {name: table.byte_limit for name, table in server.stats().tables.items()} == {
         "a": 500_000,
         "b": 60_000,

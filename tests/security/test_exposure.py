@@ -94,7 +94,7 @@ def test_who_makes_the_warning_an_error_gets_no_open_server():
     with warnings.catch_warnings():
         warnings.simplefilter("error", InsecureWarning)
         with pytest.raises(InsecureWarning):
-            memoire.Server(f"tcp://*:{port}", netkit.SCHEMA, push_endpoint="tcp://*:0", pub_endpoint="tcp://*:0")
+            memoire.Server(memoire.Endpoints(f"tcp://*:{port}", push="tcp://*:0", publish="tcp://*:0"), netkit.SCHEMA)
         with pytest.raises(InsecureWarning, match="may read how it stands"):
             NodePages("*:0")
     until(lambda: not is_taken(port))  # its address is free again

@@ -225,7 +225,7 @@ class Trial:
             self.endpoint(name),
             name=name,
             run=self.runs[0],
-            state_dir=Path(name),
+            state=Path(name),
             seed=self.settings.seed,
             limits=self.rarely.limits,
             **options,

@@ -95,7 +95,7 @@ def be_the_server(folder: str) -> int:
     """Until told to end; prints the address of the pages, and at the end what the actors said."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="soak", run="soak", state_dir=folder) as server:
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="soak", run="soak", state=folder) as server:
         actors = Actors(server)
         actors.begin()
         with NodePages("127.0.0.1:0", server) as pages:

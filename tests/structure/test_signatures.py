@@ -3,7 +3,6 @@
 A change that is meant is written by `python tests/structure/test_signatures.py`; the difference shows what users will notice.
 """
 
-import argparse
 import dataclasses
 import importlib
 import inspect
@@ -71,13 +70,11 @@ def of_messages():
 
 
 def of_commands(parser, name):
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for command, inner in action.choices.items():
-                yield from of_commands(inner, f"{name} {command}")
-        elif not isinstance(action, argparse._HelpAction):
-            asked = " ".join(action.option_strings) or action.dest
-            yield f"{name} {asked}: {plain(action.default)}"
+    for command, inner in parser.commands.items():
+        yield from of_commands(inner, f"{name} {command}")
+    for action in parser.options:
+        asked = " ".join(action.option_strings) or action.dest
+        yield f"{name} {asked}: {plain(action.default)}"
 
 
 def defaults():

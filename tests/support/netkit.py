@@ -14,13 +14,14 @@ import zmq
 
 from history.ports import held
 from memoire.client.client import connect
-from memoire.limits import Limits
+from memoire.limits import Limits, wall_clock
 from memoire.net.process import System
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
+from memoire.server.settings import Endpoints, Process, State
 from memoire.wire.frames import Message, MessageHeader
 
 SCHEMA = Schema(
@@ -200,6 +201,18 @@ class FaultyWay:
         self.thread.join(DEADLINE)
 
 
+KEPT = ("snapshot_caches", "snapshot_every", "discard_mismatched")
+
+
+def server_of(endpoint, schema=None, **flat):
+    """A server, of whose keywords those of its state, its addresses and its process may stand flat."""
+    if kept := {name: flat.pop(name) for name in KEPT if name in flat}:
+        flat["state"] = State(flat["state"], **kept)
+    at = Endpoints(endpoint, push=flat.pop("push_endpoint", None), publish=flat.pop("pub_endpoint", None))
+    shared = Process(context=flat.pop("context", None), clock=flat.pop("clock", wall_clock))
+    return Server(at, schema, process=shared, **flat)
+
+
 class Cluster:
     """Servers, proxies, clients and readers of one test; all end with it, the newest first."""
 
@@ -214,7 +227,7 @@ class Cluster:
 
     def server(self, endpoint="", schema=SCHEMA, **options):
         endpoint = endpoint or self.address()
-        return self.keep(Server(endpoint, schema, context=self.context, **{"seed": 1} | options))
+        return self.keep(server_of(endpoint, schema, **{"seed": 1, "context": self.context} | options))
 
     def address(self):
         """Nobody else's, nor are the two ports after it, should who listens there begin anew."""

@@ -11,7 +11,7 @@ from memoire.server.durability import Committer
 from memoire.server.handlers.accounts import FeedbackHandler
 from memoire.server.handlers.clients import ClientsHandler
 from memoire.server.handlers.control import ControlHandler, ModelsHandler
-from memoire.server.server import Server
+from memoire.server.settings import Endpoints, Process, State
 from memoire.server.state import ClientOwners, Credits, ServerState
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool
@@ -124,7 +124,9 @@ def cache_of(entries=20, parameters=PARAMETERS):
 
 def server_options(kind=ServerOptions, **changes):
     """The options of a server that is asked for these, and for the default of everything else."""
-    taken = inspect.signature(Server).parameters.items()
-    defaults = {name: each.default for name, each in taken if each.default is not inspect.Parameter.empty}
-    given = {"endpoint": None, "fields": {}, "schema": SCHEMA, "limits": Limits()}
-    return kind(**defaults | given | changes)
+    own = set(inspect.signature(ServerOptions).parameters)
+    given = dict.fromkeys(own) | {"schema": SCHEMA, "limits": Limits(), "inference": ()} | changes
+    given |= {"endpoint": Endpoints.of(given["endpoint"]), "state": State.of(given["state"])}
+    given["process"] = given["process"] or Process()
+    table = {name: given.pop(name) for name in changes if name not in own}
+    return kind(**given | {"table": table})

@@ -252,7 +252,7 @@ def test_a_rewind_brings_back_what_came_after_and_ends_the_former_session(server
 
 def test_a_server_that_was_killed_and_started_again_knows_all_that_it_acknowledged(tmp_path):
     address = f"ipc://{tmp_path}/server"
-    server = memoire.Server(address, tables={"t": table()}, state_dir=tmp_path / "state", name="s")
+    server = memoire.Server(address, tables={"t": table()}, state=tmp_path / "state", name="s")
     with memoire.Prompts(address, "t", timeout=20.0) as prompts:
         prompts.add({i: f"p{i}" for i in range(6)}, "d", tags={"level": "hard"})
         answer_all(prompts, 4)
@@ -263,7 +263,7 @@ def test_a_server_that_was_killed_and_started_again_knows_all_that_it_acknowledg
         further = prompts.draw(1, 1).keys
         before = prompts.list()[0]
         server.close()
-        with memoire.Server(address, tables={"t": table()}, state_dir=tmp_path / "state", name="s"):
+        with memoire.Server(address, tables={"t": table()}, state=tmp_path / "state", name="s"):
             after = {each.key: each for each in prompts.list()[0]}
             assert {each.key: each.state for each in before} == {key: each.state for key, each in after.items()}
             assert all(each.tags == {"level": "hard"} for each in after.values())
@@ -364,7 +364,7 @@ def test_a_server_that_is_drained_gets_no_new_prompts_and_those_that_it_has_are_
 
 
 def test_a_snapshot_goes_into_another_number_of_servers(tmp_path):
-    with memoire.Server(ANY, tables={"t": table()}, state_dir=tmp_path / "one", name="s") as server:
+    with memoire.Server(ANY, tables={"t": table()}, state=tmp_path / "one", name="s") as server:
         prompts = server.prompts()
         prompts.add({i: f"p{i}" for i in range(20)}, "d")
         answer_all(prompts, 12)
@@ -491,7 +491,7 @@ def test_dead_groups_are_dropped_and_informative_ones_replayed():
 def test_replay_fills_up_what_fresh_groups_lack_and_a_step_of_replayed_ones_alone_goes_on(tmp_path):
     settings = {"score": "variance", "replay_limit": 8, "keep": 0}
     tables = {"t": table(**settings)}
-    with memoire.Server(ANY, tables=tables, state_dir=tmp_path) as server:
+    with memoire.Server(ANY, tables=tables, state=tmp_path) as server:
         prompts = server.prompts(session="s")
         prompts.add(dict.fromkeys(range(8), ""), "d")
         answer_all(prompts, 5)
@@ -505,7 +505,7 @@ def test_replay_fills_up_what_fresh_groups_lack_and_a_step_of_replayed_ones_alon
         assert sorted(step.is_replayed.tolist()) == [False, True, True, True]
         alone = prompts.draw(2, 4, replay=1.0)
         assert alone.is_replayed.all() and len(set(alone.keys)) == 4
-    with memoire.Server(ANY, tables=tables, state_dir=tmp_path) as server:
+    with memoire.Server(ANY, tables=tables, state=tmp_path) as server:
         prompts = server.prompts(session="s")
         assert prompts.draw(2, 4, replay=1.0).keys == alone.keys and prompts.draw(1, 4).keys == step.keys
         prompts.finish("d")

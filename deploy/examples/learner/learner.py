@@ -36,8 +36,10 @@ def source(environment: "os._Environ[str]") -> "memoire.Server | memoire.Reader"
     if "MEMOIRE_LISTEN" not in environment:
         return memoire.Reader([environment["MEMOIRE_ENDPOINT"]], timeout=PATIENCE)
     state = environment.get("MEMOIRE_STATE_DIR")
-    where = {"name": environment["MEMOIRE_NAME"], "state_dir": state, "snapshot_caches": state is not None}
-    return memoire.Server(environment["MEMOIRE_LISTEN"], SCHEMA, parameters=PARAMETERS, **where)
+    kept = None if state is None else memoire.State(state, snapshot_caches=True)
+    return memoire.Server(
+        environment["MEMOIRE_LISTEN"], SCHEMA, parameters=PARAMETERS, name=environment["MEMOIRE_NAME"], state=kept
+    )
 
 
 def main() -> None:
