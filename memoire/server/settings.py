@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from memoire.arguments import FOR_EVER, Setting, check_settings, checked_fields, says_instead
+from memoire.errors import StateUnusable
 from memoire.limits import wall_clock
 
 
@@ -38,13 +39,21 @@ class State:
     """Start without what was kept so, if it is damaged or was made with other values than hold now, such as another
     discount; else the start is refused, and the file stays."""
 
+    must_exist: Annotated[bool, Setting(flag="state-must-exist")] = False
+    """Refuse a state folder that is not there, as where its volume is not mounted: a server would begin at zero."""
+
     def __post_init__(self) -> None:
         check_settings(self)
 
     @classmethod
     def of(cls, given: str | Path | Self | None) -> Self | None:
-        """A folder is one with nothing else; None is none."""
-        return given if given is None or isinstance(given, cls) else cls(given)  # type: ignore[arg-type]
+        """A folder is one with nothing else; None is none. Raises StateUnusable: it is not there, and has to be."""
+        state = given if given is None or isinstance(given, cls) else cls(given)  # type: ignore[arg-type]
+        if state is not None and state.must_exist and not Path(state.folder).is_dir():
+            raise StateUnusable(
+                str(state.folder), "it is not there", "Mount it, or leave must_exist out to have it made."
+            )
+        return state
 
     @property
     def saves_memory(self) -> bool:

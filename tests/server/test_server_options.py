@@ -9,7 +9,7 @@ import pytest
 from memoire.accounting.logbook import MAX_FOUND_LINES, LineFilter
 from memoire.accounting.merge import key_of, merge
 from memoire.accounting.runs import RunFacts
-from memoire.errors import ParameterError, ProtocolError, WrongType
+from memoire.errors import ParameterError, ProtocolError, StateUnusable, WrongType
 from memoire.limits import GiB, Limits, MiB
 from memoire.models.model import make
 from memoire.replay.parameters import Parameters
@@ -21,6 +21,7 @@ from memoire.server.handlers.control import MAX_UPLOADS, UPLOAD_TIMEOUT, Uploads
 from memoire.server.io_addresses import limit_pushes
 from memoire.server.io_snapshots import MAX_ORDERS, SnapshotOrders, failed
 from memoire.server.server import Server
+from memoire.server.settings import State
 from memoire.server.stats import Queries, figures_of, table_stats
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool
@@ -480,3 +481,10 @@ def test_the_newest_orders_are_remembered():
         orders.finish(order(number), done(order(number)))
     assert not orders.receive(order(1))[1]
     assert orders.receive(order(0))[1]
+
+
+def test_a_state_folder_that_has_to_be_there_and_is_not_is_refused_and_not_made(tmp_path):
+    folder = tmp_path / "volume"
+    with pytest.raises(StateUnusable, match="it is not there. Mount it"):
+        Server(None, SCHEMA, state=State(folder, must_exist=True))
+    assert not folder.exists()
