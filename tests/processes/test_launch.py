@@ -64,13 +64,6 @@ def test_a_child_is_ready_when_it_says_so_and_says_where(launcher: Launcher) -> 
     assert child.status is None
 
 
-def test_the_newest_report_counts(launcher: Launcher) -> None:
-    child = start(launcher, "ready", "count")
-    assert launcher.wait_for([child], 20.0)
-    assert child.reports == {"number": 999}
-    assert child.status == 0
-
-
 def test_a_child_finishes_on_order(launcher: Launcher) -> None:
     child = start(launcher, "ready", "wait")
     launcher.await_ready([child])
@@ -143,26 +136,6 @@ def test_a_supervised_child_that_cannot_start_any_more_ends_the_others(times: Ca
                 pass
     assert len(said) == MAX_FAILED_STARTS
     assert said[1].endswith("(its last words: so I leave)")
-
-
-def test_a_supervised_child_that_cannot_start_at_all_is_not_started_again(launcher: Launcher) -> None:
-    child = start(launcher, "die-early")
-    launcher.supervise([child])
-    with pytest.raises(ChildDied, match="child-0 ended with status 3"):
-        launcher.await_ready([child])
-
-
-def test_a_child_that_waits_to_be_started_again_can_be_left_behind(launcher: Launcher) -> None:
-    child = start(launcher, "ready", "wait")
-    launcher.await_ready([child])
-    launcher.supervise([child])
-    os.kill(child.process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 60.0
-    while child.restarts is not None and child.restarts.due is None:
-        assert launcher.pump(1.0) and time.monotonic() < deadline
-    launcher.abandon([child])
-    assert launcher.wait_for([child], 60.0)
-    assert launcher.pump(0.0)
 
 
 def test_a_child_that_never_gets_ready_is_named(launcher: Launcher) -> None:

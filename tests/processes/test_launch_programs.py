@@ -147,19 +147,6 @@ def test_servers_run_beside_the_programs_and_an_actor_that_is_killed_comes_back(
     assert process.returncode == 128 + signal.SIGTERM, rest
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_no_process_is_left_however_the_launcher_ends(number: signal.Signals, status: int, folder: Path) -> None:
-    with launched(folder, "-", "waits.py", "--actors", "2", "--endpoint", "tcp://127.0.0.1:9") as process:
-        pids = [int(pid) for match in read_until(process, r"\| pids (\d+) (\d+)", 2) for pid in match.groups()]
-        assert not any(state(pid) == "" for pid in pids)
-        process.send_signal(number)
-        process.communicate(timeout=100)
-        assert process.returncode == status
-        until(lambda: are_gone(pids), 60.0)
-    if number != signal.SIGKILL:  # nobody reads what is printed then
-        assert (folder / "logs" / "actor-1.log").read_text().endswith("leaves in order\n")
-
-
 def test_what_a_program_has_started_ends_with_it(folder: Path) -> None:
     with launched(folder, "-", "waits.py", "--endpoint", "tcp://127.0.0.1:9") as process:
         first = [int(pid) for pid in read_until(process, r"\| pids (\d+) (\d+)")[0].groups()]
