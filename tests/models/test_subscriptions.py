@@ -423,3 +423,9 @@ def test_a_wait_ends_with_a_newer_model_or_says_what_the_server_has():
     assert models.receive(subscription, None, lambda: None, "tcp://a:1").version == 4
     later.join()
     models.close()
+
+
+def test_a_slow_way_gets_one_chunk_at_a_time():
+    topic = Topic()
+    (first,) = topic.fetcher.announced(1, 0.0)
+    assert [step.offset for step in topic.answer(first, model(), fetcher.QUICK)] == [10]

@@ -278,3 +278,28 @@ def test_without_a_terminal_nobody_says_yes(tmp_path):
         begin_fresh([tmp_path / "run"], ask=ask)
     begin_fresh([tmp_path / "run"], is_sure=True, ask=ask)
     assert not (tmp_path / "run").exists()
+
+
+def number_in(path):
+    return int(weights.load(path)["layer.weight"][0, 0])
+
+
+def test_no_changed_byte_of_a_file_changes_an_array(tmp_path):
+    path = tmp_path / "a.pth"
+    weights.save(path, weights.unpack(body(1)))
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        if whole[place : place + 1] == b" ":
+            continue  # padding between header and data
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            found = weights.load(path)
+        except DataError:
+            continue
+        # What is damaged may also be the mark that says there is a checksum: then the arrays are whole.
+        assert place < 40 and found["layer.weight"].tolist() == [[1.0] * 3] * 2, (place, found)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(DataError):
+        weights.load(path)
+    path.write_bytes(body(1))  # as other tools of safetensors write it
+    assert number_in(path) == 1

@@ -10,7 +10,7 @@ import structure
 from structure_imports import sources, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
-PRIVATE_ACCESSES, PATCHES = 224, 46
+PRIVATE_ACCESSES, PATCHES = 175, 36
 """How often tests reach into another object's private parts, and replace something for a while; they may only become
 fewer.
 """

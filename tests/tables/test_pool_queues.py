@@ -437,7 +437,7 @@ def test_free_actors_keep_the_pace_of_slow_readers_of_several_servers_with_large
         return counts["count"].sum()
 
     bring(20)
-    for turn in range(60):
+    for turn in range(30):
         clock.now += 0.75
         assert draw(turn % 2) == 1024 or turn < 8, "none waits once it is known what each draws"
         for _ in range(5):

@@ -152,13 +152,13 @@ def test_a_missing_frame_and_one_too_many_are_refused(name: str) -> None:
     assert refused([frames[0] + b"x", *frames[1:]]) == "long"
 
 
-@pytest.mark.parametrize("size", [1, 2**31, 2**32, 2**63 - 1, 2**64 - 1])
 @pytest.mark.parametrize("name", NAMES)
-def test_absurd_payload_sizes_allocate_nothing(name: str, size: int) -> None:
-    frames = changed(name, 64, size.to_bytes(8, "little"))
+def test_absurd_payload_sizes_allocate_nothing(name: str) -> None:
     tracemalloc.start()
-    assert refused(frames) in ("frames", "size", "too_large", "payload")
-    assert refused([frames[0], b"x"]) in ("frames", "size", "too_large", "payload")
+    for size in (1, 2**31, 2**32, 2**63 - 1, 2**64 - 1):
+        frames = changed(name, 64, size.to_bytes(8, "little"))
+        assert refused(frames) in ("frames", "size", "too_large", "payload")
+        assert refused([frames[0], b"x"]) in ("frames", "size", "too_large", "payload")
     assert tracemalloc.get_traced_memory()[1] < 100_000
     tracemalloc.stop()
 
