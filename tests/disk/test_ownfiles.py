@@ -1,4 +1,4 @@
-"""What a server keeps is for its owner, or for a group that its folder says; nothing that lies in the way is touched."""
+"""What a server keeps is for its owner or its group; files of an earlier form are refused by name and stay."""
 
 import os
 import stat

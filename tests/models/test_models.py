@@ -1,6 +1,8 @@
-"""Versions never go back, bytes are bounded, a body is whole or nobody sees it, also one of named arrays."""
+"""Versions never go back, bodies come in chunks in any order, whole or not at all, and bytes are bounded."""
 
 import json
+import random
+import threading
 
 import numpy as np
 import pytest
@@ -8,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from memoire.errors import MemoireError, ParameterError, ProtocolError, WrongModel
+from memoire.errors import MemoireError, MemoireTimeout, ParameterError, ProtocolError, WrongModel
 from memoire.limits import Limits
-from memoire.models.model import (
-    LEASE,
-    SMALL_BYTES,
-    ModelAssembly,
-    ModelStore,
-    make,
-    notice_of,
-)
+from memoire.models import fetching as fetcher
+from memoire.models import topics as received
+from memoire.models.fetching import CompleteModel, TopicFetcher
+from memoire.models.model import LEASE, MAX_TOPICS, SMALL_BYTES, ModelAssembly, ModelStore, chunk_of, make, notice_of
 from memoire.models.tensors import ITEM_BYTES, MAX_ARRAYS, Array, check_fit, pack, unpack
-from memoire.wire import _bytes
-from memoire.wire.frames import parse_notice
+from memoire.models.topics import UNHEARD_TIMEOUT, ReceivedModels, SubscriptionWatch
+from memoire.wire import _bytes, messages
+from memoire.wire.frames import encode, parse, parse_notice, reply
+from topickit import LIMITS, following
+
+# --- Versions never go back, bytes are bounded, a body is whole or nobody sees it, also one of named arrays
 
 # --- Versions never go back, bytes are bounded, and a body is whole or nobody sees it
 
@@ -292,3 +294,418 @@ def test_arrays_that_do_not_fit_are_listed():
     ):
         with pytest.raises(WrongModel, match=said):
             check_fit("x", found, wanted, free_dtypes=free)
+
+
+# --- Bodies come in chunks, in any order, from nodes that forget and begin anew: whole or not at all, never backwards
+
+# --- Bodies come in chunks, in any order, from nodes that forget and begin anew: whole or not at all, and never backwards
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 120), st.randoms(use_true_random=False))
+def test_chunks_may_come_in_any_order(size, rng):
+    node = following()
+    body = node.publish(size)
+    while node.asked:
+        node.answer(rng.randrange(len(node.asked)))
+    assert node.newest.body == body and node.got == [(1, False)]
+
+
+def test_a_node_may_send_less_than_was_asked_for():
+    node = following()
+    body = node.publish(size=95)
+    node.answer()
+    node.limits = Limits.of(model_chunk=4)  # the rest comes from another node
+    node.answer_all()
+    assert node.newest.body == body
+
+
+def test_what_was_missing_or_damaged_is_fetched_again_when_it_is_announced_again():
+    node = following()
+    body = node.publish()
+    kept, node.store = node.store, ModelStore(100)
+    node.answer_all()
+    assert node.newest is None and not node.asked
+    node.store = kept
+    node.topics.announced({"t": 1})
+    for _ in range(10):
+        node.answer(damage=True)
+    assert node.newest is None and node.topics.refused == {"payload": 2} and not node.asked
+    node.topics.announced({"t": 1})
+    node.answer_all()
+    assert node.newest.body == body
+    node.topics.announced({"t": 1})
+    assert not node.asked
+
+
+def test_a_slow_client_ends_with_the_newest_and_skips():
+    node = following()
+    node.publish()
+    node.answer()
+    bodies = [node.publish() for _ in range(20)]
+    node.answer_all()
+    assert node.newest.body == bodies[-1]
+    assert [version for version, _ in node.got] == [1, 21]  # what was on its way is finished, though it is old
+    assert node.topics.skipped == 19
+
+
+def test_the_queue_of_a_topic_is_bounded():
+    node = following()
+    node.topics.subscribe("t")
+    node.publish()
+    for _ in range(1000):
+        node.publish(5, inline=True)
+    assert len(node.topics._topics["t"].fetcher._queue) == fetcher.MAX_QUEUED
+    node.answer_all()
+    assert node.newest.version == 1001
+
+
+def test_a_version_that_never_comes_gives_way_to_a_newer_one():
+    node = following()
+    node.publish()
+    node.now += fetcher.STALL_TIMEOUT
+    node.topics.turn()
+    assert len(node.asked) == 1 and node.topics.next_time() == float("inf")  # nothing newer: it goes on waiting
+    late = node.asked.pop()
+    body = node.publish()
+    node.topics.turn()
+    node.answer()
+    waiting = [asked.version for asked, _ in node.asked]
+    node.asked.append(late)
+    node.answer(-1)  # in the middle of the other
+    assert [asked.version for asked, _ in node.asked] == waiting and set(waiting) == {2}
+    node.answer_all()
+    assert node.newest.body == body and node.got == [(2, False)]
+
+
+def test_the_same_body_from_a_server_that_began_anew_is_not_fetched_again():
+    node = following()
+    body = node.publish(size=95)
+    node.answer_all()
+    node.restart([body])
+    before = node.topics.fetched_bytes
+    node.answer_all()
+    assert node.topics.fetched_bytes - before <= LIMITS.tuning.model_chunk
+    assert node.got == [(1, False)]
+    node.publish()
+    node.answer_all()
+    assert node.got == [(1, False), (2, False)]
+
+
+def test_a_server_that_keeps_its_models_and_missed_some_sets_nobody_back():
+    node = following()
+    node.topics.is_kept = True
+    for _ in range(5):
+        node.publish()
+        node.answer_all()
+    node.store, node.epoch = ModelStore(1000), 2
+    node.publish(fill=99)  # its version 1 is of before: this client has 5 from another server
+    node.topics.announced(node.store.versions())
+    node.answer_all()
+    assert node.newest.version == 5
+    node.store.publish("t", b"next", 6)
+    node.notice(node.store.newest("t"))
+    node.answer_all()
+    assert node.newest.body == b"next"
+
+
+def test_what_a_neighbour_has_is_not_fetched():
+    other = ModelStore(1000)
+    node = following(find=lambda topic, version, checksum: other.get(topic, version))
+    other.publish("t", bytes([1]) * 45)
+    node.publish()
+    assert not node.asked and node.got == [(1, False)]
+
+
+def test_a_topic_whose_notices_do_not_come_is_subscribed_to_again():
+    node = following()
+    node.publish(notice=False)
+    node.topics.announced({"t": 1})
+    node.answer_all()
+    node.topics.turn()
+    assert node.heard == [("t", True)] and node.topics.resubscribed == 0
+    node.now = node.topics.next_time()
+    node.topics.turn()
+    assert node.heard == [("t", True), ("t", False), ("t", True)] and node.topics.resubscribed == 1
+    node.publish()
+    node.topics.announced({"t": 2})
+    node.topics.turn()
+    assert node.topics.resubscribed == 1
+
+
+def test_clients_begin_with_a_large_body_at_random_moments():
+    limits = Limits.of(model_chunk=10, model_spread=100.0, model_bytes=1 << 30)
+    times = []
+    for seed in range(20):
+        node = following(limits, rng=random.Random(seed))
+        body = node.publish(size=45)
+        node.now += 2 * fetcher.ALONE
+        node.answer()
+        assert not node.asked
+        times.append(node.topics.next_time())
+        node.now = node.topics.next_time()
+        node.topics.turn()
+        node.answer_all()
+        assert node.newest.body == body
+    assert len({round(moment, 9) for moment in times}) == 20
+
+
+def test_another_run_begins_without_models_and_goes_on_counting():
+    node = following()
+    subscription = node.topics.subscribe("t")
+    for _ in range(3):
+        node.publish()
+        node.answer_all()
+    node.store.renew()
+    node.topics.begin_run()
+    assert node.newest is None and not subscription.models and node.topics.versions() == {}
+    node.topics.announced(node.store.versions())
+    assert not node.asked
+    node.publish()
+    node.answer_all()
+    assert [model.version for model in subscription.models] == [4]
+
+
+steps = st.lists(
+    st.sampled_from(["publish", "notice", "announce", "answer", "damage", "lose", "restart", "forget", "turn"]),
+    max_size=60,
+)
+
+
+@settings(max_examples=150)
+@given(steps, st.randoms(use_true_random=False), st.booleans())
+def test_whatever_is_lost_a_body_is_right_or_absent_and_the_newest_comes_at_last(steps, rng, receives):
+    node = following()
+    subscription = node.topics.subscribe("t") if receives else None
+    bodies = {}
+    for step in steps:
+        if step == "publish":
+            body = node.publish(rng.choice([0, 5, 45, 70]), notice=rng.random() < 0.7, fill=rng.randrange(256))
+            bodies.setdefault(node.store.version("t"), set()).add(body)
+        elif step == "notice" and (model := node.store.newest("t")):
+            node.notice(model)
+        elif step == "announce":
+            node.topics.announced(node.store.versions())
+        elif step in ("answer", "damage") and node.asked:
+            node.answer(rng.randrange(len(node.asked)), damage=step == "damage")
+        elif step == "lose" and node.asked:
+            rng.shuffle(node.asked)  # a lost request or reply is a resend, later
+        elif step == "restart":
+            node.restart()
+        elif step == "forget":
+            node.store.renew()
+        elif step == "turn":
+            node.topics.turn()
+        if node.newest is not None:
+            assert node.newest.body in bodies[node.newest.version]
+    for _ in range(3):
+        body = node.publish(fill=7)
+        node.answer_all()
+        node.topics.announced(node.store.versions())
+        node.answer_all()
+    assert node.newest.version == node.store.version("t") and node.newest.body == body
+    if subscription is not None:
+        assert subscription.models[-1].body == body
+
+
+# --- One topic, call by call: what is asked for and handed out, with the time as a number and no thread
+
+LIMITS_TOPIC_FETCHER = Limits.of(model_chunk=10, model_window=3, model_spread=0.0, model_bytes=10_000)
+INF = float("inf")
+
+
+class Topic:
+    """A fetcher, and what its node would answer."""
+
+    def __init__(self, *, receivers=False, limits=LIMITS_TOPIC_FETCHER, found=None):
+        self.limits, self.receivers, self.found = limits, receivers, found
+        self.fetcher = TopicFetcher(limits, lambda: self.receivers, lambda *_: self.found, random.Random(1))
+
+    def notice(self, model, now=0.0, *, inline=False, home=7, epoch=1, is_kept=False):
+        said = messages.Notice(
+            topic="t", version=model.version, size=model.size, checksum=model.checksum, text=model.is_text, epoch=epoch
+        )
+        is_anew = self.fetcher.is_anew(said, home, is_kept=is_kept)
+        return is_anew, self.fetcher.noticed(said, model.body if inline else None, now)
+
+    def answer(self, request, model, now=0.0, *, epoch=1, damage=False):
+        asked = messages.Fetch(topic="t", version=request.version, offset=request.offset, size=request.size)
+        chunk, stretch = chunk_of(model, asked, self.limits, home=7, epoch=epoch)
+        payload = bytes(stretch or b"")
+        payload = bytes(len(payload)) if damage else payload
+        header = parse(encode(messages.Fetch(topic="t"), client=b"c" * 16)).header
+        return self.fetcher.answered(request, parse(reply(header, chunk, payload=payload)), now)
+
+
+def model(version=1, size=25, fill=None):
+    return make("t", bytes([version if fill is None else fill]) * size, version)
+
+
+def test_the_newest_is_asked_for_once_and_delivered_whole():
+    topic = Topic()
+    assert topic.fetcher.is_coming(0), "it is about to be asked for"
+    (first,) = topic.fetcher.begin(1.0)
+    assert (first.version, first.offset, first.size) == (0, 0, 10) and topic.fetcher.begin(1.0) == []
+    assert topic.fetcher.is_coming(0) and topic.fetcher.is_coming(9), "the newest may be any"
+    second, third = topic.answer(first, model(), 1.0)
+    assert [second.offset, third.offset] == [10, 20] and second.version == 1
+    assert topic.answer(second, model(), 1.0) == []
+    (delivery,) = topic.answer(third, model(), 1.0)
+    assert delivery == CompleteModel(model(), False, (7, 1), 0)
+    assert topic.fetcher.fetched_bytes == 25 and topic.fetcher.next_time == INF and not topic.fetcher.is_coming(0)
+
+
+def test_a_body_in_its_notice_is_delivered_at_once_and_a_damaged_one_refused():
+    topic = Topic()
+    assert topic.notice(model(3), inline=True) == (False, [CompleteModel(model(3), False, (7, 1), 0)])
+    assert topic.notice(model(3), inline=True) == (False, [])
+    (delivery,) = topic.notice(model(6), inline=True)[1]
+    assert delivery.skipped == 2
+    wrong = messages.Notice(topic="t", version=7, size=2, checksum=0)
+    with pytest.raises(ProtocolError, match="not the announced one"):
+        topic.fetcher.noticed(wrong, b"xx", 0.0)
+
+
+def test_who_receives_every_version_gets_those_in_between():
+    topic = Topic(receivers=True)
+    topic.notice(model(1), inline=True)
+    (request,) = topic.fetcher.announced(4, 0.0)
+    assert request.version == 2 and topic.fetcher.is_coming(3) and topic.fetcher.is_coming(4)
+    *_, last = topic.answer(request, model(2, size=5))
+    assert last.version == 3
+    topic = Topic()
+    topic.notice(model(1), inline=True)
+    (request,) = topic.fetcher.announced(4, 0.0)
+    assert request.version == 4 and topic.fetcher.announced(4, 0.0) == []
+
+
+def test_the_rest_of_a_large_body_waits_for_a_random_pause_if_many_ask():
+    size = fetcher.LARGE_BODY_BYTES
+    topic = Topic(limits=Limits.of(model_chunk=1 << 20, model_window=2, model_spread=8.0))
+    large = model(size=size)
+    (first,) = topic.fetcher.announced(1, 100.0 - 2 * fetcher.ALONE)
+    assert topic.answer(first, large, 100.0) == []
+    assert 100.0 < topic.fetcher.next_time < 108.0
+    assert topic.fetcher.turn(100.0) == []
+    assert [request.offset for request in topic.fetcher.turn(108.0)] == [1 << 20, 2 << 20]
+
+
+@pytest.mark.parametrize("size", [5, 25])
+def test_a_chunk_that_changed_on_its_way_is_refused_and_the_newest_is_asked_for(size):
+    topic = Topic()
+    (request,) = topic.fetcher.announced(5, 0.0)
+    asked = messages.Fetch(topic="t", version=5, size=10)
+    chunk, stretch = chunk_of(model(5, size=size), asked, LIMITS_TOPIC_FETCHER)
+    header = parse(encode(asked, client=b"c" * 16)).header
+    frames = [reply(header, chunk, payload=stretch)[0], bytes(len(stretch))]
+    (newest,) = topic.fetcher.answered(request, parse(frames, verify_payload=False), 0.0)
+    assert newest.version == 0 and topic.fetcher.refused == {"payload": 1}
+
+
+def test_chunks_of_another_model_are_refused():
+    topic = Topic()
+    (first,) = topic.fetcher.announced(1, 0.0)
+    second, _ = topic.answer(first, model(), 0.0)
+    (newest,) = topic.answer(second, model(1, fill=9), 0.0)
+    assert newest.version == 0 and topic.fetcher.refused == {"unexpected": 1}
+
+
+def test_a_publisher_that_began_anew_may_go_back():
+    topic = Topic()
+    topic.notice(model(9), inline=True)
+    is_anew, steps = topic.notice(model(1), inline=True, epoch=2)
+    assert is_anew and steps == [CompleteModel(model(1), True, (7, 2), 0)]
+    assert not topic.notice(model(1), inline=True, epoch=2, home=8)[0], "another server is only younger"
+    topic.notice(model(4), inline=True, epoch=2)
+    assert topic.notice(model(3), inline=True, epoch=3, is_kept=True) == (False, []), (
+        "it was published while it was away"
+    )
+    topic.fetcher.renew()
+    assert topic.notice(model(4), epoch=3)[1] == [], "the same model again is not fetched"
+    topic.fetcher.forget()
+    assert topic.fetcher.announced(1, 0.0)[0].version == 1, "another run"
+
+
+def test_of_many_servers_the_epochs_are_bounded():
+    topic = Topic()
+    for home in range(fetcher.MAX_HOMES + 5):
+        topic.notice(model(1), home=home)
+    assert len(topic.fetcher._epochs) == fetcher.MAX_HOMES
+
+
+def test_a_subscription_is_lost_when_a_version_is_named_that_no_notice_brings():
+    watch = SubscriptionWatch()
+    assert watch.next_time == INF and not watch.is_lost(1e9)
+    watch.noticed(3)
+    watch.named(3, 10.0)
+    assert watch.next_time == INF
+    watch.named(4, 10.0)
+    watch.named(5, 11.0)
+    assert watch.next_time == 10.0 + UNHEARD_TIMEOUT and not watch.is_lost(10.0)
+    assert watch.is_lost(10.0 + UNHEARD_TIMEOUT) and not watch.is_lost(10.0 + UNHEARD_TIMEOUT)
+    watch.named(5, 50.0)
+    watch.noticed(4)
+    assert watch.next_time < INF
+    watch.noticed(5)
+    assert watch.next_time == INF
+    watch.reset()
+    watch.named(1, 60.0)
+    assert watch.next_time == 60.0 + UNHEARD_TIMEOUT
+
+
+def test_receivers_get_what_came_since_and_count_what_they_skip():
+    models = ReceivedModels()
+    assert models.follow("t") and not models.follow("t")
+    early = models.subscribe("t")
+    assert models.has_receivers("t") and not models.has_receivers("u") and models.versions() == {}
+    models.put("t", model(1), is_renewed=False)
+    models.put("t", model(3), is_renewed=False)
+    models.put("t", model(3), is_renewed=False)
+    late = models.subscribe("t")
+    assert [each.version for each in early.models] == [1, 3] and early.skipped == 1
+    assert [each.version for each in late.models] == [3]
+    models.put("t", model(3, fill=9), is_renewed=True)
+    assert len(late.models) == 2 and models.versions() == {"t": 3}
+    for version in range(4, received.MAX_WAITING_MODELS + 10):
+        models.put("t", model(version), is_renewed=False)
+    assert len(early.models) == received.MAX_WAITING_MODELS
+    models.unsubscribe(late)
+    models.unsubscribe(late)
+    models.clear()
+    assert models.newest("t") is None and not early.models
+
+
+def test_too_many_topics_are_refused():
+    models = ReceivedModels()
+    for n in range(MAX_TOPICS):
+        models.follow(f"t{n}")
+    with pytest.raises(ParameterError, match="one too many"):
+        models.follow("another")
+
+
+def test_a_wait_ends_with_a_newer_model_or_says_what_the_server_has():
+    models = ReceivedModels()
+    models.follow("policy")
+    subscription = models.subscribe("policy")
+    checks = []
+    with pytest.raises(MemoireTimeout, match="Nobody published this topic there yet. Or it"):
+        models.wait("policy", 0, 0.0, lambda: checks.append(1), "tcp://a:1")
+    models.published = ("police",)
+    with pytest.raises(MemoireTimeout, match="It has models of 'police'"):
+        models.receive(subscription, 0.0, lambda: checks.append(1), "tcp://a:1")
+    models.published = ("policy",)
+    with pytest.raises(MemoireTimeout, match="newer than version 3.*published no newer one"):
+        models.wait("policy", 3, 0.0, lambda: checks.append(1), "tcp://a:1")
+    assert len(checks) == 3
+    later = threading.Timer(0.01, lambda: models.put("policy", model(4), is_renewed=False))
+    later.start()
+    assert models.wait("policy", 3, 100.0, lambda: None, "tcp://a:1").version == 4
+    assert models.receive(subscription, None, lambda: None, "tcp://a:1").version == 4
+    later.join()
+    models.close()
+
+
+def test_a_slow_way_gets_one_chunk_at_a_time():
+    topic = Topic()
+    (first,) = topic.fetcher.announced(1, 0.0)
+    assert [step.offset for step in topic.answer(first, model(), fetcher.QUICK)] == [10]

@@ -1,4 +1,4 @@
-"""Which message goes to which handler, what is refused, what is answered, and the bytes that this takes."""
+"""Which message goes to which handler, what is refused, what is granted once, and the bytes that this takes."""
 
 import sys
 import threading
@@ -20,7 +20,7 @@ from memoire.limits import Limits
 from memoire.replay.batch import ID
 from memoire.replay.parameters import Parameters
 from memoire.server import build
-from memoire.server.dispatch import Dispatcher
+from memoire.server.dispatch import IDLE_TIMEOUT, KEPT_ROWS, MAX_ROWS, Dispatcher, GivenReplies
 from memoire.server.handlers.accounts import FEEDBACK_SAMPLES
 from memoire.tables.caches.pool import Pool
 from memoire.tables.registry import Reply
@@ -31,6 +31,8 @@ from memoire.wire.containers import unpacked_bytes
 from memoire.wire.frames import NO_CLIENT, name_hash, parse
 from netkit import SCHEMA
 from serverkit import ME, NOW, PARAMETERS, READER, RUN, YOU, cache_of, message, server_options, store_of, tables_of
+
+# --- Which message goes to which handler, what is refused, what is answered, and the bytes that this takes
 
 # --- Which message goes to which handler, what is refused, and what is done with the lock held
 
@@ -474,3 +476,73 @@ def test_caches_give_way_to_half_of_what_they_may_hold():
         rows.take(payload.nbytes)
     pool.add(bytes(16), 99, pool.check(messages.Cache(number=1), payload))
     assert pool.stats().bytes <= 10 * payload.nbytes and budget.free >= 0
+
+
+# --- Requests that are granted once, however often they come
+
+
+def header(number, client=ME, body=None, **facts):
+    return message(body or messages.Draw(), client, number=number, **facts).header
+
+
+def reply(number):
+    return Reply(messages.Taken(samples=number))
+
+
+def find(given, number, now=0.0, **facts):
+    return given.find(header(number, **facts), now)
+
+
+def give(given, number, now=0.0, **facts):
+    assert find(given, number, now, **facts) is None
+    given.keep(header(number, **facts), reply(number))
+
+
+def test_one_that_is_older_than_all_that_are_kept_is_refused():
+    given = GivenReplies()
+    for number in (5, 6, 7):
+        give(given, number)
+    with pytest.raises(ProtocolError, match="request 5 was overtaken by 6") as caught:
+        find(given, 5)
+    assert caught.value.code == "missing" and find(given, 6) == reply(6)
+
+
+def test_requests_may_come_in_another_order_while_there_is_room():
+    given = GivenReplies()
+    for number in (9, 3):
+        give(given, number)
+    assert find(given, 3) == reply(3) and find(given, 9) == reply(9)
+
+
+def test_clients_tables_and_types_have_numbers_of_their_own():
+    given = GivenReplies()
+    give(given, 1)
+    give(given, 1, client=YOU)
+    give(given, 1, table=5)
+    give(given, 1, body=messages.Control())
+    assert find(given, 1) == reply(1)
+
+
+def client_of(number):
+    return (number + 1).to_bytes(16, "little")
+
+
+def test_no_number_of_readers_makes_a_reply_go_that_may_still_be_asked_for():
+    given = GivenReplies()
+    for number in range(MAX_ROWS):
+        give(given, 1, client=client_of(number))
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match="1024 rows of requests are answered here already") as caught:
+            find(given, 1, client=client_of(MAX_ROWS))
+        assert caught.value.code == "busy"
+    assert all(find(given, 1, client=client_of(number)) == reply(1) for number in range(MAX_ROWS))
+
+
+def test_rows_that_are_idle_for_long_give_way_but_for_the_last_ones():
+    given = GivenReplies()
+    for number in range(KEPT_ROWS + 10):
+        give(given, 1, client=client_of(number), now=0.5 * number)
+    assert find(given, 1, client=client_of(0), now=50.0) == reply(1)
+    give(given, 1, client=client_of(999), now=2.0 + IDLE_TIMEOUT)
+    gone = [number for number in range(KEPT_ROWS + 10) if find(given, 1, client=client_of(number)) is None]
+    assert gone == [1, 2, 3, 4]
