@@ -25,7 +25,7 @@ from typing import Any
 from memoire.nodes.launcher import Launcher
 from memoire.nodes.local import LaunchedRun, LaunchOptions
 from memoire.nodes.supervision import ProcessOutput, note
-from memoire.rl.addresses import BETWEEN_RANKS, address_of_rank
+from memoire.rl.onpolicy.collector import BETWEEN_RANKS, address_of_rank
 
 PROGRAM = os.path.abspath(__file__)
 COLLECTORS = 2

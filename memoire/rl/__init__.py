@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from memoire.rl.sac import SAC as SAC
     from memoire.rl.sac import GaussianPolicy as GaussianPolicy
 
-    from .addresses import address_of_rank as address_of_rank
     from .networks import ActorCritic as ActorCritic
     from .observers.observers import Agent as Agent
     from .observers.starts import ObservedEpisode as ObservedEpisode
@@ -66,6 +65,7 @@ if TYPE_CHECKING:
     from .onpolicy.collector import Collected as Collected
     from .onpolicy.collector import Collector as Collector
     from .onpolicy.collector import RemoteActor as RemoteActor
+    from .onpolicy.collector import address_of_rank as address_of_rank
     from .onpolicy.learner import OnPolicyLearner as OnPolicyLearner
     from .onpolicy.ppo import PPO as PPO
     from .onpolicy.ppo import RecurrentActorCritic as RecurrentActorCritic
@@ -81,7 +81,6 @@ if TYPE_CHECKING:
 
 HOMES = {
     "memoire.rl": "weights",
-    "memoire.rl.addresses": "address_of_rank",
     "memoire.rl.codec": "ActionHistory Codec",
     "memoire.rl.drone": "DummyDrone",
     "memoire.rl.memory": "GenericMemory",
@@ -92,7 +91,7 @@ HOMES = {
         "ObservedEpisode Start StartStates masked padded_columns ragged_minibatches rollouts_of"
     ),
     "memoire.rl.onpolicy.checkpoint": "World",
-    "memoire.rl.onpolicy.collector": "Collected Collector RemoteActor",
+    "memoire.rl.onpolicy.collector": "Collected Collector RemoteActor address_of_rank",
     "memoire.rl.onpolicy.learner": "OnPolicyLearner",
     "memoire.rl.onpolicy.ppo": "PPO RecurrentActorCritic RecurrentPPO",
     "memoire.rl.pipeline": "Collection Goal Pipeline Work partial replay",

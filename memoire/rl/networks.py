@@ -130,7 +130,7 @@ def form_of(env: Any) -> tuple[int, int, bool]:
         ParameterError: the environment has other actions.
     """
     actions = getattr(env, "single_action_space", None) or env.action_space
-    inputs = _numbers(getattr(env, "single_observation_space", None) or env.observation_space)
+    inputs = numbers_of(getattr(env, "single_observation_space", None) or env.observation_space)
     if hasattr(actions, "low") and np.issubdtype(actions.dtype, np.floating):
         return inputs, math.prod(actions.shape), True
     if not hasattr(actions, "n") or actions.shape != ():
@@ -148,13 +148,17 @@ def flat_tensor(observations: Any) -> torch.Tensor:
     return found.reshape(len(found), -1).float()
 
 
-def _numbers(space: Any) -> int:
-    """How many numbers an observation has."""
+def numbers_of(space: Any) -> int:
+    """How many numbers an observation of this space has.
+
+    Raises:
+        ParameterError: it has no fixed shape.
+    """
     parts = getattr(space, "spaces", None)
     if parts is not None:
-        return sum(_numbers(part) for part in (parts.values() if isinstance(parts, Mapping) else parts))
+        return sum(numbers_of(part) for part in (parts.values() if isinstance(parts, Mapping) else parts))
     if space.shape is None:
-        raise ParameterError("env", str(space), "an environment whose observations have a fixed shape")
+        raise ParameterError("observation_space", str(space), "a space whose observations have a fixed shape")
     return math.prod(space.shape)
 
 

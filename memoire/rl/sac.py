@@ -10,7 +10,7 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ import torch
 
 from memoire.errors import ParameterError
 
-from .networks import flat_tensor
+from .networks import flat_tensor, numbers_of
 from .trainer.training import TrainingAgent
 from .trees import FUSED
 
@@ -253,17 +253,3 @@ def mlp(widths: Sequence[int], activation: Callable[[], torch.nn.Module]) -> tor
     for before, after in itertools.pairwise(widths):
         layers += [torch.nn.Linear(before, after), activation()]
     return torch.nn.Sequential(*layers)
-
-
-def numbers_of(space: Any) -> int:
-    """How many numbers an observation of this space has.
-
-    Raises:
-        ParameterError: it has no fixed shape.
-    """
-    parts = getattr(space, "spaces", None)
-    if parts is not None:
-        return sum(numbers_of(part) for part in (parts.values() if isinstance(parts, Mapping) else parts))
-    if space.shape is None:
-        raise ParameterError("observation_space", str(space), "a space whose observations have a fixed shape")
-    return math.prod(space.shape)

@@ -20,8 +20,8 @@ from memoire.errors import NotInstalled, ParameterError
 with NotInstalled.explained("pip install 'memoire-rl[rl]'"):
     import torch
 
-    from memoire.rl.networks import flat_tensor
-    from memoire.rl.sac import SAC, GaussianPolicy, mlp, numbers_of
+    from memoire.rl.networks import flat_tensor, numbers_of
+    from memoire.rl.sac import SAC, GaussianPolicy, mlp
 
     from .memory import GenericMemory
     from .nn import copy_shared, no_grad

@@ -8,6 +8,10 @@ In a strict table (max_model_lag=0) open fragments are cut before a new model ac
 A collector's policy that inference nodes compute: observations go out, columns of a table come back. No torch here.
 
 RemoteActor.ask(obs) ──INFER──▶ node of the learner, or nodes beside it ──▶ action, logp, ... and the version that acted
+
+The parts of an on-policy learner listen at its server, its inference node, and those of further ranks:
+
+rank 0   5560 server   5561, 5562 entries and notices   5563 inference        rank 1   5570 ... 5573
 """
 
 from __future__ import annotations
@@ -40,6 +44,25 @@ from memoire.rl.policies import (
 )
 from memoire.rl.spaces import check_actions
 from memoire.rl.trainer.training import check_model_topic
+
+PORTS: Final = 4
+"""In a row, that one learner takes."""
+BETWEEN_RANKS: Final = 10
+
+
+def address_of_rank(endpoint: str, rank: int) -> str:
+    """Where the learner of this rank has its server, if rank 0 has it at this one; ports 0 and "*" stay."""
+    return _shifted(endpoint, BETWEEN_RANKS * rank)
+
+
+def beside(endpoint: str) -> str:
+    """Where the inference node of a server at this address listens: behind its three ports, or at .infer."""
+    return _shifted(endpoint, PORTS - 1) if endpoint.startswith("tcp://") else f"{endpoint}.infer"
+
+
+def _shifted(endpoint: str, by: int) -> str:
+    place, colon, port = endpoint.rpartition(":")
+    return f"{place}{colon}{int(port) + by}" if port.isdigit() and int(port) else endpoint
 
 
 class RemoteActor:

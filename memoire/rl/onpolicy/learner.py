@@ -38,8 +38,8 @@ from memoire.building import Given, checked_names, one_of, whole
 from memoire.building import seconds as checked_seconds
 from memoire.errors import DataError, ParameterError
 from memoire.loggers import Logger
-from memoire.rl.addresses import address_of_rank, beside
 from memoire.rl.networks import ActorCritic, flat_tensor
+from memoire.rl.onpolicy.collector import address_of_rank, beside
 from memoire.rl.policies import MEMORY, TOPIC, MlpPolicy, Moments, observations_of, policy_rows, rollout_schema
 from memoire.rl.spaces import with_actions
 from memoire.rl.trainer.saving import warn_of_told
