@@ -129,6 +129,14 @@ class TableRow(TableStats):
     stale_share: Annotated[float | None, gauge("rollouts_stale_ratio", "Skipped as too old",
         "Entries of rollouts whose model was too old, as a share of those that left the table in the newest minute.",
         formula="too old ÷ (taken + too old)", docs="on-policy.md", of="cluster", curve=True)] = None
+    holds: str = ""
+    """What it holds, in words: "caches"."""
+    unit: str = "entries"
+    """What is drawn or taken of that."""
+    room: str = "entries"
+    """What `capacity` counts."""
+    is_taken: bool = False
+    """Whether each entry is handed out once."""
     # fmt: on
 
 
@@ -519,7 +527,10 @@ class ClusterDistribution:
     # fmt: off
     table: str
     storage: str
-    """caches: samples that were drawn by weight already; episodes: entries."""
+    unit: str
+    """What was looked at, in words: "entries", or "samples", which were drawn by weight already."""
+    weighed: str
+    """What the weights are, as a sentence."""
     looked: int
     """How many were looked at, of `held`."""
     held: int

@@ -247,17 +247,23 @@ def _table(
     held = ["held_caches" if kinds.offers(row["storage"], HearsSums) else "held_samples" for row in rows]
     number = sum(row.get(figure, 0) for row, figure in zip(rows, held, strict=True))
     limits = ((figures["held_bytes"], figures["byte_limit"]), (number, figures["capacity"]))
+    storage = figures["storage"]
+    kind, is_taken = kinds.words_of(storage), kinds.offers(storage, HandsOutOnce)
     fresh = [row["freshness"] for row in rows if row.get("freshness")]
     lags = far + [(each["lag_mean"], each["lag_max"]) for each in fresh if each.get("lag_mean") is not None]
     return TableRow(
         **figures,
+        holds=kinds.held_in(storage),
+        unit=kind.unit,
+        room=kind.room,
+        is_taken=is_taken,
         samples_per_insert=counters.ratio(name),
         full=max((held / limit for held, limit in limits if limit), default=None),
         facts={server: row for server, row in told.items() if row is not None},
         lag_mean=max((mean for mean, _ in lags), default=None),
         lag_max=max((most for _, most in lags), default=None),
         max_model_lag=max_model_lag,
-        stale_share=counters.stale_share(name) if kinds.offers(figures["storage"], HandsOutOnce) else None,
+        stale_share=counters.stale_share(name) if is_taken else None,
     )
 
 

@@ -86,6 +86,3 @@ export function typeName(type) {
 
 /** "sample_age_median" -> "sample age median" */
 export const words = (name) => name.replaceAll("_", " ");
-
-/** What a table holds, by its storage. */
-export const HELD = {caches: "caches", episodes: "episodes", rollouts: "fragments", prompts: "prompts", keyed: "rows"};

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from memoire import Endpoints, Memory, Parameters, Process, Schema, Server
+from memoire import Endpoints, Memory, Parameters, Process, Schema, Server, Table
 from memoire.building import StrictAttributes, renamed, whole
 from memoire.errors import Closed, MemoireError, ParameterError
 
@@ -114,7 +114,8 @@ class ReplayMemoryServer(StrictAttributes):
     ) -> None:
         buffers = (state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf)
         schema, most = seven_fields(buffers), whole("n_caches", n_caches, 1)
-        stores_episodes = options.get("storage") == "episodes"
+        table = Table(schema, **{name: options[name] for name in ("storage",) if name in options})
+        stores_episodes = "DrawsEpisodes" in table.kind.offers
         self._server: Server = Server(
             Endpoints(None, publish=pub_endpoint),
             schema,

@@ -183,6 +183,12 @@ class Kind:
     """What a table holds, as its figures call it."""
     unit: ClassVar[str] = "entries"
     """What is drawn or taken of that, as its figures call it."""
+    room: ClassVar[str] = "entries"
+    """What `capacity` counts, as its figures call it."""
+    weighed: ClassVar[str] = "Of what is held."
+    """What the weights are whose spread is shown, as a sentence."""
+    counted: ClassVar[tuple[str, ...]] = ()
+    """Settings of a table that follow from others if they are not given."""
     pool: ClassVar[str]
     """The class of its pools, at a server."""
     saved: ClassVar[str] = ""
@@ -386,6 +392,11 @@ def held_in(storage: str) -> str:
     """What tables of this storage hold, as figures call it."""
     kind = find(storage)
     return storage if kind is None else kind.holds
+
+
+def words_of(storage: str) -> Kind | type[Kind]:
+    """The words for tables of this storage; those of any kind if it is not known here."""
+    return find(storage) or Kind
 
 
 def offers(storage: str, capability: type) -> bool:

@@ -310,7 +310,7 @@ def test_an_open_cluster_is_not_shown_to_the_outside():
             [*INSECURE, 'proxy.autoscaling={"enabled":true,"metrics":[{"type":"Pods"}],"keda":{"enabled":true}}'],
             "write them as proxy.autoscaling.keda.triggers",
         ),
-        ([*INSECURE, "server.env=CartPole-v1", "server.onFull=oldest"], "server.storage=rollouts"),
+        ([*INSECURE, "server.tables.a.env=CartPole-v1", "server.onFull=oldest"], "say on_full of the tables"),
         ([*INSECURE, "actors.enabled=true"], "actors.image.repository"),
         ([*INSECURE, "actors.enabled=true", "actors.image.repository=a", "actors.pages=true"], "relay.enabled"),
         ([*INSECURE, "learner.enabled=true"], "learner.image.repository"),

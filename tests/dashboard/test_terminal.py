@@ -26,7 +26,6 @@ from memoire.dashboard.collect.verdict import Verdict
 from memoire.dashboard.terminal import log_tail, top
 from memoire.errors import EndpointError, ParameterError
 from memoire.nodes.http import NodePages
-from memoire.tables import registry as kinds
 from memoire.tables.inspection import SampleFreshness
 from netkit import Cluster, record, until
 
@@ -290,13 +289,6 @@ def test_columns_are_called_as_in_the_pages():
         called |= {title.lower() for title in re.findall(r'title: "([^"]+)"', path.read_text("utf-8"))}
     rows = (top.TABLES, top.ACTORS, top.LEARNERS, top.INFERENCE, top.NODES)
     assert {column.title for row in rows for column in row if column.title} <= called
-
-
-def test_what_a_table_holds_is_called_as_in_the_pages():
-    script = (Path(top.__file__).parent.parent / "static" / "format.js").read_text("utf-8")
-    (said,) = re.findall(r"const HELD = {(.*?)}", script)
-    for storage, word in (part.strip().split(": ") for part in said.split(",")):
-        assert word == f'"{kinds.held_in(storage)}"'
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,6 @@ import {empty, facts, problem} from "../parts.js";
 
 const FEW = 0.05; // share of the entries that the memory is worth, below which somebody should know
 
-/** What the weights are of, by the table's storage. */
-const WEIGHED = {
-  caches: "Of held samples, which actors drew in proportion to them.",
-  episodes: "Of stored entries; draws are in proportion to them.",
-  rollouts: "Of held entries, as actors weighed them; each is taken once, in order.",
-  prompts: "Scores of the groups that are ready.",
-  keyed: "Bytes of rows.",
-};
-
 /** {element, set(answer), fail(error)}: three cards. */
 export function makeDistribution() {
   const place = h("div.grid", h("p.quiet", "Loading …"));
@@ -27,23 +18,22 @@ export function makeDistribution() {
   };
 }
 
-function size({effective, population, looked, held, storage, servers, missing}) {
+function size({effective, population, looked, held, unit, servers, missing}) {
   const part = population > 0 && effective !== null ? Math.min(1, effective / population) : null;
-  const kind = storage === "caches" ? "samples" : "entries";
   return h("section.card", h("h2", term("ClusterDistribution.effective")),
     h("p.answer", part === null ? "Not known" : `Draws spread as over ${count(Math.round(effective))} equal entries, of ${count(population)} (${share(part)})`),
     part !== null && part < FEW && h("p", "A few entries are drawn again and again: a lower priority_exponent spreads the draws."),
     facts([
-      [`${kind} that can be drawn`, count(held)],
+      [`${unit} that can be drawn`, count(held)],
       ["looked at for this", looked < held ? `${count(looked)} of them` : "all of them"],
       ["servers", missing.length ? `${servers.length}, ${missing.join(", ")} did not answer` : count(servers.length)],
     ]));
 }
 
-function weights({weights: found, storage}) {
+function weights({weights: found, weighed}) {
   return h("section.card", h("h2", term("HeldSample.weight", "Weights")),
     h("p.answer", ends(found, figure)), spreadOf(found, "Weights", figure),
-    h("p.quiet", WEIGHED[storage]));
+    h("p.quiet", weighed));
 }
 
 function ages({ages: found}) {

@@ -93,7 +93,7 @@ function learn({tables, freshness}) {
     `It was made by models ${versions(mean)} behind, at most ${count(most)}`;
   return h("section.card", h("h2", "How old is what is learned from?"), h("p.answer", answer), facts(tables.flatMap((row) => [
     [term("TableRow.max_model_lag", `Limit of table ${row.name}`), row.max_model_lag === null ? "none (max_model_lag)" : versions(row.max_model_lag)],
-    ...(row.storage === "rollouts" ? [
+    ...(row.is_taken ? [
       [term("TableRow.stale_share", `Skipped in table ${row.name}`), row.stale_share === null ? NONE : share(row.stale_share)],
       [term("TableRow.passed_over_samples", "Entries too old, in all"), count(row.passed_over_samples)],
     ] : []),

@@ -68,7 +68,7 @@ export function openLearning({root, parameters, stream, signal}) {
 /** What the learner waits for now: the finding of the overview about it, and the figures behind it. */
 function waitsFor({verdicts, rates, learners, tables, freshness, finished}) {
   const found = verdicts.find(({code}) => FLOW[code]);
-  const rollouts = tables.filter(({storage}) => storage === "rollouts");
+  const rollouts = tables.filter((each) => each.is_taken);
   const taken = rollouts.reduce((sum, each) => sum + each.samples, 0);
   const trainer = learners.find(({scalars}) => scalars.trainer_ratio !== undefined)?.scalars;
   const stale = rollouts.reduce((sum, each) => sum + each.passed_over_samples, 0);

@@ -4,7 +4,7 @@ import {get} from "../api.js";
 import {lineOf, makeChart} from "../charts.js";
 import {withGaps} from "../curves.js";
 import {fill, h, patch} from "../dom.js";
-import {bytes, count, duration, figure, HELD, NONE, share, until} from "../format.js";
+import {bytes, count, duration, figure, NONE, share, until} from "../format.js";
 import {column, term} from "../help.js";
 import {choice, every, facts, showProblem, table} from "../parts.js";
 import {RANGES, spanOf} from "../ranges.js";
@@ -117,8 +117,8 @@ function worth({totals, rates, forecast}) {
 const times = (factor) => (factor > 0.95 && factor < 1.05 ? "once" : factor < 1 ? `in part: ${share(factor)}` : `${figure(factor)} times on average`);
 
 const drawnOf = (row) => [
-  [term("TableRow.held_caches", `${HELD[row.storage]} held`), count(row.held_caches)],
-  [term("TableRow.unused_samples", row.storage === "caches" ? "samples left" : "entries to draw from"), count(row.unused_samples)],
+  [term("TableRow.held_caches", `${row.holds} held`), count(row.held_caches)],
+  [term("TableRow.unused_samples", `${row.unit} left`), count(row.unused_samples)],
   [term("TableRow.samples", "samples drawn"), count(row.samples)],
   [term("TableRow.overwritten_caches", "overwritten"), count(row.overwritten_caches)],
   [term("TableRow.waited", "learners waited"), duration(row.waited)],
@@ -138,14 +138,14 @@ const takenOf = (row) => [
 
 function tableCard(row, overview) {
   const isByBytes = row.full === row.held_bytes / row.byte_limit;
-  const room = isByBytes ? bytes(row.byte_limit) : `${count(row.capacity)} ${row.storage === "caches" ? "caches" : "entries"}`;
+  const room = isByBytes ? bytes(row.byte_limit) : `${count(row.capacity)} ${row.room}`;
   const full = row.full !== null && `, ${share(row.full)} of ${room}`;
   const answering = Object.keys(row.facts).length;
   const missing = serversAway(overview).length;
   return h("section.card", h("h2", `Table ${row.name}`),
     h("p.answer", `${bytes(row.held_bytes)} held${full || ", without a limit"}`, missing > 0 && h("span.state.unready", ` by ${answering} of ${answering + missing} servers`)),
     full && h("progress", {max: 1, value: row.full, "aria-label": `How full ${row.name} is`}),
-    facts(row.storage === "rollouts" ? takenOf(row) : drawnOf(row)), ...[row.rate.draws_wait, row.rate.inserts_wait].filter(Boolean).map((text) => h("p", text)), perServer(row));
+    facts(row.is_taken ? takenOf(row) : drawnOf(row)), ...[row.rate.draws_wait, row.rate.inserts_wait].filter(Boolean).map((text) => h("p", text)), perServer(row));
 }
 
 const OF_SERVER = [

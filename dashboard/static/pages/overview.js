@@ -1,7 +1,7 @@
 // Is it well, does it learn? What holds the run up, the curve of returns, the figures that say why, and the tables.
 import {get} from "../api.js";
 import {h, patch} from "../dom.js";
-import {bytes, count, duration, figure, HELD, NONE, share, until, words} from "../format.js";
+import {bytes, count, duration, figure, NONE, share, until, words} from "../format.js";
 import {column, term} from "../help.js";
 import {every, facts, table} from "../parts.js";
 import {makeReturns} from "../returns.js";
@@ -218,11 +218,11 @@ function tableOf({tables}) {
     {title: "Table", value: (row) => row.name},
     {title: "Storage", value: (row) => row.storage},
     column("TableRow.clients"),
-    column("TableRow.held_caches", {value: (row) => `${count(row.held_caches)} ${HELD[row.storage]}`}),
+    column("TableRow.held_caches", {value: (row) => `${count(row.held_caches)} ${row.holds}`}),
     column("TableRow.held_bytes"),
     column("TableRow.full", {value: fullness, number: false}),
     ...["samples", "unused_samples"].map((name) => column(`TableRow.${name}`)),
-    column("TableRow.overwritten_caches", {value: (row) => `${count(row.overwritten_caches)} ${HELD[row.storage]}`}),
+    column("TableRow.overwritten_caches", {value: (row) => `${count(row.overwritten_caches)} ${row.holds}`}),
   ];
   return tables.length ? table("Tables", columns, tables) : null;
 }

@@ -43,13 +43,14 @@ function group({names, tables = {}, limits = {}}, defaults) {
     Object.entries(tables).map(([title, {schema, parameters, parameters_version: version, entry_bytes: size, ...own}]) => [
       h("h3", `Table ${title} `, h("span.quiet", `${bytes(size)} an entry${version > 1 ? `, changed ${count(version - 1)} times since its start` : ""}`)),
       columns(title, schema),
-      settingsTable(`Table ${title}`, {...own, ...parameters}, {...defaults.table, ...defaults.parameters, ...followed(own, limits, several)})]),
+      settingsTable(`Table ${title}`, {...own, ...parameters}, {...defaults.table, ...defaults.parameters, ...followed(own, limits, several, defaults.counted)})]),
     h("h3", "Limits of the server"), settingsTable(`Limits of ${names.join(", ")}`, limits, defaults.limits));
 }
 
 /** Defaults that follow from other settings: what is shared by several tables, or counted out of bytes, is never marked. */
-function followed({storage, capacity, byte_limit: limit}, {held_bytes: held}, several) {
-  return {byte_limit: several ? limit : held, ...(storage === "episodes" && {capacity})};
+function followed(own, {held_bytes: held}, several, counted = {}) {
+  const names = counted[own.storage] ?? [];
+  return {byte_limit: several ? own.byte_limit : held, ...Object.fromEntries(names.map((name) => [name, own[name]]))};
 }
 
 /** What differs from its default, and behind a fold what does not. */

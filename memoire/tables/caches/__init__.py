@@ -18,7 +18,8 @@ class CachesKind(Kind):
     """Caches: samples that actors have drawn from their own memories."""
 
     name = holds = "caches"
-    unit = "samples"
+    unit, room = "samples", "caches"
+    weighed = "Of held samples, which actors drew in proportion to them."
     pool = "memoire.tables.caches.pool:Pool"
     saved = "memoire.tables.caches.inspection:ClientRecord CacheRecord"
     actor = "memoire.client.caches:CachesSide"

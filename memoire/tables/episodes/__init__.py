@@ -11,6 +11,8 @@ class EpisodesKind(Kind):
     """Whole episodes, from which the server draws."""
 
     name = holds = "episodes"
+    weighed = "Of stored entries; draws are in proportion to them."
+    counted = ("capacity",)
     pool = "memoire.tables.episodes.pool:EpisodePool"
     saved = "memoire.tables.episodes.saving:EpisodeRecord"
     actor = "memoire.client.episodes:EpisodesSide"

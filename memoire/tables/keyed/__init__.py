@@ -17,6 +17,7 @@ class KeyedKind(Kind):
     """Rows by partition and key, with the fields that their writers name: what `memoire.tq` keeps."""
 
     name, holds = "keyed", "rows"
+    weighed = "Bytes of rows."
     pool = "memoire.tables.keyed.pool:KeyedPool"
     saved = "memoire.tables.keyed.pool:PartitionRecord KeyedRecord"
     answers = "memoire.tables.keyed.pool:answers"

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class PromptsKind(Kind):
     """Prompts for language models, the columns being those of an answer."""
 
-    name = holds = "prompts"
+    name = holds = room = "prompts"
+    weighed = "Scores of the groups that are ready."
     pool = "memoire.tables.prompts.pool:PromptPool"
     saved = "memoire.tables.prompts.pool:PromptRecord"
     answers = "memoire.tables.prompts.handlers:answers"

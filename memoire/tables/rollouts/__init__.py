@@ -16,6 +16,7 @@ class RolloutsKind(Kind):
     """Parts of episodes, each entry handed out once, in order."""
 
     name, holds = "rollouts", "fragments"
+    weighed = "Of held entries, as actors weighed them; each is taken once, in order."
     pool = "memoire.tables.rollouts.pool:RolloutPool"
     answers = "memoire.tables.rollouts.pool:answers"
     actor = "memoire.client.rollouts:RolloutsSide"

@@ -28,7 +28,7 @@ http-token-file: /etc/memoire/tokens/nodes
 {{- $said = merge $said (dict "endpoint" "tcp://*:5560" "byte-limit" (include "memoire.bytes" $v.heldBytes | int64)) -}}
 {{- if ne (int $v.ioThreads) 1 }}{{ $_ := set $said "io-threads" (int64 $v.ioThreads) }}{{ end -}}
 {{- if $v.tables }}{{ $_ := set $said "tables" $v.tables }}{{ else }}{{ $_ := set $said "storage" $v.storage }}{{ end -}}
-{{- if and (not $v.tables) (has $v.storage (list "rollouts" "prompts")) }}{{ $_ := set $said "on-full" $v.onFull }}{{ end -}}
+{{- if $v.onFull }}{{ $_ := set $said "on-full" $v.onFull }}{{ end -}}
 {{- if $v.schema }}{{ $_ := set $said "schema" $v.schema }}{{ end -}}
 {{- if $v.env }}{{ $_ := set $said "env" $v.env }}{{ end -}}
 {{- if $v.parameters }}{{ $_ := set $said "set" (deepCopy $v.parameters) }}{{ end -}}

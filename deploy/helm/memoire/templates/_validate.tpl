@@ -26,8 +26,8 @@
 {{- if and $v.server.tables (or $v.server.parameters $v.server.capacity) -}}
 {{- $wrong = append $wrong "server.parameters and server.capacity are of the only table: beside server.tables each table has its own" -}}
 {{- end -}}
-{{- if and (eq $v.server.onFull "oldest") (or $v.server.tables (not (has $v.server.storage (list "rollouts" "prompts")))) -}}
-{{- $wrong = append $wrong "server.onFull=oldest is of an only table of rollouts or prompts: set server.storage=rollouts, or say it of the tables in server.tables" -}}
+{{- if and $v.server.onFull $v.server.tables -}}
+{{- $wrong = append $wrong "server.onFull is of the only table: say on_full of the tables in server.tables" -}}
 {{- end -}}
 {{- if and (or $v.server.snapshots.atEnd $v.server.snapshots.everySeconds) (not $v.server.persistence.enabled) -}}
 {{- $wrong = append $wrong "server.snapshots need a state folder: set server.persistence.enabled=true" -}}
