@@ -290,6 +290,10 @@ class EpisodesSide(ActorSide):
         patience = max(0.0, min(pusher.patience, left))
         self._push(shipment, patience, lambda is_pushed: with_it, is_granted=self.is_granted_at_once)
 
+    def message_of(self, shipment: Shipment) -> Callable[[int, int, int], messages.PushedBody]:
+        """What makes an episode's message: called with since, its number and the bytes that were pushed by then."""
+        return shipment.message
+
     def push_episode(
         self,
         columns: Mapping[str, Any],
@@ -340,5 +344,5 @@ class EpisodesSide(ActorSide):
             reason = WINDOW_FULL if is_granted else HELD_BACK
             return pusher.skip(reason, lambda: inserts.settling(entries, 0) + with_it(False))
         more = lambda: inserts.settling(entries, entries) + with_it(True)  # noqa: E731
-        pusher.enqueue(shipment.payload, entries, shipment.message, more)
+        pusher.enqueue(shipment.payload, entries, self.message_of(shipment), more)
         return True

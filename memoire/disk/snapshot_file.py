@@ -9,7 +9,8 @@ behind them: if only that is damaged, the next one is still found.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias
 
@@ -179,12 +180,21 @@ class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _OWN: Final[list[type[RecordBody]]] = [SnapshotHeader, AccountsRecord, TableRecord, TableEndRecord]
-_BODIES: Final = [*_OWN, *(body for kind in kinds.known() for body in kind.record_bodies())]
+_BODIES: Final = [*_OWN, *(body for name in kinds.BUILT_IN for body in kinds.named(name).record_bodies())]
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODE: Final[dict[int, Callable[[bytes], RecordBody]]] = {
     **{body.kind: msgspec.msgpack.Decoder(body).decode for body in _BODIES},
     RecordKind.END: EndRecord.unpack,
 }
+
+
+@lru_cache(256)
+def _decoders(storage: str) -> Mapping[int, Callable[[bytes], RecordBody]]:
+    """What reads records of a table of this kind."""
+    kind = kinds.find(storage)
+    return _DECODE | {
+        body.kind: msgspec.msgpack.Decoder(body).decode for body in (kind.record_bodies() if kind else ())
+    }
 
 
 class Record(NamedTuple):
@@ -301,8 +311,8 @@ class SnapshotFile:
         next(stream, None)
         is_ended = False
         for first in stream:
-            body = _decoded(first)
             table = first.tag // _KINDS
+            body = _decoded(first, self.about.tables[table].storage if table < len(self.about.tables) else "")
             if isinstance(body, EndRecord) and not is_ended:
                 tally.is_complete, is_ended = body.complete, True
                 if body != tally.end():
@@ -361,13 +371,13 @@ class FileDamage:
         return " and ".join(words) or "no damage"
 
 
-def _decoded(record: checked_file.Record) -> RecordBody | str:
-    """The body of a record; or why there is none."""
+def _decoded(record: checked_file.Record, storage: str = "") -> RecordBody | str:
+    """The body of a record, of a table of this kind; or why there is none."""
     kind = record.tag % _KINDS
     if isinstance(record, DamagedRecord):
         return f"has a damaged record of kind {kind}"
     try:
-        return _DECODE[kind](record.payload)
+        return _decoders(storage)[kind](record.payload)
     except (KeyError, ValueError, struct.error, msgspec.MsgspecError, RecursionError) as error:
         return f"has a record that cannot be read: {error}"
 

@@ -9,9 +9,11 @@ What Prometheus reads of a node: the figures of its stats, those of every node, 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 import platform
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -19,7 +21,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from memoire.figures import Figure, Source, catalogue, counter, gauge
+from memoire.figures import Figure, Source, by, catalogue, counter, gauge
 from memoire.net.context import library_version
 from memoire.net.curve_server import REASONS as PEERS
 from memoire.version import VERSION
@@ -30,11 +32,16 @@ REASONS: Final = ("http_guessing", "http_name", "http_token", *PEERS)
 """Why a request is refused (too many wrong tokens, a name that is not this machine's, a wrong token), or a peer."""
 ZEROS: Final[Mapping[str, Iterable[str]]] = {"refused": CODES, "refused_peers": REASONS}
 """Values of labels that are shown before they first happen: rate() needs it."""
-ANSWERED: Final = {
-    kind.name for kind in TYPES.values() if kind.sent_by and not kind.pushed and kind not in FOR_INFERENCE
-}
-ONLY: Final[Mapping[str, Collection[str]]] = {"request_duration_seconds": ANSWERED}
-"""Values of labels that are shown at most: types of message that are answered."""
+
+
+def _is_answered(name: str) -> bool:
+    """Whether messages of this type are answered."""
+    types = [kind for kind in TYPES.values() if kind.name == name and kind not in FOR_INFERENCE]
+    return any(kind.sent_by and not kind.pushed for kind in types)
+
+
+ONLY: Final[Mapping[str, Callable[[str], bool]]] = {"request_duration_seconds": _is_answered}
+"""Which values of labels are shown at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +105,26 @@ class NodeCollector(Collector):
         """All families, with the values of this moment."""
         node = self._look()
         yield build_info(node.role, str(getattr(node.stats, "name", "")))
-        for figures in (node, node.stats, node.program):
+        for figures in (node, node.stats, node.program, *own_figures(node.stats)):
             yield from () if figures is None else families(figures)
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: what there is depends on the role, and is known at a scrape."""
         return ()
+
+
+def own_figures(stats: Any) -> Iterator[Any]:
+    """What only some kinds of tables count: an object for each kind, which has those of its tables."""
+    found: dict[type, dict[str, Any]] = {}
+    for name, table in getattr(stats, "tables", {}).items():
+        if table.own is not None:
+            found.setdefault(type(table.own), {})[name] = table.own
+    yield from (_tables_of(kind)(tables) for kind, tables in found.items())
+
+
+@functools.cache
+def _tables_of(kind: type) -> type[Any]:
+    return dataclasses.make_dataclass("OwnFigures", [("tables", Annotated[dict[str, kind], by("table")])])  # type: ignore[valid-type]
 
 
 def families(figures: Any, of: str = "") -> Iterator[Metric]:
@@ -124,7 +145,7 @@ def family(name: str, sources: Sequence[Source], figures: Any) -> Metric:
     for key, value in values.items():
         if first.kind != "histogram":
             found.add_metric(key, value)
-        elif not key or key[-1] in ONLY.get(name, key):
+        elif not key or ONLY.get(name, bool)(key[-1]):
             found.add_metric(key, _buckets(value), value.seconds)
     return found  # type: ignore[no-any-return]
 

@@ -206,6 +206,8 @@ class TableStats:
     """Of the samples of a recent batch that was drawn in this process; None before the first one."""
     prompts: PromptStats | None
     """If the table stores prompts."""
+    own: Any = None
+    """Figures that only its kind has."""
     # fmt: on
 
 
@@ -384,6 +386,7 @@ def table_stats(
         rate=table.limiter.stats(),
         freshness=freshness,
         prompts=None if table.prompts is None else table.prompts.figures(),
+        own=pool.own,
     )
 
 

@@ -38,20 +38,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import numpy as np
+
 from memoire import _core
 from memoire.errors import Closed
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
 
+from .inspection import Distribution, Histogram
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from memoire.replay.batch import GatheredSamples
     from memoire.replay.episode_store import Changes
     from memoire.replay.episodes import EpisodeBatch
     from memoire.replay.memory import Memory
-    from memoire.replay.parameters import Parameters
     from memoire.replay.rollouts import Rollouts
     from memoire.wire import messages
     from memoire.wire.byte_budget import ByteBudget
@@ -60,8 +62,7 @@ if TYPE_CHECKING:
 
     from .draws import PooledBatch
     from .episodes.saving import HasLayout, TakenTable
-    from .inspection import Distribution, PeekedSample
-    from .keyed.pool import KeyedPool
+    from .inspection import PeekedSample
     from .prompts.columns import Saved
     from .prompts.table import PromptStats, PromptTable
     from .rollouts.queue import TakeRequest
@@ -215,6 +216,8 @@ class PoolStats:
     """Priorities for entries that had left."""
     split: int = 0
     """Fragments of rollouts that a take has split."""
+    own: Any = None
+    """Figures that only this kind has: a dataclass whose fields are declared as those of `memoire.figures`."""
 
 
 DEFAULTS: Final = Limits()
@@ -511,7 +514,7 @@ class HoldsRows(ABC):
     WANTED: ClassVar = "where rows are kept by key"
 
     @abstractmethod
-    def rows(self, client: bytes) -> KeyedPool:
+    def rows(self, client: bytes) -> Any:
         """Its rows; a sign of life of who asks for them. Raises Closed."""
 
 
@@ -582,6 +585,26 @@ class LastingPool(TablePool):
 
     def check_parameters(self, parameters: Parameters) -> None:
         """Any fit: what is held is as it was recorded."""
+
+    def saw_model(self, version: int) -> None:
+        """What is held knows of no model."""
+
+    def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
+        """Nothing is looked at."""
+        nothing = Histogram.of(np.empty(0))
+        return Distribution(0, self.entries(), 0.0, 0.0, None, nothing, nothing)
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: what is held says all."""
+        return {}
+
+    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+        """Nothing goes on beside what is put back."""
+
+    def close(self) -> None:
+        """Wake everyone who waits (they raise Closed). Closing again does nothing."""
+        with self._waiter.lock:
+            self._waiter.close()
 
     def heard(self, client_id: bytes) -> None:
         """A sign of life."""

@@ -28,11 +28,10 @@ from memoire.errors import ParameterError
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema, schema_from
-from memoire.wire import layout, messages
+from memoire.wire import layout, messages, types
 
 if TYPE_CHECKING:
     from memoire.replay.limiter import Limiter, SharedLimiter
-    from memoire.wire import types
     from memoire.wire.byte_budget import ByteHolder
     from memoire.wire.frames import MessageHeader
     from memoire.wire.receivers import Page
@@ -248,7 +247,7 @@ class Kind:
             is_full_said: Whether `on_full` was given.
         """
         if settings.cache_limit:
-            expected = f"0 where {self.name} are stored: capacity says how many entries"
+            expected = f"0 with storage={self.name!r}: capacity says how many {self.room}"
             raise ParameterError("cache_limit", settings.cache_limit, expected)
         self._check_rollouts(settings, is_full_said=is_full_said)
         if settings.own is not None:
@@ -330,8 +329,6 @@ DEFAULT: Final = "caches"
 """The kind of a table that names none."""
 BUILT_IN: Final = ("caches", "episodes", "rollouts", "prompts", "keyed")
 """Those of memoire: the `KIND` of each is in the package of its name."""
-GROUP: Final = "memoire.tables"
-"""Entry points of kinds from outside of memoire: each is a `Kind`, under its name."""
 _ADDED: Final[dict[str, Kind]] = {}
 
 
@@ -361,13 +358,9 @@ def _installed(storage: str) -> Kind | None:
                 raise
             return None  # its folder was left out of this installation
         return kind
-    return next((point.load() for point in importlib.metadata.entry_points(group=GROUP, name=storage)), None)
-
-
-def load_all() -> None:
-    """Load the kinds that installed packages add, with their types of messages."""
-    for point in importlib.metadata.entry_points(group=GROUP):
-        find(point.name)
+    for point in importlib.metadata.entry_points(group=types.GROUP, name=storage):
+        return add(point.load())
+    return None
 
 
 def known() -> tuple[Kind, ...]:
@@ -418,9 +411,8 @@ def own_settings(kind: Kind, given: dict[str, Any]) -> Any:
         ParameterError: one is for another kind.
     """
     own = {name: given.pop(name) for name in kind.setting_names() if name in given}
-    for other in known():
-        for name in other.setting_names():
-            if name in given:
-                expected = f"nothing with storage={kind.name!r}: it is for storage={other.name!r}"
-                raise ParameterError(name, given[name], expected)
+    for name, value in given.items():
+        if others := [each.name for each in known() if name in each.setting_names()]:
+            expected = f"nothing with storage={kind.name!r}: it is for storage={' or '.join(map(repr, others))}"
+            raise ParameterError(name, value, expected)
     return kind.own_settings(own)

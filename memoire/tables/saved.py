@@ -45,7 +45,8 @@ class RecordKind(enum.IntEnum):
 class RecordBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A msgpack map of the fields that differ from their defaults; unknown ones are ignored."""
 
-    kind: ClassVar[RecordKind]
+    kind: ClassVar[int]
+    """A `RecordKind`; 128 to 254 are for kinds of tables from outside, each of which has its own."""
     has_payload: ClassVar[bool] = False
     is_heading: ClassVar[bool] = False
     """Whether those behind it belong to it."""
@@ -74,7 +75,7 @@ class RecordBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def called(self, heading: RecordBody | None) -> str:
         """What a refusal calls it."""
-        return f"a record of kind {self.kind.name}"
+        return f"a record of kind {getattr(self.kind, 'name', self.kind)}"
 
 
 class SavedRecord(NamedTuple):

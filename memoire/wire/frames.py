@@ -28,7 +28,7 @@ from memoire.limits import Limits
 
 from . import _bytes, messages, types
 from .messages import DECODERS, VERSION, WITH_PAYLOAD, Body, News, Notice, Refused, Update
-from .types import ALWAYS, NEVER, TYPES, Type
+from .types import ALWAYS, NEVER, TYPES, Type, find
 
 NO_CLIENT: Final = bytes(16)
 
@@ -248,7 +248,7 @@ def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[
         raise ProtocolError("frames", f"a message has 1 or 2 frames, got {len(frames)}")
     frame = memoryview(frames[0])
     found = _bytes.read_header(frame, MAGIC, VERSION, limits.tuning.tail_bytes)
-    named = None if found is None else TYPES.get(found[0])
+    named = None if found is None else TYPES.get(found[0]) or find(found[0])
     if found is None or named is None:
         raise _wrong_header(frame, limits)
     header = MessageHeader(named, *found[1:])

@@ -10,6 +10,9 @@ whose keys may send it. What the tail holds is said by a body (`messages.body`),
 from __future__ import annotations
 
 import enum
+import functools
+import importlib.metadata
+import logging
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,6 +75,32 @@ class Type:
 
     def __reduce__(self) -> str:
         return self.name  # a copy is the type itself
+
+
+GROUP: Final = "memoire.tables"
+"""Entry points of kinds of tables that installed packages add: each is a `Kind`, whose module makes its types."""
+FIRST_ADDED: Final = 128
+_log = logging.getLogger(__name__)
+
+
+def find(number: int) -> Type | None:
+    """The type of this number; None if there is none here. The first number of an added kind that is not known has the
+    kinds of installed packages loaded: a proxy has no table that names them.
+    """
+    if number >= FIRST_ADDED and number not in TYPES:
+        _load_added()
+    return TYPES.get(number)
+
+
+@functools.lru_cache(1)
+def _load_added() -> None:
+    for point in importlib.metadata.entry_points(group=GROUP):
+        try:
+            point.load()
+        except Exception:
+            _log.exception(
+                "the kind of table %r of %s cannot be loaded: its messages are refused", point.name, point.value
+            )
 
 
 DRAWS_IN_FLIGHT: Final = 2

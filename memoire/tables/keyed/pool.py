@@ -348,9 +348,6 @@ class KeyedPool(LastingPool, HoldsRows):
         self.parameters = parameters
         return 0
 
-    def saw_model(self, version: int) -> None:
-        """Rows know of no model."""
-
     def entries(self) -> int:
         """Rows."""
         return self._rows
@@ -376,10 +373,6 @@ class KeyedPool(LastingPool, HoldsRows):
             count = self._rows
         spread, ages = Histogram.of(np.array(sizes, np.float64)), Histogram.of(np.empty(0))
         return Distribution(len(sizes), count, float(count), float(count), None, spread, ages)
-
-    def state(self) -> dict[str, Any]:
-        """Return nothing: no row follows from another one."""
-        return {}
 
     def go_on_from(self, state: Any, *, is_same: bool) -> None:
         """Rows that are put back keep their numbers in the next life of their table."""
@@ -429,11 +422,6 @@ class KeyedPool(LastingPool, HoldsRows):
             row.number, self._newest = body.number, max(body.number, self._newest)
         return PutBack(True, 0, {"rows": 1})
 
-    def close(self) -> None:
-        """Have what is asked for raise Closed from now on, and let everything go."""
-        with self._waiter.lock:
-            self._waiter.close()
-
 
 FACTS_PER_REPLY = 8192
 MAX_PARTITIONS = 65536
@@ -462,7 +450,8 @@ class KeyedHandler:
 
     def _pool_of(self, header: MessageHeader) -> KeyedPool:
         """The rows of the table that a request is about. Raises ProtocolError (code "table")."""
-        return self._desk.table(header).asked(HoldsRows, header.type.name).rows(header.client)
+        pool: KeyedPool = self._desk.table(header).asked(HoldsRows, header.type.name).rows(header.client)
+        return pool
 
     def find(self, _: float, header: MessageHeader, body: keyed.FindRows, payload: Any) -> Reply:
         """Say what rows there are, or what some of them hold."""

@@ -261,8 +261,3 @@ class PromptPool(LastingPool, AnswersPrompts, SavesRows):
         """Prompts in each state, and other figures."""
         with self._waiter.lock:
             return stats_of(self._table, self._clock())
-
-    def close(self) -> None:
-        """Have every call raise Closed from now on. Closing again does nothing."""
-        with self._waiter.lock:
-            self._waiter.close()

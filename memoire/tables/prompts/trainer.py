@@ -168,7 +168,7 @@ REPLAN_TIMEOUT = 1.0
 """Seconds that a server has for the groups of its plan, before others give them."""
 
 
-class Drawn(NamedTuple):
+class DrawnGroup(NamedTuple):
     """One group of a step, and who has it."""
 
     server: str
@@ -221,7 +221,7 @@ class PromptTrainer:
             _update=self.update_scores,
         )  # fmt: skip
 
-    def _look(self, step: int, groups: int, replay: float, deadline: float) -> tuple[list[Drawn] | None, str]:
+    def _look(self, step: int, groups: int, replay: float, deadline: float) -> tuple[list[DrawnGroup] | None, str]:
         body = self._body(step, groups, replay, None, count=0)
         told = self._whole(self._servers.every(body, deadline), step, deadline)
         plan = max(
@@ -266,7 +266,7 @@ class PromptTrainer:
 
     def _fix(
         self, step: int, groups: int, replay: float, plan: messages.StepPlan, deadline: float
-    ) -> tuple[list[Drawn] | None, str]:
+    ) -> tuple[list[DrawnGroup] | None, str]:
         """Have the servers of a plan fix their groups; the list if all have."""
         requests = {
             name: PromptRequest(self._body(step, groups, replay, plan, count=count))
@@ -336,7 +336,9 @@ class PromptTrainer:
             whole[name] = PromptReply(msgspec.structs.replace(reply.body, groups=groups), reply.payload)
         return whole
 
-    def _fetch(self, mine: Sequence[Drawn], schema: Schema, places: Sequence[int], deadline: float) -> list[StepAnswer]:
+    def _fetch(
+        self, mine: Sequence[DrawnGroup], schema: Schema, places: Sequence[int], deadline: float
+    ) -> list[StepAnswer]:
         found: list[StepAnswer] = []
         for name in {each.server for each in mine}:
             places_here = [place for place, each in enumerate(mine) if each.server == name]
@@ -424,14 +426,14 @@ def fetched(
     return found
 
 
-def _complete(plan: messages.StepPlan, told: Mapping[str, PromptReply]) -> list[Drawn] | None:
+def _complete(plan: messages.StepPlan, told: Mapping[str, PromptReply]) -> list[DrawnGroup] | None:
     """All groups of a plan, in an order that is the same everywhere; None while some are not fixed."""
-    drawn: list[Drawn] = []
+    drawn: list[DrawnGroup] = []
     for name in sorted(plan.groups):
         groups = told[name].body.groups if name in told else None
         if groups is None or len(groups) != plan.groups[name]:
             return None
-        drawn += [Drawn(name, facts) for facts in groups]
+        drawn += [DrawnGroup(name, facts) for facts in groups]
     return drawn
 
 

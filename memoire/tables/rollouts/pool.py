@@ -396,11 +396,6 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
         with self._waiter.lock:
             return replace(self._queue.counts)
 
-    def close(self) -> None:
-        """Wake everyone who waits (they raise Closed). Closing again does nothing."""
-        with self._waiter.lock:
-            self._waiter.close()
-
 
 def answers(desk: Desk) -> dict[type[messages.Body], Handler]:
     """What answers readers of tables of rollouts."""

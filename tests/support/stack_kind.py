@@ -1,0 +1,240 @@
+"""A kind of table from outside of memoire: a stack of the best episodes, by the sum of their rewards.
+
+Whole, but small: docs/extending.md explains it. No file of memoire names it.
+"""
+
+import heapq
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from memoire.arguments import whole
+from memoire.client.episodes import EpisodesSide
+from memoire.errors import ProtocolError
+from memoire.figures import counter, gauge
+from memoire.limits import Limits
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.tables.base import DEFAULTS, LastingPool, PoolStats, TakesPushes
+from memoire.tables.registry import Desk, Handler, Kind, PoolPlace, Reply, TableSettings
+from memoire.tables.saved import PutBack, RecordBody, SavedRecord
+from memoire.wire.byte_budget import ByteBudget
+from memoire.wire.frames import MessageHeader, check_payload
+from memoire.wire.messages import Body, Count, PushedBody, Signed, body
+from memoire.wire.types import ACTORS, ALWAYS, MAYBE, READERS, Type
+
+PUSH_BEST = Type(128, "PUSH_BEST", ACTORS, ALWAYS, large=True, pushed=True)
+BEST = Type(129, "BEST", READERS)
+STACK = Type(130, "STACK", payload=MAYBE, large=True)
+
+
+@body(PUSH_BEST)
+class PushBest(PushedBody, frozen=True, kw_only=True, omit_defaults=True):
+    """An episode, the payload, with its score."""
+
+    score: Signed
+    entries: Count
+
+
+@body(BEST)
+class Best(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """Asks for the best episodes; answered by STACK."""
+
+    most: Annotated[int, Meta(ge=1, le=1024)] = 1
+
+
+@body(STACK)
+class Stack(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """The best episodes, best first: the payload is one behind the other."""
+
+    scores: Annotated[list[Signed], Meta(max_length=1024)] = []
+    sizes: Annotated[list[Count], Meta(max_length=1024)] = []
+
+
+class StackSettings(msgspec.Struct, frozen=True):
+    """Settings that only a stack has."""
+
+    keep: int = 16
+
+    def check(self, schema: Schema, parameters: Parameters) -> None:
+        """Refuse a number of episodes that is out of range."""
+        whole("keep", self.keep, 1, 10**6)
+
+    def making(self, schema: Schema) -> dict[str, Any]:
+        """Whatever `keep` is, what is held is the same."""
+        return {}
+
+
+@dataclass(frozen=True)
+class StackFigures:
+    """Figures that only a stack has."""
+
+    replaced: Annotated[int, counter("stack_replaced", "Replaced", "Episodes that a better one replaced.")]
+    best: Annotated[float | None, gauge("stack_best", "Best", "Score of the best episode.", adds="max")]
+
+
+class StackRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
+    """An episode in a snapshot."""
+
+    kind: ClassVar = 128
+    has_payload: ClassVar = True
+    score: Signed
+    entries: Count
+
+    def counted(self, payload_bytes: int) -> dict[str, int]:
+        """One more episode."""
+        return {"episodes": 1, "entries": self.entries, "bytes": payload_bytes}
+
+
+class Held(NamedTuple):
+    """An episode that is held."""
+
+    score: float
+    payload: bytes
+    samples: int
+
+
+class StackPool(LastingPool, TakesPushes):
+    """The best episodes of all clients."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        parameters: Parameters,
+        *,
+        keep: int,
+        byte_limit: int,
+        client_timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(client_timeout, clock)
+        self.parameters, self.byte_limit, self.least_bytes, self._keep = parameters, byte_limit, 1, keep
+        self._heap: list[Held] = []  # this and what follows belong to the lock
+        self._bytes = self._added = self._replaced = 0
+
+    def check(self, body: Body, payload: Any, *, limits: Limits = DEFAULTS, checksum: int | None = None) -> Held:
+        """An episode with its score."""
+        if not isinstance(body, PushBest):
+            raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table holds the best episodes")
+        if checksum is not None:
+            check_payload(payload, checksum)
+        return Held(body.score, bytes(payload), body.entries)
+
+    def add(self, client_id: bytes, sequence: int, held: Held) -> int:
+        """Hold it, if it is good enough; returns how many had to go."""
+        with self._waiter.lock:
+            self._waiter.check_open()
+            self._hear(client_id)
+            self._added += 1
+            return self._put(held)
+
+    def _put(self, held: Held) -> int:
+        heapq.heappush(self._heap, held)
+        self._bytes += len(held.payload)
+        gone = 0
+        while len(self._heap) > self._keep or self._bytes > self.byte_limit:
+            self._bytes -= len(heapq.heappop(self._heap).payload)
+            gone += 1
+        self._replaced += gone
+        return gone
+
+    def best(self, most: int) -> list[Held]:
+        """The best ones, best first."""
+        with self._waiter.lock:
+            self._waiter.check_open()
+            return sorted(self._heap, reverse=True)[:most]
+
+    def join(self, budget: ByteBudget, name: str) -> None:
+        """Have its bytes counted with those of the others."""
+        budget.holder(name, measure=lambda: self._bytes)
+
+    def limit(self, byte_limit: int) -> int:
+        """Hold at most so many bytes."""
+        with self._waiter.lock:
+            self.byte_limit, held, self._heap, self._bytes = byte_limit, self._heap, [], 0
+            return sum(map(self._put, held))
+
+    def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
+        """No episode was made with any parameter."""
+        self.parameters = parameters
+        return 0
+
+    def entries(self) -> int:
+        """Entries of the episodes."""
+        return sum(each.samples for each in self.best(self._keep))
+
+    def stats(self) -> PoolStats:
+        """A frozen picture."""
+        with self._waiter.lock:
+            entries = sum(each.samples for each in self._heap)
+            own = StackFigures(self._replaced, max(each.score for each in self._heap) if self._heap else None)
+            return PoolStats(
+                clients=len(self._clients), caches=len(self._heap), bytes=self._bytes, unused=entries, held=entries,
+                added=self._added, drawn=0, overwritten=self._replaced, overwritten_samples=0, left=0, misses=0, own=own,
+            )  # fmt: skip
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing ever came in."""
+        return not self._added
+
+    def records(self) -> Iterator[tuple[RecordBody, Any]]:
+        """Each episode."""
+        for each in self.best(self._keep):
+            yield StackRecord(score=each.score, entries=each.samples), each.payload
+
+    def put_record(self, record: SavedRecord) -> PutBack:
+        """Hold an episode again, if it is not here."""
+        assert isinstance(record.body, StackRecord)
+        held = Held(record.body.score, record.payload, record.body.entries)
+        with self._waiter.lock:
+            if held in self._heap:
+                return PutBack(False)
+            return PutBack(True, self._put(held), {"episodes": 1, "entries": held.samples})
+
+
+def answers(desk: Desk) -> Mapping[type[Body], Handler]:
+    """What answers learners."""
+
+    def best(now: float, header: MessageHeader, body: Best, payload: Any) -> Reply:
+        found = desk.table(header).asked(StackPool, "BEST").best(body.most)
+        sizes = [len(each.payload) for each in found]
+        return Reply(
+            Stack(scores=[each.score for each in found], sizes=sizes), b"".join(each.payload for each in found) or None
+        )
+
+    return {Best: best}
+
+
+class StackSide(EpisodesSide):
+    """Open episodes at an actor, each of which is pushed with its score when it is closed."""
+
+    STORED = "the best episodes: closed ones are pushed"
+
+    def message_of(self, shipment: Any) -> Callable[[int, int, int], PushedBody]:
+        """Say the score."""
+        score, entries = float(np.sum(shipment.returned)), shipment.entries
+        return lambda since, number, pushed: PushBest(
+            since=since, number=number, pushed_bytes=pushed, score=score, entries=entries
+        )
+
+
+class StackKind(Kind):
+    """A stack of the best episodes."""
+
+    name, holds, room = "stack", "episodes", "episodes"
+    pool, saved, answers = f"{__name__}:StackPool", f"{__name__}:StackRecord", f"{__name__}:answers"
+    actor, settings = f"{__name__}:StackSide", f"{__name__}:StackSettings"
+    offers = ("TakesPushes",)
+    instead = "best(most)"
+
+    def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
+        return {"keep": settings.own.keep}
+
+
+KIND = StackKind()

@@ -1,0 +1,151 @@
+"""A kind of table that memoire does not know: `support/stack_kind.py`, a stack of the best episodes.
+
+It is taken in, handed out, saved, put back, shown and counted in processes of its own, since what it declares stays in
+a process: registered by one call, or by the metadata of an installed package.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SUPPORT = ROOT / "tests" / "support"
+PROGRAM = '''
+import json, sys
+from memoire.wire import types
+way, folder = sys.argv[1:]
+known = types.find(129)
+if way == "call":
+    from memoire.tables import registry
+    from stack_kind import KIND
+    registry.add(KIND)
+    registry.add(KIND)
+import msgspec
+import numpy as np
+import zmq
+import memoire
+from memoire.client.client import connect
+from memoire.dashboard.collect.counters import NodeAnswer, NodeState
+from memoire.dashboard.collect.overview import tables_of
+from memoire.errors import ParameterError
+from memoire.limits import Limits
+from memoire.nodes.metrics import families, own_figures
+from memoire.proxy.proxy import Proxy
+from memoire.wire.frames import encode, parse, table_number
+from memoire.wire.messages import Hello
+
+SCHEMA = {"obs": np.float32, "action": np.int64, "reward": np.float32}
+wrong = []
+for settings in ({"keep": 0}, {"kep": 1}, {"cache_limit": 5}):
+    try:
+        memoire.Table(SCHEMA, storage="stack", **settings)
+    except (ParameterError, TypeError) as error:
+        wrong.append(str(error))
+
+
+def serve():
+    tables = {"plain": memoire.Table(SCHEMA), "best": memoire.Table(SCHEMA, storage="stack", keep=2)}
+    return memoire.Server(
+        "tcp://127.0.0.1:*", tables=tables, state=memoire.State(folder, snapshot_caches=True), name="one"
+    )
+
+
+def ask(endpoint, number):
+    """What a learner far away does."""
+    from stack_kind import Best
+
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.RCVTIMEO, 20000)
+        socket.linger = 0
+        socket.connect(endpoint)
+
+        def send(body, **header):
+            frames = encode(body, client=b"r" * 16, sequence=number, **header)
+            socket.send_multipart([b"", *frames])
+            return parse(socket.recv_multipart()[1:])
+
+        home = send(Hello(role="reader", table="best")).header.home
+        message = send(Best(most=2), home=home, table=table_number("best"))
+        assert type(message.body).__name__ == "Stack", message.body
+        return [message.body.scores, sum(message.body.sizes) == len(message.payload)]
+
+
+server = serve()
+proxy = Proxy("tcp://127.0.0.1:*", [server.endpoint])
+client = connect(proxy.endpoint, table="best", capacity=100, limits=Limits.of(update_every=0.02), timeout=20.0)
+writer = client.writer()
+for reward in (1.0, 5.0, 3.0):
+    writer.reset(np.float32(0))
+    for step in range(4):
+        writer.step(np.float32(0), 0, reward, step == 3, False, np.float32(0), {})
+client.close(20.0)
+near = [each.score for each in server._tables["best"].pool.best(5)]
+far = [ask(server.endpoint, 1), ask(proxy.endpoint, 2)]
+status = json.loads(msgspec.json.encode({"stats": server.stats()}))
+node = NodeState("http://a:1", 0.0)
+node.apply(NodeAnswer("http://a:1", 1.0, status={"role": "server", "ready": True, **status}))
+rows = {row.name: [row.holds, row.unit, row.room, row.is_taken, row.held_caches] for row in tables_of([node])}
+own = next(own_figures(server.stats()))
+metrics = {sample.name: [sample.labels, sample.value] for family in families(own) for sample in family.samples}
+spread = server.table("best").distribution().held
+taken = str(server.snapshot(f"{folder}/own.snapshot").episodes)
+proxy.close()
+server.close()
+server = serve()
+again = [ask(server.endpoint, 3), str(server.restore([f"{folder}/own.snapshot"])), ask(server.endpoint, 4)]
+try:
+    server.table("best").get_batch(4)
+except ParameterError as error:
+    wrong.append(str(error))
+server.close()
+print(json.dumps({
+    "known": known and known.name, "near": near, "far": far, "own": status["stats"]["tables"]["best"]["own"],
+    "rows": rows, "metrics": metrics, "spread": spread, "taken": taken, "again": again, "wrong": wrong,
+}))
+'''
+
+
+def run(tmp_path: Path, way: str) -> dict:
+    path = [str(ROOT), str(SUPPORT)]
+    if way == "entry point":
+        metadata = tmp_path / "stack_kind-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: stack_kind\nVersion: 1.0\n", encoding="utf-8")
+        (metadata / "entry_points.txt").write_text("[memoire.tables]\nstack = stack_kind:KIND\n", encoding="utf-8")
+        path.append(str(tmp_path))
+    state = tmp_path / "state"
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, way, str(state)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True, text=True, timeout=100.0, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["call", "entry point"])
+def test_a_kind_from_outside_is_taken_in_handed_out_saved_shown_and_counted(tmp_path: Path, way: str) -> None:
+    said = run(tmp_path, way)
+    best = [[20.0, 12.0], True]
+    assert said["known"] == ("BEST" if way == "entry point" else None), "a proxy finds its types by the entry point"
+    assert said["near"] == [20.0, 12.0] and said["far"] == [best, best]
+    assert said["own"] == {"replaced": 1, "best": 20.0}
+    assert said["rows"]["best"] == ["episodes", "entries", "episodes", False, 2]
+    assert said["metrics"]["memoire_stack_replaced_total"] == [{"table": "best"}, 1]
+    assert said["metrics"]["memoire_stack_best"] == [{"table": "best"}, 20.0]
+    assert said["spread"] == 8 and said["taken"] == "2"
+    assert said["again"] == [best, "nothing, 2 known", best]
+    keep, kep, room, batch = said["wrong"]
+    assert "keep must be a whole number from 1 to 1000000, got 0" in keep and "Did you mean 'keep'" in kep
+    assert "cache_limit must be 0 with storage='stack': capacity says how many episodes" in room
+    assert "storage must be 'caches' or 'episodes' for a batch; here use best(most), got 'stack'" in batch
+
+
+def test_no_file_of_the_package_names_that_kind() -> None:
+    for path in (ROOT / "memoire").rglob("*.py"):
+        assert not {"stack_kind", "StackPool", "PUSH_BEST"} & set(path.read_text(encoding="utf-8").split("."))
