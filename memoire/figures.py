@@ -46,7 +46,7 @@ class Figure:
     help: str = ""
     """What it means: sentences."""
     unit: str = ""
-    """bytes, s, share, per second, or "" of a number."""
+    """bytes, s, share, count, ago (a moment), or "" of a number."""
     formula: str = ""
     docs: str = ""
     """The page of docs/ that says more."""
@@ -154,13 +154,9 @@ def within(prefix: str, *words: str) -> Group:
     return Group(prefix=prefix, words=typing.cast("tuple[str, str]", words or ("", "")))
 
 
+@functools.cache
 def fields_of(kind: type) -> Mapping[str, tuple[Any, tuple[Any, ...]]]:
     """Each field, and each property that is a figure: its type, and what is declared beside it."""
-    return _fields_of(kind)
-
-
-@functools.cache
-def _fields_of(kind: type) -> Mapping[str, tuple[Any, tuple[Any, ...]]]:
     names = {each.name for each in dataclasses.fields(kind)}
     hints = {name: hint for name, hint in _hints(kind).items() if name in names}
     for name in dir(kind):
@@ -187,21 +183,23 @@ def _parted(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return hint, ()
 
 
-def figures_of(kind: type) -> dict[str, Figure]:
-    """The figure of each field that is one, by the field's name; not those of objects within."""
-    found = {name: [each for each in told if isinstance(each, Figure)] for name, (_, told) in fields_of(kind).items()}
-    return {name: figures[0] for name, figures in found.items() if figures}
+@functools.cache
+def figures_of(kind: type) -> Mapping[str, Figure]:
+    """The figure of each field that is one, by the field's name; not those of objects within.
+
+    The unit of a whole number is "count", if none is declared.
+    """
+    found: dict[str, Figure] = {}
+    for name, (hint, told) in fields_of(kind).items():
+        is_whole = int in (hint, *typing.get_args(hint)) and float not in typing.get_args(hint)
+        for figure in [each for each in told if isinstance(each, Figure)][:1]:
+            found[name] = replace(figure, unit="count") if is_whole and not figure.unit else figure
+    return found
 
 
 def figure_of(kind: type, name: str) -> Figure:
     """The figure of a field of another class, for one that holds the same."""
     return figures_of(kind)[name]
-
-
-def is_whole(kind: type, name: str) -> bool:
-    """Whether a field is a whole number, or None."""
-    hint = fields_of(kind)[name][0]
-    return int in (hint, *typing.get_args(hint)) and float not in typing.get_args(hint)
 
 
 def class_within(hint: Any) -> type | None:

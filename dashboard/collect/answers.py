@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 from memoire.accounting.account import Totals
@@ -17,7 +17,6 @@ from memoire.figures import (
     figure_of,
     figures_of,
     gauge,
-    is_whole,
     shown,
     within,
 )
@@ -712,6 +711,5 @@ def terms() -> Iterator[tuple[str, Figure]]:
     for kind in explained:
         for name, figure in figures_of(kind).items():
             if figure.title:
-                unit = figure.unit or ("count" if is_whole(kind, name) else "")
-                yield f"{kind.__name__}.{name}", replace(figure, unit=unit)
+                yield f"{kind.__name__}.{name}", figure
     yield from WORDS.items()

@@ -417,5 +417,6 @@ def figures_of(overview: Overview) -> dict[str, HistoryPoint]:
 
 def curves(prefix: str, row: Any) -> dict[str, float | None]:
     """The figures of a row of which the history is kept, by name."""
-    kept = (name for name, figure in figures_of_class(type(row)).items() if figure.curve)
+    kind: Any = type(row)
+    kept = (name for name, figure in figures_of_class(kind).items() if figure.curve)
     return {prefix + name: getattr(row, name) for name in kept}

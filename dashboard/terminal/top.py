@@ -16,11 +16,11 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Final, NamedTuple
 
 from memoire.dashboard.collect.aggregator import TIMEOUT, Aggregator
-from memoire.dashboard.collect.answers import ActorRow, InferenceRow, LearnerRow, NodeRow, Overview, TableRow, terms
+from memoire.dashboard.collect.answers import ActorRow, InferenceRow, LearnerRow, NodeRow, Overview, TableRow
 from memoire.dashboard.collect.history import History
 from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError, escape
-from memoire.figures import Figure
+from memoire.figures import figures_of
 from memoire.security.access import Tokens
 from memoire.tables import registry as kinds
 
@@ -272,18 +272,21 @@ FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
 
 def columns(kind: type, names: str, **shown: Callable[[Any], str]) -> list[Column]:
     """Columns of these fields, called and written as their figures say; `shown` has what other fields show of a row."""
-    figures = dict(terms())
-    return [_column(name, figures[f"{kind.__name__}.{name}"], shown.get(name)) for name in names.split()]
+
+    def column(name: str, show: Callable[[Any], str] | None) -> Column:
+        title = figures_of(kind)[name].title.lower()
+        return Column(title, lambda row, now: written(row, name, now)[1] if show is None else show(row))
+
+    return [column(name, shown.get(name)) for name in names.split()]
 
 
-def _column(name: str, figure_: Figure, show: Callable[[Any], str] | None) -> Column:
-    def shown(row: Any, now: float) -> str:
-        value = getattr(row, name)
-        if figure_.unit == "ago":
-            return ago(value, now)
-        return value if isinstance(value, str) else FORMATS[figure_.unit](value)
-
-    return Column(figure_.title.lower(), shown if show is None else lambda row, now: show(row))
+def written(row: Any, name: str, now: float = 0.0) -> tuple[str, str]:
+    """What a figure of a row is called, and its value as people read it."""
+    kind: Any = type(row)
+    found, value = figures_of(kind)[name], getattr(row, name)
+    if found.unit == "ago":
+        return found.title.lower(), ago(value, now)
+    return found.title.lower(), value if isinstance(value, str) else FORMATS[found.unit](value)
 
 
 def _held(name: str) -> Callable[[Any], str]:
@@ -352,30 +355,26 @@ def _head(seen: Overview) -> list[StyledLine]:
 
 def _totals(seen: Overview) -> list[StyledLine]:
     totals, rates, learning, fresh = seen.totals, seen.rates, seen.learning, seen.freshness
+    drawn = figures_of(TableRow)["samples"].title.lower(), count(sum(table.samples for table in seen.tables))
     rows = [
-        ("steps", count(totals.steps), f"{figure(rates.steps)}/s"),
-        ("episodes", count(totals.episodes), f"{figure(rates.episodes)}/s"),
-        ("caches", count(totals.accepted_caches), f"{figure(rates.caches)}/s"),
-        ("samples drawn", count(sum(table.samples for table in seen.tables)), f"{figure(rates.samples)}/s"),
-        ("recorded", bytes_of(totals.generated_bytes), f"{bytes_of(rates.generated_bytes)}/s"),
-        ("received", bytes_of(totals.received_bytes), f"{bytes_of(rates.received_bytes)}/s"),
+        (*written(totals, "steps"), figure(rates.steps)),
+        (*written(totals, "episodes"), figure(rates.episodes)),
+        (*written(totals, "accepted_caches"), figure(rates.caches)),
+        (*drawn, figure(rates.samples)),
+        (*written(totals, "generated_bytes"), bytes_of(rates.generated_bytes)),
+        (*written(totals, "received_bytes"), bytes_of(rates.received_bytes)),
     ]
-    facts = [
-        ("mean return", figure(learning.return_mean)),
-        ("mean length", figure(learning.length_mean)),
-        ("age of samples", duration(fresh.age_median)),
-        ("models behind", figure(fresh.lag_mean)),
-        ("learner waits", share(rates.waiting_share)),
-        ("caches skipped", share(rates.skipped_share)),
-    ]
-    lost = [("rejected", totals.rejected_caches), ("lost", totals.lost_caches), ("skipped", totals.skipped_caches)]
+    facts = [written(learning, name) for name in ("return_mean", "length_mean")]
+    facts += [written(fresh, name) for name in ("age_median", "lag_mean")]
+    facts += [written(rates, name) for name in ("waiting_share", "skipped_share")]
+    lost = [written(totals, f"{name}_caches") for name in ("rejected", "lost", "skipped")]
     return [
         StyledLine(""),
         *(
-            StyledLine(f"{name:<14}{total:>16}{rate:>14}    {fact:<16}{value:>12}")
+            StyledLine(f"{name:<14}{total:>16}{rate + '/s':>14}    {fact:<16}{value:>12}")
             for (name, total, rate), (fact, value) in zip(rows, facts, strict=True)
         ),
-        *(StyledLine(f"caches {name}: {count(number)}", "yellow") for name, number in lost if number),
+        *(StyledLine(f"caches {name}: {number}", "yellow") for name, number in lost if number != "0"),
     ]
 
 
