@@ -64,10 +64,10 @@ def load() -> dict[str, StaticFile]:
 
 def terms_as_json() -> bytes:
     """What figures mean, for pages, by name: title, text, unit, formula and the page of the documentation."""
-    found = {
-        name: {"title": each.title, "text": each.help, "unit": each.unit, "formula": each.formula, "docs": each.docs}
-        for name, each in terms()
-    }
+    found = {}
+    for name, each in terms():
+        formula = each.formula.replace("-", "\N{MINUS SIGN}")
+        found[name] = {"title": each.title, "text": each.help, "unit": each.unit, "formula": formula, "docs": each.docs}
     return json.dumps(found, ensure_ascii=False).encode()
 
 
