@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from memoire.rl.trainer.training import Training
@@ -72,18 +72,9 @@ class TrainingOffline:
 
     def plan(self) -> Training:
         """How to train."""
-        return Training(
-            epochs=self.epochs,
-            rounds=self.rounds,
-            steps=self.steps,
-            start_training=self.start_training,
-            max_training_steps_per_env_step=self.max_training_steps_per_env_step,
-            update_model_interval=self.update_model_interval,
-            update_buffer_interval=self.update_buffer_interval,
-            longest_wait=self.sleep_between_buffer_retrieval_attempts,
-            agent_scheduler=self.agent_scheduler,
-            profiling=self.profiling,
-        )
+        own, all_ = ({each.name for each in fields(cls)} for cls in (TrainingOffline, Training))
+        settings: dict[str, Any] = {name: getattr(self, name) for name in own & all_}
+        return Training(longest_wait=self.sleep_between_buffer_retrieval_attempts, **settings)
 
 
 TorchTrainingOffline = TrainingOffline
