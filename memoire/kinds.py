@@ -1,8 +1,9 @@
 """What a kind of table of your own is written with: its pool, its messages, and who asks for it far away. Public.
 
-    Kind, PoolPlace                    what a server makes of a `Table` of this kind
+    Kind, add, PoolPlace               what is said of it, and what a server makes of a `Table` of this kind
     TablePool and TakesPushes, HasRoom, HandsOutOnce, DrawsBatches, SavesRows, ...     what its pool can do
-    Body, body, Count, Name, ...       messages, and types of their fields that are bounded
+    Body, body, PushedBody, Count, ... messages, and types of their fields that are bounded
+    ActorSide, EpisodesSide            what its actors push
     Desk, Reply, Page                  what answers them
     RecordBody, SavedRecord, PutBack   what a snapshot has of it
     counter, gauge, histogram, shown   figures on the fields of its stats
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING
 from memoire.building import deferred
 
 if TYPE_CHECKING:
+    from memoire.client.episodes import EpisodesSide as EpisodesSide
+    from memoire.client.pushes import ActorSide as ActorSide
     from memoire.figures import catalogue as catalogue
     from memoire.figures import counter as counter
     from memoire.figures import gauge as gauge
@@ -60,9 +63,12 @@ if TYPE_CHECKING:
     from memoire.tables.base import TakesPriorities as TakesPriorities
     from memoire.tables.base import TakesPushes as TakesPushes
     from memoire.tables.registry import Desk as Desk
+    from memoire.tables.registry import Handler as Handler
     from memoire.tables.registry import Kind as Kind
     from memoire.tables.registry import PoolPlace as PoolPlace
     from memoire.tables.registry import Reply as Reply
+    from memoire.tables.registry import TableSettings as TableSettings
+    from memoire.tables.registry import add as add
     from memoire.tables.rollouts import transport as transport
     from memoire.tables.saved import PutBack as PutBack
     from memoire.tables.saved import RecordBody as RecordBody
@@ -78,11 +84,14 @@ if TYPE_CHECKING:
     from memoire.wire.frames import Buffer as Buffer
     from memoire.wire.frames import Message as Message
     from memoire.wire.frames import MessageHeader as MessageHeader
+    from memoire.wire.frames import check_payload as check_payload
     from memoire.wire.frames import reply as reply
     from memoire.wire.messages import Body as Body
     from memoire.wire.messages import Count as Count
     from memoire.wire.messages import Name as Name
+    from memoire.wire.messages import PushedBody as PushedBody
     from memoire.wire.messages import Seconds as Seconds
+    from memoire.wire.messages import Signed as Signed
     from memoire.wire.messages import Small as Small
     from memoire.wire.messages import TailRow as TailRow
     from memoire.wire.messages import Text as Text
@@ -98,6 +107,8 @@ if TYPE_CHECKING:
     from memoire.wire.values import unpack as unpack
 
 HOMES = {
+    "memoire.client.episodes": "EpisodesSide",
+    "memoire.client.pushes": "ActorSide",
     "memoire.figures": "catalogue counter gauge histogram shown",
     "memoire.inference.batching": "InferenceStats JobStats MAX_LINEAGE StartsStats",
     "memoire.inference.io": "InferenceThread NodeService",
@@ -113,13 +124,13 @@ HOMES = {
         "KeepsLayout LastingPool PoolCounts PoolStats SavesRows ShowsSamples TablePool TakesPriorities "
         "TakesPushes"
     ),
-    "memoire.tables.registry": "Desk Kind PoolPlace Reply",
+    "memoire.tables.registry": "Desk Handler Kind PoolPlace Reply TableSettings add",
     "memoire.tables.rollouts": "transport",
     "memoire.tables.saved": "PutBack RecordBody SavedRecord",
     "memoire.wire": "messages types values",
     "memoire.wire.byte_budget": "ByteBudget ByteHolder PeerTable",
-    "memoire.wire.frames": "Answer Buffer Message MessageHeader PASSING reply",
-    "memoire.wire.messages": "Body Count Name Seconds Small TailRow Text Word body",
+    "memoire.wire.frames": "Answer Buffer Message MessageHeader PASSING check_payload reply",
+    "memoire.wire.messages": "Body Count Name PushedBody Seconds Signed Small TailRow Text Word body",
     "memoire.wire.receivers": "Page Receiver Receivers",
     "memoire.wire.row_container": "exact_rows unpack_rows",
     "memoire.wire.values": "KINDS pack unpack",

@@ -13,24 +13,41 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from memoire.arguments import whole
-from memoire.client.episodes import EpisodesSide
+from memoire import Parameters, Schema
+from memoire.building import whole
 from memoire.errors import ProtocolError
-from memoire.figures import counter, gauge
+from memoire.kinds import (
+    Body,
+    ByteBudget,
+    Count,
+    Desk,
+    EpisodesSide,
+    Handler,
+    Kind,
+    LastingPool,
+    MessageHeader,
+    PoolPlace,
+    PoolStats,
+    PushedBody,
+    PutBack,
+    RecordBody,
+    Reply,
+    SavedRecord,
+    Signed,
+    TableSettings,
+    TakesPushes,
+    body,
+    check_payload,
+    counter,
+    gauge,
+    types,
+)
 from memoire.limits import Limits
-from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Schema
-from memoire.tables.base import DEFAULTS, LastingPool, PoolStats, TakesPushes
-from memoire.tables.registry import Desk, Handler, Kind, PoolPlace, Reply, TableSettings
-from memoire.tables.saved import PutBack, RecordBody, SavedRecord
-from memoire.wire.byte_budget import ByteBudget
-from memoire.wire.frames import MessageHeader, check_payload
-from memoire.wire.messages import Body, Count, PushedBody, Signed, body
-from memoire.wire.types import ACTORS, ALWAYS, MAYBE, READERS, Type
 
-PUSH_BEST = Type(128, "PUSH_BEST", ACTORS, ALWAYS, large=True, pushed=True)
-BEST = Type(129, "BEST", READERS)
-STACK = Type(130, "STACK", payload=MAYBE, large=True)
+LIMITS = Limits()
+PUSH_BEST = types.Type(128, "PUSH_BEST", types.ACTORS, types.ALWAYS, large=True, pushed=True)
+BEST = types.Type(129, "BEST", types.READERS)
+STACK = types.Type(130, "STACK", payload=types.MAYBE, large=True)
 
 
 @body(PUSH_BEST)
@@ -117,7 +134,7 @@ class StackPool(LastingPool, TakesPushes):
         self._heap: list[Held] = []  # this and what follows belong to the lock
         self._bytes = self._added = self._replaced = 0
 
-    def check(self, body: Body, payload: Any, *, limits: Limits = DEFAULTS, checksum: int | None = None) -> Held:
+    def check(self, body: Body, payload: Any, *, limits: Limits = LIMITS, checksum: int | None = None) -> Held:
         """An episode with its score."""
         if not isinstance(body, PushBest):
             raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table holds the best episodes")

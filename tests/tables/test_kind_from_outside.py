@@ -20,10 +20,9 @@ from memoire.wire import types
 way, folder = sys.argv[1:]
 known = types.find(129)
 if way == "call":
-    from memoire.tables import registry
+    from memoire.kinds import add
     from stack_kind import KIND
-    registry.add(KIND)
-    registry.add(KIND)
+    add(add(KIND))
 import msgspec
 import numpy as np
 import zmq
