@@ -180,7 +180,7 @@ class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _OWN: Final[list[type[RecordBody]]] = [SnapshotHeader, AccountsRecord, TableRecord, TableEndRecord]
-_BODIES: Final = [*_OWN, *(body for name in kinds.BUILT_IN for body in kinds.named(name).record_bodies())]
+_BODIES: Final = [*_OWN, *(body for kind in kinds.built_in() for body in kind.record_bodies())]
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODE: Final[dict[int, Callable[[bytes], RecordBody]]] = {
     **{body.kind: msgspec.msgpack.Decoder(body).decode for body in _BODIES},

@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 from memoire.arguments import one_of
-from memoire.errors import ParameterError
+from memoire.errors import NotInstalled, ParameterError
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema, schema_from
@@ -363,14 +363,21 @@ def _installed(storage: str) -> Kind | None:
     return None
 
 
+def built_in() -> tuple[Kind, ...]:
+    """Those of memoire that this installation has."""
+    return tuple(filter(None, map(find, BUILT_IN)))
+
+
 def known() -> tuple[Kind, ...]:
     """Those of memoire, and those that are registered."""
-    return (*filter(None, map(find, BUILT_IN)), *_ADDED.values())
+    return (*built_in(), *_ADDED.values())
 
 
 def named(storage: Any) -> Kind:
-    """The kind of this name. Raises ParameterError."""
+    """The kind of this name. Raises ParameterError, or NotInstalled: its folder was left out of this installation."""
     kind = find(storage)
+    if kind is None and storage in BUILT_IN:
+        raise NotInstalled(f"memoire.tables.{storage}", "pip install --force-reinstall memoire-rl")
     if kind is None:
         raise ParameterError("storage", storage, one_of(storage, [each.name for each in known()]))
     return kind

@@ -200,7 +200,7 @@ from memoire.errors import NotInstalled
 said = []
 for name in sys.argv[1:]:
     try:
-        getattr(memoire, name)
+        memoire.Table(storage=name) if name == "keyed" else getattr(memoire, name)
     except NotInstalled as error:
         said.append(str(error))
 print(json.dumps(said))
@@ -210,7 +210,7 @@ import sys
 sys.meta_path[:] = [each for each in sys.meta_path if "Editable" not in repr(each)]
 """
 """Python would else find the rest in the folder of an editable installation."""
-CORE = ("client", "models", "proxy", "reader")
+CORE = ("accounting", "client", "models", "reader")
 """Folders of tests that import no extension."""
 
 
@@ -219,9 +219,10 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process that finds memoire without its extensions."""
     folder = tmp_path_factory.mktemp("core")
     (folder / "memoire").mkdir()
-    for path in SOURCE.parent.iterdir():
-        if path.stem not in memoire.EXTENSIONS and path.name != "__pycache__":
-            (folder / "memoire" / path.name).symlink_to(path.resolve())
+    (folder / "memoire" / "tables").mkdir()
+    for path in (*SOURCE.parent.iterdir(), *(SOURCE.parent / "tables").iterdir()):
+        if path.stem not in (*memoire.EXTENSIONS, "keyed", "tables", "__pycache__"):
+            (folder / path.relative_to(SOURCE.parents[1])).symlink_to(path.resolve())
     (folder / "sitecustomize.py").write_text(NOT_EDITABLE)
     return os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -236,7 +237,7 @@ def test_the_core_s_tests_pass_without_the_extensions(core: dict[str, str]) -> N
 
 @pytest.mark.slow
 def test_an_extension_that_is_left_out_is_named(core: dict[str, str]) -> None:
-    names = [*memoire.EXTENSIONS, "ReplayMemory"]
+    names = [*memoire.EXTENSIONS, "ReplayMemory", "keyed"]
     done = subprocess.run(
         [sys.executable, "-P", "-c", WITHOUT, *names], env=core, capture_output=True, text=True, timeout=100, check=True
     )
