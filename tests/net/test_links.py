@@ -633,3 +633,12 @@ def test_a_feed_that_is_opened_elsewhere_hears_nothing_of_the_former_node(heard)
     assert not heard.feed.is_open
     heard.feed.close()
     other.doors.close(0.0)
+
+
+def test_a_call_expires_at_its_deadline_and_is_not_sent_after_it():
+    calls, call, _ = started(deadline=0.5)
+    calls.sent(call, 0.0)
+    assert calls.next_time() == 0.5
+    assert not calls.expired(0.4)
+    assert calls.expired(0.5) == [call]
+    assert len(calls) == 0 and not calls.due(10.0)

@@ -23,6 +23,7 @@ from memoire.errors import (
 from memoire.limits import Limits
 from memoire.replay import dataset
 from memoire.replay.batch import ID, GatheredSamples
+from memoire.replay.columns import Column
 from memoire.replay.conversion import ENTRY_OVERHEAD
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.memory import Memory
@@ -697,3 +698,14 @@ def test_why_a_draw_waits_is_said_in_words(error: EmptyMemory, words: str) -> No
 
 
 # Inspection
+
+
+def test_an_episode_whose_ragged_values_have_no_room_in_a_smaller_memory_goes() -> None:
+    schema = Schema({"obs": Column(np.uint8, (None,), "state"), "reward": np.float32})
+    made = EpisodePool(schema, byte_limit=20_000)
+    for length in (5000, 10):
+        made.memory.open()
+        made.memory.add(0, (np.ones(length, np.uint8), 1.0))
+        made.memory.close(terminated=True)
+    assert made.limit(4000) == 1
+    assert made.byte_limit == 4000 and made.memory.num_episodes == 1 and made.memory.ragged_bytes < 100
