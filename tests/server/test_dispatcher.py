@@ -3,6 +3,7 @@
 import sys
 import threading
 import tracemalloc
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ from memoire.replay.parameters import Parameters
 from memoire.server import build
 from memoire.server.dispatch import IDLE_TIMEOUT, KEPT_ROWS, MAX_ROWS, Dispatcher, GivenReplies
 from memoire.server.handlers.accounts import FEEDBACK_SAMPLES
+from memoire.tables.base import DrawsBatches
 from memoire.tables.caches.pool import Pool
-from memoire.tables.registry import Reply
+from memoire.tables.registry import BUILT_IN, Reply, offers
 from memoire.tables.table import Table, Tables
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
@@ -165,6 +167,16 @@ def test_draws_are_made_without_the_lock(dispatcher, body):
     seen = watched(dispatcher, dispatcher.unlocked, type(body))
     dispatcher.answer(message(body, READER))
     assert seen == [True]
+
+
+@pytest.mark.parametrize("storage", [name for name in BUILT_IN if not offers(name, DrawsBatches)])
+@pytest.mark.parametrize("body", [messages.Sums(), messages.Draw()])
+def test_a_table_of_which_no_batch_is_drawn_says_so(body, storage):
+    columns = {"answer": np.float32} if storage == "prompts" else None if storage == "keyed" else SCHEMA
+    refused = Asker(made_dispatcher(defaultdict(list), table=Table(columns, storage=storage))).ask(body).body
+    assert (refused.code, refused.text) == (
+        "table", f"'default' stores {storage}; {body.type.name} is for caches and episodes"
+    )  # fmt: skip
 
 
 def test_a_cache_is_checked_without_the_lock_and_held_with_it(dispatcher):

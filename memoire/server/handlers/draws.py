@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from memoire.replay.limiter import ClusterSurplus
 from memoire.server.state import ServerState
+from memoire.tables.base import DrawsBatches
 from memoire.tables.registry import Reply
 from memoire.tables.table import OpenTable
 from memoire.wire import compression, messages, types
 from memoire.wire import containers as pack
 from memoire.wire.frames import MessageHeader
 from memoire.wire.receivers import ROW_PART, Page, Receiver, too_large
-from memoire.wire.rows import CLIENT_SUMS, counts_of
+from memoire.wire.rows import counts_of
 
 
 class DrawsHandler:
@@ -35,8 +36,8 @@ class DrawsHandler:
 
     def sums(self, _: float, header: MessageHeader, body: messages.Sums, payload: Any) -> Reply:
         """Reserve samples for a reader, and tell it what there is of each client."""
-        table = self._state.table(header)
-        rows, is_whole = self._page(_reserve(table, header.client, body), header.client, body.after)
+        table, pool = self._asked(header)
+        rows, is_whole = self._page(_reserve(pool, header.client, body), header.client, body.after)
         return Reply(
             messages.Summed(
                 epoch=self._state.epoch,
@@ -50,16 +51,14 @@ class DrawsHandler:
 
     def draw(self, now: float, header: MessageHeader, body: messages.Draw, _: Any) -> Reply:
         """Draw as many samples of each client as a reader asks for, and tell it what there is now."""
-        table, reader = self._state.table(header), header.client
+        (table, pool), reader = self._asked(header), header.client
         parameters = table.parameters
         counts = counts_of(body.counts)
-        self._check_rows(table, reader, body)
+        self._check_rows(pool, reader, body)
         page = Page(self._receiver(reader), types.DRAWN, reader)
         codec = self._compression(table, reader, body.packed)
-        payload = None
-        if table.draws is not None:
-            payload = table.draws.draw_counts(reader, counts, now=now, compression=codec, page=page)
-        rows, is_whole = self._page(_reserve(table, reader, body), reader, b"" if body.in_pages else None)
+        payload = pool.draw_counts(reader, counts, now=now, compression=codec, page=page)
+        rows, is_whole = self._page(_reserve(pool, reader, body), reader, b"" if body.in_pages else None)
         if payload is not None:
             table.limiter.drew(pack.samples_of(payload), has_band=body.band is not None)
         drawn = messages.Drawn(
@@ -72,14 +71,19 @@ class DrawsHandler:
         )
         return Reply(drawn, payload)
 
-    def _check_rows(self, table: OpenTable, reader: bytes, body: messages.Draw) -> None:
+    def _asked(self, header: MessageHeader) -> tuple[OpenTable, DrawsBatches]:
+        """The table that a request is about, and its pool. Raises ProtocolError (code "table") if none draws there."""
+        table = self._state.table(header)
+        return table, table.asked(DrawsBatches, header.type.name)
+
+    def _check_rows(self, pool: DrawsBatches, reader: bytes, body: messages.Draw) -> None:
         """Refuse a draw whose reply has more rows of clients than its reader takes, before a sample is taken.
 
         Raises:
             ProtocolError: (code "too_large") it has.
         """
         if not body.in_pages:
-            size, most = _reserve(table, reader, body).nbytes, int(self._receiver(reader).tail_bytes * ROW_PART)
+            size, most = _reserve(pool, reader, body).nbytes, int(self._receiver(reader).tail_bytes * ROW_PART)
             if size > most:
                 raise too_large("DRAWN, whose rows", size, most, "tail_bytes", reader)
 
@@ -110,11 +114,9 @@ class DrawsHandler:
         return "lz4" if self._can_undo(reader, "lz4") else "none"
 
 
-def _reserve(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw) -> NDArray[np.void]:
-    """Keep for a reader what it asks for: see `Pool.reserve`. Nothing where no batch can be drawn."""
-    if table.draws is None:
-        return np.empty(0, CLIENT_SUMS)
-    return table.draws.reserve(reader, body.reserve, body.elsewhere, (body.part, body.of), body.wanted)
+def _reserve(pool: DrawsBatches, reader: bytes, body: messages.Sums | messages.Draw) -> NDArray[np.void]:
+    """Keep for a reader what it asks for: see `Pool.reserve`."""
+    return pool.reserve(reader, body.reserve, body.elsewhere, (body.part, body.of), body.wanted)
 
 
 def _standing(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw) -> messages.ServerRate | None:
