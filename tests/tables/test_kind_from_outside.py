@@ -32,7 +32,10 @@ from memoire.dashboard.collect.counters import NodeAnswer, NodeState
 from memoire.dashboard.collect.overview import tables_of
 from memoire.errors import ParameterError
 from memoire.limits import Limits
+from memoire.cli.main import parser
 from memoire.nodes.metrics import families, own_figures
+from memoire.nodes.roles import read_table
+from memoire.nodes.tables_file import read_tables
 from memoire.proxy.proxy import Proxy
 from memoire.wire.frames import encode, parse, table_number
 from memoire.wire.messages import Hello
@@ -44,6 +47,13 @@ for settings in ({"keep": 0}, {"kep": 1}, {"cache_limit": 5}):
         memoire.Table(SCHEMA, storage="stack", **settings)
     except (ParameterError, TypeError) as error:
         wrong.append(str(error))
+
+words = ["server", "--schema", json.dumps({"best": 1}), "--storage", "stack", "--set", "keep=2"]
+given = parser().parse_args(words)
+text = json.dumps({"best": {"storage": "stack", "keep": 5, "schema": json.loads(memoire.Schema(SCHEMA).to_json())}})
+kept = [given.storage, read_table(given.set, given.storage)["keep"], read_tables(text)["best"].own.keep]
+with memoire.Server("tcp://127.0.0.1:*", SCHEMA, storage="stack", keep=3) as alone:
+    kept.append(alone.table("default").stats().storage)
 
 
 def serve():
@@ -103,7 +113,7 @@ except ParameterError as error:
 server.close()
 print(json.dumps({
     "known": known and known.name, "near": near, "far": far, "own": status["stats"]["tables"]["best"]["own"],
-    "rows": rows, "metrics": metrics, "spread": spread, "taken": taken, "again": again, "wrong": wrong,
+    "rows": rows, "metrics": metrics, "spread": spread, "taken": taken, "again": again, "wrong": wrong, "kept": kept,
 }))
 '''
 
@@ -139,6 +149,7 @@ def test_a_kind_from_outside_is_taken_in_handed_out_saved_shown_and_counted(tmp_
     assert said["metrics"]["memoire_stack_best"] == [{"table": "best"}, 20.0]
     assert said["spread"] == 8 and said["taken"] == "2"
     assert said["again"] == [best, "nothing, 2 known", best]
+    assert said["kept"] == ["stack", 2, 5, "stack"]
     keep, kep, room, batch = said["wrong"]
     assert "keep must be a whole number from 1 to 1000000, got 0" in keep and "Did you mean 'keep'" in kep
     assert "cache_limit must be 0 with storage='stack': capacity says how many episodes" in room
