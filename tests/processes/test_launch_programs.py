@@ -219,7 +219,7 @@ KEEPS = """
     import os
     import memoire
     schema = memoire.Schema({"obs": memoire.Column("float32", (2,), "state"), "action": "int64", "reward": "float32"})
-    with memoire.Server(os.environ["MEMOIRE_LISTEN"], schema, state_dir=os.environ["MEMOIRE_STATE_DIR"]) as server:
+    with memoire.Server(os.environ["MEMOIRE_LISTEN"], schema, state=os.environ["MEMOIRE_STATE_DIR"]) as server:
         server.wait_closed()
 """
 STEPS = """
