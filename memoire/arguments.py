@@ -490,7 +490,8 @@ class Declared:
             if value not in said.choices:
                 raise ParameterError(self.name, value, one_of(value, said.choices))
         elif kind is int:
-            whole(self.name, value, int(said.low), 2**62 if said.high == math.inf else int(said.high))
+            low = -(2**63) if said.low == -math.inf else int(said.low)
+            whole(self.name, value, low, 2**62 if said.high == math.inf else int(said.high))
         elif kind is float:
             is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if not is_number or not said.low <= value <= said.high or (said.above is not None and value <= said.above):

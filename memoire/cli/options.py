@@ -235,18 +235,6 @@ def add_limits(to: argparse.ArgumentParser) -> None:
     )
 
 
-def add_io_threads(to: argparse.ArgumentParser) -> None:
-    """Threads of ZeroMQ."""
-    to.add_argument(
-        "--io-threads",
-        type=int,
-        default=1,
-        metavar="N",
-        help="threads that move and encrypt bytes, each for connections of its own: more on more cores, where "
-        "encryption bounds what comes in (default: %(default)s)",
-    )
-
-
 def add_schema(to: argparse.ArgumentParser, *, is_required: bool = True) -> None:
     """What is stored, in one table or several, and how it is sampled."""
     source = to.add_mutually_exclusive_group(required=is_required)
@@ -276,43 +264,6 @@ def add_env(to: Any) -> None:
 def add_state(to: argparse.ArgumentParser, what: str) -> None:
     """The state folder; `what` says what it is for."""
     to.add_argument("--state-dir", metavar="FOLDER", help=f"{what} (default: everything is in memory)")
-
-
-def add_http(to: argparse.ArgumentParser) -> None:
-    """Where a node's pages are, and who may read them."""
-    to.add_argument(
-        "--http",
-        default="127.0.0.1:0",
-        metavar="HOST:PORT",
-        help='where /livez, /readyz, /metrics and /status are answered; port 0 takes a free one, "off" opens none '
-        "(default: %(default)s)",
-    )
-    to.add_argument(
-        "--http-token-file",
-        metavar="FILE",
-        help="a file with the token that these pages ask for, but for /livez, /readyz and /metrics; read again when it "
-        "changes, and may hold an old and a new one, a line each",
-    )
-    add_probes(to, "--http")
-
-
-def add_beside(to: argparse.ArgumentParser) -> None:
-    """The two ports beside that of requests."""
-    to.add_argument(
-        "--beside",
-        metavar="PORT,PORT",
-        help="ports for caches and for notices, 0 for any free one (default: the next two after that of --endpoint)",
-    )
-
-
-def add_insecure(to: argparse.ArgumentParser) -> None:
-    """Leave to listen beyond this machine without keys."""
-    to.add_argument(
-        "--insecure",
-        action="store_true",
-        help="listen beyond this machine without keys and tokens: "
-        "anybody who can reach it may push, draw, read, and end the process",
-    )
 
 
 def check_endpoint(given: argparse.Namespace, option: str, endpoint: str) -> None:
@@ -346,9 +297,3 @@ def tokens(path: str | None) -> Tokens | None:
     from memoire.security.access import Tokens
 
     return None if path is None else Tokens(path)
-
-
-def add_counts(to: argparse.ArgumentParser) -> None:
-    """How many servers and proxies."""
-    to.add_argument("--servers", type=int, default=1, metavar="N", help="server processes (default: %(default)s)")
-    to.add_argument("--proxies", type=int, default=1, metavar="N", help="proxy processes (default: %(default)s)")

@@ -11,6 +11,7 @@ import memoire
 from memoire.arguments import declared
 from memoire.errors import NotInstalled, ParameterError
 from memoire.limits import Room
+from memoire.nodes.settings import Counts, LaunchSettings, NodeSettings
 from memoire.server.settings import State
 
 from .addresses import endpoint_of
@@ -19,14 +20,10 @@ from .options import (
     HERE,
     RUN,
     Commands,
-    add_beside,
-    add_counts,
-    add_http,
-    add_insecure,
-    add_io_threads,
     add_keys,
     add_limits,
     add_no_dashboard,
+    add_probes,
     add_schema,
     add_settings,
     add_state,
@@ -56,35 +53,12 @@ def add_launch(commands: Commands) -> None:
         "learner", metavar="LEARNER", help='Python file or module, "-" for none; with arguments in quotes: "a.py --b 1"'
     )
     launch.add_argument("actor", metavar="ACTOR", nargs="?", default="-", help="the same for actors (default: none)")
-    launch.add_argument("--actors", type=int, default=1, metavar="N", help="actor processes (default: %(default)s)")
-    launch.add_argument("--seed", type=int, default=0, metavar="S", help="that $MEMOIRE_SEED follows from")
+    add_settings(launch, LaunchSettings)
     launch.add_argument("--endpoint", metavar="ADDRESS", help="of a cluster that runs, such as tcp://proxy:5560")
     add_schema(launch, is_required=False)
-    add_counts(launch)
-    launch.add_argument(
-        "--port",
-        type=int,
-        default=5560,
-        help="first of three ports of the cluster's address; 0 takes free ones (default: %(default)s)",
-    )
+    add_settings(launch, Counts)
     launch.add_argument("--run", help="name of the experiment, for the servers of --env, --schema or --tables")
     add_state(launch, "folder for the state of servers, or of the learner that is one")
-    launch.add_argument("--logs", metavar="FOLDER", help="keep what each process prints in FOLDER/NAME.log, too")
-    launch.add_argument("--quiet", action="store_true", help="do not show what they print")
-    launch.add_argument(
-        "--restarts",
-        type=int,
-        default=10,
-        metavar="N",
-        help="starts of a program that dies again and again, each time within a minute (default: %(default)s)",
-    )
-    launch.add_argument(
-        "--finish-timeout",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="that actors have to end once the learner has (default: %(default)s)",
-    )
     add_no_dashboard(launch)
     add_keys(launch)
     launch.set_defaults(command=_launch)
@@ -97,19 +71,13 @@ def _launch(given: argparse.Namespace) -> int:
         LaunchOptions(
             learner=program("LEARNER", given.learner),
             actor=program("ACTOR", given.actor),
-            actors=given.actors,
             nodes=_nodes(given),
             endpoint=None if given.endpoint is None else endpoint_of(given.endpoint),
-            port=given.port,
-            seed=given.seed,
             env=given.env,
             keys=given.keys,
             state_dir=given.state_dir,
-            logs=given.logs,
-            restarts=given.restarts,
-            finish_timeout=given.finish_timeout,
             dashboard=not given.no_dashboard,
-            quiet=given.quiet,
+            **said_of(given, LaunchSettings),
         )
     )
 
@@ -135,8 +103,7 @@ def nodes_of(given: argparse.Namespace, host: str = "127.0.0.1", *, insecure: bo
         schema=None if tables_of(given) else roles.schema_of(given.schema, given.env),
         settings=given.set,
         tables=given.tables,
-        servers=given.servers,
-        proxies=given.proxies,
+        **said_of(given, Counts),
         host=host,
         port=given.port,
         run=given.run,
@@ -166,8 +133,7 @@ def add_server(commands: Commands) -> None:
         "the one after it.",
     )
     server.add_argument("--endpoint", default=HERE, help=f"address for requests (default: %(default)s){ELSEWHERE}")
-    add_beside(server)
-    add_insecure(server)
+    add_settings(server, NodeSettings)
     add_schema(server, is_required=False)  # with --storage keyed there is nothing to say
     server.add_argument("--run", help=RUN)
     server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
@@ -179,7 +145,7 @@ def add_server(commands: Commands) -> None:
         metavar="ADDRESS",
         help="of inference nodes that act for this server's clients, which are told; the host * is this server's",
     )
-    add_http(server)
+    add_probes(server, "--http")
     add_settings(server, State)
     server.add_argument(
         "--close-timeout",
@@ -200,7 +166,6 @@ def add_server(commands: Commands) -> None:
     server.add_argument("--part", metavar="K/N", help="take what belongs to the K-th of N servers that restore them")
     server.add_argument("--skip-damaged", action="store_true", help="restore what is whole of a damaged file")
     add_keys(server)
-    add_io_threads(server)
     add_limits(server)
     server.set_defaults(command=_server)
 
@@ -215,10 +180,9 @@ def add_proxies(commands: Commands) -> None:
         one.add_argument(
             "--endpoint", default=default, help=f"address that clients connect to (default: %(default)s){ELSEWHERE}"
         )
-        add_beside(one)
-        add_insecure(one)
+        add_settings(one, NodeSettings)
         one.add_argument("--name", help="name that pages, logs and metrics show (default: a part of its id)")
-        add_http(one)
+        add_probes(one, "--http")
         one.add_argument("servers", nargs="*", metavar="SERVER", help="address of a server, or of another proxy")
         one.add_argument(
             "--servers-file",
@@ -227,7 +191,6 @@ def add_proxies(commands: Commands) -> None:
             "servers that are taken off go to others",
         )
         add_keys(one)
-        add_io_threads(one)
         add_limits(one)
         one.set_defaults(command=_proxy, role=role)
 
@@ -241,13 +204,13 @@ def add_up(commands: Commands) -> None:
         "to. Ctrl-C or SIGTERM ends all of them.",
     )
     add_schema(up)
-    add_counts(up)
+    add_settings(up, Counts)
     up.add_argument(
         "--host",
         default="127.0.0.1",
         help='where to listen; "*" is every address, which takes --keys or --insecure (default: %(default)s)',
     )
-    add_insecure(up)
+    add_settings(up, NodeSettings, "insecure")
     up.add_argument(
         "--port", type=int, default=5560, help="first of three ports; 0 takes free ones (default: %(default)s)"
     )
@@ -274,7 +237,7 @@ def add_demo(commands: Commands) -> None:
         help="Gymnasium environment with discrete actions (default: %(default)s)",
     )
     demo.add_argument("--actors", type=int, default=2, metavar="N", help="actor processes (default: %(default)s)")
-    add_counts(demo)
+    add_settings(demo, Counts)
     demo.add_argument(
         "--num-envs", type=int, default=4, metavar="N", help="environments of each actor (default: %(default)s)"
     )

@@ -29,12 +29,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memoire.arguments import check_settings
 from memoire.errors import EndpointError, MemoireTimeout, ParameterError, StateUnusable
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
 
 from . import bootstrap
 from .launcher import ONE_THREAD, READY_TIMEOUT, Child, Launcher
+from .settings import Counts, LaunchSettings
 from .supervision import ProcessOutput, note, say
 
 DASHBOARD_NEEDS = ("fastapi", "uvicorn", "prometheus_client")
@@ -59,7 +61,7 @@ class LocalCluster:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nodes:
+class Nodes(Counts):
     """Which servers and proxies to run on this machine.
 
     Raises:
@@ -72,8 +74,6 @@ class Nodes:
     """Parameters as "name=value", see `roles.read_parameters`."""
     tables: str | None = None
     """Path of a file with the tables of each server, see `tables_file`."""
-    servers: int = 1
-    proxies: int = 1
     host: str = "127.0.0.1"
     """Address to listen at; "*" is all of the machine's."""
     port: int = 0
@@ -305,7 +305,6 @@ def _announce_nodes(cluster: LocalCluster) -> None:
 
 TURN = 0.2
 """Seconds between two looks at the programs."""
-FINISH_TIMEOUT = 30.0
 """Seconds that actors have to end by themselves once the learner has ended, unless told otherwise."""
 LISTEN_NOTE_DELAY = 10.0
 """Seconds after which one is told that actors wait for the learner's server."""
@@ -317,7 +316,7 @@ PORTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
+class LaunchOptions(LaunchSettings):
     """What to launch.
 
     Raises:
@@ -327,26 +326,16 @@ class LaunchOptions:
     learner: tuple[str, ...] = ()
     """File or module, and arguments; empty: none."""
     actor: tuple[str, ...] = ()
-    actors: int = 1
     nodes: Nodes | None = None
     """Servers and proxies of this run; None: the learner is the server, unless `endpoint` says where one is."""
     endpoint: str | None = None
     """Of a cluster that runs elsewhere."""
-    port: int = 5560
-    """First port at which the learner listens, if it is the server; 0 takes free ones."""
     ports: int = PORTS
     """That it takes in a row: more if it has an inference node, or ranks."""
-    seed: int = 0
     env: str | None = None
     keys: str | None = None
     state_dir: str | None = None
-    logs: str | None = None
-    """Folder for what each process prints."""
-    restarts: int = 10
-    """Deaths in a row, each within a minute, after which a program is given up."""
-    finish_timeout: float = FINISH_TIMEOUT
     dashboard: bool = True
-    quiet: bool = False
     ready_timeout: float = READY_TIMEOUT
     """Seconds that a learner has to open its server."""
 
@@ -354,9 +343,7 @@ class LaunchOptions:
         for name in ("state_dir", "logs", "keys"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, os.path.abspath(path))
-        for name, value, least in (("--actors", self.actors, 1), ("--restarts", self.restarts, 0)):
-            if value < least:
-                raise ParameterError(name, value, f"at least {least}")
+        check_settings(self)
         if not self.learner and not self.actor:
             raise ParameterError("LEARNER", NONE, "a program, or an ACTOR beside it")
         if self.embeds and not self.learner:

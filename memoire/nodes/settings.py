@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from memoire.arguments import hint
+from memoire.arguments import NUMBER, Setting, hint
 from memoire.errors import ParameterError
 
 COMMANDS = ("server", "proxy", "relay", "dashboard")
@@ -50,6 +51,55 @@ class Command(Protocol):
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
         """Another option."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings:
+    """What a server, proxy and relay are told alike."""
+
+    beside: Annotated[str | None, Setting(show="PORT,PORT")] = None
+    """Ports for caches and for notices, 0 for any free one (default: the next two after that of --endpoint)."""
+    insecure: Annotated[bool, Setting()] = False
+    """Listen beyond this machine without keys and tokens: anybody who can reach it may push, draw, read, and end the
+    process."""
+    io_threads: Annotated[int, Setting(low=1)] = 1
+    """Threads that move and encrypt bytes, each for connections of its own: more on more cores, where encryption bounds
+    what comes in."""
+    http: Annotated[str, Setting(show="HOST:PORT")] = "127.0.0.1:0"
+    """Where /livez, /readyz, /metrics and /status are answered; port 0 takes a free one, "off" opens none."""
+    http_token_file: Annotated[str | None, Setting(show="FILE")] = None
+    """A file with the token that these pages ask for, but for /livez, /readyz and /metrics; read again when it changes,
+    and may hold an old and a new one, a line each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many servers and proxies there are."""
+
+    servers: Annotated[int, NUMBER] = 1
+    """Server processes."""
+    proxies: Annotated[int, NUMBER] = 1
+    """Proxy processes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSettings:
+    """What is told to whatever launches programs."""
+
+    actors: Annotated[int, Setting(low=1)] = 1
+    """Actor processes."""
+    seed: Annotated[int, Setting(low=-math.inf, show="S")] = 0
+    """That $MEMOIRE_SEED follows from."""
+    port: Annotated[int, NUMBER] = 5560
+    """First of three ports of the cluster's address, or of those of a learner that is the server; 0 takes free ones."""
+    logs: Annotated[str | None, Setting(show="FOLDER")] = None
+    """Keep what each process prints in FOLDER/NAME.log, too."""
+    quiet: Annotated[bool, Setting()] = False
+    """Do not show what they print."""
+    restarts: Annotated[int, NUMBER] = 10
+    """Starts of a program that dies again and again, each time within a minute."""
+    finish_timeout: Annotated[float, Setting(unit="s")] = 30.0
+    """That actors have to end once the learner has."""
 
 
 @dataclass(frozen=True)
