@@ -149,7 +149,7 @@ def test_a_file_and_a_cluster_are_not_shown_together():
         Settings(nodes=("http://a:1",), open="x.gz")
     with pytest.raises(ParameterError, match="--node"):
         Settings(nodes=())
-    with pytest.raises(ParameterError, match="--goal-return"):
+    with pytest.raises(ParameterError, match="goal_return"):
         Settings(nodes=("http://a:1",), goal_return=float("nan"))
 
 

@@ -270,7 +270,7 @@ def test_a_model_is_awaited_once_it_was_there_for_a_while_and_not_when_its_numbe
     [
         ({"lost_after": 0.0}, "lost_after"),
         ({"stale_after": 0.0}, "stale_after"),
-        ({"expected_servers": -1}, "--expected-servers"),
+        ({"expected_servers": -1}, "expected_servers"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(given_, named):

@@ -1,6 +1,5 @@
 """Pages say what is there: their links, programs, limits, threats, names and tests."""
 
-import dataclasses
 import importlib
 import inspect
 import re
@@ -10,7 +9,6 @@ import pytest
 
 from dockit import ROOT, functions_of, named_tests
 from memoire.cli.main import parser
-from memoire.limits import HELD_BYTES, MODEL_BYTES, GiB, KiB, Limits, MiB
 from memoire.security import roles as permissions
 
 PAGES = (
@@ -45,15 +43,6 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
-UNITS = {"KiB": KiB, "MiB": MiB, "GiB": GiB, "": 1}
-
-
-def test_every_limit_is_there_with_its_default() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| ([\d.]+)(?: (\w+))? \|", GUARANTEES, re.MULTILINE)
-    said = {name: float(number) * UNITS[unit] for name, number, unit in rows}
-    limits = Limits(held_bytes=HELD_BYTES, model_bytes=MODEL_BYTES)  # where no container allows less
-    defaults = {field.name: getattr(limits, field.name) for field in dataclasses.fields(Limits)}
-    assert said == defaults, "docs/guarantees.md: a row | `name` | default | meaning | for each field of Limits"
 
 
 def test_every_hazard_has_its_row() -> None:
