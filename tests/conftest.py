@@ -194,8 +194,6 @@ TIMES = {
     "heartbeat": ("memoire.client.session.HEARTBEAT_INTERVAL",),
     "home_away": ("memoire.client.session.AWAY_TIMEOUT",),
     "server_away": ("memoire.proxy.io_sockets.AWAY_TIMEOUT",),
-    "address_retired": ("memoire.proxy.router.RETIRE_TIMEOUT",),
-    "fetch_held": ("memoire.proxy.requests.HELD_FETCH_TIMEOUT",),
     "left_out": ("memoire.tables.far.LEFT_OUT_TIMEOUT",),
     "reader_hello": ("memoire.reader.directory.HELLO_INTERVAL",),
     "forgotten": ("memoire.reader.directory.FORGET_TIMEOUT",),
