@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 
@@ -51,8 +51,10 @@ from memoire.tables.table import OpenTable
 from memoire.wire import messages
 from memoire.wire.messages import TEST, TRAIN, Ended
 
-from .dispatch import Dispatcher
 from .state import LearnerStats, merged
+
+if TYPE_CHECKING:
+    from .dispatch import Dispatcher
 
 NEWEST = 100
 """Episodes that `recent` speaks of."""
