@@ -5,6 +5,7 @@
     Body, body, PushedBody, Count, ... messages, and types of their fields that are bounded
     ActorSide, EpisodesSide            what its actors push
     Desk, Reply, Page                  what answers them
+    HasCalls, FarCalls, CalledServers  calls of its own, in the server's process and far away
     RecordBody, SavedRecord, PutBack   what a snapshot has of it
     counter, gauge, histogram, shown   figures on the fields of its stats
     Channel, Worker, Node              a thread with connections of its own, for whoever asks
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from memoire.net.thread import Node as Node
     from memoire.net.thread import Worker as Worker
     from memoire.net.thread import close_at_exit as close_at_exit
+    from memoire.reader.calls import FarCalls as FarCalls
     from memoire.security.roles import EnvelopedRequest as EnvelopedRequest
     from memoire.tables import registry as registry
     from memoire.tables.base import BelongsToRun as BelongsToRun
@@ -51,8 +53,10 @@ if TYPE_CHECKING:
     from memoire.tables.base import DrawsBatches as DrawsBatches
     from memoire.tables.base import DrawsEpisodes as DrawsEpisodes
     from memoire.tables.base import HandsOutOnce as HandsOutOnce
+    from memoire.tables.base import HasCalls as HasCalls
     from memoire.tables.base import HasRoom as HasRoom
     from memoire.tables.base import HearsSums as HearsSums
+    from memoire.tables.base import HoldsRows as HoldsRows
     from memoire.tables.base import KeepsLayout as KeepsLayout
     from memoire.tables.base import LastingPool as LastingPool
     from memoire.tables.base import PoolCounts as PoolCounts
@@ -62,6 +66,9 @@ if TYPE_CHECKING:
     from memoire.tables.base import TablePool as TablePool
     from memoire.tables.base import TakesPriorities as TakesPriorities
     from memoire.tables.base import TakesPushes as TakesPushes
+    from memoire.tables.calls import CalledServers as CalledServers
+    from memoire.tables.calls import Request as Request
+    from memoire.tables.calls import Transport as Transport
     from memoire.tables.registry import Desk as Desk
     from memoire.tables.registry import Handler as Handler
     from memoire.tables.registry import Kind as Kind
@@ -117,13 +124,15 @@ HOMES = {
     "memoire.net.channel": "Channel open_channels",
     "memoire.net.context": "Context shared_context",
     "memoire.net.thread": "Node Worker close_at_exit",
+    "memoire.reader.calls": "FarCalls",
     "memoire.security.roles": "EnvelopedRequest",
     "memoire.tables": "registry",
     "memoire.tables.base": (
-        "BelongsToRun DrawsAtRandom DrawsBatches DrawsEpisodes HandsOutOnce HasRoom HearsSums "
-        "KeepsLayout LastingPool PoolCounts PoolStats SavesRows ShowsSamples TablePool TakesPriorities "
+        "BelongsToRun DrawsAtRandom DrawsBatches DrawsEpisodes HandsOutOnce HasCalls HasRoom HearsSums "
+        "HoldsRows KeepsLayout LastingPool PoolCounts PoolStats SavesRows ShowsSamples TablePool TakesPriorities "
         "TakesPushes"
     ),
+    "memoire.tables.calls": "CalledServers Request Transport",
     "memoire.tables.registry": "Desk Handler Kind PoolPlace Reply TableSettings add",
     "memoire.tables.rollouts": "transport",
     "memoire.tables.saved": "PutBack RecordBody SavedRecord",

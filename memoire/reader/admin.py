@@ -1,9 +1,8 @@
-"""Orders to all servers of a cluster, and questions: configure, finish, begin_run, totals, snapshots.
+"""What a learner or an operator orders and asks of all servers of a cluster: configure, finish, begin_run, totals,
+snapshots. They are the calls of `Reader` that are about no batch.
 
 Each call is one request to each of some servers, all at once, and then waits for the answers. It does no I/O of its
 own: the reader's thread sends, and its monitor waits.
-
-What a learner or an operator orders and asks of all servers: the calls of `Reader` that are about no batch.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,9 +28,7 @@ from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, name_hash
 from memoire.wire.rows import unpack_accounts
 
-if TYPE_CHECKING:
-    from .io import ReaderThread
-
+from .io import FarNode
 
 _log = logging.getLogger(__name__)
 
@@ -43,31 +40,48 @@ DISK_INTERVAL = 0.25
 """Seconds between two questions to a server whose disk is full."""
 
 
-class ClusterAdmin:
-    """What a reader can order and ask all of its servers. Any thread may call.
-
-    Args:
-        request_timeout: Seconds that a call takes at most if its `timeout` is None.
+class ClusterOrders(FarNode):
+    """Orders to every server that a reader knows, and questions to them. Each call returns within its timeout. A server
+    whose disk is full is asked again until then; its `Refused` (code "disk") is what the call raises or returns.
     """
 
-    def __init__(self, thread: ReaderThread, request_timeout: float) -> None:
-        self._thread, self._request_timeout = thread, request_timeout
-        self._monitor, self._directory = thread.monitor, thread.directory
+    def _seconds(self, timeout: float | None) -> float:
+        return seconds(timeout, self._limits.request_timeout)
 
-    # Orders
+    @checked_names(NAMES, called="Reader.configure")
+    def configure(
+        self,
+        timeout: float | None = None,
+        *,
+        sampler: Sampler | None = None,
+        discount: float | Sequence[float] | None = None,
+        discard_mismatched: bool = False,
+        **fields: Any,
+    ) -> None:
+        """Change parameters at every known server, and so at all clients; returns when the servers have them. Takes
+        what `Buffer.configure` takes.
 
-    def configure(self, timeout: float | None, changes: Mapping[str, Any], discard_mismatched: bool = False) -> None:
-        """See `Reader.configure`."""
-        self._order(messages.Control(parameters=_plain(changes), discard_mismatched=discard_mismatched), timeout)
+        Args:
+            discard_mismatched: Have servers drop caches whose samples were made with other values, such as another
+                discount. A server that holds such caches refuses these parameters without it.
 
-    def begin_run(self, name: str, timeout: float | None) -> None:
-        """See `Reader.begin_run`."""
-        name = text("name", name)
-        self._order(messages.Control(run=name), timeout)
-        self._thread.post(lambda: self._thread.enter(name_hash(name)))
+        Raises:
+            MemoireTimeout: a server did not answer in time; names it. The others have the change: servers that are read
+                together need the same parameters, so call again when it is back.
+            Refused: a server does not take them.
+        """
+        changes = _plain(changes_of(sampler, discount, fields))
+        self._order(messages.Control(parameters=changes, discard_mismatched=discard_mismatched), timeout)
 
-    def finish(self, timeout: float | None) -> None:
-        """See `Reader.finish`."""
+    def finish(self, timeout: float | None = None) -> None:
+        """Declare the run over at every server; returns when all of them know it.
+
+        Servers that are away are waited for until `timeout`. If they are not back then, a warning names them: their
+        clients work on until this is called again.
+
+        Raises:
+            MemoireTimeout: none of them answered in time.
+        """
         self._monitor.check_open()
         deadline = self._monitor.now() + self._seconds(timeout)
         # Servers that are away are waited for, too: a proxy that has just started does not reach its servers yet, or
@@ -87,6 +101,135 @@ class ClusterAdmin:
                 self._seconds(timeout),
                 ", ".join(map(repr, missing)),
             )
+
+    def begin_run(self, name: str, timeout: float | None = None) -> None:
+        """Have every server count in the run called `name` from now on; see `Server.begin_run`. A new run starts at
+        zero. A former run goes on from its totals.
+
+        Raises:
+            MemoireTimeout: a server did not answer in time; names it. Call again when it is back.
+            Refused: `name` is not allowed as a name.
+        """
+        name = text("name", name)
+        self._order(messages.Control(run=name), timeout)
+        self._thread.post(lambda: self._thread.enter(name_hash(name)))
+
+    def totals(self, run: str | None = None, timeout: float | None = None) -> ClusterTotals:
+        """What all servers together have counted, each client once, wherever it was at home.
+
+        A server that does not answer in time is named in `missing`, and so is an address on a proxy's list where nobody
+        has answered since the proxy began. Exact for what clients have told; they tell it twice a second.
+
+        Args:
+            run: Name of the experiment; None is the one that is counted now.
+
+        Raises:
+            MemoireTimeout: no server answered.
+            Refused: the servers that answered know no such run.
+        """
+        deadline = self._monitor.now() + self._seconds(timeout)
+        told = self.accounts(run, deadline - self._monitor.now())
+        found = _found(told)
+        if not found:
+            where = ", ".join(address.endpoint for address in self._directory.addresses)
+            nobody = MemoireTimeout("server", where, self._seconds(timeout), "None has answered yet.")
+            raise next((error for error in told.values() if isinstance(error, MemoireError)), nobody)
+        # Servers hear of a new run one after the other: the one that most of them count.
+        names = Counter(answer.run for answer in found.values())
+        chosen = max(names, key=lambda name: names[name])
+        mine = [answer for answer in found.values() if answer.run == chosen]
+        if len(names) > 1:  # the others may have counted it before
+            others = [name for name, answer in found.items() if answer.run != chosen]
+            mine += _found(self.accounts(chosen, deadline - self._monitor.now(), others)).values()
+        missing = {name for name, answer in told.items() if isinstance(answer, MemoireTimeout)}
+        return _cluster_totals(chosen, mine, found, missing | self._directory.unmet())
+
+    def accounts(
+        self, run: str | None = None, timeout: float | None = None, servers: Sequence[str] | None = None
+    ) -> dict[str, ServerAccounts | MemoireError]:
+        """Every server's accounts of a run, by its name, or why there are none.
+
+        Args:
+            run: Name of the experiment; None is the one that each server counts now.
+            servers: Names of those to ask; None asks all.
+        """
+        run = None if run is None else text("run", run)
+        deadline = self._monitor.now() + self._seconds(timeout)
+        told: dict[str, ServerAccounts | MemoireError] = {}
+        pages: dict[str, list[Rows]] = {
+            name: [] for name in ([*self._directory.servers] if servers is None else servers)
+        }
+        asked: dict[str, messages.Body] = {name: messages.Ledger(run=run or "") for name in pages}
+        while asked:  # a page of each server at a time
+            answers, asked = self.ask(asked, deadline - self._monitor.now()), {}
+            for name, answer in answers.items():
+                if not isinstance(answer, messages.Accounts):
+                    told[name] = answer if isinstance(answer, MemoireError) else self._unexpected(name, answer)
+                    continue
+                pages[name].append(unpack_accounts(answer.accounts))
+                if answer.more and len(pages[name][-1]):
+                    asked[name] = messages.Ledger(run=answer.run_name, after=key_of(pages[name][-1][-1:]))
+                else:
+                    told[name] = _server_accounts(answer, merge(*pages[name]))
+        return told
+
+    def ask(
+        self, bodies: Mapping[str, messages.Body], timeout: float | None = None
+    ) -> dict[str, messages.Body | MemoireError]:
+        """One request to each of some servers, by their names, all at once; the answers, or why there are none.
+
+        Raises:
+            ParameterError: a name is none of the servers'.
+            Closed: the reader was closed.
+        """
+        deadline = self._monitor.now() + self._seconds(timeout)
+        for name, body in mapping("bodies", bodies).items():
+            if text("server", name) not in self._directory.servers:
+                raise ParameterError("server", name, f"one of {', '.join(sorted(self._directory.servers))}")
+            if not isinstance(body, messages.Body):
+                raise WrongType("body", "one of wire's requests", type(body).__name__)
+        answers = self._gather(lambda: bodies, lambda _: None, deadline, 0)  # whatever run it counts
+        return {name: answer if isinstance(answer, MemoireError) else answer.body for name, answer in answers.items()}
+
+    def snapshot(self, name: str, timeout: float | None = 600.0) -> dict[str, messages.Snapshot | MemoireError]:
+        """Have every server write what it holds into its own state folder, as `snapshots/NAME.snapshot`, while it goes
+        on; each server's answer when its file is on disk, or why it is not there.
+
+        Args:
+            name: Letters, digits, "_", "." and "-", at most 100. A file of this name is replaced.
+
+        Raises:
+            MemoireTimeout: an address leads to nobody, so that a server would not hear of it; nothing was ordered.
+        """
+        self._monitor.check_open()
+        deadline = self._monitor.now() + self._seconds(timeout)
+        self._await_all(min(self._limits.request_timeout, self._seconds(timeout)))
+        body = messages.TakeSnapshot(name=text("name", name), order=secrets.token_bytes(16))
+        told: dict[str, messages.Snapshot | MemoireError] = {}
+        asked = dict.fromkeys(self._directory.servers, body)
+        while asked:
+            left = deadline - self._monitor.now()
+            for server, answer in self.ask(asked, min(self._limits.request_timeout, max(0.0, left))).items():
+                if isinstance(answer, messages.Snapshot) and answer.state == "writing" and left > 0:
+                    continue
+                told[server] = _snapshot_of(server, answer, self._seconds(timeout))
+                del asked[server]
+            self._monitor.pause(SNAPSHOT_INTERVAL if asked else 0.0)
+        return told
+
+    def tell(self, name: str, body: messages.Body, timeout: float | None = None) -> messages.Taken:
+        """One request that is answered by TAKEN to one server.
+
+        Raises:
+            MemoireTimeout: it did not answer in time.
+            Refused: it does not do it.
+        """
+        answer = self.ask({name: body}, timeout)[name]
+        if isinstance(answer, MemoireError):
+            raise answer
+        if not isinstance(answer, messages.Taken):
+            raise self._unexpected(name, answer)
+        return answer
 
     def _tell_end(self, deadline: float) -> dict[str, Answer]:
         """Without a run's name: the end is of the run that each address counts."""
@@ -125,91 +268,6 @@ class ClusterAdmin:
                 self._directory.is_finished = self._directory.is_finished or answer.body.finished
 
         return self._gather(bodies, heard, deadline, run)
-
-    # Questions
-
-    def ask(
-        self, bodies: Mapping[str, messages.Body], timeout: float | None
-    ) -> dict[str, messages.Body | MemoireError]:
-        """See `Reader.ask`."""
-        deadline = self._monitor.now() + self._seconds(timeout)
-        for name, body in mapping("bodies", bodies).items():
-            if text("server", name) not in self._directory.servers:
-                raise ParameterError("server", name, f"one of {', '.join(sorted(self._directory.servers))}")
-            if not isinstance(body, messages.Body):
-                raise WrongType("body", "one of wire's requests", type(body).__name__)
-        answers = self._gather(lambda: bodies, lambda _: None, deadline, 0)  # whatever run it counts
-        return {name: answer if isinstance(answer, MemoireError) else answer.body for name, answer in answers.items()}
-
-    def tell(self, name: str, body: messages.Body, timeout: float | None) -> messages.Taken:
-        """See `Reader.tell`."""
-        answer = self.ask({name: body}, timeout)[name]
-        if isinstance(answer, MemoireError):
-            raise answer
-        if not isinstance(answer, messages.Taken):
-            raise self._unexpected(name, answer)
-        return answer
-
-    def snapshot(self, name: str, timeout: float | None) -> dict[str, messages.Snapshot | MemoireError]:
-        """See `Reader.snapshot`."""
-        self._monitor.check_open()
-        deadline = self._monitor.now() + self._seconds(timeout)
-        self._await_all(min(self._request_timeout, self._seconds(timeout)))
-        body = messages.TakeSnapshot(name=text("name", name), order=secrets.token_bytes(16))
-        told: dict[str, messages.Snapshot | MemoireError] = {}
-        asked = dict.fromkeys(self._directory.servers, body)
-        while asked:
-            left = deadline - self._monitor.now()
-            for server, answer in self.ask(asked, min(self._request_timeout, max(0.0, left))).items():
-                if isinstance(answer, messages.Snapshot) and answer.state == "writing" and left > 0:
-                    continue
-                told[server] = _snapshot_of(server, answer, self._seconds(timeout))
-                del asked[server]
-            self._monitor.pause(SNAPSHOT_INTERVAL if asked else 0.0)
-        return told
-
-    def accounts(
-        self, run: str | None, timeout: float | None, servers: Sequence[str] | None = None
-    ) -> dict[str, ServerAccounts | MemoireError]:
-        """See `Reader.accounts`."""
-        run = None if run is None else text("run", run)
-        deadline = self._monitor.now() + self._seconds(timeout)
-        told: dict[str, ServerAccounts | MemoireError] = {}
-        pages: dict[str, list[Rows]] = {
-            name: [] for name in ([*self._directory.servers] if servers is None else servers)
-        }
-        asked: dict[str, messages.Body] = {name: messages.Ledger(run=run or "") for name in pages}
-        while asked:  # a page of each server at a time
-            answers, asked = self.ask(asked, deadline - self._monitor.now()), {}
-            for name, answer in answers.items():
-                if not isinstance(answer, messages.Accounts):
-                    told[name] = answer if isinstance(answer, MemoireError) else self._unexpected(name, answer)
-                    continue
-                pages[name].append(unpack_accounts(answer.accounts))
-                if answer.more and len(pages[name][-1]):
-                    asked[name] = messages.Ledger(run=answer.run_name, after=key_of(pages[name][-1][-1:]))
-                else:
-                    told[name] = _server_accounts(answer, merge(*pages[name]))
-        return told
-
-    def totals(self, run: str | None, timeout: float | None) -> ClusterTotals:
-        """See `Reader.totals`."""
-        deadline = self._monitor.now() + self._seconds(timeout)
-        told = self.accounts(run, deadline - self._monitor.now())
-        found = _found(told)
-        if not found:
-            where = ", ".join(address.endpoint for address in self._directory.addresses)
-            nobody = MemoireTimeout("server", where, self._seconds(timeout), "None has answered yet.")
-            raise next((error for error in told.values() if isinstance(error, MemoireError)), nobody)
-        # Servers hear of a new run one after the other: the one that most of them count.
-        names = Counter(answer.run for answer in found.values())
-        chosen = max(names, key=lambda name: names[name])
-        mine = [answer for answer in found.values() if answer.run == chosen]
-        if len(names) > 1:  # the others may have counted it before
-            others = [name for name, answer in found.items() if answer.run != chosen]
-            mine += _found(self.accounts(chosen, deadline - self._monitor.now(), others)).values()
-        missing = {name for name, answer in told.items() if isinstance(answer, MemoireTimeout)}
-        return _cluster_totals(chosen, mine, found, missing | self._directory.unmet())
 
     # How a call asks and waits
 
@@ -280,9 +338,6 @@ class ClusterAdmin:
 
     def _unexpected(self, name: str, answer: messages.Body | MemoireError) -> Refused:
         return Refused(self._directory.servers[name].address.endpoint, "unexpected", f"answered {answer}")
-
-    def _seconds(self, timeout: float | None) -> float:
-        return seconds(timeout, self._request_timeout)
 
 
 def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -360,114 +415,3 @@ def _snapshot_of(server: str, answer: messages.Body | MemoireError, timeout: flo
         advice = "It goes on writing; `memoire snapshot --show FILE` reads the file when it is there."
         return MemoireTimeout(f"snapshot {answer.name!r}", server, timeout, advice)
     return answer if answer.state == "done" else Refused(server, answer.state, answer.text)
-
-
-class ClusterOrders:
-    """Orders to every server that a reader knows, and questions to them. Each call returns within its timeout. A server
-    whose disk is full is asked again until then; its `Refused` (code "disk") is what the call raises or returns.
-    """
-
-    _admin: ClusterAdmin
-
-    @checked_names(NAMES, called="Reader.configure")
-    def configure(
-        self,
-        timeout: float | None = None,
-        *,
-        sampler: Sampler | None = None,
-        discount: float | Sequence[float] | None = None,
-        discard_mismatched: bool = False,
-        **fields: Any,
-    ) -> None:
-        """Change parameters at every known server, and so at all clients; returns when the servers have them. Takes
-        what `Buffer.configure` takes.
-
-        Args:
-            discard_mismatched: Have servers drop caches whose samples were made with other values, such as another
-                discount. A server that holds such caches refuses these parameters without it.
-
-        Raises:
-            MemoireTimeout: a server did not answer in time; names it. The others have the change: servers that are read
-                together need the same parameters, so call again when it is back.
-            Refused: a server does not take them.
-        """
-        self._admin.configure(timeout, changes_of(sampler, discount, fields), discard_mismatched)
-
-    def finish(self, timeout: float | None = None) -> None:
-        """Declare the run over at every server; returns when all of them know it.
-
-        Servers that are away are waited for until `timeout`. If they are not back then, a warning names them: their
-        clients work on until this is called again.
-
-        Raises:
-            MemoireTimeout: none of them answered in time.
-        """
-        self._admin.finish(timeout)
-
-    def begin_run(self, name: str, timeout: float | None = None) -> None:
-        """Have every server count in the run called `name` from now on; see `Server.begin_run`. A new run starts at
-        zero. A former run goes on from its totals.
-
-        Raises:
-            MemoireTimeout: a server did not answer in time; names it. Call again when it is back.
-            Refused: `name` is not allowed as a name.
-        """
-        self._admin.begin_run(name, timeout)
-
-    def totals(self, run: str | None = None, timeout: float | None = None) -> ClusterTotals:
-        """What all servers together have counted, each client once, wherever it was at home.
-
-        A server that does not answer in time is named in `missing`, and so is an address on a proxy's list where nobody
-        has answered since the proxy began. Exact for what clients have told; they tell it twice a second.
-
-        Args:
-            run: Name of the experiment; None is the one that is counted now.
-
-        Raises:
-            MemoireTimeout: no server answered.
-            Refused: the servers that answered know no such run.
-        """
-        return self._admin.totals(run, timeout)
-
-    def accounts(
-        self, run: str | None = None, timeout: float | None = None, servers: Sequence[str] | None = None
-    ) -> dict[str, ServerAccounts | MemoireError]:
-        """Every server's accounts of a run, by its name, or why there are none.
-
-        Args:
-            run: Name of the experiment; None is the one that each server counts now.
-            servers: Names of those to ask; None asks all.
-        """
-        return self._admin.accounts(run, timeout, servers)
-
-    def ask(
-        self, bodies: Mapping[str, messages.Body], timeout: float | None = None
-    ) -> dict[str, messages.Body | MemoireError]:
-        """One request to each of some servers, by their names, all at once; the answers, or why there are none.
-
-        Raises:
-            ParameterError: a name is none of the servers'.
-            Closed: the reader was closed.
-        """
-        return self._admin.ask(bodies, timeout)
-
-    def snapshot(self, name: str, timeout: float | None = 600.0) -> dict[str, messages.Snapshot | MemoireError]:
-        """Have every server write what it holds into its own state folder, as `snapshots/NAME.snapshot`, while it goes
-        on; each server's answer when its file is on disk, or why it is not there.
-
-        Args:
-            name: Letters, digits, "_", "." and "-", at most 100. A file of this name is replaced.
-
-        Raises:
-            MemoireTimeout: an address leads to nobody, so that a server would not hear of it; nothing was ordered.
-        """
-        return self._admin.snapshot(name, timeout)
-
-    def tell(self, name: str, body: messages.Body, timeout: float | None = None) -> messages.Taken:
-        """One request that is answered by TAKEN to one server.
-
-        Raises:
-            MemoireTimeout: it did not answer in time.
-            Refused: it does not do it.
-        """
-        return self._admin.tell(name, body, timeout)

@@ -1,52 +1,49 @@
-"""Prompts far away: one face for those who give prompts, answer them, train on the groups, and listen.
+"""Calls of a kind of table far away: prompts, rows by key.
 
   giver ──add──▶                        ──lease, answer──  worker
                    Table(storage="prompts")
 trainer ◀─draw──                        ──list, amend────  reward model
 
-How a user of prompts reaches their servers over the network: through proxies, directly, or both.
+How their users reach the servers over the network: through proxies, directly, or both.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
-import os
 import random
 import secrets
-import socket
-import threading
-import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from memoire.arguments import checked_names, process_name, seconds, table_name
-from memoire.errors import EndpointError, MemoireError, MemoireTimeout, ParameterError
+from memoire.errors import MemoireError, MemoireTimeout, ParameterError
 from memoire.limits import Limits
-from memoire.net import process
 from memoire.net.context import Context
-from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
 from memoire.tables import registry as kinds
 from memoire.tables.base import AnswersPrompts
+from memoire.tables.calls import DEFAULT_TIMEOUT, Request
+from memoire.tables.far import FarServer
 from memoire.tables.prompts.calls import PromptCalls, checked_rank
-from memoire.tables.prompts.servers import PromptRequest
-from memoire.version import SOFTWARE
-from memoire.wire import messages
 from memoire.wire.frames import Answer
 
-from .io import ReaderThread
+from .io import FarNode, ReaderThread
 from .rounds import BatchQueue, ClientPartition
 
 ANSWER_GRACE = 1.0
 """Seconds beyond a request's deadline in which the thread has to say that nobody answered."""
 
 
-class RemotePrompts:
-    """A `PromptTransport` over a reader's thread."""
+class FarTransport:
+    """A `Transport` over a reader's thread.
 
-    def __init__(self, thread: ReaderThread, limits: Limits) -> None:
-        self.limits, self._thread = limits, thread
+    Args:
+        capability: What the table has to be able to do.
+    """
+
+    def __init__(self, thread: ReaderThread, limits: Limits, capability: type) -> None:
+        self.limits, self._thread, self._capability = limits, thread, capability
         self._monitor, self._directory = thread.monitor, thread.directory
 
     def table(self, deadline: float) -> tuple[str, Schema]:
@@ -61,8 +58,11 @@ class RemotePrompts:
         self._monitor.check_open()
         terms = self._directory.terms
         assert terms is not None
-        if not kinds.offers(terms.storage, AnswersPrompts):
-            expected = f"'prompts' for memoire.Prompts; table {terms.table!r} is for memoire.connect"
+        if not kinds.offers(terms.storage, self._capability):
+            (name,) = kinds.names_of(self._capability)
+            kind = kinds.find(terms.storage)
+            use = kind.instead if kind is not None and kind.no_pushes else "memoire.connect"
+            expected = f"{name!r} for {kinds.named(name).instead}; table {terms.table!r} is for {use}"
             raise ParameterError("storage", terms.storage, expected)
         return terms.table, terms.schema
 
@@ -96,37 +96,111 @@ class RemotePrompts:
         with self._monitor.changed:
             self._monitor.until(lambda: False, deadline, before=lambda: None)
 
-    def ask(self, requests: Mapping[str, PromptRequest], deadline: float) -> dict[str, Answer]:
-        """The answers of these servers, or the errors that ended the requests."""
+    def ask(self, requests: Mapping[Any, Request], deadline: float) -> dict[Any, Answer]:
+        """The answers to these, or the errors that ended them. What is for an address waits until it has answered."""
         self._monitor.check_open()
-        box: dict[str, Answer] = {}
+        names = {key: request.server or str(key) for key, request in requests.items()}
+        if silent := set(names.values()) & self._directory.unmet():
+            left = max(0.0, deadline - self._monitor.now())
+            self._monitor.wait(lambda: not silent & self._directory.unmet(), left)
+        box: dict[Any, Answer] = {}
 
         def start() -> None:
-            for name, request in requests.items():
-                server = self._directory.servers.get(name)
-                settled = functools.partial(settle, name)
-                if server is None:
-                    settled(ParameterError("server", name, "a server that is still listed"))
-                else:
+            for key, request in requests.items():
+                settled = functools.partial(settle, key)
+                try:
+                    server = self._named(names[key])
+                    if server is None:
+                        why = self._thread.channels.trouble(probe=False)
+                        settled(MemoireTimeout("welcome", names[key], self._monitor.now() - began, why))
+                        continue
                     self._thread.channels.ask(server, request.body, settled, deadline, payload=request.payload, run=0)
+                except (MemoireError, ValueError) as error:
+                    settled(error if isinstance(error, MemoireError) else ParameterError("request", "", str(error)))
 
-        def settle(name: str, answer: Answer) -> None:
+        def settle(key: Any, answer: Answer) -> None:
             with self._monitor.changed:
-                box[name] = answer
+                box[key] = answer
                 self._monitor.changed.notify_all()
 
+        began = self._monitor.now()
         self._thread.post(start)
-        patience = max(0.0, deadline - self._monitor.now()) + ANSWER_GRACE
+        patience = max(0.0, deadline - began) + ANSWER_GRACE
         self._monitor.wait(lambda: len(box) == len(requests), patience)
         with self._monitor.changed:
-            silent: MemoireError = self._thread.channels.denied or MemoireTimeout("answer", self.where(), patience, "")
-            return {name: box.get(name, silent) for name in requests}
+            silence: MemoireError = self._thread.channels.denied or MemoireTimeout("answer", self.where(), patience, "")
+            return {key: box.get(key, silence) for key in requests}
+
+    def _named(self, name: str) -> FarServer | None:
+        """The server of this name or at this address of its own; None where nobody has answered there.
+
+        Raises:
+            ParameterError: there is none any more, or the address leads to several.
+        """
+        if name in self._directory.servers:
+            return self._directory.servers[name]
+        found = next((each.servers for each in self._directory.addresses if each.endpoint == name), None)
+        if found is None:
+            raise ParameterError("server", name, "a server that is still listed")
+        if len(found) > 1:
+            raise ParameterError("server", name, f"the own address of one server; it leads to {', '.join(found)}")
+        return self._directory.servers.get(found[0]) if found else None
 
 
-_log = logging.getLogger(__name__)
+class FarCalls(FarNode):
+    """A user of one table's own calls, at one or several servers far away, on a thread of its own.
+
+    Args:
+        addresses: Of servers, proxies or both.
+        storage: Kind of the table: where no name is given, the first of this kind.
+        capability: What the table has to be able to do.
+        table: Its name; None is the first table of this kind, or the first of all.
+        keys: This process' keys folder. None takes $MEMOIRE_KEYS, and without it no key.
+        role: Whose keys it takes of a cluster's folder.
+        name: What people see of this process.
+    """
+
+    CALLED = "this user of a table"
+    CLOSED_AT_EXIT = 1
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        storage: str,
+        capability: type,
+        *,
+        table: str | None = None,
+        keys: Given = None,
+        role: str = "learner",
+        name: str = "",
+        limits: Limits | None = None,
+        context: Context | None = None,
+        tune_process: bool = True,
+    ) -> None:
+        self.name, self._storage, asked = process_name(name), storage, table_name(table or "")
+        self.client_id = secrets.token_bytes(16)
+        """What servers know this process by: a worker's leases belong to it."""
+        self._connect(
+            addresses,
+            self.client_id,
+            limits=limits,
+            tune_process=tune_process,
+            hello=lambda: self._said(storage, asked, self.name),
+            prefetch=BatchQueue(1, may_grow=False),
+            partition=ClientPartition((0, 1)),
+            rng=random.Random(),
+            keys=Keys.of(keys, role),
+            context=context,
+        )
+        self._far = FarTransport(self._thread, self._limits, capability)
+
+    def _meet(self, timeout: float | None) -> None:
+        """Begin, and wait so long for a server; None does not wait. Without one it is closed again."""
+        self._begin(None if timeout is None else lambda: self._far.table(self._monitor.now() + timeout))
+        self._guard()
 
 
-class Prompts(PromptCalls, Node):
+class Prompts(PromptCalls, FarCalls):
     """A table of prompts at one or several servers. All methods may be called from any thread, those of a trainer by
     one at a time.
 
@@ -135,7 +209,7 @@ class Prompts(PromptCalls, Node):
 
     Args:
         addresses: Of servers, proxies or both.
-        table: Its name; None is the first table.
+        table: Its name; None is the first table of prompts.
         keys: This process' keys folder. None takes $MEMOIRE_KEYS, and without it no key.
         rank: Which one of how many trainers that learn as one: each draws its part of a step.
         timeout: Seconds that a call takes at most if it is given no other number; also this one.
@@ -150,7 +224,6 @@ class Prompts(PromptCalls, Node):
     """
 
     CALLED = "this user of prompts"
-    CLOSED_AT_EXIT = 1
 
     @checked_names()
     def __init__(
@@ -160,73 +233,19 @@ class Prompts(PromptCalls, Node):
         *,
         keys: Given = None,
         rank: tuple[int, int] = (0, 1),
-        timeout: float = 30.0,
+        timeout: float = DEFAULT_TIMEOUT,
         session: str = "",
         name: str = "",
         limits: Limits | None = None,
         context: Context | None = None,
         tune_process: bool = True,
     ) -> None:
-        if tune_process:
-            process.tune()
-        self.urls = (addresses,) if isinstance(addresses, str) else tuple(addresses)
-        if not self.urls:
-            raise EndpointError("", "connect to", "prompts need at least one address")
         self.rank = checked_rank(rank, session)
-        self.name = process_name(name)
-        self.client_id = secrets.token_bytes(16)
-        """What servers know this process by: a worker's leases belong to it."""
-        self._asked_table, self._limits, self._pid = table_name(table or ""), limits or Limits(), os.getpid()
-        self._close_lock = threading.Lock()
-        self._thread = ReaderThread(
-            self.urls,
-            reader_id=self.client_id,
-            hello=lambda: _hello(self),
-            prefetch=BatchQueue(1, may_grow=False),
-            partition=ClientPartition((0, 1)),
-            rng=random.Random(),
-            limits=self._limits,
-            keys=Keys.of(keys, "learner"),
-            context=context,
-        )
-        self._monitor = self._thread.monitor
-        transport = RemotePrompts(self._thread, self._limits)
-        super().__init__(transport, self.rank, seconds(timeout, 30.0), session)
-        self._thread.worker.start()
-        close_at_exit(self)
-        try:
-            transport.table(self._monitor.now() + seconds(timeout, 30.0))
-        except BaseException:
-            self.close(UNDO_TIMEOUT)
-            raise
-        self._guard()
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._monitor.is_closing
-
-    def close(self, timeout: float | None = None) -> None:
-        """End the thread and its sockets; calls that wait raise `Closed`. Leases last until their time."""
-        patience = seconds(timeout, self._limits.close_timeout)
-        with self._monitor.changed:
-            self._monitor.is_closing = True
-            self._monitor.changed.notify_all()
-        with self._closer(time.monotonic() + patience) as is_mine:
-            if is_mine and not self._thread.worker.stop(max(END_TIMEOUT, patience), linger=min(patience, 0.5)):
-                _log.warning("prompts %s: the thread did not end in time", self.client_id.hex()[:8])
+        facts: dict[str, Any] = {"limits": limits, "context": context, "tune_process": tune_process}
+        FarCalls.__init__(self, addresses, "prompts", AnswersPrompts, table=table, keys=keys, name=name, **facts)
+        patience = seconds(timeout, DEFAULT_TIMEOUT)
+        PromptCalls.__init__(self, self._far, self.rank, patience, session)
+        self._meet(patience)
 
     def __repr__(self) -> str:
         return f"<memoire.Prompts {self.client_id.hex()[:8]} of {', '.join(self.urls)}>"
-
-
-def _hello(prompts: Prompts) -> messages.Hello:
-    """What a user of prompts says of itself. Called inside of its thread."""
-    return messages.Hello(
-        role="prompts",
-        table=prompts._asked_table,
-        software=SOFTWARE,
-        host=socket.gethostname()[:256],
-        name=prompts.name,
-        pid=os.getpid(),
-    )

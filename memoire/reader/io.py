@@ -2,7 +2,7 @@
 
                          ┌ directory    HELLO      WELCOME ┐
     calls ── post ──▶    │ rounds       SUMS, DRAW         │ ◀──▶ channels, one for each address
-                         │ takes        TAKE               │
+                         │ sides        TAKE               │
           ◀── notify ──  │ publishing   PUBLISH            │      (io_channels)
         (monitor)        └ feedback     FEEDBACK           ┘
 
@@ -15,29 +15,43 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import os
 import random
+import socket
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import Closed, MemoireError, MemoireTimeout, NotEnoughSamples, ParameterError, SchemaMismatch
+from memoire.arguments import seconds
+from memoire.errors import (
+    Closed,
+    EndpointError,
+    MemoireError,
+    MemoireTimeout,
+    NotEnoughSamples,
+    ParameterError,
+    SchemaMismatch,
+)
 from memoire.limits import Limits
+from memoire.net import process
 from memoire.net.context import Context
-from memoire.net.thread import NodeLock, Worker
+from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, NodeLock, Worker, close_at_exit
 from memoire.replay.parameters import Parameters, check_batch
 from memoire.security.keys import Keys
 from memoire.tables import registry as kinds
-from memoire.tables.base import HandsOutOnce
+from memoire.tables.base import DrawsBatches
 from memoire.tables.draws import PooledBatch
 from memoire.tables.far import FarServer
-from memoire.tables.rollouts.far import Takes
+from memoire.version import SOFTWARE
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, MessageHeader, welcome_of
 
 from .directory import Address, Directory, FeedbackRouter, RemoteServer, RunChange
-from .io_channels import Channels, Finish, Taker
+from .io_channels import Channels, Finish, Sides
 from .publishing import Publisher, Publishing
 from .rounds import BatchQueue, ClientPartition, DrawRequest, Rounds
 
@@ -52,6 +66,7 @@ class ReaderThread:
         reader_id: 16 bytes, the reader's own.
         hello: Makes what the reader says of itself. Called inside of the thread, which keeps the reader alive by it:
             one that nobody holds goes on, and the interpreter closes it at its end.
+        called: What errors call it.
     """
 
     def __init__(
@@ -66,21 +81,28 @@ class ReaderThread:
         limits: Limits,
         keys: Keys | None,
         context: Context | None,
+        called: str = "this reader",
     ) -> None:
         numbers = itertools.count(1)
-        self.monitor, self.prefetch = NodeLock("this reader"), prefetch
+        self.monitor, self.prefetch = NodeLock(called), prefetch
         self.directory = Directory(urls, reader_id.hex()[:8], self.monitor.now())
         self.rounds = Rounds(self.directory, prefetch, partition, limits=limits, numbers=numbers, rng=rng)
         self.publishing = Publishing(
             self.directory, min(limits.tuning.model_chunk, limits.tuning.request_bytes * 31 // 32)
         )
-        self.takes = Takes(self.directory, limits)
         self.feedback = FeedbackRouter()
         self.worker = Worker("memoire-reader", self._turn, self._next_time, self._at_end)
         self._hello, self._name, self._limits = hello, reader_id.hex()[:8], limits
         self.channels = Channels(self.worker.doors, reader_id=reader_id, numbers=numbers, rng=rng, limits=limits)
         self.publisher = Publisher(self.publishing, self.worker, self.channels, self.monitor, self._leave_out)
-        self.taker = Taker(self.takes, self.worker, self.channels, self.monitor, lambda: dict(self.publishing.versions))
+        self.sides = Sides(
+            {kind.name: kinds.loaded(kind.far)(self.directory, limits) for kind in kinds.known() if kind.far},
+            self.directory,
+            self.worker,
+            self.channels,
+            self.monitor,
+            lambda: dict(self.publishing.versions),
+        )
         try:
             self.channels.open(self.directory.addresses, keys, context)
         except BaseException:
@@ -117,9 +139,10 @@ class ReaderThread:
     def _is_ready(self, batch_size: int) -> bool:
         """Whether a batch of this size is there; if another size was asked for before, this one is drawn from now."""
         if (terms := self.directory.terms) is not None:
-            if kinds.offers(terms.storage, HandsOutOnce):
-                expected = "'caches' or 'episodes' for a batch: entries of rollouts are taken by take(steps)"
-                raise ParameterError("storage", terms.storage, f"{expected}, table {terms.table!r}")
+            if not kinds.offers(terms.storage, DrawsBatches):
+                names, kind = kinds.names_of(DrawsBatches), kinds.named(terms.storage)
+                expected = f"{' or '.join(map(repr, names))} for a batch; of table {terms.table!r} use {kind.instead}"
+                raise ParameterError("storage", terms.storage, expected)
             check_batch(terms.parameters, batch_size)
         if self.prefetch.resize(batch_size):
             self.worker.wake()
@@ -164,7 +187,7 @@ class ReaderThread:
         self.channels.ask(server, body, finish, deadline, run=run)
 
     def _next_time(self) -> float:
-        parts = self.channels.next_time(), self.directory.next_time(), self.taker.next_time()
+        parts = self.channels.next_time(), self.directory.next_time(), self.sides.next_time()
         return min(*parts, self.rounds.next_time(self.monitor.now()))
 
     def _turn(self, ready: dict[object, int]) -> None:
@@ -173,11 +196,11 @@ class ReaderThread:
         for address in self.directory.due(now):
             self._greet(address)
         down = self.channels.down()
-        for server in (*self.rounds.late(now, down), *self.takes.late(now, down)):
+        for server in (*self.rounds.late(now, down), *self.sides.late(now, down)):
             self._leave_out(server)
         self._deliver()  # batches of a former size make others
         self._begin(now)
-        self.taker.turn()
+        self.sides.turn()
 
     def _at_end(self) -> None:
         self.channels.close()
@@ -227,8 +250,7 @@ class ReaderThread:
         self.channels.learn(address, header, told)
         for server in news.dropped:
             self.rounds.forget(server)
-            with self.monitor.changed:
-                self.takes.forget(server)
+            self.sides.forget(server)
         self._deliver()
         self.publishing.observe(news.models)
         if news.home is not None:
@@ -251,14 +273,13 @@ class ReaderThread:
             with self.monitor.changed:
                 self.publishing.enter(change)
                 if change.is_first:
-                    self.takes.clear()
+                    self.sides.clear()
             if change.is_first:
                 self.rounds.balance.reset()
 
     def _leave_out(self, server: FarServer) -> None:
         self.rounds.leave_out(server)
-        with self.monitor.changed:
-            self.takes.leave_out(server)
+        self.sides.leave_out(server)
         self._deliver()
 
     # Drawing, and what comes of it
@@ -294,3 +315,77 @@ class ReaderThread:
         for piece in self.feedback.route(ids, errors, schema, self.rounds.clients()):
             answered = functools.partial(self.feedback.answered, piece)
             self.channels.ask(piece.server, messages.Feedback(), answered, deadline, payload=piece.payload)
+
+
+class FarNode(Node):
+    """A node that reaches servers by a `ReaderThread`."""
+
+    def _connect(
+        self,
+        addresses: str | Sequence[str],
+        node_id: bytes,
+        *,
+        limits: Limits | None,
+        tune_process: bool,
+        hello: Callable[[], messages.Hello],
+        **facts: Any,
+    ) -> None:
+        """Open the sockets; the thread begins when its worker is started.
+
+        Args:
+            node_id: 16 bytes, its own.
+            hello, facts: As of `ReaderThread`.
+        """
+        if tune_process:
+            process.tune()
+        self.urls = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        if not self.urls:
+            raise EndpointError("", "connect to", f"{self.CALLED} needs at least one address")
+        self._id, self._limits = node_id, limits or Limits()
+        self._pid, self._close_lock = os.getpid(), threading.Lock()
+        facts |= {"reader_id": node_id, "limits": self._limits, "called": self.CALLED}
+        self._thread = ReaderThread(self.urls, hello=hello, **facts)
+        self._monitor, self._directory = self._thread.monitor, self._thread.directory
+
+    def _begin(self, meet: Callable[[], object] | None) -> None:
+        """Start the thread, and wait for servers by `meet`: if that raises, it is closed."""
+        self._thread.worker.start()
+        close_at_exit(self)
+        try:
+            if meet is not None:
+                meet()
+        except BaseException:
+            self.close(UNDO_TIMEOUT)
+            raise
+
+    def _said(self, role: str, table: str, name: str, **facts: Any) -> messages.Hello:
+        """What it says of itself to servers. Called inside of the thread."""
+        host = socket.gethostname()[:256]
+        return messages.Hello(role=role, table=table, name=name, software=SOFTWARE, host=host, pid=self._pid, **facts)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._monitor.is_closing
+
+    def close(self, timeout: float | None = None) -> bool:
+        """End the thread and its sockets within `timeout` seconds; calls that wait raise `Closed`. False if it has not
+        ended in time. May be called again.
+        """
+        patience = seconds(timeout, self._limits.close_timeout)
+        deadline = time.monotonic() + patience
+        for partner in self._refuse_calls():
+            partner.close(max(0.0, deadline - time.monotonic()))
+        with self._closer(deadline) as is_mine:
+            has_ended = not is_mine or self._thread.worker.stop(max(END_TIMEOUT, patience), linger=min(patience, 0.5))
+        if not has_ended:
+            _log.warning("%s %s: its thread did not end in time", self.CALLED.removeprefix("this "), self._id.hex()[:8])
+        return has_ended
+
+    def _refuse_calls(self) -> list[FarNode]:
+        """Calls raise `Closed` from now on, those that wait too; nodes that end with this one."""
+        with self._monitor.changed:
+            self._monitor.is_closing = True
+            self._thread.prefetch.close()
+            self._monitor.changed.notify_all()
+        return []

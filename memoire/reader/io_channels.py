@@ -1,15 +1,17 @@
 """The reader's sockets: one channel for each of its addresses.
 
-Asks servers for rollouts, and waits until all entries of a call are there.
+Asks servers what the sides of kinds of tables want, and waits until all that a call wants is there.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from memoire._core import Held
 from memoire.errors import AuthError, Closed, MemoireError, MemoireTimeout, NotEnoughSamples
@@ -18,10 +20,9 @@ from memoire.net.channel import Channel
 from memoire.net.context import Context, shared_context
 from memoire.net.poller import Poller
 from memoire.net.thread import NodeLock, Worker
-from memoire.replay.rollouts import Fragment
 from memoire.security.keys import Keys
-from memoire.tables.far import FarServer
-from memoire.tables.rollouts.far import TakeOrder, Takes
+from memoire.tables import registry as kinds
+from memoire.tables.far import FarRequest, FarServer, FarServers, FarSide
 from memoire.tables.rollouts.queue import TakeRequest
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Buffer, MessageHeader
@@ -158,82 +159,113 @@ class Channels:
 _log = logging.getLogger(__name__)
 
 
-class Taker:
-    """Carries what `Takes` decides.
+class Sides:
+    """Carries what the sides of kinds of tables decide; one wait serves all.
 
     Args:
+        of: The sides, by kind of table.
         versions: Newest version of each model's topic. Called under the lock.
     """
 
     def __init__(
         self,
-        takes: Takes,
+        of: Mapping[str, FarSide],
+        directory: FarServers,
         worker: Worker,
         channels: Channels,
         monitor: NodeLock,
         versions: Callable[[], Mapping[str, int]],
     ) -> None:
-        self._takes, self._worker, self._channels, self._monitor = takes, worker, channels, monitor
-        self._versions = versions
+        self.of = of
+        """The sides, by kind of table."""
+        self._directory, self._worker, self._channels = directory, worker, channels
+        self._monitor, self._versions = monitor, versions
         self._one_call = threading.Lock()  # held for as long as a call waits: one after the other
 
-    def take(self, wanted: TakeRequest, patience: float) -> list[Fragment]:
-        """The entries of a call, oldest first, as soon as all are there. See `Reader.take`."""
+    def offering(self, capability: type) -> FarSide:
+        """The side of the kind of table that can do this."""
+        return next(side for storage, side in self.of.items() if kinds.offers(storage, capability))
+
+    def take(self, side: FarSide, wanted: TakeRequest, patience: float) -> list[Any]:
+        """What a call wants, oldest first, as soon as all is there. See `Reader.take`."""
         deadline = self._monitor.now() + patience
         with Held.within(self._one_call, patience) as is_mine:
             if not is_mine:
                 raise NotEnoughSamples(wanted.steps, 0, 0, 0, patience, "another thread's take of this reader waits")
-            return self._take(wanted, patience, self._monitor.left(deadline))
+            return self._take(side, wanted, patience, self._monitor.left(deadline))
 
-    def _take(self, wanted: TakeRequest, patience: float, left: float) -> list[Fragment]:
-        taken: list[Fragment] = []
+    def _take(self, side: FarSide, wanted: TakeRequest, patience: float, left: float) -> list[Any]:
+        taken: list[Any] = []
 
         def is_whole() -> bool:
-            taken.extend(self._takes.take(self._versions()))
+            taken.extend(side.take(self._versions()))
             return bool(taken)
 
         with self._monitor.changed:
-            self._takes.want(wanted)
+            side.want(wanted)
         self._worker.wake()
         try:
             if not self._monitor.wait(is_whole, left):
-                raise self._shortage(wanted, patience)
+                raise self._shortage(side, wanted, patience)
         finally:
             with self._monitor.changed:
-                self._takes.want(None)
+                side.want(None)
         return taken
 
-    def _shortage(self, wanted: TakeRequest, patience: float) -> MemoireError:
-        if not self._takes.directory.there:
-            channels = self._channels
-            return channels.denied or MemoireTimeout("rollouts", channels.where, patience, channels.trouble())
+    def _shortage(self, side: FarSide, wanted: TakeRequest, patience: float) -> MemoireError:
+        channels = self._channels
+        if not self._directory.there:
+            return channels.denied or MemoireTimeout(side.CALLED, channels.where, patience, channels.trouble())
         with self._monitor.changed:
-            entries, fragments, clients, why = self._takes.why_not()
-        return NotEnoughSamples(wanted.steps, entries, fragments, clients, patience, why)
+            entries, parts, clients, why = side.why_not()
+        return NotEnoughSamples(wanted.steps, entries, parts, clients, patience, why)
 
     # Inside of the thread
 
     def next_time(self) -> float:
         """When a turn has something to do."""
         with self._monitor.changed:
-            return self._takes.next_time(self._monitor.now())
+            now = self._monitor.now()
+            return min((side.next_time(now) for side in self.of.values()), default=math.inf)
 
     def turn(self) -> None:
         """Ask what is to be asked."""
-        with self._monitor.changed:
-            orders = self._takes.begin(self._monitor.now())
-        for order in orders:
-            # Without a deadline: what a server hands out it keeps for this request alone, until the next one.
-            self._channels.ask(order.server, order.body, functools.partial(self._answered, order))
+        for side in self.of.values():
+            with self._monitor.changed:
+                requests = side.begin(self._monitor.now())
+            for request in requests:
+                # Without a deadline: what a server hands out it keeps for this request alone, until the next one.
+                self._channels.ask(request.server, request.body, functools.partial(self._answered, side, request))
 
-    def _answered(self, order: TakeOrder, answer: Answer) -> None:
+    def _answered(self, side: FarSide, request: FarRequest, answer: Answer) -> None:
         if isinstance(answer, Closed):
             return
-        now, was_away = self._monitor.now(), order.server.is_away
-        came = self._takes.unpack(answer, now)
+        now, was_away = self._monitor.now(), request.server.is_away
+        came = side.read(answer, now)
         with self._monitor.changed:
-            self._takes.answered(order, answer, came, now)
+            side.answered(request, answer, came, now)
             self._monitor.changed.notify_all()
         if was_away:
-            _log.info("server %s is back", order.server.name)
+            _log.info("server %s is back", request.server.name)
         self.turn()
+
+    def late(self, now: float, down: Collection[object]) -> list[FarServer]:
+        """Servers that no call waits for any longer; `down` are addresses that surely have no connection."""
+        return [server for side in self.of.values() for server in side.late(now, down)]
+
+    def leave_out(self, server: FarServer) -> None:
+        """It did not answer in time."""
+        with self._monitor.changed:
+            for side in self.of.values():
+                side.leave_out(server)
+
+    def forget(self, server: FarServer) -> None:
+        """It is on no list any more."""
+        with self._monitor.changed:
+            for side in self.of.values():
+                side.forget(server)
+
+    def clear(self) -> None:
+        """Another run is counted. Under the lock."""
+        for side in self.of.values():
+            side.clear()

@@ -21,11 +21,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import os
 import random
 import secrets
-import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,29 +33,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import arguments
-from memoire.arguments import checked_names, process_name, seconds, table_name, whole
-from memoire.errors import EndpointError, ParameterError
+from memoire.arguments import checked_names, process_name, table_name, whole
+from memoire.errors import ParameterError
 from memoire.figures import FAULTS, REFUSED, counter, gauge, within
 from memoire.limits import Limits
 from memoire.models.model import check_topic, make
-from memoire.net import process
 from memoire.net.context import Context
-from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
 from memoire.replay.batch import Batch, PriorityUpdate, td_errors_for
 from memoire.replay.mixing import MixedBatch, Mixer, batches_until_over, sizes_of
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment, Rollouts
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
+from memoire.tables.base import HandsOutOnce
 from memoire.tables.draws import MAX_BATCH, PooledBatch
 from memoire.tables.inspection import Freshness, FreshnessMonitor
 from memoire.tables.rollouts.queue import Release, TakeRequest
-from memoire.version import SOFTWARE
 from memoire.wire import messages
 from memoire.wire.compression import codecs
 
-from .admin import ClusterAdmin, ClusterOrders
-from .io import ReaderThread
+from .admin import ClusterOrders
+from .io import FarNode, ReaderThread
 from .rounds import BatchQueue, ClientPartition
 
 if TYPE_CHECKING:
@@ -149,7 +144,8 @@ def stats_of(
     reader: str, name: str, thread: ReaderThread, handed_out: DeliveredBatches, scalars: Mapping[str, float]
 ) -> ReaderStats:
     """All figures at this moment. From any thread."""
-    directory, rounds, channels, takes = thread.directory, thread.rounds, thread.channels, thread.takes
+    directory, rounds, channels = thread.directory, thread.rounds, thread.channels
+    takes = thread.sides.offering(HandsOutOnce)
     terms, known = directory.terms, directory.known
     return ReaderStats(
         reader=reader,
@@ -191,7 +187,7 @@ BATCHES_AHEAD = 3
 """Unless a reader is told another number, or its learner waits."""
 
 
-class Reader(Node, ClusterOrders):
+class Reader(ClusterOrders):
     """Draws batches from all servers behind its addresses, ahead of time on a thread of its own. Methods are
     thread-safe.
 
@@ -242,49 +238,36 @@ class Reader(Node, ClusterOrders):
     ) -> None:
         if ahead is not None and ahead < 1:
             raise ParameterError("ahead", ahead, "at least 1")
-        if tune_process:
-            process.tune()
-        self.urls = _addresses(urls)
         self.reader_id = secrets.token_bytes(16)
         self.name = process_name(name)  # that people see; "" if nobody gave it one
         self.program: Callable[[], Any] | None = None
         """Tells how the program around it stands, for its pages: set by a worker or trainer of `memoire.rl`."""
-        self._asked_table, self._keys, self._limits = table_name(table), Keys.of(keys, "learner"), limits or Limits()
+        self._asked_table, self._keys = table_name(table), Keys.of(keys, "learner")
         self._options: dict[str, Any] = {"seed": seed, "ahead": ahead, "partition": partition, "context": context}
         self._options |= {"name": self.name, "limits": limits, "keys": self._keys, "tune_process": tune_process}
         self._partners: dict[str, Reader] = {}  # of the other tables of mixed batches; under the monitor's lock
         self._scalars: dict[str, float] = {}
         self._handed_out = DeliveredBatches()
-        self._prefetch = BatchQueue(
-            ahead or BATCHES_AHEAD, may_grow=ahead is None, most_bytes=self._limits.message_bytes
-        )
-        self._pid = os.getpid()
-        self._close_lock = threading.Lock()
-        self._thread = ReaderThread(
-            self.urls,
-            reader_id=self.reader_id,
+        most_bytes = (limits or Limits()).message_bytes
+        self._prefetch = BatchQueue(ahead or BATCHES_AHEAD, may_grow=ahead is None, most_bytes=most_bytes)
+        self._connect(
+            urls,
+            self.reader_id,
+            limits=limits,
+            tune_process=tune_process,
             hello=lambda: _hello(self),
             prefetch=self._prefetch,
             partition=ClientPartition(partition),
             rng=random.Random(seed),
-            limits=self._limits,
             keys=self._keys,
             context=context,
         )
-        self._monitor, self._directory = self._thread.monitor, self._thread.directory
-        self._admin = ClusterAdmin(self._thread, self._limits.request_timeout)
-        self._thread.worker.start()
-        close_at_exit(self)
-        if timeout is not None:
-            self._meet(timeout)
-
-    def _meet(self, timeout: float) -> None:
-        """Wait for the servers; a reader that finds none, or gets no sound timeout, is closed."""
-        try:
-            self._thread.expect(self._thread.has_met, self._seconds(timeout), "welcome")
-        except BaseException:
-            self.close(UNDO_TIMEOUT)
-            raise
+        self._once = self._thread.sides.offering(HandsOutOnce)
+        self._begin(
+            None
+            if timeout is None
+            else lambda: self._thread.expect(self._thread.has_met, self._seconds(timeout), "welcome")
+        )
 
     # ------------------------------------------------------------------------------------------------- batches
 
@@ -389,7 +372,7 @@ class Reader(Node, ClusterOrders):
     def _await_rollouts(self, wanted: TakeRequest, patience: float) -> list[Fragment]:
         began, taken = time.monotonic(), list[Fragment]()
         try:
-            taken = self._thread.taker.take(wanted, patience)
+            taken = self._thread.sides.take(self._once, wanted, patience)
             return taken
         finally:
             with self._monitor.changed:
@@ -507,9 +490,6 @@ class Reader(Node, ClusterOrders):
         silent = [address for address in channels if address.endpoint == url and not address.servers]
         return channels[silent[0]].trouble() if silent else ""
 
-    def _seconds(self, timeout: float | None) -> float:
-        return seconds(timeout, self._limits.request_timeout)
-
     # ------------------------------------------------------------------------------------------------- its end
 
     def stats(self) -> ReaderStats:
@@ -528,52 +508,18 @@ class Reader(Node, ClusterOrders):
             return []
         return [f"servers: none answers. {self._thread.channels.trouble()}"]
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._monitor.is_closing
-
-    def close(self, timeout: float | None = None) -> None:
-        """End the thread and its sockets within `timeout` seconds; calls that wait raise `Closed`. May be called
-        again.
-        """
-        patience = seconds(timeout, self._limits.close_timeout)
-        deadline = time.monotonic() + patience
-        for partner in self._refuse_calls():
-            partner.close(max(0.0, deadline - time.monotonic()))
-        with self._closer(deadline) as is_mine:
-            if is_mine and not self._thread.worker.stop(max(END_TIMEOUT, patience), linger=min(patience, 0.5)):
-                _log.warning("reader %s: its thread did not end in time", self.reader_id.hex()[:8])
-
-    def _refuse_calls(self) -> list[Reader]:
-        """Calls raise `Closed` from now on, those that wait too; the readers of other tables."""
+    def _refuse_calls(self) -> list[FarNode]:
+        """The readers of other tables end with it."""
+        super()._refuse_calls()
         with self._monitor.changed:
-            self._monitor.is_closing = True
-            self._prefetch.close()
-            self._monitor.changed.notify_all()
             return list(self._partners.values())
 
     def __repr__(self) -> str:
         return f"<memoire.Reader {self.reader_id.hex()[:8]} of {', '.join(self.urls)}>"
 
 
-def _addresses(urls: Sequence[str]) -> tuple[str, ...]:
-    urls = (urls,) if isinstance(urls, str) else tuple(urls)
-    if not urls:
-        raise EndpointError("", "connect to", "a reader needs at least one address")
-    return urls
-
-
 def _hello(reader: Reader) -> messages.Hello:
     """What a reader says of itself to servers. Called inside of its thread."""
-    return messages.Hello(
-        role="reader",
-        table=reader._asked_table or reader.table,
-        software=SOFTWARE,
-        host=socket.gethostname()[:256],
-        name=reader.name,
-        pid=os.getpid(),
-        codecs=codecs(),
-        scalars=reader._scalars,
-        figures=reader._handed_out.figures(reader._prefetch.samples + reader._thread.takes.taken),
-    )
+    figures = reader._handed_out.figures(reader._prefetch.samples + reader._once.taken)
+    table, facts = reader._asked_table or reader.table, {"codecs": codecs(), "scalars": reader._scalars}
+    return reader._said("reader", table, reader.name, figures=figures, **facts)

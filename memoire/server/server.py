@@ -41,13 +41,14 @@ from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
+from memoire.tables.base import AnswersPrompts
+from memoire.tables.prompts.calls import PromptCalls
 from memoire.tables.table import OpenTable, Table, table_settings
 from memoire.wire import messages
 
 from .build import ServerOptions, check_bytes
 from .io import make_threads
 from .io_snapshots import Snapshot
-from .prompts_handle import LocalPrompts
 from .settings import Endpoints, Process, State
 from .stats import ClientStats, Queries, ServerStats, figures_of
 from .table_handle import TableHandle, mixed_batches
@@ -267,15 +268,17 @@ class Server(Node):
         """Draw whole episodes of the first table, which stores them: see `TableHandle.sample_episodes`."""
         return self._first.sample_episodes(count, timeout, group=group, group_size=group_size)
 
-    def prompts(self, table: str | None = None, *, rank: tuple[int, int] = (0, 1), session: str = "") -> LocalPrompts:
+    def prompts(self, table: str | None = None, *, rank: tuple[int, int] = (0, 1), session: str = "") -> PromptCalls:
         """The calls of `memoire.Prompts` for a table of this server, without a network.
 
         Args:
-            table: Its name; None is the first table.
+            table: Its name; None is the first table of prompts.
             rank, session: As of `memoire.Prompts`.
         """
-        found = self._tables.first if table is None else self._tables[table]
-        return LocalPrompts(self._dispatcher, found, self._check_open, rank, session)
+        handle = self.table(table or self._tables.first_of("prompts").name)
+        self._tables[handle.name].offered(AnswersPrompts)
+        made: PromptCalls = handle.calls(rank=rank, session=session)
+        return made
 
     @checked_names()
     def update_priorities(self, ids: Any, td_errors: Any) -> PriorityUpdate:

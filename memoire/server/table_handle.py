@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +12,7 @@ from typing import Any, TypeVar
 
 from memoire._core import Held
 from memoire.arguments import checked_names, seconds, whole
-from memoire.errors import Closed, NotEnoughSamples
+from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples, Refused
 from memoire.replay.batch import Batch, PriorityUpdate
 from memoire.replay.episodes import EpisodeBatch
 from memoire.replay.mixing import MixedBatch, Mixer, batches_until_over, drawn_ahead, sizes_of
@@ -18,11 +20,16 @@ from memoire.replay.parameters import NAMES, Parameters, StrictAttributes
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.sampling import Sampler, changes_of
 from memoire.replay.schema import Schema
-from memoire.tables.base import DrawsBatches, DrawsEpisodes, HandsOutOnce, ShowsSamples
+from memoire.tables.base import DrawsBatches, DrawsEpisodes, HandsOutOnce, HasCalls, ShowsSamples
+from memoire.tables.calls import Request
 from memoire.tables.draws import MAX_BATCH
 from memoire.tables.inspection import Distribution, FreshnessMonitor, InspectedSample
+from memoire.tables.registry import Reply
 from memoire.tables.rollouts.queue import Release, TakeRequest
 from memoire.tables.table import OpenTable
+from memoire.wire import messages
+from memoire.wire.frames import Answer, Message, MessageHeader
+from memoire.wire.receivers import Receiver
 
 from .dispatch import Dispatcher
 from .stats import TableStats, table_stats
@@ -298,6 +305,19 @@ class TableHandle(StrictAttributes):
         self._dispatcher.grant(None)  # its clients' shares are others now
         return gone
 
+    def calls(self, **options: Any) -> Any:
+        """The calls that this kind of table has of its own, without a network: of prompts those of `memoire.Prompts`,
+        of rows by key those of `tables.keyed.calls.KeyedCalls`.
+
+        Args:
+            options: Of these calls: of prompts `rank` and `session`, as of `memoire.Prompts`.
+
+        Raises:
+            ParameterError: it has none.
+        """
+        way = DirectTransport(self._dispatcher, self._table, self._check_open)
+        return self._table.offered(HasCalls).calls(way, **options)
+
     def distribution(self) -> Distribution:
         """How weights and ages of what is held are spread. Some tens of thousands of samples are looked at for it,
         which takes milliseconds; nothing is changed.
@@ -356,3 +376,78 @@ def mixed_batches(
         return batches_until_over(mixer.get, is_over, f"batch of {sizes}", timeout, where, advice)
 
     return drawn_ahead(drawn, is_over, ahead)
+
+
+UNBOUNDED = Receiver(*[1 << 53] * 3)
+"""What a user in this process takes: replies do not leave it."""
+
+
+class DirectTransport:
+    """A `Transport` to one server, in its process. Replies wait for the disk here, too."""
+
+    def __init__(self, dispatcher: Dispatcher, table: OpenTable, check_open: Callable[[], None]) -> None:
+        self.limits = dispatcher.limits
+        self._dispatcher, self._table, self._check_open = dispatcher, table, check_open
+        self._client, self._numbers = secrets.token_bytes(16), itertools.count(1)
+        dispatcher.receivers.register(self._client, UNBOUNDED)  # its replies stay in this process
+
+    def table(self, deadline: float) -> tuple[str, Schema]:
+        """Name and columns of the table."""
+        return self._table.name, self._table.schema
+
+    def servers(self) -> Sequence[str]:
+        """The only one."""
+        return [self._dispatcher.name]
+
+    def unmet(self) -> Sequence[str]:
+        """None: it is here."""
+        return []
+
+    def leaving(self) -> Sequence[str]:
+        """None: there is no other one."""
+        return []
+
+    def where(self) -> str:
+        """What errors call it."""
+        return f"table {self._table.name!r} of this server"
+
+    def trouble(self) -> str:
+        """Nothing: it is here."""
+        return ""
+
+    def now(self) -> float:
+        """The clock of deadlines."""
+        return time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """Wait so long. Raises Closed."""
+        time.sleep(seconds)
+        self._check_open()
+
+    def ask(self, requests: Mapping[Any, Request], deadline: float) -> dict[Any, Answer]:
+        """The answer of the server."""
+        self._check_open()
+        return {key: self._ask(request, deadline) for key, request in requests.items()}
+
+    def _ask(self, request: Request, deadline: float) -> Answer:
+        number, is_there, box = next(self._numbers), threading.Event(), list[Reply]()
+        size = len(request.payload or b"")
+        header = MessageHeader(request.body.type, self._table.number, self._client, 0, 0, number, 0, size, 0)
+
+        def send(reply: Reply) -> None:
+            box.append(reply)
+            is_there.set()
+
+        try:
+            reply = self._dispatcher.answer(Message(header, request.body, request.payload))
+        except Closed:
+            self._check_open()
+            raise
+        self._dispatcher.send(header, reply, send)
+        patience = max(0.0, deadline - time.monotonic()) + 1.0
+        if not is_there.wait(patience):
+            self._check_open()
+            return MemoireTimeout("disk", self.where(), patience, "The state folder has not saved it yet.")
+        if isinstance(box[0].body, messages.Refused):
+            return Refused(self.where(), box[0].body.code, box[0].body.text)
+        return Message(header, box[0].body, box[0].payload)

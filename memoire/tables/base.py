@@ -7,6 +7,7 @@
     BelongsToRun     is emptied where another run begins          HandsOutOnce     hands each entry out once, in order
     DrawsAtRandom    draws by a generator that has a seed         AnswersPrompts   prompts are leased, answered, drawn
     ShowsSamples     shows copies of samples                      SavesRows        saves each change, as it happens
+    HasCalls         is used by calls of its own
     KeepsLayout      entries come back to where they lay          HoldsRows        keeps rows by key until they go
 
 A pool derives from what it does, and from nothing else. Who opens a table looks up what its pool can do, once:
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from memoire.wire.parts import Payload
     from memoire.wire.receivers import Page
 
+    from .calls import Transport
     from .draws import PooledBatch
     from .episodes.saving import HasLayout, TakenTable
     from .inspection import PeekedSample
@@ -490,7 +492,17 @@ class HandsOutOnce(HasRoom, ABC):
         """What a learner far away gets at once: rows and payload of a ROLLOUTS message."""
 
 
-class AnswersPrompts(HasRoom, ABC):
+class HasCalls(ABC):
+    """Is used by calls of its own, in the server's process and far away."""
+
+    WANTED: ClassVar = "for calls of a table's own; here use {instead}"
+
+    @abstractmethod
+    def calls(self, transport: Transport, *args: Any, **options: Any) -> Any:
+        """These calls, by this way to the servers."""
+
+
+class AnswersPrompts(HasRoom, HasCalls, ABC):
     """Holds prompts, which workers answer and trainers draw by `memoire.Prompts`."""
 
     WANTED: ClassVar = "where prompts are given and answered"
@@ -508,7 +520,7 @@ class AnswersPrompts(HasRoom, ABC):
         """Prompts in each state, and other figures."""
 
 
-class HoldsRows(ABC):
+class HoldsRows(HasCalls, ABC):
     """Keeps rows by partition and key, which `memoire.tq` writes, reads and clears."""
 
     WANTED: ClassVar = "where rows are kept by key"

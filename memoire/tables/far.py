@@ -4,12 +4,14 @@ clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memoire.wire import messages
+from memoire.wire.frames import Answer
 
 LEFT_OUT_TIMEOUT = 3.0
 """Seconds that a call waits for a server before it is left out."""
@@ -51,6 +53,66 @@ class FarServer(Protocol):
     @property
     def home(self) -> int:
         """Its number, as headers say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FarRequest:
+    """A request to send to a server; what ends it goes to `FarSide.answered`."""
+
+    server: FarServer
+    body: messages.Body
+
+
+class FarSide(Protocol):
+    """What a learner far away asks of tables of one kind, and what it makes of the answers. Pure. The owner locks all
+    but `late` and `read`.
+    """
+
+    CALLED: ClassVar[str]
+    """What a call waits for, in errors."""
+    taken: int
+    """Entries that calls got."""
+
+    @property
+    def kept(self) -> int:
+        """Entries that came, and that no call has got yet."""
+
+    @property
+    def stale(self) -> int:
+        """Entries that came, and were passed over here: their model was too old by then."""
+
+    def next_time(self, now: float) -> float:
+        """When `late` or `begin` has something to do; infinity while only an answer can bring that about."""
+
+    def begin(self, now: float) -> Sequence[FarRequest]:
+        """The requests to send now."""
+
+    def read(self, answer: Answer, now: float) -> Any:
+        """What an answer brings; nothing where it is an error, or is not of this protocol."""
+
+    def answered(self, request: FarRequest, answer: Answer, came: Any, now: float) -> None:
+        """A request has ended by a reply, of which `came` was read, or by an error."""
+
+    def late(self, now: float, down: Collection[object]) -> Sequence[FarServer]:
+        """Servers that no call waits for any longer; `down` are addresses that surely have no connection."""
+
+    def leave_out(self, server: FarServer) -> None:
+        """It did not answer in time: calls go on without it."""
+
+    def forget(self, server: FarServer) -> None:
+        """It is on no list any more."""
+
+    def clear(self) -> None:
+        """Another run is counted."""
+
+    def want(self, wanted: Any) -> None:
+        """A call waits for this from now on; None: it has ended."""
+
+    def take(self, versions: Mapping[str, int]) -> Sequence[Any]:
+        """What is wanted, if all of it is here; else nothing. `versions` are the newest of each topic."""
+
+    def why_not(self) -> tuple[int, int, int, str]:
+        """What there is for the call that waits (entries, parts that are here, clients), and what it waits for."""
 
 
 class FarServers(Protocol):

@@ -203,6 +203,8 @@ class Kind:
     """What its pool can do: names of the classes of `base` that it derives from."""
     instead: ClassVar[str] = "get_batch(batch_size)"
     """How a learner gets what is held."""
+    far: ClassVar[str] = ""
+    """What a learner far away asks of it beside draws: a `far.FarSide`."""
     no_pushes: ClassVar[str] = ""
     """Why nothing is pushed to it, where nothing is."""
     has_columns: ClassVar[bool] = True

@@ -337,10 +337,16 @@ class Tables:
         except (KeyError, TypeError):
             raise ParameterError("table", name, one_of(name, self._tables)) from None
 
-    def named(self, name: str) -> OpenTable:
-        """What HELLO asks for; "" is the first. Raises ProtocolError (code "table")."""
+    def first_of(self, storage: str) -> OpenTable:
+        """The first table of this kind; the first of all where there is none."""
+        return next((table for table in self if table.storage == storage), self.first)
+
+    def named(self, name: str, role: str = "") -> OpenTable:
+        """What HELLO asks for; "" is the first, or the first of the kind that is called as the role of who asks. Raises
+        ProtocolError (code "table").
+        """
         if name == "":
-            return self.first
+            return self.first_of(role)
         if name == ROUNDTRIP:
             return self.roundtrip
         if name not in self._tables:

@@ -11,13 +11,14 @@ rows-1c9f0a6be2d05d2e.msgpack     the rows, named by the checksum of metadata.js
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
 import re
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,9 +41,10 @@ from memoire.building import (
 from memoire.building import record_file as checked_file
 from memoire.errors import DataError, ParameterError
 from memoire.tables.keyed import messages as keyed
+from memoire.tables.keyed.calls import Row
 
 from . import values
-from .client import KeyedClient, Row, Stored, Values, encoded
+from .client import KeyedClient, Stored, Values, encoded
 from .metadata import KVBatchMeta
 
 ADDRESSES = "MEMOIRE_TQ"
@@ -57,7 +59,7 @@ _FORMER_ROWS: Final = "rows.msgpack"
 _LENGTH_BYTES: Final = 8
 
 
-async def save(client: KeyedClient, folder: Path, metadata: dict[str, Any] | None, *, at: Fault = no_fault) -> None:
+def save(client: KeyedClient, folder: Path, metadata: dict[str, Any] | None, *, at: Fault = no_fault) -> None:
     """Write every row to a folder. The checkpoint that it has stays until the new one is whole and on disk.
 
     Args:
@@ -76,7 +78,7 @@ async def save(client: KeyedClient, folder: Path, metadata: dict[str, Any] | Non
         rows = _rows(folder, told)
         with checked_file.writing(rows, KIND, at=at) as file:
             file.put(0, told)
-            async for block in _blocks(client):
+            for block in _blocks(client):
                 file.put(1, block)
         replace_file(folder / METADATA, told, at=at)
         for other in folder.iterdir():
@@ -92,11 +94,11 @@ def _rows(folder: Path, metadata: bytes) -> Path:
     return folder / f"rows-{checksum(metadata):016x}.msgpack"
 
 
-async def _blocks(client: KeyedClient) -> Any:
-    for partition, rows in (await client.rows(None)).items():
+def _blocks(client: KeyedClient) -> Iterator[bytes]:
+    for partition, rows in client.rows(None).items():
         for start in range(0, len(rows), ROWS_AT_ONCE):
             some = rows[start : start + ROWS_AT_ONCE]
-            values = await client.values(partition, [row.key for row in some], ())
+            values = client.values(partition, [row.key for row in some], ())
             yield _block(partition, some, values)
 
 
@@ -110,7 +112,7 @@ def _block(partition: str, rows: Sequence[Stored], values: Sequence[Values | Non
     return len(name).to_bytes(_LENGTH_BYTES, "little") + name + keyed.pack(kept)
 
 
-async def load(client: KeyedClient, folder: Path) -> None:
+def load(client: KeyedClient, folder: Path) -> None:
     """Put the rows of a folder in the place of all that servers hold.
 
     Raises:
@@ -131,10 +133,10 @@ async def load(client: KeyedClient, folder: Path) -> None:
         records = file.records()
         if next(records, None) != (0, told):
             raise DataError(str(path), f"belongs to another {METADATA}")
-        await client.reset()
+        client.reset()
         for record in records:
             partition, rows = _unpacked(record)
-            await client.put(partition, [Row(row.key, row.tags, row.fields) for row in rows])
+            client.put(partition, [Row(row.key, row.tags, row.fields) for row in rows])
 
 
 def _unpacked(record: Record) -> tuple[str, list[keyed.PutRow]]:
@@ -227,7 +229,7 @@ def get_metrics_endpoint() -> str | None:
     if _here.client is None and not _known_addresses():
         return None
     client = _ready()
-    return client.wait(client.pages())
+    return client.pages()
 
 
 def _ready() -> KeyedClient:
@@ -282,8 +284,7 @@ async def async_kv_put(
     data_parser: values.Parser | None = None,
 ) -> KVBatchMeta:
     """Write one row; see `kv_put`."""
-    client = _ready()
-    return await client.on_any_loop(_put_one(client, key, partition_id, fields, tag, data_parser))
+    return await asyncio.to_thread(kv_put, key, partition_id, fields, tag, data_parser)
 
 
 async def async_kv_batch_put(
@@ -294,34 +295,29 @@ async def async_kv_batch_put(
     data_parser: values.Parser | None = None,
 ) -> KVBatchMeta:
     """Write rows; see `kv_batch_put`."""
-    client = _ready()
-    return await client.on_any_loop(_put(client, keys, partition_id, fields, tags, data_parser))
+    return await asyncio.to_thread(kv_batch_put, keys, partition_id, fields, tags, data_parser)
 
 
 async def async_kv_batch_get(
     keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None
 ) -> TensorDict:
     """Read rows; see `kv_batch_get`."""
-    client = _ready()
-    return await client.on_any_loop(_get(client, keys, partition_id, select_fields))
+    return await asyncio.to_thread(kv_batch_get, keys, partition_id, select_fields)
 
 
 async def async_kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> TensorDict:
     """Read rows; see `kv_batch_get_by_meta`."""
-    partition, fields = _of_meta(meta, select_fields)
-    return await async_kv_batch_get(meta.keys, partition, fields)
+    return await asyncio.to_thread(kv_batch_get_by_meta, meta, select_fields)
 
 
 async def async_kv_list(partition_id: str | None = None) -> dict[str, dict[str, Any]]:
     """Tags by partition and key; see `kv_list`."""
-    client = _ready()
-    return await client.on_any_loop(_list(client, partition_id))
+    return await asyncio.to_thread(kv_list, partition_id)
 
 
 async def async_kv_clear(keys: list[str] | str, partition_id: str) -> None:
     """Take rows away; see `kv_clear`."""
-    client = _ready()
-    await client.on_any_loop(client.clear(partition_id, _keys(keys)))
+    await asyncio.to_thread(kv_clear, keys, partition_id)
 
 
 # --------------------------------------------------------------------------------------------------- keys, sync
@@ -346,7 +342,10 @@ def kv_put(
         Refused: the server is full.
     """
     client = _ready()
-    return client.wait(_put_one(client, key, partition_id, fields, tag, data_parser))
+    if fields is None and tag is None:
+        raise ValueError("Please provide at least one parameter of fields or tag.")
+    batch = None if fields is None else values.single_row(fields)
+    return _put(client, [key], partition_id, batch, None if tag is None else [tag], data_parser)
 
 
 def kv_batch_put(
@@ -372,7 +371,7 @@ def kv_batch_put(
         Refused: a server is full; rows of other servers may be written.
     """
     client = _ready()
-    return client.wait(_put(client, keys, partition_id, fields, tags, data_parser))
+    return _put(client, keys, partition_id, fields, tags, data_parser)
 
 
 def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None) -> TensorDict:
@@ -389,7 +388,15 @@ def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[s
         ValueError: none of the keys exists, or the rows have no field in common yet.
     """
     client = _ready()
-    return client.wait(_get(client, keys, partition_id, select_fields))
+    names = _keys(keys)
+    chosen = [select_fields] if isinstance(select_fields, str) else select_fields
+    found = [row for row in client.values(partition_id, names, chosen or ()) if row is not None]
+    if not found:
+        raise ValueError("keys or partition were not found!")
+    if not set.intersection(*(set(row.names) for row in found)):
+        raise ValueError("Some fields are not ready in all the requested keys!")
+    shared = set.intersection(*(set(row.values) for row in found))
+    return values.batch_of({name: [row.values[name] for row in found] for name in shared}, len(found))
 
 
 def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> TensorDict:
@@ -401,13 +408,14 @@ def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | Non
 def kv_list(partition_id: str | None = None) -> dict[str, dict[str, Any]]:
     """Tags by partition and key, of one partition or of all, in the order in which rows were made."""
     client = _ready()
-    return client.wait(_list(client, partition_id))
+    found = client.rows(partition_id)
+    return {name: {row.key: row.tags for row in rows} for name, rows in found.items()}
 
 
 def kv_clear(keys: list[str] | str, partition_id: str) -> None:
     """Take rows away; keys that do not exist are ignored. Raises ValueError for an empty list."""
     client = _ready()
-    client.wait(client.clear(partition_id, _keys(keys)))
+    client.clear(partition_id, _keys(keys))
 
 
 # -------------------------------------------------------------------------------------------------- checkpoints
@@ -429,7 +437,7 @@ def save_checkpoint(
         OSError: a file could not be written.
     """
     client = _initialized()
-    client.wait(save(client, Path(checkpoint_dir), metadata))
+    save(client, Path(checkpoint_dir), metadata)
 
 
 def load_checkpoint(checkpoint_dir: str | Path) -> None:
@@ -441,7 +449,7 @@ def load_checkpoint(checkpoint_dir: str | Path) -> None:
         DataError: it is damaged, or of a former form. Servers hold what they held.
     """
     client = _initialized()
-    client.wait(load(client, Path(checkpoint_dir)))
+    load(client, Path(checkpoint_dir))
 
 
 def _initialized() -> KeyedClient:
@@ -474,21 +482,7 @@ def _of_meta(meta: KVBatchMeta, select_fields: list[str] | str | None) -> tuple[
     return meta.partition_id, chosen
 
 
-async def _put_one(
-    client: KeyedClient,
-    key: str,
-    partition: str,
-    fields: TensorDict | Mapping[str, Any] | None,
-    tag: dict[str, Any] | None,
-    parser: values.Parser | None,
-) -> KVBatchMeta:
-    if fields is None and tag is None:
-        raise ValueError("Please provide at least one parameter of fields or tag.")
-    batch = None if fields is None else values.single_row(fields)
-    return await _put(client, [key], partition, batch, None if tag is None else [tag], parser)
-
-
-async def _put(
+def _put(
     client: KeyedClient,
     keys: list[str],
     partition: str,
@@ -504,7 +498,7 @@ async def _put(
         Row(key, encoded(tags[i]) if tags else {}, encoded({name: values[i] for name, values in columns.items()}))
         for i, key in enumerate(keys)
     ]
-    return _meta(partition, await client.put(partition, rows))
+    return _meta(partition, client.put(partition, rows))
 
 
 def _check_put(keys: list[str], fields: TensorDict | None, tags: list[dict[str, Any]] | None) -> None:
@@ -531,22 +525,3 @@ def _meta(partition: str, rows: Sequence[Stored]) -> KVBatchMeta:
         fields=sorted(shared),
         extra_info={},
     )
-
-
-async def _get(
-    client: KeyedClient, keys: list[str] | str, partition: str, select_fields: list[str] | str | None
-) -> TensorDict:
-    names = _keys(keys)
-    chosen = [select_fields] if isinstance(select_fields, str) else select_fields
-    found = [row for row in await client.values(partition, names, chosen or ()) if row is not None]
-    if not found:
-        raise ValueError("keys or partition were not found!")
-    if not set.intersection(*(set(row.names) for row in found)):
-        raise ValueError("Some fields are not ready in all the requested keys!")
-    shared = set.intersection(*(set(row.values) for row in found))
-    return values.batch_of({name: [row.values[name] for row in found] for name in shared}, len(found))
-
-
-async def _list(client: KeyedClient, partition: str | None) -> dict[str, dict[str, Any]]:
-    found = await client.rows(partition)
-    return {name: {row.key: row.tags for row in rows} for name, rows in found.items()}

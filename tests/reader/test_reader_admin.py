@@ -5,7 +5,8 @@ import pytest
 
 from memoire.accounting.merge import ServerAccounts
 from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError, Refused, WrongType
-from memoire.reader.admin import SNAPSHOT_INTERVAL, ClusterAdmin
+from memoire.limits import Limits
+from memoire.reader.admin import SNAPSHOT_INTERVAL, ClusterOrders
 from memoire.wire import messages
 from memoire.wire.frames import name_hash
 from memoire.wire.rows import ACCOUNT
@@ -75,9 +76,15 @@ class Thread:
         self.entered.append(run)
 
 
+class Orders(ClusterOrders):
+    def __init__(self, thread):
+        self._thread, self._monitor, self._directory = thread, thread.monitor, thread.directory
+        self._limits = Limits(request_timeout=10.0)
+
+
 def cluster(**servers):
     thread = Thread(**servers)
-    return thread, ClusterAdmin(thread, 10.0)
+    return thread, Orders(thread)
 
 
 def silent(name="tcp://a"):
@@ -92,7 +99,7 @@ TAKEN = messages.Taken()
 def test_parameters_go_to_every_server_as_they_travel_whichever_run_it_counts():
     thread, admin = cluster(a=TAKEN, b=TAKEN)
     thread.directory.servers["b"].is_away, thread.directory.addresses[0].hello.due = True, 200.0
-    admin.configure(4.0, {"discount": (0.5, 0.9), "prev": np.array([1, 2]), "multi_step": 2})
+    admin.configure(4.0, discount=(0.5, 0.9), prev=np.array([1, 2]), multi_step=2)
     plain = messages.Control(parameters={"discount": [0.5, 0.9], "prev": [1, 2], "multi_step": 2})
     assert thread.sent == [("a", plain, 104.0, 0), ("b", plain, 104.0, 0)]
     assert thread.directory.next_time() == 0.0  # HELLO sees what came of it
@@ -102,18 +109,18 @@ def test_an_order_to_all_waits_until_somebody_answers_at_every_address():
     thread, admin = cluster(a=TAKEN)
     thread.directory.addresses[0].unmet = ("tcp://later", "tcp://other")
     with pytest.raises(MemoireTimeout, match="tcp://later, tcp://other.*nothing was changed"):
-        admin.configure(None, {})
+        admin.configure(None)
     assert thread.sent == [] and thread.monitor.now() == 110.0
 
 
 def test_an_order_that_a_server_did_not_answer_says_that_the_others_have_it():
     _, admin = cluster(a=TAKEN, b=silent())
     with pytest.raises(MemoireTimeout, match="server 'b'.*It was sent 3 times.*call again when 'b' is back"):
-        admin.configure(None, {})
+        admin.configure(None)
 
 
 CALLS = {
-    "configure": lambda admin, timeout: admin.configure(timeout, {}),
+    "configure": lambda admin, timeout: admin.configure(timeout),
     "begin_run": lambda admin, timeout: admin.begin_run("next", timeout),
     "finish": lambda admin, timeout: admin.finish(timeout),
     "tell": lambda admin, timeout: admin.tell("b", messages.Control(drain=True), timeout),
@@ -184,7 +191,7 @@ def test_the_end_is_told_to_servers_that_are_met_meanwhile(caplog):
 def test_a_reader_that_is_closed_orders_nothing(call):
     thread, admin = cluster(a=TAKEN)
     thread.monitor.is_open = False
-    given = {"finish": (None,), "begin_run": ("one", None), "configure": (None, {}), "snapshot": ("one", None)}[call]
+    given = {"finish": (None,), "begin_run": ("one", None), "configure": (None,), "snapshot": ("one", None)}[call]
     with pytest.raises(Closed):
         getattr(admin, call)(*given)
     assert thread.sent == []

@@ -10,8 +10,9 @@ from memoire.errors import MemoireTimeout, ParameterError
 from memoire.limits import Limits
 from memoire.net.thread import NodeLock
 from memoire.reader.directory import Directory
-from memoire.reader.io_channels import Taker
+from memoire.reader.io_channels import Sides
 from memoire.replay.parameters import Parameters
+from memoire.tables.base import HandsOutOnce
 from memoire.tables.far import REFUSED_INTERVAL, RETRY_INTERVAL
 from memoire.tables.rollouts.far import Takes, shares
 from memoire.tables.rollouts.queue import TakeRequest
@@ -46,7 +47,7 @@ class TakesWorld:
         for ask in [ask for ask in self.open if not names or ask.server.name in names]:
             self.open.remove(ask)
             answer = by or self._reply(ask)
-            came = self.takes.unpack(answer, self.now)
+            came = self.takes.read(answer, self.now)
             self.takes.answered(ask, answer, came, self.now)
 
     def _reply(self, ask):
@@ -129,7 +130,7 @@ def test_more_than_there_is_ever_room_for_and_another_storage_are_refused():
     with pytest.raises(ParameterError, match="capacity of all servers, 20 entries"):
         world.take(21)
     other = TakesWorld("a", storage="caches", table_name="plain")
-    with pytest.raises(ParameterError, match=r"'plain' gives batches \(get_batch\)"):
+    with pytest.raises(ParameterError, match=r"of table 'plain' use get_batch"):
         other.take(1)
 
 
@@ -220,5 +221,6 @@ def test_a_call_wakes_the_thread_that_asks_for_it():
 
     world, worker = TakesWorld("a"), SleepingWorker()
     world.push("a", range(20))
-    taker = Taker(world.takes, worker, None, NodeLock("this reader"), dict)
-    assert sum(map(len, taker.take(TakeRequest(20), 0.0))) == 20 and worker.turns == 1
+    sides = Sides({"rollouts": world.takes}, world.directory, worker, None, NodeLock("this reader"), dict)
+    side = sides.offering(HandsOutOnce)
+    assert side is world.takes and sum(map(len, sides.take(side, TakeRequest(20), 0.0))) == 20 and worker.turns == 1

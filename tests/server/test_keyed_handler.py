@@ -8,7 +8,8 @@ import pytest
 from dispatchkit import ME, YOU, Asker, made_dispatcher
 from memoire.limits import Limits
 from memoire.tables.keyed import messages as keyed
-from memoire.tables.keyed.pool import KeyedHandler, KeyedPool
+from memoire.tables.keyed.handlers import KeyedHandler
+from memoire.tables.keyed.pool import KeyedPool
 from memoire.tables.table import Table
 from memoire.wire import types
 from memoire.wire.byte_budget import ByteBudget

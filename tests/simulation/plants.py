@@ -431,7 +431,7 @@ def rewinds_that_commit() -> None:
 @planted("endings: ")
 def ends_of_those_that_are_there() -> None:
     """A learner that ends a run does not wait for servers that are away."""
-    from memoire.reader.admin import ClusterAdmin
+    from memoire.reader.admin import ClusterOrders
     from memoire.wire import messages
 
     def finish(self: Any, timeout: float) -> None:
@@ -440,7 +440,7 @@ def ends_of_those_that_are_there() -> None:
 
         self._gather(bodies, lambda answer: None, self._monitor.now() + timeout, None)
 
-    replace(ClusterAdmin, "finish", finish)
+    replace(ClusterOrders, "finish", finish)
 
 
 @planted("endings: ")

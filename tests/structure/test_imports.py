@@ -40,9 +40,8 @@ IO = {
 }
 FACES = {
     "client/waiting": {"memoire.net"},
-    "reader/calls": {"memoire.net", "socket", "time"},
+    "reader/calls": {"memoire.net"},
     "reader/publishing": {"memoire.net"},
-    "server/prompts_handle": {"time"},
     "server/table_handle": {"time"},
     "inference/node": {"memoire.net", "time"},
     "inference/policy": {"memoire.net", "time"},

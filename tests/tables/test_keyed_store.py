@@ -1,16 +1,23 @@
 """Rows by key: fields merge, values come in pieces, and nothing is held beyond the limit."""
 
+import contextlib
 import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.errors import ProtocolError
+from memoire import Server, Table
+from memoire.errors import ParameterError, ProtocolError
+from memoire.limits import Limits
+from memoire.reader.calls import FarCalls
+from memoire.tables.base import HoldsRows
+from memoire.tables.keyed.calls import KeyedCalls, Row
 from memoire.tables.keyed.pool import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedPool, RowChange
 from memoire.wire.byte_budget import ByteBudget
 
 LIMIT = 1 << 20
+SMALL = Limits.of(request_bytes=8192)
 ME, YOU = b"a" * 16, b"b" * 16
 
 
@@ -121,3 +128,39 @@ def test_it_holds_what_plain_dictionaries_hold_and_knows_its_bytes(changes):
     assert {(name, key): row.fields for name, key, row in store.walk(None, 0)} == model
     store.reset()
     assert store.held == (0, 0)
+
+
+class FarRows(FarCalls):
+    def __init__(self, addresses):
+        super().__init__(addresses, "keyed", HoldsRows, role="actor", limits=SMALL, tune_process=False)
+        self.calls = KeyedCalls(self._far, self.urls)
+        self._meet(10.0)
+
+
+@pytest.mark.parametrize("servers", [0, 1, 2], ids=["near", "far", "two servers"])
+def test_rows_are_written_read_and_cleared_by_the_same_calls_near_and_far(servers):
+    """Also values longer than a message, and more rows than a request has room for."""
+    tables = {"online": Table({"obs": "u1"}), "rows": Table(storage="keyed")}
+    with contextlib.ExitStack() as opened:
+        made = [
+            opened.enter_context(Server("tcp://127.0.0.1:*" if servers else None, tables=tables, limits=SMALL))
+            for _ in range(servers or 1)
+        ]
+        far = opened.enter_context(FarRows([each.endpoint for each in made])) if servers else None
+        calls = made[0].table("rows").calls() if far is None else far.calls
+        rows = [Row(f"k{i}", {"t": bytes([i])}, {"x": bytes([i]) * (20_000 if i == 7 else 300)}) for i in range(40)]
+        assert [row.key for row in calls.put("p", rows)] == [row.key for row in rows]
+        found = calls.values("p", ["k7", "none", "k3"])
+        assert [each.fields.get("x") for each in found] == [rows[7].fields["x"], None, rows[3].fields["x"]]
+        assert [row.key for row in calls.facts("p", ["k5", "none", "k1"])] == ["k5", "k1"]
+        assert {row.key: row.made for row in calls.rows()["p"]}.keys() == {row.key for row in rows}
+        assert sum(each.stats().tables["rows"].held_caches for each in made) == 40
+        calls.clear("p", [f"k{i}" for i in range(39)])
+        assert [row.key for row in calls.rows("p")["p"]] == ["k39"]
+        calls.reset()
+        assert calls.rows() == {}
+
+
+def test_a_table_without_calls_of_its_own_says_which_kinds_have_them():
+    with Server(None, {"obs": "u1"}) as server, pytest.raises(ParameterError, match="'prompts' or 'keyed' for calls"):
+        server.table("default").calls()

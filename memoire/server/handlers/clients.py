@@ -57,7 +57,7 @@ class ClientsHandler:
         """Register a client, a reader or another peer, and tell it all that it needs to begin."""
         state = self._state
         state.receivers.met(header.client, body)
-        table = state.tables.named(body.table)
+        table = state.tables.named(body.table, body.role)
         since, granted, is_saved = 0, NO_LIMIT, True
         if body.role == "actor":
             since = self._register(header.client, body, table, now)

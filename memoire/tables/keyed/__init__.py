@@ -20,8 +20,8 @@ class KeyedKind(Kind):
     weighed = "Bytes of rows."
     pool = "memoire.tables.keyed.pool:KeyedPool"
     saved = "memoire.tables.keyed.pool:PartitionRecord KeyedRecord"
-    answers = "memoire.tables.keyed.pool:answers"
-    offers = ("HoldsRows",)
+    answers = "memoire.tables.keyed.handlers:answers"
+    offers = ("HoldsRows", "HasCalls")
     instead = "memoire.tq"
     no_pushes = "this table stores rows by key, which are written by CHANGE_ROWS: use memoire.tq"
     has_columns = False

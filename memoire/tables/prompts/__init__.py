@@ -22,7 +22,7 @@ class PromptsKind(Kind):
     saved = "memoire.tables.prompts.pool:PromptRecord"
     answers = "memoire.tables.prompts.handlers:answers"
     settings = "memoire.tables.prompts.settings:PromptSettings"
-    offers = ("HasRoom", "AnswersPrompts", "SavesRows")
+    offers = ("HasRoom", "AnswersPrompts", "HasCalls", "SavesRows")
     instead = "memoire.Prompts"
     no_pushes = "this table stores prompts, which are answered by ANSWERS: use memoire.Prompts"
 

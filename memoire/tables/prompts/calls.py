@@ -21,11 +21,12 @@ from memoire import arguments
 from memoire.arguments import checked_names, finite, mapping, model_version, one_of, seconds, text, whole
 from memoire.errors import EpochOver, ParameterError, WrongType
 from memoire.replay.schema import Schema
+from memoire.tables.calls import Request, Transport
 
 from . import messages
 from .columns import gathered, mask_of, places_of
 from .rows import Key, PromptState
-from .servers import PromptRequest, PromptServers, PromptTransport, keys_of
+from .servers import PromptServers, keys_of
 from .trainer import PromptTrainer, Step, fetched
 from .worker import Lease, PromptWorker
 
@@ -42,7 +43,7 @@ class TableCalls:
         session: See `memoire.Prompts`.
     """
 
-    def __init__(self, transport: PromptTransport, rank: tuple[int, int], timeout: float, session: str) -> None:
+    def __init__(self, transport: Transport, rank: tuple[int, int], timeout: float, session: str) -> None:
         self._timeout = timeout
         self._transport = transport
         self._servers = PromptServers(transport)
@@ -177,7 +178,7 @@ class ListenerCalls(TableCalls):
             "most": whole("limit", limit, 1), "is_going_on": bool(consumer) and since is None,
         }  # fmt: skip
         requests = {
-            name: PromptRequest(messages.Prompts(call="list", since=(since or {}).get(name, 0), **facts))
+            name: Request(messages.Prompts(call="list", since=(since or {}).get(name, 0), **facts))
             for name in self._servers.names
         }
         found: dict[str, list[PromptInfo]] = {name: [] for name in requests}
@@ -191,7 +192,7 @@ class ListenerCalls(TableCalls):
                     del requests[name]
                 else:
                     page = messages.Prompts(call="list", since=cursor[name], **(facts | {"most": left}))
-                    requests[name] = PromptRequest(page)
+                    requests[name] = Request(page)
         for name, rows in found.items():
             self._worker.learn([row.key for row in rows], name)
         return [row for rows in found.values() for row in rows], cursor
@@ -227,7 +228,7 @@ class ListenerCalls(TableCalls):
 
     def payload(self, key: Key, timeout: float | None = None) -> bytes:
         """The payload of a prompt. Raises Refused (code "missing")."""
-        request = PromptRequest(messages.Prompts(call="payloads", keys=keys_of(checked_keys([key]))))
+        request = Request(messages.Prompts(call="payloads", keys=keys_of(checked_keys([key]))))
         return bytes(self._worker.at_home(key, request, self._transport.now() + self._patience(timeout)).payload)
 
     def counts(self, timeout: float | None = None) -> dict[str, int]:
@@ -451,7 +452,7 @@ class GiverCalls(TableCalls):
         for name, mine in shares.items():
             new = [messages.NewPrompt(index, len(chunk[index])) for index in mine]
             data = b"".join(chunk[index] for index in mine)
-            requests[name] = PromptRequest(messages.Groups(call="add", new=new, **facts), data)
+            requests[name] = Request(messages.Groups(call="add", new=new, **facts), data)
         return sum(reply.body.done for reply in self._servers.all(requests, deadline).values())
 
     def cancel(self, keys: Iterable[Key], timeout: float | None = None) -> int:

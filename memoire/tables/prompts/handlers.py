@@ -222,46 +222,7 @@ class PromptsHandler:
     def _order(self, table: PromptTable, body: messages.Groups) -> Reply:
         if body.call == "known":
             return self._reply(table, flags=bytes(map(table.book.knows, _keys_of(body))), is_saved=True)
-        done = self._changes[body.call](self, table, body)
-        return self._reply(table, done=done)
-
-    def _cancel(self, table: PromptTable, body: messages.Groups) -> int:
-        return table.cancel(_keys_of(body))
-
-    def _prioritise(self, table: PromptTable, body: messages.Groups) -> int:
-        rows = [table.book.rows[key] for key in _keys_of(body) if key in table.book.rows]
-        for row in rows:
-            table.book.prioritise(row, body.priority)
-        return len(rows)
-
-    def _finish(self, table: PromptTable, body: messages.Groups) -> int:
-        table.finish(body.dataset, body.epoch)
-        return 1
-
-    def _forget(self, table: PromptTable, body: messages.Groups) -> int:
-        return table.forget(body.dataset, body.epoch)
-
-    def _share(self, table: PromptTable, body: messages.Groups) -> int:
-        table.book.share_out(body.shares)
-        return len(body.shares)
-
-    def _model(self, table: PromptTable, body: messages.Groups) -> int:
-        table.saw_model(body.version or 0)
-        return 0
-
-    def _commit(self, table: PromptTable, body: messages.Groups) -> int:
-        return table.commit(body.step, body.session)
-
-    def _rewind(self, table: PromptTable, body: messages.Groups) -> int:
-        return table.rewind(-1 if body.is_before_first else body.step, body.session, body.version)
-
-    def _score(self, table: PromptTable, body: messages.Groups) -> int:
-        return table.steps.update_scores(dict(zip(_keys_of(body), body.values, strict=False)))
-
-    _changes: dict[str, Callable[[PromptsHandler, PromptTable, messages.Groups], int]] = {
-        "cancel": _cancel, "prioritise": _prioritise, "finish": _finish, "forget": _forget, "shares": _share,
-        "model": _model, "commit": _commit, "rewind": _rewind, "score": _score,
-    }  # fmt: skip
+        return self._reply(table, done=ORDERS[body.call](table, body) or 0)
 
     def _draw(self, table: PromptTable, body: messages.Groups, client: bytes, now: float) -> Reply:
         facts: dict[str, Any] = {"wanted": body.wanted, "replay": body.replay, "plan": body.plan}
@@ -331,6 +292,27 @@ def _changed(table: PromptTable, body: messages.Prompts, place: int) -> int:
 
 def _keys_of(body: messages.Groups) -> Iterator[Key]:
     return map(_key_of, body.keys)
+
+
+def _prioritise(table: PromptTable, body: messages.Groups) -> int:
+    rows = [table.book.rows[key] for key in _keys_of(body) if key in table.book.rows]
+    for row in rows:
+        table.book.prioritise(row, body.priority)
+    return len(rows)
+
+
+ORDERS: Final[dict[str, Callable[[PromptTable, messages.Groups], int | None]]] = {
+    "cancel": lambda table, body: table.cancel(_keys_of(body)),
+    "prioritise": _prioritise,
+    "finish": lambda table, body: table.finish(body.dataset, body.epoch),
+    "forget": lambda table, body: table.forget(body.dataset, body.epoch),
+    "shares": lambda table, body: table.book.share_out(body.shares),
+    "model": lambda table, body: table.saw_model(body.version or 0),
+    "commit": lambda table, body: table.commit(body.step, body.session),
+    "rewind": lambda table, body: table.rewind(-1 if body.is_before_first else body.step, body.session, body.version),
+    "score": lambda table, body: table.steps.update_scores(dict(zip(_keys_of(body), body.values, strict=False))),
+}
+"""What each order of a giver or trainer does; returns how many prompts or groups it has changed, if it counts them."""
 
 
 def _check_size(sizes: list[int], data: memoryview) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from memoire.limits import HELD_BYTES
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.tables.base import DEFAULTS, MAX_INSPECTED, AnswersPrompts, LastingPool, PoolStats, SavesRows
+from memoire.tables.calls import DEFAULT_TIMEOUT, Transport
 from memoire.tables.inspection import Distribution, Histogram
 from memoire.tables.saved import Count, PutBack, RecordBody, RecordKind, SavedRecord
 from memoire.wire.byte_budget import ByteBudget
@@ -31,6 +32,9 @@ from .rows import Key, PromptState
 from .saving import NO_PAYLOAD, KeptPrompt, go_on, kept_of, order_of, put_back, restore, take_changes
 from .settings import PromptSettings
 from .table import PromptStats, PromptTable, stats_of, unfinished_of
+
+if TYPE_CHECKING:
+    from .calls import PromptCalls
 
 
 class PromptRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -127,6 +131,12 @@ class PromptPool(LastingPool, AnswersPrompts, SavesRows):
     def now(self) -> float:
         """The clock of leases."""
         return self._clock()
+
+    def calls(self, transport: Transport, *, rank: tuple[int, int] = (0, 1), session: str = "") -> PromptCalls:
+        """Those of `memoire.Prompts`."""
+        from .calls import PromptCalls, checked_rank
+
+        return PromptCalls(transport, checked_rank(rank, session), DEFAULT_TIMEOUT, session)
 
     # What is saved
 

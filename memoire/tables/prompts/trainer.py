@@ -24,11 +24,12 @@ from memoire.arguments import finite
 from memoire.errors import EpochOver, MemoireTimeout, NoSuchField, ParameterError, Refused
 from memoire.replay.columns import Ragged
 from memoire.replay.schema import Schema
+from memoire.tables.calls import Reply, Request
 
 from . import messages
 from .columns import NOTHING, RawColumns, checked, gathered, mask_of, mask_of_places, places_of, unpacked
 from .rows import Key
-from .servers import PromptReply, PromptRequest, PromptServers, balanced, dealt, keys_of, most_of, planned, revised
+from .servers import PromptServers, balanced, dealt, keys_of, most_of, planned, revised
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +245,7 @@ class PromptTrainer:
         return self._fix(step, groups, replay, plan, deadline)
 
     def _propose(
-        self, step: int, groups: int, replay: float, told: Mapping[str, PromptReply]
+        self, step: int, groups: int, replay: float, told: Mapping[str, Reply]
     ) -> tuple[messages.StepPlan | None, str]:
         """The first plan of a step, once enough groups are ready. Raises EpochOver if none come any more."""
         fixed = {name: len(each.body.groups) for name, each in told.items() if each.body.groups}
@@ -259,7 +260,7 @@ class PromptTrainer:
         names = sorted({*shares, *fixed})
         return messages.StepPlan(1, {name: shares.get(name, 0) + fixed.get(name, 0) for name in names}, groups), ""
 
-    def _is_over(self, told: Mapping[str, PromptReply]) -> bool:
+    def _is_over(self, told: Mapping[str, Reply]) -> bool:
         """Whether no more groups come: every server that was given prompts says so."""
         given = [each.body for each in told.values() if each.body.is_over or not each.body.is_empty]
         return bool(given) and all(body.is_over for body in given)
@@ -269,8 +270,7 @@ class PromptTrainer:
     ) -> tuple[list[DrawnGroup] | None, str]:
         """Have the servers of a plan fix their groups; the list if all have."""
         requests = {
-            name: PromptRequest(self._body(step, groups, replay, plan, count=count))
-            for name, count in plan.groups.items()
+            name: Request(self._body(step, groups, replay, plan, count=count)) for name, count in plan.groups.items()
         }
         told = self._whole(self._servers.all(requests, deadline), step, deadline)
         if (found := _complete(plan, told)) is not None:
@@ -284,7 +284,7 @@ class PromptTrainer:
         return None, _reasons(told)
 
     def _replan(
-        self, step: int, groups: int, replay: float, plan: messages.StepPlan, told: Mapping[str, PromptReply],
+        self, step: int, groups: int, replay: float, plan: messages.StepPlan, told: Mapping[str, Reply],
         deadline: float,
     ) -> None:  # fmt: skip
         """Servers that lack groups give what they have, if others can give the rest, or nothing more comes."""
@@ -295,14 +295,14 @@ class PromptTrainer:
         if sum(spare.values()) < lacking and not self._is_over(asked):
             return
         closing = {
-            name: PromptRequest(self._body(step, groups, replay, None, count=plan.groups[name], is_last=True))
+            name: Request(self._body(step, groups, replay, None, count=plan.groups[name], is_last=True))
             for name in short
         }
         fixed = {name: each.body.done for name, each in self._servers.all(closing, deadline).items()}
         changed = messages.StepPlan(plan.version + 1, revised(plan.groups, fixed, spare), plan.wanted)
         for name in sorted(changed.groups):
             body = self._body(step, groups, replay, changed, count=changed.groups[name])
-            self._servers.one(name, PromptRequest(body), deadline)
+            self._servers.one(name, Request(body), deadline)
 
     def _body(
         self,
@@ -319,7 +319,7 @@ class PromptTrainer:
             is_last=is_last, after=0,
         )  # fmt: skip
 
-    def _whole(self, told: Mapping[str, PromptReply], step: int, deadline: float) -> dict[str, PromptReply]:
+    def _whole(self, told: Mapping[str, Reply], step: int, deadline: float) -> dict[str, Reply]:
         """The same replies with all groups of a step: what was left of them is asked for."""
         whole = dict(told)
         for name, reply in told.items():
@@ -328,12 +328,12 @@ class PromptTrainer:
             groups, page = list(reply.body.groups or ()), reply.body
             while not page.is_whole:
                 body = messages.Groups(call="draw", session=self.session, step=step, after=len(groups))
-                former, page = page, self._servers.one(name, PromptRequest(body), deadline).body
+                former, page = page, self._servers.one(name, Request(body), deadline).body
                 if page.done != former.done or not page.groups:  # it was given more meanwhile: from the beginning
                     groups, page = [], msgspec.structs.replace(page, is_whole=False)
                     continue
                 groups += page.groups
-            whole[name] = PromptReply(msgspec.structs.replace(reply.body, groups=groups), reply.payload)
+            whole[name] = Reply(msgspec.structs.replace(reply.body, groups=groups), reply.payload)
         return whole
 
     def _fetch(
@@ -403,7 +403,7 @@ def fetched(
             call="fetch", keys=asked, columns=mask, rank=rank[0], ranks=rank[1], after=len(open_answers),
             offset=len(part), changed=changed,
         )  # fmt: skip
-        reply = servers.one(name, PromptRequest(body), deadline)
+        reply = servers.one(name, Request(body), deadline)
         come: list[dict[int, tuple[int, RawColumns]]] = [open_answers, *({} for _ in asked)]
         begin = 0
         for told in reply.body.columns:
@@ -426,7 +426,7 @@ def fetched(
     return found
 
 
-def _complete(plan: messages.StepPlan, told: Mapping[str, PromptReply]) -> list[DrawnGroup] | None:
+def _complete(plan: messages.StepPlan, told: Mapping[str, Reply]) -> list[DrawnGroup] | None:
     """All groups of a plan, in an order that is the same everywhere; None while some are not fixed."""
     drawn: list[DrawnGroup] = []
     for name in sorted(plan.groups):
@@ -445,7 +445,7 @@ def _spare(body: messages.Prompted, replay: float, groups: int) -> int:
     return most_of(counts.get("ready", 0), counts.get("replayable", 0), replay, groups)
 
 
-def _reasons(told: Mapping[str, PromptReply]) -> str:
+def _reasons(told: Mapping[str, Reply]) -> str:
     reasons = {name: each.body.wait for name, each in told.items() if each.body.wait}
     if len(told) == 1:
         return next(iter(reasons.values()), "")

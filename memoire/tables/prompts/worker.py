@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 from memoire import _core
 from memoire.errors import EntryError, MemoireError, MemoireTimeout, Refused
 from memoire.replay.schema import Schema
+from memoire.tables.calls import Reply, Request
 
 from . import messages
 from .columns import ANSWER_PART, Packed, RawColumns, packed, raw_columns
 from .rows import Key
-from .servers import PromptReply, PromptRequest, PromptServers
+from .servers import PromptServers
 
 MAX_PIECES = 1024
 """Of answers in one request."""
@@ -90,7 +91,7 @@ class PromptWorker:
             patience = deadline if len(names) == 1 else min(deadline, self._servers.transport.now() + LEASE_TIMEOUT)
             having = self._having(name)
             body = messages.Answers(call="lease", count=count, seconds=seconds, version=version, leases=having)
-            answer = self._servers.some({name: PromptRequest(body)}, patience)[name]
+            answer = self._servers.some({name: Request(body)}, patience)[name]
             if isinstance(answer, Refused):
                 raise answer
             if isinstance(answer, MemoireError):
@@ -101,7 +102,7 @@ class PromptWorker:
             reasons.append(answer.body.wait if len(names) == 1 else f"server {name!r}: {answer.body.wait}")
         return None, "; ".join(reasons) or "no server is known"
 
-    def _take(self, name: str, answer: PromptReply) -> list[Lease]:
+    def _take(self, name: str, answer: Reply) -> list[Lease]:
         leases, begin, now = [], 0, self._servers.transport.now()
         for told in answer.body.leases:
             payload = bytes(answer.payload[begin : begin + told.bytes])
@@ -157,7 +158,7 @@ class PromptWorker:
         for name in {lease.server for lease in leases}:
             numbers = [lease.number for lease in leases if lease.server == name]
             body = messages.Answers(call=call, leases=numbers, seconds=seconds)  # type: ignore[arg-type]
-            reply = self._servers.one(name, PromptRequest(body), deadline)
+            reply = self._servers.one(name, Request(body), deadline)
             found |= dict(zip(numbers, map(bool, reply.body.flags), strict=True))
         for lease in leases:
             if call == "release" or not found[lease.number]:
@@ -185,7 +186,7 @@ class PromptWorker:
         }
         while parts := {name: part for name, each in left.items() if (part := next(each, None)) is not None}:
             requests = {
-                name: PromptRequest(messages.Answers(call="answer", pieces=pieces), data)
+                name: Request(messages.Answers(call="answer", pieces=pieces), data)
                 for name, (pieces, data) in parts.items()
             }
             for name, reply in self._servers.all(requests, deadline).items():
@@ -225,7 +226,7 @@ class PromptWorker:
         piece = messages.AnswerPiece(*lease.key, lease.number, index, 0, True, 0, 0, [], 0, reason[:1000], is_again)
         body = messages.Answers(call="fail", pieces=[piece])
         deadline = self._servers.transport.now() + patience
-        was_wanted = self._servers.one(lease.server, PromptRequest(body), deadline).body.flags[0] < 2
+        was_wanted = bool(self._servers.one(lease.server, Request(body), deadline).body.flags[0] < 2)
         if not is_again:
             self._settle(lease, [index])
         return was_wanted
@@ -233,8 +234,8 @@ class PromptWorker:
     def amend(self, key: Key, index: int, columns: Mapping[str, Any], schema: Schema, patience: float) -> bool:
         """Bring columns of an answer from elsewhere; whether they came in time."""
         made = packed(schema, raw_columns(schema, columns))
-        request = PromptRequest(messages.Answers(call="amend", pieces=[piece_of(key, 0, index, made)]), made.data)
-        return self.at_home(key, request, self._servers.transport.now() + patience).body.flags[0] < 2
+        request = Request(messages.Answers(call="amend", pieces=[piece_of(key, 0, index, made)]), made.data)
+        return bool(self.at_home(key, request, self._servers.transport.now() + patience).body.flags[0] < 2)
 
     # Where a prompt is
 
@@ -245,20 +246,20 @@ class PromptWorker:
                 self._homes.clear()  # for a prompt whose server is not known, each server is asked
             self._homes.update((key, server) for key in keys)
 
-    def at_home(self, key: Key, request: PromptRequest, deadline: float) -> PromptReply:
+    def at_home(self, key: Key, request: Request, deadline: float) -> Reply:
         """Ask the server that has a prompt: the one that is known, or else each of them."""
         with _core.Held(self._lock):
             home = self._homes.get(key)
         if home in self._servers.names:
             assert home is not None
             answer = self._servers.some({home: request}, deadline)[home]
-            if isinstance(answer, PromptReply):
+            if isinstance(answer, Reply):
                 return answer
             if not (isinstance(answer, Refused) and answer.code == "missing"):
                 raise answer
         answers = self._servers.some(dict.fromkeys(self._servers.names, request), deadline)
         for name, answer in answers.items():
-            if isinstance(answer, PromptReply):
+            if isinstance(answer, Reply):
                 self.learn([key], name)
                 return answer
         errors = [answer for answer in answers.values() if isinstance(answer, MemoireError)]

@@ -20,6 +20,7 @@ class RolloutsKind(Kind):
     pool = "memoire.tables.rollouts.pool:RolloutPool"
     answers = "memoire.tables.rollouts.pool:answers"
     actor = "memoire.client.rollouts:RolloutsSide"
+    far = "memoire.tables.rollouts.far:Takes"
     offers = ("TakesPushes", "HasRoom", "BelongsToRun", "HandsOutOnce")
     instead = "take(steps)"
 

@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from memoire.errors import ParameterError, ProtocolError, Refused
 from memoire.limits import Limits
@@ -21,7 +22,7 @@ from memoire.replay.rollouts import Fragment
 from memoire.tables import far
 from memoire.tables import registry as kinds
 from memoire.tables.base import HandsOutOnce
-from memoire.tables.far import REFUSED_INTERVAL, RETRY_INTERVAL, FarServer, FarServers
+from memoire.tables.far import REFUSED_INTERVAL, RETRY_INTERVAL, FarRequest, FarServer, FarServers
 from memoire.wire.frames import TOO_LARGE, Answer, Message
 
 from . import transport as rollout_transport
@@ -46,22 +47,15 @@ class HeldRollouts:
     asked_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class TakeOrder:
-    """A request to send to a server; what ends it goes to `Takes.answered`."""
-
-    server: FarServer
-    body: rollout_transport.Take
-
-
 @dataclass(slots=True)
 class Takes:
-    """The entries that calls wait for, and those that came. The owner locks all but `late` and `unpack`.
+    """The entries that calls wait for, and those that came. The owner locks all but `late` and `read`.
 
     Args:
         directory: Which servers are there, and what they say of the table.
     """
 
+    CALLED: ClassVar = "rollouts"
     directory: FarServers
     limits: Limits
     wanted: TakeRequest | None = None
@@ -139,7 +133,7 @@ class Takes:
         for held in self._held.values():
             held.is_known, held.again_at = False, 0.0
 
-    def begin(self, now: float) -> list[TakeOrder]:
+    def begin(self, now: float) -> list[FarRequest]:
         """The requests to send now: what is held, or how much is taken of whom."""
         if self.wanted is None or self._missing <= 0 or self.directory.is_meeting(now):
             return []
@@ -153,7 +147,7 @@ class Takes:
         held = self.held(server)
         return not held.is_known and not held.is_asked and now >= held.again_at
 
-    def _shared(self, now: float) -> list[TakeOrder]:
+    def _shared(self, now: float) -> list[FarRequest]:
         """Share what is missing out, once every server that is there has said what it holds."""
         there = self.directory.there
         held = [self.held(server) for server in there]
@@ -167,7 +161,7 @@ class Takes:
         parts = zip(there, shares(self._missing, counts), strict=True)
         return [self._ask(server, share, now) for server, share in parts if share]
 
-    def _ask(self, server: FarServer, steps: int, now: float) -> TakeOrder:
+    def _ask(self, server: FarServer, steps: int, now: float) -> FarRequest:
         assert self.wanted is not None
         held, wanted = self.held(server), self.wanted
         held.is_known, held.is_asked, held.asked_at = False, True, now
@@ -175,7 +169,7 @@ class Takes:
         body = rollout_transport.Take(
             steps=steps, least=steps, exact=wanted.exact, release=wanted.release, wanted=min(each, (1 << 32) - 1)
         )
-        return TakeOrder(server, body)
+        return FarRequest(server, body)
 
     def _has_clients(self) -> bool:
         assert self.wanted is not None
@@ -189,7 +183,7 @@ class Takes:
 
     # What came of it
 
-    def unpack(self, answer: Answer, now: float) -> list[Fragment]:
+    def read(self, answer: Answer, now: float) -> list[Fragment]:
         """The fragments of a reply; none where it is an error, or is not of this protocol."""
         terms = self.directory.terms
         if terms is None or not isinstance(answer, Message) or not isinstance(answer.body, rollout_transport.Rollouts):
@@ -200,9 +194,9 @@ class Takes:
             self.refused += 1
             return []
 
-    def answered(self, order: TakeOrder, answer: Answer, came: Sequence[Fragment], now: float) -> None:
+    def answered(self, request: FarRequest, answer: Answer, came: Sequence[Fragment], now: float) -> None:
         """A request has ended by a reply, of which `came` was unpacked, or by an error."""
-        held, order.server.is_away = self.held(order.server), False
+        held, request.server.is_away = self.held(request.server), False
         held.is_asked = False
         said = answer.body if isinstance(answer, Message) else None
         if not isinstance(said, rollout_transport.Rollouts):
@@ -213,7 +207,7 @@ class Takes:
                 self.failed, held.again_at = answer, math.inf
             return
         held.is_known, held.entries, held.clients, held.capacity = True, said.held, said.clients, said.capacity
-        self.directory.reported(order.server, said.finished)
+        self.directory.reported(request.server, said.finished)
         for fragment in came:
             self._kept().add(fragment)
 
@@ -241,7 +235,10 @@ class Takes:
         if wanted is None or terms is None:
             return []
         if not kinds.offers(terms.storage, HandsOutOnce):
-            expected = f"'rollouts' where entries are to be taken; table {terms.table!r} gives batches (get_batch)"
+            names, kind = kinds.names_of(HandsOutOnce), kinds.named(terms.storage)
+            expected = (
+                f"{' or '.join(map(repr, names))} {HandsOutOnce.WANTED}; of table {terms.table!r} use {kind.instead}"
+            )
             raise ParameterError("storage", terms.storage, expected)
         self._check_capacity(wanted.steps)
         queue = self._kept()

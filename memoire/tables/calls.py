@@ -1,0 +1,234 @@
+"""Calls of a kind of table: how those who use it ask its servers, here, far away, one or many. No socket.
+
+    a kind's calls ──▶ CalledServers ──▶ Transport     memoire.reader: over the network
+                                                       memoire.server: in the server's own process
+
+Prompts and rows by key have such calls (`HasCalls`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from memoire.errors import MemoireError, MemoireTimeout, Refused
+from memoire.limits import Limits
+from memoire.replay.schema import Schema
+from memoire.wire import _bytes
+from memoire.wire.frames import PASSING, Answer, Message
+from memoire.wire.messages import Body
+
+MIN_PAUSE, MAX_PAUSE = 0.002, 0.25
+"""Seconds between two questions of a call that waits: more and more."""
+LAST_TIMEOUT = 0.5
+"""Seconds that the last question of a call has for its answer at least: it says why the call was in vain."""
+DEFAULT_TIMEOUT = 30.0
+"""Seconds that a call takes at most if nobody gives another number."""
+AT_ONCE = 4
+"""Requests of one call on their way to one server."""
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+class Request(NamedTuple):
+    """What one server is asked."""
+
+    body: Body
+    payload: bytes | None = None
+    server: str = ""
+    """Its name, or its own address; "": what the request stands under says it."""
+
+
+class Reply(NamedTuple):
+    """What it answers."""
+
+    body: Any
+    payload: memoryview
+
+
+Work: TypeAlias = Generator[Request, Reply, T]
+"""Requests to one server, one after the other, made of the replies; returns what is found."""
+
+
+class Transport(Protocol):
+    """How servers are reached. From any thread."""
+
+    limits: Limits
+
+    def table(self, deadline: float) -> tuple[str, Schema]:
+        """Name and columns of the table, as soon as a server has said them. Raises as `memoire.Reader` does."""
+
+    def servers(self) -> Sequence[str]:
+        """Names of all servers that are known."""
+
+    def unmet(self) -> Sequence[str]:
+        """Addresses where a server has to be, and nobody has answered yet."""
+
+    def leaving(self) -> Sequence[str]:
+        """Those that take nothing new, since they are being drained."""
+
+    def ask(self, requests: Mapping[Any, Request], deadline: float) -> dict[Any, Answer]:
+        """The answers to these, or the errors that ended them; at the deadline at the latest."""
+
+    def where(self) -> str:
+        """The addresses, as errors name them."""
+
+    def trouble(self) -> str:
+        """Why servers may not answer and what to do."""
+
+    def now(self) -> float:
+        """The clock of deadlines."""
+
+    def pause(self, seconds: float) -> None:
+        """Wait so long. Raises Closed."""
+
+
+class CalledServers:
+    """Asks servers, and waits. Thread-safe."""
+
+    ANSWER: ClassVar[type[Body]]
+    """What they answer."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+    @property
+    def names(self) -> list[str]:
+        """All servers, always in the same order."""
+        return sorted(self.transport.servers())
+
+    def home_of(self, key: bytes) -> str:
+        """The server at which something new is kept: the one with the highest rendezvous hash among those that stay."""
+        leaving = set(self.transport.leaving())
+        staying = [name for name in self.names if name not in leaving] or self.names
+        return max(staying, key=lambda name: (_bytes.checksum(key, _bytes.checksum(name.encode())), name))
+
+    def one(self, name: str, request: Request, deadline: float) -> Reply:
+        """The answer of one server. Raises what ended the request."""
+        return self.all({name: request}, deadline)[name]
+
+    def complete(self, deadline: float) -> None:
+        """Wait until every server has been met: what one of them does not hear of would be lost or doubled there.
+
+        Raises:
+            MemoireTimeout: nobody has answered at an address until the deadline.
+        """
+        began = self.transport.now()
+        while missing := sorted(self.transport.unmet()):
+            left = deadline - self.transport.now()
+            if left <= 0.0:
+                advice = "A server there may hold something of this table. Start it, or take it off the list."
+                raise MemoireTimeout("server", ", ".join(missing), self.transport.now() - began, advice)
+            self.transport.pause(min(left, MAX_PAUSE))
+
+    def every(self, body: Any, deadline: float) -> dict[str, Reply]:
+        """The answers of all servers to the same question. Raises if one of them does not answer."""
+        self.complete(deadline)
+        return self.all(dict.fromkeys(self.names, Request(body)), deadline)
+
+    def all(self, requests: Mapping[K, Request], deadline: float, each: float = math.inf) -> dict[K, Reply]:
+        """The answers to these requests, which stand under their servers' names.
+
+        Raises:
+            MemoireTimeout: one of them did not come until the deadline; it says of which server.
+            Refused: a server declined.
+        """
+        answers = self.some(requests, deadline, each)
+        for key, answer in answers.items():
+            if isinstance(answer, MemoireTimeout):
+                said = f"{answer.advice} {self.transport.trouble()}".strip()
+                name = requests[key].server or str(key)
+                raise MemoireTimeout(f"answer of server {name!r}", answer.endpoint, answer.seconds, said)
+            if isinstance(answer, MemoireError):
+                raise answer
+        return {key: answer for key, answer in answers.items() if isinstance(answer, Reply)}
+
+    def some(
+        self, requests: Mapping[K, Request], deadline: float, each: float = math.inf
+    ) -> dict[K, Reply | MemoireError]:
+        """The same, with the errors of those that did not answer. What a server declines for a while is asked again.
+
+        Args:
+            each: Seconds that an answer may take, before the deadline.
+        """
+        told: dict[K, Reply | MemoireError] = {}
+        asked, pause = dict(requests), MIN_PAUSE
+        while asked:
+            until = min(deadline, self.transport.now() + each)
+            for key, answer in self.transport.ask(asked, until).items():
+                is_passing = isinstance(answer, Refused) and answer.code in PASSING
+                if is_passing and self.transport.now() + pause < deadline:
+                    continue
+                told[key] = self._reply_of(requests[key].server or str(key), answer)
+                del asked[key]
+            if asked:
+                self.transport.pause(pause)
+                pause = min(2 * pause, MAX_PAUSE)
+        return told
+
+    def done(self, works: Sequence[tuple[str, Work[T]]], patience: float, each: float) -> list[T]:
+        """What these find, each at the server of this name: several at once, `AT_ONCE` of them at one server.
+
+        Args:
+            patience: Seconds for which a request is sent again that a server declines for a while.
+            each: Seconds that an answer may take.
+
+        Raises:
+            MemoireTimeout, Refused: see `all`. What other requests have changed stays changed.
+        """
+        found: dict[int, T] = {}
+        asked: dict[int, Request] = {}
+        waiting = list(range(len(works)))[::-1]
+
+        def go_on(place: int, reply: Reply | None) -> None:
+            server, work = works[place]
+            try:
+                request = next(work) if reply is None else work.send(reply)
+            except StopIteration as end:
+                found[place] = end.value
+                asked.pop(place, None)
+            else:
+                asked[place] = request._replace(server=server)
+
+        while waiting or asked:
+            busy, later = Counter(works[place][0] for place in asked), list[int]()
+            while waiting:
+                place = waiting.pop()
+                if busy[works[place][0]] < AT_ONCE:
+                    go_on(place, None)
+                    busy[works[place][0]] += place in asked
+                else:
+                    later.append(place)
+            waiting = later[::-1]
+            for place, reply in self.all(asked, self.transport.now() + patience, each).items():
+                go_on(place, reply)
+        return [found[place] for place in range(len(works))]
+
+    def wait(self, what: str, patience: float, look: Callable[[float], tuple[T | None, str]]) -> T:
+        """What `look` finds, called until then.
+
+        Args:
+            look: Called with the deadline; returns what is waited for, or None and why it is not there.
+
+        Raises:
+            MemoireTimeout: it was not there after so many seconds; says why.
+        """
+        deadline, pause = self.transport.now() + patience, MIN_PAUSE
+        while True:
+            found, why = look(max(deadline, self.transport.now() + LAST_TIMEOUT))
+            if found is not None:
+                return found
+            left = deadline - self.transport.now()
+            if left <= 0.0:
+                raise MemoireTimeout(what, self.transport.where(), patience, f"{why[:1].upper()}{why[1:]}.")
+            self.transport.pause(min(pause, left))
+            pause = min(2 * pause, MAX_PAUSE)
+
+    def _reply_of(self, name: str, answer: Answer) -> Reply | MemoireError:
+        if isinstance(answer, Message) and isinstance(answer.body, self.ANSWER):
+            return Reply(answer.body, memoryview(answer.payload if answer.payload is not None else b"").cast("B"))
+        if isinstance(answer, MemoireError):
+            return answer
+        return Refused(name, "unexpected", f"answered {type(answer.body).__name__}")

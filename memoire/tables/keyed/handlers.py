@@ -1,0 +1,213 @@
+"""What users of rows by key ask: which rows there are, what some of them hold, and changes of them. Pure; the rows have
+a lock of their own.
+
+    FIND_ROWS    tags, facts, values        CHANGE_ROWS    put, stage, clear, reset
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from memoire.errors import ProtocolError
+from memoire.tables.base import DEFAULTS, HoldsRows
+from memoire.tables.registry import Desk, Handler, Reply
+from memoire.wire import types
+from memoire.wire.frames import MessageHeader, encoded_bytes
+from memoire.wire.messages import Body
+from memoire.wire.receivers import Page
+
+from . import messages as keyed
+from .pool import KeyedPool, KeyedRow, RowChange
+
+FACTS_PER_REPLY = 8192
+MAX_PARTITIONS = 65536
+"""Names of one reply."""
+HEAD_BYTES = 5
+"""What stands in front of a long value."""
+UNKNOWN = 1 << 40
+"""Stands for the number of a row that is yet to be written."""
+
+
+def answers(desk: Desk) -> dict[type[Body], Handler]:
+    """What answers users of rows by key."""
+    handler = KeyedHandler(desk)
+    return {keyed.FindRows: handler.find, keyed.ChangeRows: handler.change}
+
+
+class KeyedHandler:
+    """Answers FIND_ROWS and CHANGE_ROWS.
+
+    Args:
+        facts_per_reply: Rows without values in one reply.
+    """
+
+    def __init__(self, desk: Desk, facts_per_reply: int = FACTS_PER_REPLY) -> None:
+        self._desk, self._facts_per_reply = desk, facts_per_reply
+
+    def _pool_of(self, header: MessageHeader) -> KeyedPool:
+        """The rows of the table that a request is about. Raises ProtocolError (code "table")."""
+        found: KeyedPool = self._desk.table(header).asked(HoldsRows, header.type.name).rows(header.client)
+        return found
+
+    def find(self, _: float, header: MessageHeader, body: keyed.FindRows, payload: Any) -> Reply:
+        """Say what rows there are, or what some of them hold."""
+        pool, page = self._pool_of(header), self._page(header.client)
+        if body.call == "tags":
+            return self._list(pool, body, page)
+        with self._desk.requests.taken(keyed.unpacked_size(payload)):
+            keys = keyed.unpack_keys(payload)
+            return (self._find if body.call == "facts" else self._values)(pool, body, keys, page)
+
+    def _page(self, client: bytes) -> Page:
+        return self._desk.page(client, types.KEYED_ROWS)
+
+    def _list(self, pool: KeyedPool, body: keyed.FindRows, page: Page) -> Reply:
+        of = None if body.is_everywhere else body.partition
+        partitions, names = pool.partitions(of), list[str]()
+        known = partitions if body.known is None else partitions[body.known :]
+        for name in known[:MAX_PARTITIONS]:
+            if body.known is not None and not page.takes(f"partition {name!r}", name):
+                break
+            names.append(name)
+        is_whole, after, rows = len(names) == len(known), body.after, list[keyed.RowFacts]()
+        for partition, key, row in pool.walk(of, body.after):
+            facts = _facts(partition, key, row)
+            if len(rows) == self._facts_per_reply or not page.takes(f"row {key!r}", payload=encoded_bytes(facts)):
+                is_whole = False
+                break
+            rows.append(facts)
+            after = facts.number
+        return self._reply(pool, rows, after=after, is_whole=is_whole, partitions=names)
+
+    def _find(self, pool: KeyedPool, body: keyed.FindRows, keys: Sequence[str], page: Page) -> Reply:
+        rows, found = list[keyed.RowFacts](), pool.find(body.partition, keys)
+        for place in range(body.after, len(keys)):
+            key, row = keys[place], found[place]
+            facts = None if row is None else _facts(body.partition, key, row)
+            if facts is not None and not page.takes(f"row {key!r}", payload=encoded_bytes(facts)):
+                if body.known is None:
+                    raise page.refused(f"{len(keys)} rows without values", encoded_bytes(facts))
+                return self._reply(pool, rows, after=place, is_whole=False)
+            if facts is not None:
+                rows.append(facts)
+        return self._reply(pool, rows)
+
+    def _values(self, pool: KeyedPool, body: keyed.FindRows, keys: Sequence[str], page: Page) -> Reply:
+        rows, found = list[keyed.RowValues](), pool.find(body.partition, keys)
+        first = found[body.after] if body.after < len(found) else None
+        version = 0 if first is None else first.version
+        known = body.known or 0 if version == body.version else 0
+        for key, row in itertools.islice(zip(keys, found, strict=True), body.after, None):
+            fields = dict(itertools.islice(_chosen(row, body.fields).items(), known, None))
+            values = keyed.RowValues(row is not None, list(row.fields) if row else [], fields)
+            size = _size_of(values)
+            if body.known is not None and page.is_empty and size > page.most_payload:
+                part = _part_of(key, values, page)
+                known += len(part.fields)
+                return self._reply(pool, [part], after=body.after, known=known, version=version, is_whole=False)
+            if not page.takes(f"row {key!r}", payload=size):
+                return self._reply(pool, rows, after=body.after + len(rows), version=version, is_whole=False)
+            rows.append(values)
+            known = 0
+        return self._reply(pool, rows, version=version)
+
+    def change(self, now: float, header: MessageHeader, body: keyed.ChangeRows, payload: Any) -> Reply:
+        """Write rows, or take them away."""
+        pool = self._pool_of(header)
+        pool.give_up(now)
+        written = list[keyed.RowFacts]()
+        if body.call == "stage":
+            piece = memoryview(b"" if payload is None else payload).cast("B")
+            pool.stage(header.client, body.upload, body.offset, piece, now)
+        elif body.call == "reset":
+            pool.reset()
+        else:
+            with self._desk.requests.taken(keyed.unpacked_size(payload)):
+                if body.call == "clear":
+                    pool.remove(body.partition, keyed.unpack_keys(payload))
+                else:
+                    written = self._put(pool, header.client, body, keyed.unpack_puts(payload))
+        return self._reply(pool, written)
+
+    def _put(
+        self, pool: KeyedPool, client: bytes, body: keyed.ChangeRows, rows: list[keyed.PutRow]
+    ) -> list[keyed.RowFacts]:
+        changes = [
+            RowChange(
+                row.key, row.tags, row.fields, row.made, {each.field: (each.start, each.bytes) for each in row.staged}
+            )
+            for row in rows
+        ]
+        self._check(pool, client, body.partition, changes)
+        written = pool.put(body.partition, changes, (client, body.upload))
+        if body.upload:
+            pool.unstage(client, body.upload)
+        return [_facts(body.partition, row.key, made) for row, made in zip(rows, written, strict=True)]
+
+    def _check(self, pool: KeyedPool, client: bytes, partition: str, changes: Sequence[RowChange]) -> None:
+        """Refuse rows that no reply could tell of, before one of them is written.
+
+        Raises:
+            ProtocolError: (code "too_large") a row would have more fields or tags than a message has room for, or a
+                value is larger than a message, or the reply to this request would be.
+        """
+        # What is stored here comes to all clients, also to those that say nothing of what they take.
+        page, most = self._page(client), min(self._desk.limits.message_bytes, DEFAULTS.message_bytes)
+        for change, row in zip(changes, pool.find(partition, [each.key for each in changes]), strict=True):
+            tags = {**(row.tags if row else {}), **change.tags}
+            fields = dict.fromkeys([*(row.fields if row else ()), *change.fields, *change.staged])
+            if max(len(tags), len(fields)) > keyed.MAX_FIELDS:
+                count = max(len(tags), len(fields))
+                text = f"row {change.key!r} would have {count} fields or tags; {keyed.MAX_FIELDS} are allowed"
+                raise ProtocolError("too_large", text)
+            sizes = {name: len(value) for name, value in change.fields.items()}
+            for name, length in (sizes | {name: size for name, (_, size) in change.staged.items()}).items():
+                size = length + encoded_bytes([list(fields), name]) + HEAD_BYTES
+                if size > most:
+                    text = f"field {name!r} of row {change.key!r} makes a reply of {size} bytes; {most} are allowed "
+                    raise ProtocolError("too_large", f"{text}(message_bytes of this server). Store it in parts")
+            facts = keyed.RowFacts(partition, change.key, UNKNOWN, tags, list(fields), change.made)
+            if (size := encoded_bytes(facts) + HEAD_BYTES) > most:
+                text = f"tags and names of row {change.key!r} make a reply of {size} bytes; {most} are allowed"
+                raise ProtocolError("too_large", f"{text} (message_bytes)")
+            if not page.takes(f"row {change.key!r}", payload=encoded_bytes(facts)):
+                raise page.refused(f"the {len(changes)} rows that are written", encoded_bytes(facts))
+
+    def _reply(
+        self, pool: KeyedPool, rows: list[Any], *, is_whole: bool = True, partitions: Sequence[str] = (), **cursor: int
+    ) -> Reply:
+        held, size = pool.held
+        facts: dict[str, Any] = {"partitions": list(partitions), "rows": held, "bytes": size, **cursor}
+        said = keyed.KeyedRows(epoch=self._desk.epoch, is_whole=is_whole, **facts)
+        return Reply(said, keyed.pack(rows) if rows else None)
+
+
+def _size_of(values: keyed.RowValues) -> int:
+    """Bytes of values on their way, at most."""
+    size = (1 + len(values.fields)) * HEAD_BYTES + sum(map(len, values.fields.values()))
+    return size + encoded_bytes([values.names, list(values.fields)])
+
+
+def _part_of(key: str, values: keyed.RowValues, page: Page) -> keyed.RowValues:
+    """As many of a row's values as a page has room for, at least one. Raises ProtocolError if none ever has."""
+    part = keyed.RowValues(values.is_there, values.names, {})
+    for name, value in values.fields.items():
+        more = keyed.RowValues(values.is_there, values.names, part.fields | {name: value})
+        if part.fields and _size_of(more) > page.payload_room:
+            break
+        part = more
+    page.takes(f"field {next(iter(part.fields), '')!r} of row {key!r}", payload=_size_of(part))
+    return part
+
+
+def _chosen(row: KeyedRow | None, names: list[str]) -> dict[str, bytes]:
+    if row is None:
+        return {}
+    held = dict(row.fields)
+    return {name: held[name] for name in names if name in held} if names else held
+
+
+def _facts(partition: str, key: str, row: KeyedRow) -> keyed.RowFacts:
+    return keyed.RowFacts(partition, key, row.number, dict(row.tags), list(row.fields), row.made)
