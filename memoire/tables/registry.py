@@ -200,7 +200,7 @@ class Kind:
     """A dataclass or Struct of the settings that only its tables have. It says what it is made of by `making(schema)`,
     and `check(schema, parameters)` refuses values."""
     offers: ClassVar[tuple[str, ...]]
-    """What its pool can do: names of the classes of `base` that it derives from."""
+    """What its pool can do: names of the classes that it derives from, of `base` or of the kind's own."""
     instead: ClassVar[str] = "get_batch(batch_size)"
     """How a learner gets what is held."""
     far: ClassVar[str] = ""

@@ -4,6 +4,7 @@ Whole, but small: docs/extending.md explains it. No file of memoire names it.
 """
 
 import heapq
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,10 +20,13 @@ from memoire.errors import ProtocolError
 from memoire.kinds import (
     Body,
     ByteBudget,
+    CalledServers,
     Count,
     Desk,
     EpisodesSide,
+    FarCalls,
     Handler,
+    HasCalls,
     Kind,
     LastingPool,
     MessageHeader,
@@ -36,6 +40,7 @@ from memoire.kinds import (
     Signed,
     TableSettings,
     TakesPushes,
+    Transport,
     body,
     check_payload,
     counter,
@@ -116,7 +121,38 @@ class Held(NamedTuple):
     samples: int
 
 
-class StackPool(LastingPool, TakesPushes):
+class StackServers(CalledServers):
+    """Servers that hold a stack."""
+
+    ANSWER = Stack
+
+
+class StackCalls:
+    """What a learner calls, in the server's process or far away."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport, self._servers = transport, StackServers(transport)
+
+    def best(self, most: int = 1, timeout: float = 20.0) -> list[tuple[float, bytes]]:
+        """The best episodes of all servers with their scores, best first."""
+        found = list[tuple[float, bytes]]()
+        for said, payload in self._servers.every(Best(most=most), self._transport.now() + timeout).values():
+            ends = list(itertools.accumulate(said.sizes))
+            parts = [bytes(payload[end - size : end]) for size, end in zip(said.sizes, ends, strict=True)]
+            found += zip(said.scores, parts, strict=True)
+        return sorted(found, reverse=True)[:most]
+
+
+class BestEpisodes(StackCalls, FarCalls):
+    """These calls far away."""
+
+    def __init__(self, addresses: str, table: str) -> None:
+        FarCalls.__init__(self, addresses, "stack", StackPool, table=table)
+        StackCalls.__init__(self, self._far)
+        self._meet(20.0)
+
+
+class StackPool(LastingPool, TakesPushes, HasCalls):
     """The best episodes of all clients."""
 
     def __init__(
@@ -159,6 +195,10 @@ class StackPool(LastingPool, TakesPushes):
             gone += 1
         self._replaced += gone
         return gone
+
+    def calls(self, transport: Transport, **options: Any) -> StackCalls:
+        """What a learner calls."""
+        return StackCalls(transport)
 
     def best(self, most: int) -> list[Held]:
         """The best ones, best first."""
@@ -247,7 +287,7 @@ class StackKind(Kind):
     name, holds, room = "stack", "episodes", "episodes"
     pool, saved, answers = f"{__name__}:StackPool", f"{__name__}:StackRecord", f"{__name__}:answers"
     actor, settings = f"{__name__}:StackSide", f"{__name__}:StackSettings"
-    offers = ("TakesPushes",)
+    offers = ("TakesPushes", "HasCalls", "StackPool")
     instead = "best(most)"
 
     def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = ROOT / "tests" / "support"
 PROGRAM = '''
-import json, sys
+import contextlib, json, sys
 from memoire.wire import types
 way, folder = sys.argv[1:]
 known = types.find(129)
@@ -25,7 +25,6 @@ if way == "call":
     add(add(KIND))
 import msgspec
 import numpy as np
-import zmq
 import memoire
 from memoire.client.client import connect
 from memoire.dashboard.collect.counters import NodeAnswer, NodeState
@@ -37,8 +36,6 @@ from memoire.nodes.metrics import families, own_figures
 from memoire.nodes.roles import read_table
 from memoire.nodes.tables_file import read_tables
 from memoire.proxy.proxy import Proxy
-from memoire.wire.frames import encode, parse, table_number
-from memoire.wire.messages import Hello
 
 SCHEMA = {"obs": np.float32, "action": np.int64, "reward": np.float32}
 wrong = []
@@ -63,24 +60,27 @@ def serve():
     )
 
 
-def ask(endpoint, number):
+def far(endpoint):
     """What a learner far away does."""
-    from stack_kind import Best
+    from stack_kind import BestEpisodes
 
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.setsockopt(zmq.RCVTIMEO, 20000)
-        socket.linger = 0
-        socket.connect(endpoint)
+    with contextlib.closing(BestEpisodes(endpoint, "best")) as found:
+        return [score for score, payload in found.best(2) if payload]
 
-        def send(body, **header):
-            frames = encode(body, client=b"r" * 16, sequence=number, **header)
-            socket.send_multipart([b"", *frames])
-            return parse(socket.recv_multipart()[1:])
 
-        home = send(Hello(role="reader", table="best")).header.home
-        message = send(Best(most=2), home=home, table=table_number("best"))
-        assert type(message.body).__name__ == "Stack", message.body
-        return [message.body.scores, sum(message.body.sizes) == len(message.payload)]
+def refusals(server):
+    """What is said of tables that hold something else."""
+    from stack_kind import BestEpisodes
+
+    for call in (
+        lambda: BestEpisodes(server.endpoint, "plain"),
+        lambda: server.table("plain").calls(),
+        lambda: server.table("best").get_batch(4),
+    ):
+        try:
+            call()
+        except ParameterError as error:
+            yield str(error)
 
 
 server = serve()
@@ -92,8 +92,8 @@ for reward in (1.0, 5.0, 3.0):
     for step in range(4):
         writer.step(np.float32(0), 0, reward, step == 3, False, np.float32(0), {})
 client.close(20.0)
-near = [each.score for each in server._tables["best"].pool.best(5)]
-far = [ask(server.endpoint, 1), ask(proxy.endpoint, 2)]
+near = [score for score, _ in server.table("best").calls().best(5)]
+there = [far(server.endpoint), far(proxy.endpoint)]
 status = json.loads(msgspec.json.encode({"stats": server.stats()}))
 node = NodeState("http://a:1", 0.0)
 node.apply(NodeAnswer("http://a:1", 1.0, status={"role": "server", "ready": True, **status}))
@@ -105,14 +105,11 @@ taken = str(server.snapshot(f"{folder}/own.snapshot").episodes)
 proxy.close()
 server.close()
 server = serve()
-again = [ask(server.endpoint, 3), str(server.restore([f"{folder}/own.snapshot"])), ask(server.endpoint, 4)]
-try:
-    server.table("best").get_batch(4)
-except ParameterError as error:
-    wrong.append(str(error))
+again = [far(server.endpoint), str(server.restore([f"{folder}/own.snapshot"])), far(server.endpoint)]
+wrong += refusals(server)
 server.close()
 print(json.dumps({
-    "known": known and known.name, "near": near, "far": far, "own": status["stats"]["tables"]["best"]["own"],
+    "known": known and known.name, "near": near, "far": there, "own": status["stats"]["tables"]["best"]["own"],
     "rows": rows, "metrics": metrics, "spread": spread, "taken": taken, "again": again, "wrong": wrong, "kept": kept,
 }))
 '''
@@ -140,7 +137,7 @@ def run(tmp_path: Path, way: str) -> dict:
 @pytest.mark.parametrize("way", ["call", "entry point"])
 def test_a_kind_from_outside_is_taken_in_handed_out_saved_shown_and_counted(tmp_path: Path, way: str) -> None:
     said = run(tmp_path, way)
-    best = [[20.0, 12.0], True]
+    best = [20.0, 12.0]
     assert said["known"] == ("BEST" if way == "entry point" else None), "a proxy finds its types by the entry point"
     assert said["near"] == [20.0, 12.0] and said["far"] == [best, best]
     assert said["own"] == {"replaced": 1, "best": 20.0}
@@ -150,9 +147,11 @@ def test_a_kind_from_outside_is_taken_in_handed_out_saved_shown_and_counted(tmp_
     assert said["spread"] == 8 and said["taken"] == "2"
     assert said["again"] == [best, "nothing, 2 known", best]
     assert said["kept"] == ["stack", 2, 5, "stack"]
-    keep, kep, room, batch = said["wrong"]
+    keep, kep, room, elsewhere, calls, batch = said["wrong"]
     assert "keep must be a whole number from 1 to 1000000, got 0" in keep and "Did you mean 'keep'" in kep
     assert "cache_limit must be 0 with storage='stack': capacity says how many episodes" in room
+    assert "storage must be 'stack' for best(most); table 'plain' is for memoire.connect, got 'caches'" in elsewhere
+    assert "'stack' for calls of a table's own; here use get_batch(batch_size), got 'caches'" in calls
     assert "storage must be 'caches' or 'episodes' for a batch; here use best(most), got 'stack'" in batch
 
 
