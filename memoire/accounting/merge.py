@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -227,3 +227,32 @@ def _with_greatest(chosen: Rows, rows: Rows, first: NDArray[np.intp]) -> Rows:
             chosen[field] = np.maximum.reduceat(rows[field], first)
         chosen["first_seen"] = np.minimum.reduceat(rows["first_seen"], first)
     return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerStats:
+    """A reader, as a server knows it. Times are seconds since 1970."""
+
+    learner: str
+    """Its id in hex."""
+    table: str
+    """Name of the table that it draws from."""
+    name: str
+    """That a person or Kubernetes gave it; "" for none."""
+    host: str
+    pid: int
+    software: str
+    first_seen: float
+    last_seen: float
+    scalars: dict[str, float]
+    """What `Reader.scalars` set."""
+    figures: dict[str, float]
+    """What it counts by itself: batches, samples, waited, age_median, ..."""
+
+
+def merged_scalars(learners: tuple[LearnerStats, ...], own: Mapping[str, float]) -> dict[str, float]:
+    """Scalars of all learners by name; of several with the same name whoever was heard last counts, and `own` first."""
+    found: dict[str, float] = {}
+    for learner in learners:
+        found |= learner.scalars
+    return found | dict(own)

@@ -11,7 +11,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,10 @@ from memoire.errors import EntryError, MemoireError, ParameterError
 
 from .columns import Ragged
 from .conversion import is_finite
-from .memory import Memory
 from .schema import Schema
+
+if TYPE_CHECKING:
+    from .memory import Memory
 
 FACTS: Final = {
     "init_w": "<f4",

@@ -20,14 +20,15 @@ A ragged column has its elements one after the other, and beside it `NAME_length
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
 
-from .memory import Memory
+if TYPE_CHECKING:
+    from .memory import Memory
 
 FORM: Final = 2
 OWN: Final = "memory.."  # no column's name begins so

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from sys import getsizeof
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ import msgspec
 from memoire.accounting.account import Account, SumsOnlyStore
 from memoire.accounting.ledger import MAX_GUESTS, Ledger, account_bytes
 from memoire.accounting.logbook import line_bytes
+from memoire.accounting.merge import LearnerStats
 from memoire.accounting.runs import Run, Runs, SavedState
 from memoire.errors import ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import HELD_BYTES, MODEL_BYTES, NO_LIMIT, Limits
@@ -44,27 +44,6 @@ not compressed.
 """
 SILENCE_TIMEOUT = 60.0
 """Seconds after which a learner is no longer shown; it says HELLO every two."""
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerStats:
-    """A reader, as a server knows it. Times are seconds since 1970."""
-
-    learner: str
-    """Its id in hex."""
-    table: str
-    """Name of the table that it draws from."""
-    name: str
-    """That a person or Kubernetes gave it; "" for none."""
-    host: str
-    pid: int
-    software: str
-    first_seen: float
-    last_seen: float
-    scalars: dict[str, float]
-    """What `Reader.scalars` set."""
-    figures: dict[str, float]
-    """What it counts by itself: batches, samples, waited, age_median, ..."""
 
 
 class Learners:
@@ -108,14 +87,6 @@ class Learners:
     def now(self, now: float) -> tuple[LearnerStats, ...]:
         """Those that were heard within `SILENCE_TIMEOUT` seconds, the newest word last."""
         return tuple(each for each in self._learners.values() if each.last_seen >= now - SILENCE_TIMEOUT)
-
-
-def merged(learners: tuple[LearnerStats, ...], own: Mapping[str, float]) -> dict[str, float]:
-    """Scalars of all learners by name; of several with the same name whoever was heard last counts, and `own` first."""
-    found: dict[str, float] = {}
-    for learner in learners:
-        found |= learner.scalars
-    return found | dict(own)
 
 
 REPLY_PART = 4

@@ -20,7 +20,7 @@ import numpy as np
 
 from memoire.accounting.account import DROPPED_CACHES, Account, FeedbackCounts, Totals
 from memoire.accounting.logbook import MAX_FOUND_LINES, LineFilter, LogEntry
-from memoire.accounting.merge import Rows, ServerAccounts, merge, totals_of_pages
+from memoire.accounting.merge import LearnerStats, Rows, ServerAccounts, merge, merged_scalars, totals_of_pages
 from memoire.accounting.runs import FolderStats, Run, RunFacts, StateStore
 from memoire.arguments import MAX_SCALARS, whole
 from memoire.errors import ParameterError
@@ -47,13 +47,12 @@ from memoire.replay.limiter import RateStats
 from memoire.security.access import Security
 from memoire.tables.inspection import Freshness
 from memoire.tables.prompts.table import PromptStats
-from memoire.tables.table import OpenTable
 from memoire.wire import messages
 from memoire.wire.messages import TEST, TRAIN, Ended
 
-from .state import LearnerStats, merged
-
 if TYPE_CHECKING:
+    from memoire.tables.table import OpenTable
+
     from .dispatch import Dispatcher
 
 NEWEST = 100
@@ -465,7 +464,7 @@ def _counted(dispatcher: Dispatcher, scalars: Mapping[str, float]) -> dict[str, 
         "recent": recent(ended, TRAIN),
         "tested": recent(ended, TEST),
         "scalars": spread((account.report.scalars for account in active), MAX_SCALARS),
-        "learner_scalars": merged(learners, scalars),
+        "learner_scalars": merged_scalars(learners, scalars),
     }
 
 
