@@ -155,18 +155,6 @@ def test_codes_of_rejection_are_bounded():
     ledger.check_invariants()
 
 
-@pytest.mark.parametrize("former", [10, 30])  # the clock went on, or back, while a home without a state folder was away
-def test_an_update_about_a_former_life_of_its_home_says_nothing_about_its_caches(former):
-    ledger = Ledger(epoch=20)
-    said = Update(epoch=former, episodes=3, caches=9, cache_bytes=900)
-    account = ledger.report(CLIENTS[0], 5, said, now=1.0)
-    assert (account.since, account.report.episodes, account.report.caches, account.in_flight) == (20, 3, 0, 0)
-    ledger.report(CLIENTS[0], 6, Update(epoch=20, episodes=4, caches=1, cache_bytes=100), now=1.0)
-    ledger.report(CLIENTS[0], 4, said, now=1.0)  # and once more, late
-    assert (account.report.caches, account.report.cache_bytes) == (1, 100)
-    ledger.check_invariants()
-
-
 @pytest.mark.parametrize(
     ("what", "value"),
     [(what, value) for what in ("return", "scalar") for value in (math.nan, math.inf, -math.inf)]

@@ -95,18 +95,6 @@ def test_an_episode_whose_writer_is_gone_is_stored_too(cluster):
 
 
 @pytest.mark.slow
-def test_what_a_memory_that_is_replaced_holds_is_stored(cluster):
-    server = cluster.server(storage="episodes", limits=QUICK)
-    client = cluster.client(server, limits=QUICK)
-    writer = client.writer()
-    step(writer, 0)
-    client.sync(50, timeout=DEADLINE)
-    until(lambda: held(server) == (1, 1))
-    with pytest.raises(Closed, match="the writer is closed"):
-        step(writer, 1)
-
-
-@pytest.mark.slow
 def test_an_episode_that_waits_for_room_leaves_when_its_client_is_closed(cluster):
     server = cluster.server(storage="episodes", limits=Limits(credit=1))
     way = cluster.way(server, drop=0.0, double=0.0)

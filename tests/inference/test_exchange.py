@@ -141,23 +141,6 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(open_pair):
             assert time.monotonic() < deadline
 
 
-def test_an_error_is_the_answer_in_the_shortest_way_too(open_pair):
-    asked = []
-
-    def function(columns):
-        asked.append(columns["obs"][0, 0])
-        if columns["obs"][0, 0] == 9:
-            raise ValueError("no nines")
-        return sums(columns)
-
-    _, policy = open_pair(function)
-    for _ in range(20):
-        assert policy.act({"obs": np.float32([[2, 1]])})["value"][0] == 3
-        with pytest.raises(Refused, match="no nines"):
-            policy.act({"obs": np.float32([[9, 1]])})
-    assert asked == 20 * [2, 9]  # the error was taken when it came: nothing was asked again
-
-
 def test_threads_that_share_a_policy_get_their_own_rows(open_pair):
     _, policy = open_pair(sums)
     wrong = []

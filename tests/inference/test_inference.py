@@ -222,18 +222,6 @@ def test_rows_wait_for_their_version(open_node, open_policy):
         node.wait_version(6, 0.05)
 
 
-def test_rows_for_a_later_version_do_not_close_a_node_and_wait_for_a_bounded_time(open_node, open_policy):
-    node = open_node(max_batch=8, queue_rows=32, limits=Limits.of(patience=30.0))
-    early = [open_policy(node, timeout=29.0) for _ in range(2)]
-    for policy in early:
-        for _ in range(2):
-            policy.ask(obs(*[[1, 1]] * 8), min_version=2**53 - 1)
-    until(lambda: node.stats().queue_rows == 32)
-    assert open_policy(node, timeout=5.0).act(obs([2, 0]))["value"][0] == 2
-    with pytest.raises(Refused, match=r"too_large.*waits for 3.* s; 30 s are allowed \(patience\)"):
-        open_policy(node, timeout=31.0).act(obs([2, 0]))
-
-
 def test_weights_come_from_a_server_and_bad_ones_leave_the_former(open_node, open_policy):
     schema = memoire.Schema({"obs": np.float32, "reward": np.float32})
     with memoire.Server(HERE, schema) as server:

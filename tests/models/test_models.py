@@ -22,8 +22,6 @@ from memoire.wire import _bytes, messages
 from memoire.wire.frames import encode, parse, parse_notice, reply
 from topickit import LIMITS, following
 
-# --- Versions never go back, bytes are bounded, a body is whole or nobody sees it, also one of named arrays
-
 # --- Versions never go back, bytes are bounded, and a body is whole or nobody sees it
 
 
@@ -296,8 +294,6 @@ def test_arrays_that_do_not_fit_are_listed():
             check_fit("x", found, wanted, free_dtypes=free)
 
 
-# --- Bodies come in chunks, in any order, from nodes that forget and begin anew: whole or not at all, never backwards
-
 # --- Bodies come in chunks, in any order, from nodes that forget and begin anew: whole or not at all, and never backwards
 
 
@@ -431,23 +427,6 @@ def test_a_topic_whose_notices_do_not_come_is_subscribed_to_again():
     node.topics.announced({"t": 2})
     node.topics.turn()
     assert node.topics.resubscribed == 1
-
-
-def test_clients_begin_with_a_large_body_at_random_moments():
-    limits = Limits.of(model_chunk=10, model_spread=100.0, model_bytes=1 << 30)
-    times = []
-    for seed in range(20):
-        node = following(limits, rng=random.Random(seed))
-        body = node.publish(size=45)
-        node.now += 2 * fetcher.ALONE
-        node.answer()
-        assert not node.asked
-        times.append(node.topics.next_time())
-        node.now = node.topics.next_time()
-        node.topics.turn()
-        node.answer_all()
-        assert node.newest.body == body
-    assert len({round(moment, 9) for moment in times}) == 20
 
 
 def test_another_run_begins_without_models_and_goes_on_counting():

@@ -138,16 +138,6 @@ def test_a_buffer_and_a_client_leave_their_process_as_it_is(endpoint):
     assert effects(CLIENT.replace("{endpoint}", endpoint)) == ["-", "-", "-"]
 
 
-def test_the_readers_of_other_tables_do_as_the_first_one():
-    other = READER.replace("{option}", OFF) + 'reader._of_table("another")\nlook()\n'
-    assert effects(other) == ["-", "-", "-"]
-
-
-def test_one_node_that_asks_for_it_is_enough():
-    both = READER.replace("{option}", OFF) + SERVER.replace("{option}", "")
-    assert effects(both) == ["kept", "hook", "guard"]
-
-
 def test_the_programs_of_nodes_are_tuned():
     source = """
 from memoire.net import process
@@ -187,17 +177,6 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert effects(source.replace("{endpoint}", endpoint)) == ["-", "-", "-"]
 
 
-def test_tuning_happens_once():
-    source = """
-from memoire.net import process
-assert not process.is_tuned() and not kept
-process.tune()
-process.tune()
-assert process.is_tuned() and kept == [True]
-"""
-    assert effects(source) == ["kept", "-", "-"]
-
-
 # --- What a process does that may open few files: it says so at its start, and bears more clients than it has room for
 
 
@@ -218,12 +197,6 @@ def test_a_process_may_open_as_many_as_the_system_lets_it():
     assert in_child(code) == [100, 345, 345]
 
 
-def test_those_that_are_open_are_counted():
-    before = descriptors.used()
-    with open(os.devnull), open(os.devnull):
-        assert descriptors.used() == before + 2
-
-
 def test_a_limit_that_is_too_low_is_explained_with_numbers():
     guard = descriptors.DescriptorGuard(FakeSystem(256, 256))
     assert guard.too_few(64) == ""
@@ -239,12 +212,6 @@ def test_a_limit_is_raised_to_what_makes_sense(hard, raised):
     assert guard.raise_limit() == raised and system.limits() == (raised, hard)
     system.soft = resource.RLIM_INFINITY
     assert guard.limit() == 1 << 20
-
-
-def test_where_none_is_left_to_look_with_all_are_in_use():
-    system = FakeSystem(100, 100)
-    system.open = None
-    assert descriptors.DescriptorGuard(system).used() == 100
 
 
 SCARCE = """

@@ -12,7 +12,6 @@ from memoire.errors import (
     MemoireTimeout,
     NotEnoughSamples,
     ParameterError,
-    Refused,
 )
 from memoire.limits import Limits
 from memoire.reader.reader import Reader
@@ -217,63 +216,6 @@ def test_priorities_that_nobody_takes_are_counted_as_lost(cluster):
     batch.update_priorities(np.ones(64))
     until(lambda: reader.stats().feedback_lost == theirs.sum() + 64)
     assert reader.stats().feedback_given == 128
-
-
-@pytest.mark.parametrize("size", [0, 10, 1_200_000])
-def test_a_model_is_published_at_all_servers_under_one_version(cluster, size):
-    servers = [cluster.server(name=name) for name in NAMES]
-    servers[1].publish("policy", b"earlier")
-    proxy = cluster.proxy(servers)
-    until(lambda: len(proxy.servers) == 3)
-    reader = cluster.reader([proxy])
-    models = [cluster.client(server).model("policy") for server in servers]
-    body = np.random.default_rng(0).bytes(size)
-    until(lambda: proxy.stats().models == {"policy": 1})
-    until(lambda: reader._thread.publishing.versions.get("policy") == 1)
-    assert reader.publish("policy", body, 20.0) == 2
-    assert [model.wait(10.0, after=1).body for model in models] == [body] * 3
-    assert reader.publish("policy", "text", 20.0) == 3
-    assert [model.wait(10.0, after=2).value for model in models] == ["text"] * 3
-    servers[0].publish("policy", b"somebody else")
-    with pytest.raises(Refused, match="versions never go back"):
-        reader.publish("policy", b"x", 20.0)
-
-
-def test_a_learner_far_away_changes_parameters_and_ends_the_run(cluster):
-    servers = [cluster.server(name=name) for name in NAMES[:2]]
-    client = cluster.client(servers[0])
-    fill(client)
-    reader = cluster.reader(servers)
-    reader.configure(frame_stack=2, discount=(0.5,), discard_mismatched=True)
-    assert [server.parameters.frame_stack for server in servers] == [2, 2]
-    client.update(100.0)
-    assert client.parameters.frame_stack == 2
-    assert client.push_cache(100.0)
-    assert until(lambda: reader.get_batch(64, 100.0)["obs"].shape == (64, 2, 4))
-    with pytest.raises(Refused, match="multi_step"):
-        reader.configure(multi_step=0)
-    reader.finish()
-    assert until(lambda: all(server.finished for server in servers)) and reader.finished
-    assert list(reader.batches(64)) == []
-    client.update(100.0)
-    assert client.finished
-
-
-def test_an_error_says_how_long_a_batch_was_waited_for(cluster):
-    server = cluster.server()
-    reader = cluster.reader([server])
-    with pytest.raises(MemoireTimeout, match=r"within 0\.6 s.*Are actors running"):
-        next(reader.batches(32, timeout=0.6))
-    server.close()
-
-    def is_alone():
-        with pytest.raises((MemoireTimeout, NotEnoughSamples)):
-            reader.get_batch(32, 0.1)
-        return not reader.stats().servers
-
-    assert until(is_alone)
-    with pytest.raises(MemoireTimeout, match=r"within 0\.6 s.*memoire doctor"):
-        next(reader.batches(32, timeout=0.6))
 
 
 def test_a_reader_that_nobody_holds_goes_on_until_it_is_closed(cluster):

@@ -9,7 +9,6 @@ from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -320,30 +319,6 @@ def test_several_threads_write_draw_and_report_at_once() -> None:
         thread.join(timeout=100.0)
     assert not any(thread.is_alive() for thread in writers + readers)
     assert not problems and ready.is_set()
-
-
-def test_the_design_example_runs_word_for_word() -> None:
-    env = gym.make("CartPole-v1")
-    envs = gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
-    obs, info = envs.reset(seed=0)
-    action = np.array([0, 1, 0, 1])
-    logp = np.zeros(4, np.float32)
-
-    schema = memoire.Schema.from_env(env, extra={"logp": np.float32})
-
-    buffer = memoire.Buffer(schema, capacity=1_000_000, sampler=memoire.Prioritized(0.6, beta=0.4), multi_step=3, discount=0.99, seed=0)  # fmt: skip
-    writer = buffer.writer(envs)
-    for _ in range(30):
-        next_obs, reward, terminated, truncated, info = envs.step(action)
-        writer.step(obs, action, reward, terminated, truncated, next_obs, info, logp=logp)
-        obs = next_obs
-    batch = buffer.sample(256)
-    td_errors = batch.reward - 1
-    buffer.update_priorities(batch.ids, td_errors)
-
-    assert {"obs", "action", "reward", "discount", "next_obs", "importance", "ids", "logp"} <= set(batch)
-    assert "weight" not in batch
-    assert buffer.writer(num_envs=8, autoreset="same_step").num_envs == 8
 
 
 # --- A buffer can be copied and pickled, a batch without its memory; whatever cannot says what to do

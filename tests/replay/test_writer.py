@@ -270,19 +270,6 @@ def test_a_value_that_does_not_fit_is_named_and_nothing_is_added(changes: dict[s
     assert all(len(entries) == 1 for entries in hand.memory.open_entries.values())
 
 
-@pytest.mark.parametrize(
-    "values", [np.array([5.0, 6.0, 7.0]), [5.0, 6.0, 7.0], np.array([[5.0], [6.0], [7.0]]), [[5.0], [6.0], [7.0]]]
-)
-def test_bootstrap_values_are_read_where_an_episode_is_truncated(values: Any) -> None:
-    hand = Hand()
-    hand.step(terminal=[0, 2], cut=[1, 2], bootstrap_value=values)
-    assert [(e["lane"], e["terminated"], e["boot"]) for e in hand.memory.episodes] == [
-        (0, True, None),
-        (1, False, 6.0),
-        (2, True, None),
-    ]
-
-
 def test_bootstrap_values_need_a_value_column() -> None:
     schema = Schema({"obs": (np.float32, (2,)), "action": np.int64, "reward": np.float32})
     with pytest.raises(EntryError, match="the schema has no value column"):

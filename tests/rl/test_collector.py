@@ -336,21 +336,6 @@ def test_there_is_no_other_name():
         _ = memoire.rl.MlpPolcy
 
 
-def test_arrays_come_back_as_they_were(tmp_path):
-    given = net() | {
-        "n": np.float64(3.5),
-        "big": np.arange(4, dtype=">i8"),
-        "flags": np.array([True, False]),
-        "none": np.zeros((0, 2), np.int8),
-    }
-    weights.save(tmp_path / "a" / "w.safetensors", given)
-    for found in (weights.unpack(weights.pack(given)), weights.load(tmp_path / "a" / "w.safetensors")):
-        assert list(found) == list(given)
-        for name, array in given.items():
-            assert np.array_equal(found[name], array) and found[name].shape == np.shape(array)
-    assert os.listdir(tmp_path / "a") == ["w.safetensors"]
-
-
 def test_what_cannot_be_put_in_its_place_leaves_nothing_behind(tmp_path):
     path = tmp_path / "w.safetensors"
     (path / "in the way").mkdir(parents=True)

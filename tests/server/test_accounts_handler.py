@@ -343,24 +343,6 @@ def test_that_a_client_does_not_keep_up_is_one_warning_a_minute(state_of_feedbac
     assert not handler.warning(NOW + 1000), "nothing was dropped since"
 
 
-def test_a_reply_brings_half_of_the_longest_request_and_says_how_much_is_left(state_of_feedback_handler):
-    handler, most = (
-        FeedbackHandler(state_of_feedback_handler),
-        state_of_feedback_handler.limits.tuning.request_bytes // 2,
-    )
-    handler.apply([piece(samples=100_000)], NOW)
-    through = left = 0
-    while (
-        found := handler.fetch(
-            state_of_feedback_handler.tables.first, state_of_feedback_handler.ledger.find(ME), through, NOW
-        )
-    ) is not None:
-        size = found.payload.nbytes
-        assert size <= most and (not found.waiting or size > most * 0.9)
-        through, left = found.number, found.waiting
-    assert left == 0 and through == 4 and feedback_of(state_of_feedback_handler).waiting == 0
-
-
 def test_nothing_is_lost_with_a_client_that_has_applied_everything(state_of_feedback_handler):
     handler = FeedbackHandler(state_of_feedback_handler)
     handler.apply([piece()], NOW)

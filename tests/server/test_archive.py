@@ -22,7 +22,7 @@ from fake_store import Disk, MemoryStore
 from memoire.cli import main
 from memoire.disk import snapshots as snapshot
 from memoire.disk.snapshot_file import SnapshotFile
-from memoire.errors import Closed, DataError, ParameterError, Refused, SnapshotMismatch
+from memoire.errors import Closed, DataError, Refused, SnapshotMismatch
 from memoire.nodes import roles as snapshots
 from memoire.replay import dataset, sampling
 from memoire.replay.memory import Memory
@@ -138,19 +138,6 @@ def weights_of(memory):
     return names, weights
 
 
-def test_an_orderly_end_keeps_all_tables(cluster, tmp_path):
-    server = shipped(cluster, state=tmp_path, snapshot_caches=True)
-    before = content_of(server)
-    server.close(100.0)
-    again = cluster.server(schema=None, tables=TABLES, state=tmp_path, snapshot_caches=True)
-    assert content_of(again) == before and again.stats().tables["online"].held_caches == 2
-    shutil.copytree(tmp_path, killed := tmp_path.with_name("killed"))  # as `kill -9` leaves it now
-    third = cluster.server(schema=None, tables=TABLES, state=killed, snapshot_caches=True)
-    (missing,) = third.stats().missing
-    assert "a former life did, and ended without a snapshot" in missing and third.stats().held_caches == 0
-    assert third.restore([killed / MEMORY]).caches == 2
-
-
 def test_an_orderly_end_leaves_the_last_quarter_of_its_time_to_the_state_folder(cluster, tmp_path, monkeypatch):
     server = shipped(cluster, state=tmp_path, snapshot_caches=True)
     until = []
@@ -158,31 +145,6 @@ def test_an_orderly_end_leaves_the_last_quarter_of_its_time_to_the_state_folder(
     begun = time.monotonic()
     server.close(80.0)
     assert begun + 50.0 < until[0] < begun + 65.0
-
-
-def content_of(server):
-    names, weights = weights_of(pool_in(server, "whole").memory)
-    return sorted(zip(names, weights, strict=True))
-
-
-def test_a_client_that_goes_on_is_counted_once(cluster, tmp_path):
-    """It dials the server that has its memory now, and pushes there."""
-    server = cluster.server(parameters=SMALL, limits=QUICK)
-    client = cluster.client(server, limits=QUICK)
-    record(client)
-    assert client.push_cache()
-    client.update()
-    until(lambda: server.total_caches == 1)
-    server.snapshot(tmp_path / "a")
-    place = {"endpoint": server.endpoint, "push_endpoint": server.push_endpoint, "pub_endpoint": server.pub_endpoint}
-    server.close()
-    again = cluster.server(parameters=SMALL, limits=QUICK, **place)
-    again.restore([tmp_path / "a"])
-    record(client)
-    until(lambda: client.push_cache() and True)
-    client.update(100.0)
-    until(lambda: again.stats().held_caches >= 2)
-    assert again.totals().steps == 40
 
 
 def test_what_cannot_be_written_is_said_of_the_server_that_cannot(cluster, tmp_path):
@@ -236,16 +198,6 @@ def test_the_timer_keeps_what_a_killed_server_held(cluster, tmp_path):
     again.close(100.0)
     third = cluster.server(state=tmp_path, parameters=SMALL, snapshot_every=1000.0)
     assert third.stats().unused_samples == 92
-
-
-def test_settings_that_cannot_be_are_refused(cluster, tmp_path):
-    for wrong in (0.0, -1.0, float("nan")):
-        with pytest.raises(ParameterError, match="snapshot_every"):
-            cluster.server(snapshot_every=wrong, state=tmp_path)
-    for wrong in ("3", "0/3", "4/3", "1/0", "-1/3", "1/3/5"):
-        with pytest.raises(ParameterError, match="--part"):
-            snapshots.part_of(wrong)
-    assert [snapshots.part_of(text) for text in (None, "1/1", "3/3")] == [(0, 1), (0, 1), (2, 3)]
 
 
 def test_a_restart_restores_no_file_again(cluster, tmp_path, capsys):
@@ -610,21 +562,6 @@ def test_only_the_heir_of_a_whole_file_draws_with_the_generator_of_the_file(tmp_
     assert draws(seed=7) == draws(seed=7) != expected
     assert len({tuple(draws(own=[98, 99])), tuple(draws(own=[98, 99])), tuple(expected)}) == 3
     assert len({tuple(draws(part=(0, 2))), tuple(draws(part=(0, 2)))}) == 2
-
-
-@pytest.mark.parametrize("storage", ["caches", "episodes"])
-def test_a_server_with_a_seed_draws_otherwise_in_its_next_life(tmp_path, storage):
-    """Also if it was killed; and in a next run, whose memory is another one."""
-    options = {"seed": 5, "schema": SCHEMA, "name": "s", "storage": storage, "state": tmp_path, "cache_size": 16}
-    lives = []
-    for _ in range(2):
-        server = server_of(None, **options)
-        for run in ("one", "two") if storage == "episodes" else ("one",):
-            server.begin_run(run + str(len(lives)))
-            fill(server, range(40))
-            lives.append(server.get_batch(64)["obs"].tobytes())
-        server.close(20.0)
-    assert len(set(lives)) == len(lives)
 
 
 OTHER_STARTS = {

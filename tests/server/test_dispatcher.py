@@ -34,8 +34,6 @@ from memoire.wire.frames import NO_CLIENT, name_hash, parse
 from netkit import SCHEMA
 from serverkit import ME, NOW, PARAMETERS, READER, RUN, YOU, cache_of, message, server_options, store_of, tables_of
 
-# --- Which message goes to which handler, what is refused, what is answered, and the bytes that this takes
-
 # --- Which message goes to which handler, what is refused, and what is done with the lock held
 
 MAX_CALLS = 26
@@ -221,27 +219,6 @@ def saved(dispatcher, disk):
         dispatcher.saved()
         for ticket in group.tickets:
             ticket()
-
-
-def test_a_store_hands_out_what_waited_for_a_group():
-    store, disk = store_of(Disk()), Disk()
-    handed, failed, started = [], [], []
-    dispatcher = dispatcher_of(store=store)
-    store.start = lambda *hooks: started.append(hooks)
-    dispatcher.start_saving(handed.append, failed.append)
-    ((collect, done, fail, _),) = started
-    assert store.woken.is_set()
-    fail(OSError(5, "gone"))
-    assert [error.errno for error in failed] == [5]
-    while (group := collect()) is not None:
-        disk.save(group)
-        done(group)
-    assert handed == [], "nobody waited for what was new of this life"
-    dispatcher.finish()
-    group = collect()
-    disk.save(group)
-    done(group)
-    assert handed == [group.tickets] and len(group.tickets) == 1
 
 
 def test_a_model_is_shown_with_the_lock_once_it_is_on_disk():

@@ -22,7 +22,7 @@ from memoire.server.io_addresses import limit_pushes
 from memoire.server.io_snapshots import MAX_ORDERS, SnapshotOrders, failed
 from memoire.server.server import Server
 from memoire.server.settings import State
-from memoire.server.stats import Queries, figures_of, table_stats
+from memoire.server.stats import Queries
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.tables.table import Table, Tables
@@ -342,23 +342,6 @@ def test_a_state_folder_searches_all_of_its_lines(served):
 def test_a_page_of_lines_has_bounds(served, most):
     with pytest.raises(ParameterError, match=f"from 1 to {MAX_FOUND_LINES}"):
         served.queries.search(LineFilter(), None, most=most, newest_first=False)
-
-
-def figures(served):
-    table = table_stats(served.dispatcher, served.dispatcher.tables.first, batches=3, waited=0.5, freshness=None)
-    return figures_of(served.dispatcher, {"default": table, "twin": table}, {"loss": 2.0})
-
-
-def test_clients_are_active_silent_or_gone(served):
-    served.report(ACTORS[0], steps=1, episodes=1)
-    served.ask(ACTORS[1], messages.Hello(role="actor"))
-    served.now += Limits().client_timeout + 1.0
-    served.report(ACTORS[2], steps=1, episodes=1)
-    assert figures(served)["presence"] == {"active": 1, "silent": 2, "gone": 0}
-    served.report(ACTORS[2], steps=1, episodes=1, leaving=True)
-    found = figures(served)
-    assert found["presence"] == {"active": 0, "silent": 2, "gone": 1}
-    assert (found["guests"], found["tables"]["default"].steps) == (1, 2)
 
 
 # --- Models on their way to a server: they end, and others wait for them

@@ -188,20 +188,6 @@ def test_what_is_shipped_is_stored_as_the_memory_of_its_actor_would_have_it(name
     alike(drawn, single.reference.gather(drawn.ids["number"]))
 
 
-def test_frames_cross_once_and_a_closed_episode_leaves_nothing_behind() -> None:
-    actor = Actor(Parameters())
-    actor.play(0, lanes=1, steps=20)
-    entries = sum(shipment.entries for shipment in actor.shipped)
-    assert entries == 20
-    for shipment in actor.shipped:
-        rows = {row.part: row.rows for row in unpack.table(shipment.payload)}
-        assert rows[Part.PREV] == shipment.entries
-        assert rows.get(Part.FINAL, 1) == 1
-    assert actor.open.num_entries == actor.open.num_episodes == 0
-    assert actor.open.sums() == (0.0, 0, 0.0)
-    check_memory(actor.open)
-
-
 def test_an_episode_that_is_not_open_or_empty_is_not_shipped() -> None:
     actor = Actor(Parameters())
     with pytest.raises(EpisodeClosedError):

@@ -558,21 +558,6 @@ def test_a_reader_that_falls_silent_gives_back_what_was_kept() -> None:
     assert len(pool.get(20).importance) == 20
 
 
-def test_a_client_that_two_servers_hold_counts_once_with_its_newest_sums() -> None:
-    pools = [pool_of([10]), Pool(SCHEMA, PLAIN, seed=0)]
-    pools[1].add(name(0), 100, made(10, first=50, total=80.0, positives=7))
-    pools[1].add(name(5), 1, made(10, total=20.0, positives=3))
-    tables = [pool.reserve(b"r" * 16, 100) for pool in pools]
-    chosen = plan(tables, 10, 0.5)
-    assert chosen is not None
-    assert chosen.asked.keys() == {name(0), name(5)}
-    assert chosen.asked[name(0)] == pytest.approx((0.8, 7.0)) and chosen.asked[name(5)] == pytest.approx((0.2, 3.0))
-    assert chosen.population == 10.0
-    assert [counts["count"].tolist() for counts in chosen.counts] == [[8], [2]]
-    assert plan(tables, 31, 0.5) is None
-    assert plan([], 1, 0.5) is None
-
-
 def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
     pool = pool_of([10, 10])
     chosen = plan([pool.reserve(b"r" * 16, 100)[:1]], 5, 0.5)
