@@ -39,14 +39,13 @@ from memoire.building import seconds as checked_seconds
 from memoire.errors import DataError, ParameterError
 from memoire.loggers import Logger
 from memoire.rl.networks import ActorCritic, flat_tensor
-from memoire.rl.onpolicy.collector import address_of_rank, beside
 from memoire.rl.policies import MEMORY, TOPIC, MlpPolicy, Moments, observations_of, policy_rows, rollout_schema
 from memoire.rl.spaces import with_actions
 from memoire.rl.trainer.saving import warn_of_told
 from memoire.rl.trainer.training import check_gamma
 
 from .checkpoint import Checkpoints, SavedLearner, World, arrays_of, left_out, made_as
-from .collector import for_space
+from .collector import address_of_rank, beside, for_space
 from .ppo import PPO, RecurrentActorCritic, check_correction
 
 _log = logging.getLogger(__name__)
