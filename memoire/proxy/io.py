@@ -25,10 +25,9 @@ from memoire.security.roles import EnvelopedRequest, Peer
 from memoire.wire import messages
 from memoire.wire.frames import NEWS_FRAME, Buffer, MessageHeader, encode
 
-from .backend import BackendChange, ProxyCounts
 from .io_sockets import BackendLink, BackendSettings, Front, QueueSizes
 from .requests import AnswerRequest, ForwardRequest, ModelCache, Replies, Requests
-from .router import Router
+from .router import BackendChange, ProxyCounts, Router
 
 _log = logging.getLogger(__name__)
 

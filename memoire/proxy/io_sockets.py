@@ -41,7 +41,7 @@ from memoire.wire import messages
 from memoire.wire.frames import Answer, Buffer, Message, MessageHeader, welcome_of
 from memoire.wire.receivers import MAX_RECEIVERS
 
-from .backend import Backend, BackendChange, BackStats, ProxyCounts
+from .router import Backend, BackendChange, BackStats, ProxyCounts
 
 MESSAGES_PER_TURN = 200
 WAITING_REQUESTS = 64

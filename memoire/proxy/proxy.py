@@ -34,9 +34,9 @@ from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
 from memoire.security.access import Security
 from memoire.security.keys import Given, Keys
 
-from .backend import BackStats
 from .io import ProxyThread
 from .io_sockets import WAITING_REQUESTS, QueueSizes
+from .router import BackStats
 
 if TYPE_CHECKING:
     from memoire.figures import DROPPED_REPLIES, FAULTS, MODEL_BYTES, MODEL_VERSION, REFUSED, UPTIME, by, counter

@@ -36,8 +36,7 @@ from memoire.wire.frames import FOR_INFERENCE, Buffer, MessageHeader, no_inferen
 from memoire.wire.frames import reply as encode_reply
 from memoire.wire.receivers import Receivers, passed_on
 
-from .backend import Backend, ProxyCounts
-from .router import Router
+from .router import Backend, ProxyCounts, Router
 
 HELD_FETCH_TIMEOUT = 5.0
 """Seconds for which a request for a chunk waits for a model that is on its way here, before its server is asked."""

@@ -8,7 +8,6 @@ from memoire.errors import ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.models import model
 from memoire.models.model import ModelStore
-from memoire.proxy.backend import MAX_SERVERS, ProxyCounts
 from memoire.proxy.requests import (
     HELD_FETCH_TIMEOUT,
     AnswerRequest,
@@ -17,7 +16,16 @@ from memoire.proxy.requests import (
     Replies,
     Requests,
 )
-from memoire.proxy.router import MAX_REMOVED, RETIRE_TIMEOUT, SETTLE_INTERVAL, START_GRACE, Router, rendezvous
+from memoire.proxy.router import (
+    MAX_REMOVED,
+    MAX_SERVERS,
+    RETIRE_TIMEOUT,
+    SETTLE_INTERVAL,
+    START_GRACE,
+    ProxyCounts,
+    Router,
+    rendezvous,
+)
 from memoire.wire import messages, types
 from memoire.wire.frames import encode, name_hash, parse, parse_notice
 from memoire.wire.receivers import Receiver, Receivers

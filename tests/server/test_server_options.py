@@ -18,7 +18,7 @@ from memoire.server.build import ServerOptions, check_bytes
 from memoire.server.dispatch import Dispatcher
 from memoire.server.durability import Announcements
 from memoire.server.handlers.control import MAX_UPLOADS, UPLOAD_TIMEOUT, Uploads
-from memoire.server.io_addresses import limit_pushes
+from memoire.server.io import limit_pushes
 from memoire.server.io_snapshots import MAX_ORDERS, SnapshotOrders, failed
 from memoire.server.server import Server
 from memoire.server.settings import State

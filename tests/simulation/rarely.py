@@ -18,7 +18,7 @@ from memoire.models import io as feed
 from memoire.net import channel, sockets
 from memoire.proxy import io_sockets as io_front
 from memoire.proxy import requests
-from memoire.server import io_addresses as io_intake
+from memoire.server import io as io_intake
 from memoire.server import io_requests
 
 CONSTANTS: Final[dict[tuple[Any, str], float]] = {

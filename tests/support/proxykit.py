@@ -2,8 +2,7 @@
 
 from memoire.errors import ParameterError
 from memoire.limits import Limits
-from memoire.proxy.backend import Backend
-from memoire.proxy.router import Router
+from memoire.proxy.router import Backend, Router
 from memoire.security.roles import OPEN, EnvelopedRequest
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader, encode, name_hash, parse_header
