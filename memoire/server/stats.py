@@ -167,6 +167,8 @@ class TableStats:
     steps: Annotated[int, counter("table_steps", "Steps", "Entries of this run that clients recorded for the table.")]
     """Those of clients that said goodbye are included."""
     batches: Annotated[int, counter("batches", "Batches", "Batches that get_batch handed out in the server's process.")]
+    missed_batches: Annotated[int, counter("missed_batches", "Calls without a batch", "Calls of get_batch, "
+        "sample_episodes and take that got nothing, because too few samples came in time.", docs="rate.md")]
     samples: Annotated[int, counter("samples", "Samples drawn", "Samples handed out to learners in this life of the "
         "server; of a table of rollouts, entries that learners took, each of them once.", docs="rate.md")]
     waited: Annotated[float, counter("batch_wait_seconds", "Learners waited", "Seconds that get_batch waited for "
@@ -352,7 +354,7 @@ def client_stats(dispatcher: Dispatcher, account: Account) -> ClientStats:
 
 
 def table_stats(
-    dispatcher: Dispatcher, table: OpenTable, *, batches: int, waited: float, freshness: Freshness | None
+    dispatcher: Dispatcher, table: OpenTable, batches: int, missed: int, waited: float, freshness: Freshness | None
 ) -> TableStats:
     """One table, with what was handed out of it in this process."""
     pool = table.pool.stats()
@@ -367,6 +369,7 @@ def table_stats(
         episodes=sums["episodes"],
         steps=sums["steps"],
         batches=batches,
+        missed_batches=missed,
         samples=pool.drawn,
         waited=waited,
         held_caches=pool.caches,

@@ -61,8 +61,8 @@ class TableHandle(StrictAttributes):
     ) -> None:
         self._dispatcher, self._table = dispatcher, table
         self._check_open, self._is_over, self._where = check_open, is_over, where
-        self._counting = threading.Lock()  # guards the two below
-        self._batches = 0
+        self._counting = threading.Lock()  # guards the three below
+        self._batches = self._missed = 0
         self._waited = 0.0
         self._looks = FreshnessMonitor()
         self._guard()
@@ -110,6 +110,9 @@ class TableHandle(StrictAttributes):
             size = whole("batch_size", batch_size, 1, MAX_BATCH)
             pool = self._table.draws or self._table.offered(DrawsBatches)
             drawn = self._in_band(size, seconds(timeout, 0.0), lambda left: pool.get(size, timeout=left, out=out))
+        except NotEnoughSamples:
+            self._count_miss()
+            raise
         except Closed:
             self._check_open()
             raise Closed("this server") from None
@@ -147,6 +150,9 @@ class TableHandle(StrictAttributes):
         )
         try:
             batch = self._in_band(1, seconds(timeout, 0.0), lambda left: draw(timeout=left))
+        except NotEnoughSamples:
+            self._count_miss()
+            raise
         except Closed:
             self._check_open()
             raise Closed("this server") from None
@@ -199,6 +205,9 @@ class TableHandle(StrictAttributes):
                         facts = short.wanted, short.unused, short.caches, short.clients, patience, short.reason
                         raise NotEnoughSamples(*facts) from None
                 limiter.wants(who, steps)
+        except NotEnoughSamples:
+            self._count_miss()
+            raise
         except Closed:
             self._check_open()
             raise Closed("this server") from None
@@ -211,6 +220,10 @@ class TableHandle(StrictAttributes):
         if self._looks.is_due(time.monotonic()):
             self._looks.took(taken.age, taken.model_version, self._newest_model())
         return taken
+
+    def _count_miss(self) -> None:
+        with Held(self._counting):
+            self._missed += 1
 
     def _in_band(self, size: int, timeout: float, draw: Callable[[float], T]) -> T:
         """What `draw` returns of at least `size` samples, called with the seconds to wait: as soon as there are enough,
@@ -344,8 +357,8 @@ class TableHandle(StrictAttributes):
     def stats(self) -> TableStats:
         """All figures at this moment."""
         with Held(self._counting):
-            batches, waited = self._batches, self._waited
-        return table_stats(self._dispatcher, self._table, batches=batches, waited=waited, freshness=self._looks.newest)
+            counted = self._batches, self._missed, self._waited
+        return table_stats(self._dispatcher, self._table, *counted, self._looks.newest)
 
     def __repr__(self) -> str:
         return f"<table {self.name!r} of {self._where()}>"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import memoire
+from memoire.errors import NotEnoughSamples
 from memoire.figures import Timings
 from memoire.nodes.http import NodePages
 from memoire.replay.batch import GatheredSamples
@@ -99,12 +100,15 @@ def test_the_pages_of_an_inference_node_say_what_it_computed(cluster):
 
 def test_metrics_are_what_stats_say(cluster):
     server, pages = cluster["server"]
+    with pytest.raises(NotEnoughSamples):
+        server.get_batch(10_000)
     told, stats = values(scrape(pages)[1]), server.stats()
     assert told["memoire_episodes_total",] == 3 == stats.totals.episodes
     assert told["memoire_steps_total",] == 150
     assert told["memoire_caches_total",] == 2
     assert told["memoire_clients", ("state", "active")] == 1
     assert told["memoire_samples_total", ("table", "default")] == stats.tables["default"].samples > 32
+    assert told["memoire_missed_batches_total", ("table", "default")] == 1
     assert told["memoire_held_bytes", ("table", "default")] == stats.held_bytes > 0
     assert told["memoire_episode_return_mean",] == 50.0
     assert told["memoire_client_scalar", ("name", "loss")] == 1.5

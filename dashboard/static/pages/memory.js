@@ -145,7 +145,7 @@ function tableCard(row, overview) {
   return h("section.card", h("h2", `Table ${row.name}`),
     h("p.answer", `${bytes(row.held_bytes)} held${full || ", without a limit"}`, missing > 0 && h("span.state.unready", ` by ${answering} of ${answering + missing} servers`)),
     full && h("progress", {max: 1, value: row.full, "aria-label": `How full ${row.name} is`}),
-    facts(row.is_taken ? takenOf(row) : drawnOf(row)), ...[row.rate.draws_wait, row.rate.inserts_wait].filter(Boolean).map((text) => h("p", text)), perServer(row));
+    facts([...(row.is_taken ? takenOf(row) : drawnOf(row)), [term("TableRow.missed_batches"), count(row.missed_batches)]]), ...[row.rate.draws_wait, row.rate.inserts_wait].filter(Boolean).map((text) => h("p", text)), perServer(row));
 }
 
 const OF_SERVER = [
