@@ -60,7 +60,7 @@ class Rarely:
     @property
     def limits(self) -> Limits:
         """Of servers."""
-        return Limits(**self._limits)  # type: ignore[arg-type]
+        return Limits.of(**self._limits)  # type: ignore[arg-type]
 
     def put(self, put: Callable[[Any, str, Any], None]) -> None:
         """Have the constants be so."""
