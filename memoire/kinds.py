@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from memoire.tables.base import HearsSums as HearsSums
     from memoire.tables.base import HoldsRows as HoldsRows
     from memoire.tables.base import KeepsLayout as KeepsLayout
-    from memoire.tables.base import LastingPool as LastingPool
     from memoire.tables.base import PoolCounts as PoolCounts
     from memoire.tables.base import PoolStats as PoolStats
     from memoire.tables.base import SavesRows as SavesRows
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
     from memoire.tables.calls import CalledServers as CalledServers
     from memoire.tables.calls import Request as Request
     from memoire.tables.calls import Transport as Transport
+    from memoire.tables.pools import LastingPool as LastingPool
     from memoire.tables.registry import Desk as Desk
     from memoire.tables.registry import Handler as Handler
     from memoire.tables.registry import Kind as Kind
@@ -129,10 +129,11 @@ HOMES = {
     "memoire.tables": "registry",
     "memoire.tables.base": (
         "BelongsToRun DrawsAtRandom DrawsBatches DrawsEpisodes HandsOutOnce HasCalls HasRoom HearsSums "
-        "HoldsRows KeepsLayout LastingPool PoolCounts PoolStats SavesRows ShowsSamples TablePool TakesPriorities "
+        "HoldsRows KeepsLayout PoolCounts PoolStats SavesRows ShowsSamples TablePool TakesPriorities "
         "TakesPushes"
     ),
     "memoire.tables.calls": "CalledServers Request Transport",
+    "memoire.tables.pools": "LastingPool",
     "memoire.tables.registry": "Desk Handler Kind PoolPlace Reply TableSettings add",
     "memoire.tables.rollouts": "transport",
     "memoire.tables.saved": "PutBack RecordBody SavedRecord",

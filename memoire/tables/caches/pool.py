@@ -37,13 +37,11 @@ from memoire.replay.schema import Schema
 from memoire.tables import draws as picked
 from memoire.tables.base import (
     DEFAULTS,
-    EXPIRY_INTERVAL,
     MAX_INSPECTED,
     BelongsToRun,
     DrawsAtRandom,
     DrawsBatches,
     HearsSums,
-    PoolLock,
     PoolStats,
     ShowsSamples,
     TablePool,
@@ -51,6 +49,7 @@ from memoire.tables.base import (
 )
 from memoire.tables.draws import MAX_BATCH, PooledBatch, gathered_from
 from memoire.tables.inspection import Distribution, PeekedSample
+from memoire.tables.pools import EXPIRY_INTERVAL, PoolLock
 from memoire.tables.saved import PutBack, RecordBody, SavedRecord
 from memoire.wire import containers as unpack
 from memoire.wire import messages

@@ -37,8 +37,9 @@ from numpy.typing import NDArray
 from memoire.errors import ParameterError, ProtocolError
 from memoire.replay.parameters import Parameters, differing
 from memoire.replay.schema import Schema
-from memoire.tables.base import PoolCounts, Presence
+from memoire.tables.base import PoolCounts
 from memoire.tables.draws import DistinctRows, most_bytes
+from memoire.tables.pools import Presence
 from memoire.wire._container import HeldCache
 from memoire.wire.byte_budget import ByteHolder
 from memoire.wire.containers import check_making

@@ -45,7 +45,6 @@ from memoire.tables.base import (
     DrawsEpisodes,
     HasRoom,
     KeepsLayout,
-    LastingPool,
     PoolCounts,
     PoolStats,
     ShowsSamples,
@@ -54,6 +53,7 @@ from memoire.tables.base import (
 )
 from memoire.tables.draws import MAX_BATCH, PooledBatch
 from memoire.tables.inspection import Distribution, PeekedSample
+from memoire.tables.pools import LastingPool
 from memoire.tables.saved import PutBack, RecordBody, SavedRecord
 from memoire.wire import _bytes, messages
 from memoire.wire.byte_budget import ByteBudget

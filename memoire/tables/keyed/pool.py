@@ -27,9 +27,10 @@ from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.tables.base import DEFAULTS, MAX_INSPECTED, HoldsRows, LastingPool, PoolStats
+from memoire.tables.base import DEFAULTS, MAX_INSPECTED, HoldsRows, PoolStats
 from memoire.tables.calls import Transport
 from memoire.tables.inspection import Distribution, Histogram
+from memoire.tables.pools import LastingPool
 from memoire.tables.saved import Number, PutBack, RecordBody, RecordKind, SavedRecord
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import Buffer

@@ -21,9 +21,10 @@ from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.tables.base import DEFAULTS, MAX_INSPECTED, AnswersPrompts, LastingPool, PoolStats, SavesRows
+from memoire.tables.base import DEFAULTS, MAX_INSPECTED, AnswersPrompts, PoolStats, SavesRows
 from memoire.tables.calls import DEFAULT_TIMEOUT, Transport
 from memoire.tables.inspection import Distribution, Histogram
+from memoire.tables.pools import LastingPool
 from memoire.tables.saved import Count, PutBack, RecordBody, RecordKind, SavedRecord
 from memoire.wire.byte_budget import ByteBudget
 

@@ -30,10 +30,11 @@ from memoire.replay.episode_store import Changes
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment, Rollouts
 from memoire.replay.schema import Schema
-from memoire.tables.base import DEFAULTS, MAX_INSPECTED, BelongsToRun, HandsOutOnce, LastingPool, PoolStats, TakesPushes
+from memoire.tables.base import DEFAULTS, MAX_INSPECTED, BelongsToRun, HandsOutOnce, PoolStats, TakesPushes
 from memoire.tables.episodes.memory import CheckedEpisode, checked_episode
 from memoire.tables.episodes.saving import pack, put_back
 from memoire.tables.inspection import Distribution, Histogram
+from memoire.tables.pools import LastingPool
 from memoire.tables.registry import Desk, Handler, Reply
 from memoire.tables.saved import PutBack, RecordBody, SavedRecord
 from memoire.wire import messages, types

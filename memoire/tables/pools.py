@@ -1,0 +1,184 @@
+"""What pools of tables are made of: a lock and the wait of those who draw, and clients that were heard lately.
+
+    with waiter.lock:                                     with waiter.lock:
+        drawn = draw(now)                                     add(cache)
+        while drawn is None and waiter.wait(deadline):        waiter.tell()
+            drawn = draw(clock())
+
+What decides about caches, readers or episodes is called under the lock and knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from memoire import _core
+from memoire.errors import Closed
+from memoire.replay.parameters import Parameters
+
+from .base import MAX_INSPECTED, TablePool
+from .inspection import Distribution, Histogram
+
+
+class PoolLock:
+    """One lock, and what happens under it that others wait for."""
+
+    def __init__(self) -> None:
+        self.told = _core.Condition()
+        """Of this it is the lock; where each call counts, for `_core.Held`."""
+        # Everything below belongs to the lock.
+        self.waiting = 0
+        """Threads that wait now."""
+        self.changes = 0
+        """How often something was told."""
+        self.is_closed = False
+
+    @property
+    def lock(self) -> _core.Held:
+        """The lock, let go of wherever an interrupt comes."""
+        return self.told.held()
+
+    def tell(self) -> None:
+        """Have those who wait look again: something else may be drawn than before. Call it under the lock."""
+        self.changes += 1
+        if self.waiting:
+            self.told.notify_all()
+
+    def wait(self, deadline: float, at_most: float = math.inf) -> bool:
+        """Give the lock up until something is told, `at_most` seconds have passed or the deadline is there; then the
+        caller looks again. False, at once, where the deadline has passed.
+
+        Args:
+            deadline: On the clock of `time.monotonic`.
+        """
+        left = deadline - time.monotonic()
+        if left <= 0.0:
+            return False
+        self.waiting += 1
+        try:
+            self.told.wait(min(left, at_most))
+        finally:
+            self.waiting -= 1
+        return True
+
+    def check_open(self) -> None:
+        """Raises Closed after `close`."""
+        if self.is_closed:
+            raise Closed("the pool")
+
+    def close(self) -> None:
+        """Wake everyone; what they ask for from now on raises Closed. Call it under the lock."""
+        self.is_closed = True
+        self.tell()
+
+
+EXPIRY_INTERVAL: Final = 1.0
+"""Seconds between two looks for silent clients and readers."""
+
+
+class Presence:
+    """When each was last heard, until it has been silent for `timeout` seconds.
+
+    Args:
+        timeout: Seconds of silence after which one is gone.
+        now: Seconds of the clock that all other times are of.
+    """
+
+    def __init__(self, timeout: float, now: float) -> None:
+        self.timeout = timeout
+        self._expired = now  # when silent ones were last let go
+        self._heard: dict[bytes, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._heard)
+
+    def __contains__(self, who: bytes) -> bool:
+        return who in self._heard
+
+    def heard(self, who: bytes, now: float) -> None:
+        """A sign of life."""
+        self._heard[who] = now
+
+    def forget(self, who: bytes) -> None:
+        """One has ended, if it was there."""
+        self._heard.pop(who, None)
+
+    def is_due(self, now: float) -> bool:
+        """Whether to `expire` again: once in `EXPIRY_INTERVAL`."""
+        return now - self._expired > EXPIRY_INTERVAL
+
+    def expire(self, now: float) -> list[bytes]:
+        """Let silent ones go; returns which."""
+        self._expired = now
+        silent = [who for who, heard in self._heard.items() if heard < now - self.timeout]
+        for who in silent:
+            del self._heard[who]
+        return silent
+
+
+class LastingPool(TablePool):
+    """Clients count while they are heard. Thread-safe.
+
+    Args:
+        client_timeout: Seconds of silence after which a client is not counted any more. What it sent stays.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, client_timeout: float, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._waiter = PoolLock()
+        self._clients = Presence(client_timeout, clock())  # under the waiter's lock
+
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Any fit: what is held is as it was recorded."""
+
+    def saw_model(self, version: int) -> None:
+        """What is held knows of no model."""
+
+    def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
+        """Nothing is looked at."""
+        nothing = Histogram.of(np.empty(0))
+        return Distribution(0, self.entries(), 0.0, 0.0, None, nothing, nothing)
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: what is held says all."""
+        return {}
+
+    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+        """Nothing goes on beside what is put back."""
+
+    def close(self) -> None:
+        """Wake everyone who waits (they raise Closed). Closing again does nothing."""
+        with self._waiter.lock:
+            self._waiter.close()
+
+    def heard(self, client_id: bytes) -> None:
+        """A sign of life."""
+        with self._waiter.lock:
+            self._hear(client_id)
+
+    def _hear(self, client_id: bytes) -> None:
+        now = self._clock()
+        self._clients.heard(client_id, now)
+        if self._clients.is_due(now):
+            self._clients.expire(now)
+
+    def goodbye(self, client_id: bytes) -> None:
+        """A client has ended; what it sent stays."""
+        self.forget(client_id)
+
+    def forget(self, client_id: bytes) -> int:
+        """Do not count a client any more; what it sent stays. Returns 0: no sample is lost."""
+        with self._waiter.lock:
+            self._clients.forget(client_id)
+        return 0
+
+    def expire(self) -> int:
+        """Stop counting clients that were silent for `client_timeout`; returns how many. What they sent stays."""
+        with self._waiter.lock:
+            return len(self._clients.expire(self._clock()))
