@@ -38,7 +38,7 @@ class Door:
         context = zmq.Context()
         self.gate = Gate(context, None)
         context.term()
-        self.admission = Admission(self.gate, Limits(**limits), count=self.count, own=self.own)
+        self.admission = Admission(self.gate, Limits.of(**limits), count=self.count, own=self.own)
 
     def count(self, error):
         self.refused[error.code] += 1

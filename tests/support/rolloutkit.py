@@ -45,7 +45,7 @@ class TakesServer:
         self.now = 2.0
         settings = {"rollouts": Table(SCHEMA, storage="rollouts", capacity=capacity)}
         self.tables = Tables(settings, lambda _, table: RolloutPool(SCHEMA, capacity=capacity, clock=lambda: self.now))
-        self.limits = Limits(**limits)
+        self.limits = Limits.of(**limits)
         self.dispatcher = Dispatcher(
             tables=self.tables, run="run", name="home", limits=self.limits, clock=lambda: NOW, epoch=7
         )
