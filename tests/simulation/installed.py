@@ -48,6 +48,8 @@ from .world import World
 
 for _kind in registry.known():  # found by name: loaded in a trial, they would make it another one
     _kind.pool_class(), _kind.record_bodies()
+    if _kind.answers:
+        registry.loaded(_kind.answers)
     if _kind.actor:
         local_memory.side_of(_kind.name)
 
