@@ -118,7 +118,7 @@ def prompts_of(limits=SMALL, columns=None, **settings):
     columns = columns or {"tokens": (np.int32, (None,)), "reward": np.float32}
     table = memoire.Table(columns, storage="prompts", **{"group": 3, **settings})
     made = dispatcher_of(
-        "t", table, lambda _, each: PromptPool(each.schema, each.parameters, each.prompts, clock=lambda: NOW)
+        "t", table, lambda _, each: PromptPool(each.schema, each.parameters, each.own, clock=lambda: NOW)
     )
     ends = SmallEnd(made, limits, "t"), SmallEnd(made, Limits(), "t")
     return [PromptCalls(end, (0, 1), 5.0, f"session {place}") for place, end in enumerate(ends)], ends[0]
