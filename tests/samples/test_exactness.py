@@ -22,6 +22,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized, RankBased
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
+from memoire.server.settings import Endpoints, Process
 from memoire.tables import draws as picked
 from memoire.tables.table import Table
 from memoire.wire import containers as pack
@@ -232,7 +233,8 @@ def start(context):
     made = []
 
     def begin(make, *arguments, **options):
-        made.append(make(*arguments, context=context, **options))
+        shared = {"process": Process(context=context)} if make is Server else {"context": context}
+        made.append(make(*arguments, **shared, **options))
         return made[-1]
 
     yield begin
@@ -370,10 +372,8 @@ def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(start, 
     # One sample at a time: of large batches there may not be enough until it notices that a server is away.
     until(lambda: draw(reader, 1, 1) and reader.stats().away == ("s1",))
     turns(14, here, up, 20)
-    servers[1] = start(
-        Server, gone.endpoint, SCHEMA, parameters=EXACT, name="s1", seed=1, limits=QUICK,
-        push_endpoint=gone.push_endpoint, pub_endpoint=gone.pub_endpoint,
-    )  # fmt: skip
+    place = Endpoints(gone.endpoint, push=gone.push_endpoint, publish=gone.pub_endpoint)
+    servers[1] = start(Server, place, SCHEMA, parameters=EXACT, name="s1", seed=1, limits=QUICK)
     until(lambda: draw(reader, 1, 10) and not reader.stats().away)
     # What a client pushes before it knows is held, but not counted: it numbers its caches for the former server.
     back = [actor for actor in actors if actor.client.home == "s1"]
