@@ -282,6 +282,7 @@ def expected(text, usual=0):
         "largest push": sockets.largest_push(usual, LIMITS.message_bytes),
         "reply_bytes": LIMITS.reply_bytes,
         **vars(LIMITS),
+        **vars(LIMITS.tuning),
     }
     return sum(sizes[word] if word in sizes else int(word) for word in text.split(" + "))
 

@@ -372,7 +372,7 @@ SMALL = {"smallest_caches", "smallest_rollouts", "newcomers", "td_errors", "mode
 
 
 def dispatcher_of_of_byte_budget(tables, limits=LIMITS):
-    made = build.make_tables(server_options(schema=None, tables=tables, limits=limits, byte_limit=limits.held_bytes))
+    made = build.make_tables(server_options(schema=None, tables=tables, limits=limits))
     return Dispatcher(tables=made, run="run", name="home", limits=limits, clock=lambda: 1000.0, epoch=1)
 
 

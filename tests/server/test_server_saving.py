@@ -91,7 +91,7 @@ def disk():
 
 def pool_of(name, table):
     if table.storage == "prompts":
-        pool = PromptPool(table.schema, table.parameters, table.prompts)
+        pool = PromptPool(table.schema, table.parameters, table.own)
         pool.keep_changes()
         return pool
     return Pool(table.schema, table.parameters, seed=0)
