@@ -71,7 +71,7 @@ def test_tables_are_read_in_order_with_schema_and_settings(tmp_path: Path) -> No
     assert tables["rollouts"] == Table(SCHEMA, **made)
     columns = {"tokens": (np.int32, (None,)), "reward": np.float32}
     assert tables["math"] == Table(columns, storage="prompts", max_model_lag=2, **PROMPTS)
-    assert tables["math"].prompts.group == 4 and tables["math"].prompts.score == "variance"
+    assert tables["math"].own.group == 4 and tables["math"].own.score == "variance"
 
 
 def test_a_schema_is_read_off_an_environment(tmp_path: Path) -> None:
