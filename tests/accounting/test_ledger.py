@@ -340,3 +340,12 @@ def test_recent_lines_are_bounded_and_read_from_an_index():
     assert [entry.line.text for entry in book.recent()] == ["3", "4", "5"]
     assert [entry.line.text for entry in book.recent(after=4)] == ["5"]
     assert [entry.line.text for entry in book.recent(most=2)] == ["4", "5"]
+
+
+def test_a_reply_waits_also_when_nothing_else_does_and_a_resend_replaces_it():
+    journal = UnsavedChanges()
+    journal.wait("a", 1)
+    journal.wait("b", 2)
+    journal.wait("a", 3)
+    group = journal.take()
+    assert group.is_empty and group.tickets == [2, 3]

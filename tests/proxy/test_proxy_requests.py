@@ -450,3 +450,14 @@ def test_a_welcome_on_its_way_to_a_client_has_this_proxys_addresses_list_and_lim
     assert said.models == {"policy": 5, "old": 2, "new": 1} and said.unmet == ["tcp://2"]
     assert said.limits == {"request_bytes": 10, "message_bytes": Limits().message_bytes, "unheard_of": 7}
     assert (said.home_name, said.schema) == ("b", "{}")
+
+
+def test_a_model_is_found_by_version_and_checksum():
+    back = Back("a")
+    world = World(back)
+    _, made = world.put(back, 3)
+    assert world.cache.find("policy", 3, made.checksum) == made
+    assert (
+        world.cache.find("policy", 3, made.checksum ^ 1) is None
+        and world.cache.find("policy", 2, made.checksum) is None
+    )

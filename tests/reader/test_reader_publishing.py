@@ -199,3 +199,16 @@ def test_what_a_server_lost_or_did_not_answer_is_counted():
     assert made.lost == 4
     made.answered(piece, message(messages.Summed()))
     assert made.lost == 7
+
+
+def test_a_refusal_is_an_answer_until_the_next_model_of_this_topic():
+    world = World("a", "b")
+    order = world.publish()
+    world.directory.addresses[0].hello.due = 5.0
+    world.answer("a", refused("stale"))
+    assert world.directory.next_time() == 0.0  # at its version
+    world.answer_all()
+    assert world.made.is_taken(order, 0.0) and world.made.refusal(order).code == "stale"
+    order = world.publish()
+    world.answer_all()
+    assert world.made.refusal(order) is None and world.made.is_taken(order, 0.0)

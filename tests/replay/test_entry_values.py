@@ -13,6 +13,7 @@ from memoire.errors import (
     EntryError,
     EpisodeClosedError,
     EpisodeTooLong,
+    FinalObservationMissing,
     NotFinite,
     ParameterError,
     WrongType,
@@ -26,7 +27,7 @@ from memoire.replay.conversion import (
     refuse,
 )
 from memoire.replay.schema import Schema
-from memoire.replay.steps import StepConverter
+from memoire.replay.steps import StepConverter, final_observation
 
 # --- What a memory is given becomes exact arrays, or is refused by name, without a memory
 
@@ -234,3 +235,16 @@ def test_a_step_of_another_number_of_environments_gets_advice() -> None:
     assert THREE.advice(np.zeros(7), flags, flags, flags, np.zeros(7)) == ""
     assert ONE_STEP_VALUES.advice(object(), 0, 0, 0, object()) == ""
     assert StepConverter(NESTED, 2).advice({}, 0, 0, 0, {}) == ""
+
+
+def test_the_final_observation_is_found_in_any_gymnasium_s_info() -> None:
+    each = np.array([None, "last"], object)
+    assert final_observation({"final_obs": each, "_final_obs": [False, True]}, 1, False) == ("last", None)
+    assert final_observation({"final_observation": each}, 1, False) == ("last", None)
+    assert final_observation({"final_obs": [4, 5]}, 1, False) == ([4, 5], 1)
+    assert final_observation({"final_obs": "last"}, 0, True) == ("last", None)
+    for info in (None, {}, {"final_obs": None}, {"final_obs": each, "_final_obs": [True, False]}):
+        with pytest.raises(FinalObservationMissing):
+            final_observation(info, 1, False)
+    with pytest.raises(FinalObservationMissing):
+        final_observation({"final_obs": each}, 0, False)
