@@ -17,10 +17,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 from ale_py import ALEInterface, LoggerMode, roms
 from measure import Spread, arguments, distinct, machine
+from storage import Metered, far_away
 
 import memoire
 from memoire.wire import containers as pack
-from storage import Metered, far_away
 
 QUESTION = str(__doc__)
 GAMES = ("pong", "breakout", "qbert", "ms_pacman", "seaquest", "battle_zone")

@@ -42,7 +42,7 @@ from poolkit import Clock
 
 
 @pytest.fixture
-def cluster(tmp_path):
+def keys_folder(tmp_path):
     key_writer.write_cluster(tmp_path / "keys")
     return tmp_path / "keys"
 
@@ -53,13 +53,13 @@ def read_again(keys):
     return keys.refresh()
 
 
-def test_a_new_cluster_has_a_folder_for_each_role_and_knows_itself(cluster):
+def test_a_new_cluster_has_a_folder_for_each_role_and_knows_itself(keys_folder):
     for role in permissions.ROLES:
-        keys = Keys(cluster, role)
-        assert keys.folder == cluster / role and keys.own.peer == Peer(role, keypairs.plural(role))
+        keys = Keys(keys_folder, role)
+        assert keys.folder == keys_folder / role and keys.own.peer == Peer(role, keypairs.plural(role))
         assert {key.role for key in keys.servers} == {"server", "proxy", "inference"}
-        assert (cluster / role / "own.key").stat().st_mode & 0o777 == 0o600
-    admitted = {key.peer.principal for key in Keys(cluster / "server").authorized.values()}
+        assert (keys_folder / role / "own.key").stat().st_mode & 0o777 == 0o600
+    admitted = {key.peer.principal for key in Keys(keys_folder / "server").authorized.values()}
     assert admitted == {
         "actor/actors",
         "learner/learners",
@@ -68,8 +68,8 @@ def test_a_new_cluster_has_a_folder_for_each_role_and_knows_itself(cluster):
         "server/servers",
         "inference/inference-nodes",
     }
-    assert Keys(cluster, "server").peer(Keys(cluster, "actor").own.public) == Peer("actor", "actors")
-    assert not Keys(cluster / "actor").authorized
+    assert Keys(keys_folder, "server").peer(Keys(keys_folder, "actor").own.public) == Peer("actor", "actors")
+    assert not Keys(keys_folder / "actor").authorized
 
 
 def test_a_key_survives_its_text_and_never_shows_its_secret_half():
@@ -135,12 +135,12 @@ def test_a_passport_says_whose_a_message_is():
         assert permissions.read_passport(permissions.passport(Peer(role, "a-1.b_2"))) == Peer(role, "a-1.b_2")
 
 
-def test_a_secret_that_others_may_read_is_refused(cluster):
-    own = cluster / "actor" / "own.key"
+def test_a_secret_that_others_may_read_is_refused(keys_folder):
+    own = keys_folder / "actor" / "own.key"
     for mode in (0o604, 0o660, 0o602):
         own.chmod(mode)
         with pytest.raises(KeyFileError, match=rf"others may read \(mode 0{mode:o}\).*chmod 600"):
-            Keys(cluster / "actor")
+            Keys(keys_folder / "actor")
     own.chmod(0o440)  # as a kubelet mounts it for fsGroup: root's, and readable for the group
     real = os.stat(own)
     root, other = (os.stat_result((*real[:4], uid, *real[5:])) for uid in (0, 1000))
@@ -149,15 +149,16 @@ def test_a_secret_that_others_may_read_is_refused(cluster):
         key_files.check_status(own, other)
 
 
-def test_a_folder_is_read_again_when_it_changes_and_a_damaged_file_changes_nothing(cluster):
-    keys = Keys(cluster / "server")
+def test_a_folder_is_read_again_when_it_changes_and_a_damaged_file_changes_nothing(keys_folder):
+    keys = Keys(keys_folder / "server")
     assert not read_again(keys) and keys.changes == 0
     one = keypairs.make("actor", "team-b")
-    path = key_writer.authorize(cluster / "server", one)
+    path = key_writer.authorize(keys_folder / "server", one)
     assert read_again(keys) and keys.peer(one.public) == one.peer
     two = keypairs.make("actor", "team-b")
     assert (
-        key_writer.authorize(cluster / "server", two) == path and key_writer.authorize(cluster / "server", two) == path
+        key_writer.authorize(keys_folder / "server", two) == path
+        and key_writer.authorize(keys_folder / "server", two) == path
     )
     assert read_again(keys) and keys.peer(one.public) == keys.peer(two.public) == one.peer
     path.write_text("nonsense")
@@ -167,58 +168,60 @@ def test_a_folder_is_read_again_when_it_changes_and_a_damaged_file_changes_nothi
     assert keys.changes == 3
 
 
-def test_more_files_of_keys_than_are_read_are_refused_by_name_and_a_running_node_keeps_those_that_it_has(cluster):
-    keys = Keys(cluster / "server")
+def test_more_files_of_keys_than_are_read_are_refused_by_name_and_a_running_node_keeps_those_that_it_has(keys_folder):
+    keys = Keys(keys_folder / "server")
     one = keypairs.make("actor", "team-b")
-    key_writer.authorize(cluster / "server", one)
+    key_writer.authorize(keys_folder / "server", one)
     assert read_again(keys)
-    folder, held = cluster / "server" / "authorized" / "actor", dict(keys.authorized)
+    folder, held = keys_folder / "server" / "authorized" / "actor", dict(keys.authorized)
     for number in range(key_files.MAX_FILES + 1):
         (folder / f"{number}.pub").touch()
     assert not read_again(keys) and "files of authorized keys, more than 4096" in keys.trouble
     assert keys.authorized == held
     with pytest.raises(KeyFileError, match="Put the keys of a role into fewer files"):
-        Keys(cluster / "server")
+        Keys(keys_folder / "server")
     for number in range(key_files.MAX_FILES + 1):
         (folder / f"{number}.pub").unlink()
     assert not read_again(keys) and not keys.trouble and keys.authorized == held
 
 
-def test_a_key_in_the_folder_of_another_role_lets_nobody_in(cluster):
-    misplaced = cluster / "server" / "authorized" / "learner" / "actors.pub"
-    (cluster / "server" / "authorized" / "actor" / "actors.pub").rename(misplaced)
+def test_a_key_in_the_folder_of_another_role_lets_nobody_in(keys_folder):
+    misplaced = keys_folder / "server" / "authorized" / "learner" / "actors.pub"
+    (keys_folder / "server" / "authorized" / "actor" / "actors.pub").rename(misplaced)
     with pytest.raises(KeyFileError, match="of an actor, and would let it in as a learner.*Move it"):
-        Keys(cluster / "server")
+        Keys(keys_folder / "server")
 
 
-def test_a_secret_among_public_keys_is_refused(cluster):
-    (cluster / "server" / "authorized" / "actor" / "actors.pub").write_text(keypairs.make("actor").text(secret=True))
+def test_a_secret_among_public_keys_is_refused(keys_folder):
+    (keys_folder / "server" / "authorized" / "actor" / "actors.pub").write_text(
+        keypairs.make("actor").text(secret=True)
+    )
     with pytest.raises(KeyFileError, match="holds the secret key 'actors'"):
-        Keys(cluster / "server")
+        Keys(keys_folder / "server")
 
 
-def test_a_folder_without_keys_says_what_is_missing(tmp_path, cluster):
+def test_a_folder_without_keys_says_what_is_missing(tmp_path, keys_folder):
     with pytest.raises(KeyFileError, match=r"is no folder.*memoire keys new"):
         Keys(tmp_path / "nowhere", "actor")
     with pytest.raises(KeyFileError, match="has no own.key, nor boss/own.key"):
-        Keys(cluster, "boss")
-    (cluster / "actor" / "own.key").write_bytes((cluster / "actor" / "own.pub").read_bytes())
+        Keys(keys_folder, "boss")
+    (keys_folder / "actor" / "own.key").write_bytes((keys_folder / "actor" / "own.pub").read_bytes())
     with pytest.raises(KeyFileError, match="does not hold one secret key"):
-        Keys(cluster / "actor")
+        Keys(keys_folder / "actor")
 
 
-def test_keys_are_given_by_value_path_or_environment(cluster, monkeypatch):
+def test_keys_are_given_by_value_path_or_environment(keys_folder, monkeypatch):
     monkeypatch.delenv("MEMOIRE_KEYS", raising=False)
     assert Keys.of(None, "actor") is None
-    keys = Keys.of(str(cluster), "actor")
+    keys = Keys.of(str(keys_folder), "actor")
     assert keys.own.role == "actor" and Keys.of(keys, "server") is keys
-    monkeypatch.setenv("MEMOIRE_KEYS", str(cluster))
+    monkeypatch.setenv("MEMOIRE_KEYS", str(keys_folder))
     assert Keys.of(None, "learner").own.role == "learner"
 
 
-def test_many_threads_may_look_whether_a_folder_has_changed(cluster):
-    keys = Keys(cluster / "server")
-    key_writer.authorize(cluster / "server", keypairs.make("reader", "extra"))
+def test_many_threads_may_look_whether_a_folder_has_changed(keys_folder):
+    keys = Keys(keys_folder / "server")
+    key_writer.authorize(keys_folder / "server", keypairs.make("reader", "extra"))
     keys._looked = 0.0
     found = []
     threads = [threading.Thread(target=lambda: found.append(keys.refresh())) for _ in range(8)]
