@@ -12,9 +12,7 @@ from memoire import _core
 from memoire.replay.batch import GatheredSamples
 from memoire.replay.memory import Memory
 from memoire.tables.caches.pool import Pool
-from memoire.wire import _bytes
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
+from memoire.wire import _bytes, containers
 
 MiB = 1 << 20
 SLOTS = "column[row] = value for each column, a ring"
@@ -173,7 +171,7 @@ def building_caches(workload: Workload) -> Sides:
     memory = filled(workload)
 
     def ours() -> object:
-        return pack.build(memory, BATCH, now=0.0)
+        return containers.build(memory, BATCH, now=0.0)
 
     return ours, gather_of(workload).fresh
 
@@ -181,7 +179,7 @@ def building_caches(workload: Workload) -> Sides:
 @cache
 def received(workload: Workload) -> list[np.ndarray]:
     """Cache payloads as they come off the wire; more bytes than a processor's caches hold."""
-    return [pack.build(filled(workload), BATCH, now=0.0) for _ in range(workload.held)]
+    return [containers.build(filled(workload), BATCH, now=0.0) for _ in range(workload.held)]
 
 
 def pool_of(workload: Workload, *, reuse: bool) -> Pool:
@@ -189,7 +187,7 @@ def pool_of(workload: Workload, *, reuse: bool) -> Pool:
     parameters = workload.parameters.replace(reuse_cache=reuse)
     pool = Pool(workload.schema, parameters, byte_limit=1 << 40, seed=0)
     for sequence, payload in enumerate(received(workload)):
-        pool.add(bytes([sequence % 4 + 1]) * 16, sequence, unpack.check(payload, pool.layout))
+        pool.add(bytes([sequence % 4 + 1]) * 16, sequence, containers.check(payload, pool.layout))
     return pool
 
 
@@ -233,7 +231,7 @@ def checking(workload: Workload) -> Sides:
     target = np.empty_like(payload)
 
     def ours() -> object:
-        return unpack.check(payload, pool.layout, checksum=checksum)
+        return containers.check(payload, pool.layout, checksum=checksum)
 
     return ours, partial(np.copyto, target, payload)
 

@@ -15,8 +15,7 @@ import wire as plain
 from memoire.net import sockets
 from memoire.security import provision as key_writer
 from memoire.security.keys import Keys
-from memoire.wire import _bytes, messages
-from memoire.wire import containers as pack
+from memoire.wire import _bytes, containers, messages
 from memoire.wire.frames import encode, name_hash
 
 FOLLOWS = """Senders, proxies and server run on the same cores: both sides of each connection pay on them, and only
@@ -30,7 +29,7 @@ nothing."""
 def sender(pipe: Connection, endpoint: str, workload: Workload, folder: str | None, rank: int) -> None:
     """PUSH caches that were made beforehand, by the key in a folder or without one."""
     memory = plain.filled(workload, rank)
-    payloads = [pack.build(memory, BATCH, now=time.time()) for _ in range(64)]
+    payloads = [containers.build(memory, BATCH, now=time.time()) for _ in range(64)]
     checksums = [_bytes.checksum(payload) for payload in payloads]
     facts: dict[str, Any] = {
         "client": f"bench sender {rank:03}".encode(), "run": name_hash("default"),

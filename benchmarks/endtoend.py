@@ -24,7 +24,7 @@ from peers.tasks import ALPHA, BATCH, BETA, Task, from_the_first
 
 import memoire
 import wire
-from memoire.wire import containers as pack
+from memoire.wire import containers
 
 RAW = "plain ZeroMQ, PULL of as many bytes"
 
@@ -44,7 +44,7 @@ def act(pipe: Connection, endpoint: str, name: str, entries: int, rank: int) -> 
         for _ in range(4):
             episode()
         client.update(timeout=60)
-        pipe.send(pack.build(memory, BATCH, now=time.time()).nbytes)
+        pipe.send(containers.build(memory, BATCH, now=time.time()).nbytes)
         while (count := pipe.recv()) is not None:
             for _ in range(count):
                 episode()

@@ -41,7 +41,7 @@ from peers.tasks import ALPHA, BATCH, BETA, EPISODE, Task
 import memoire
 from memoire.errors import NotEnoughSamples
 from memoire.net import sockets
-from memoire.wire import containers as pack
+from memoire.wire import containers
 from wire import raw_sender
 
 TIMEOUT = 60.0
@@ -346,7 +346,7 @@ def cache_bytes(task: Task) -> int:
     buffer.memory.open()
     buffer.memory.extend(0, (task.frames[:EPISODE], task.actions, task.rewards))
     buffer.memory.close(terminated=True, final_state=task.frames[EPISODE])
-    return pack.build(buffer.memory, BATCH, now=time.time()).nbytes
+    return containers.build(buffer.memory, BATCH, now=time.time()).nbytes
 
 
 # Comparisons

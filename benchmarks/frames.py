@@ -20,7 +20,7 @@ from measure import Spread, arguments, distinct, machine
 from storage import Metered, far_away
 
 import memoire
-from memoire.wire import containers as pack
+from memoire.wire import containers
 
 QUESTION = str(__doc__)
 GAMES = ("pong", "breakout", "qbert", "ms_pacman", "seaquest", "battle_zone")
@@ -171,7 +171,7 @@ def of_caches(episodes: list[Episode], codec: str, caches: int) -> tuple[float, 
         moved, stats = cluster.bytes - before, cluster.server.stats()
         began = time.thread_time()
         for _ in range(caches):
-            pack.build(cluster.client.memory, now=0.0)
+            containers.build(cluster.client.memory, now=0.0)
         milliseconds = 1e3 * (time.thread_time() - began) / caches
         far = far_away(cluster, caches) if codec == "lz4" else 0.0
         return moved / (caches * BATCH), stats.held_bytes / (stats.held_caches * BATCH), far, milliseconds

@@ -39,9 +39,7 @@ from memoire.limits import Limits
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.tables.caches.pool import Pool
-from memoire.wire import _bytes, messages
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
+from memoire.wire import _bytes, containers, messages
 from memoire.wire.frames import Message, MessageHeader
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -194,14 +192,14 @@ def updating(name: str) -> Call:
 
 @cache
 def received(name: str) -> list[np.ndarray]:
-    return [pack.build(filled(name), BATCH, now=0.0) for _ in range(WARM + 4)]
+    return [containers.build(filled(name), BATCH, now=0.0) for _ in range(WARM + 4)]
 
 
 def pool_of(name: str, *, reuse: bool) -> Pool:
     given = workload(name)
     pool = Pool(given.schema, given.parameters.replace(reuse_cache=reuse), byte_limit=1 << 40, seed=0)
     for sequence, payload in enumerate(received(name)):
-        pool.add(bytes([sequence % 4 + 1]) * 16, sequence, unpack.check(payload, pool.layout))
+        pool.add(bytes([sequence % 4 + 1]) * 16, sequence, containers.check(payload, pool.layout))
     return pool
 
 
@@ -210,13 +208,13 @@ def getting(name: str, *, reuse: bool) -> Call:
 
 
 def building(name: str) -> Call:
-    return lambda: pack.build(filled(name), BATCH, now=0.0)
+    return lambda: containers.build(filled(name), BATCH, now=0.0)
 
 
 def checking(name: str) -> Call:
     payload, layout = received(name)[0], pool_of(name, reuse=False).layout
     checksum = _bytes.checksum(payload)
-    return lambda: unpack.check(payload, layout, checksum=checksum)
+    return lambda: containers.check(payload, layout, checksum=checksum)
 
 
 @cache

@@ -24,7 +24,7 @@ from measure import amount, arguments, distinct, machine
 
 import memoire
 from memoire.cli import plan
-from memoire.nodes import local as local_cluster
+from memoire.nodes import local
 from memoire.nodes.launcher import Child, Launcher
 
 QUESTION = str(__doc__)
@@ -159,15 +159,15 @@ class Setup:
             }
         )
 
-    def start(self, launcher: Launcher) -> local_cluster.LocalCluster:
+    def start(self, launcher: Launcher) -> local.LocalCluster:
         settings = [f"{name}={json.dumps(value)}" for name, value in self.parameters.items()]
-        nodes = local_cluster.Nodes(schema=self.schema, settings=settings, servers=self.servers, proxies=self.proxies)
-        cluster = local_cluster.start(launcher, nodes)
+        nodes = local.Nodes(schema=self.schema, settings=settings, servers=self.servers, proxies=self.proxies)
+        cluster = local.start(launcher, nodes)
         if cluster is None:
             raise KeyboardInterrupt
         return cluster
 
-    def actors(self, cluster: local_cluster.LocalCluster, count: int) -> Group:
+    def actors(self, cluster: local.LocalCluster, count: int) -> Group:
         return Group(actors, count, cluster.endpoints[0], count and self.state, self.dtype)
 
     @property

@@ -15,8 +15,7 @@ from workloads import BATCH, EPISODE, Workload, w1, w2
 import memoire
 from memoire.net import process, sockets
 from memoire.replay.memory import Memory
-from memoire.wire import _bytes
-from memoire.wire import containers as pack
+from memoire.wire import _bytes, containers
 from memoire.wire import messages as wire
 from memoire.wire.frames import encode, name_hash
 
@@ -130,7 +129,7 @@ def episode(workload: Workload, rank: int) -> np.ndarray:
         target[:] = columns[name].reshape(-1).view(np.uint8)
 
     facts = np.ones(EPISODE, np.float32), np.zeros(EPISODE, np.float32), np.zeros(EPISODE, np.int64)
-    return pack.pack_episode(workload.schema, fill_column, *facts, now=time.time())
+    return containers.pack_episode(workload.schema, fill_column, *facts, now=time.time())
 
 
 def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) -> None:
@@ -138,7 +137,7 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) ->
     memory = filled(workload, 0)
 
     def make(rank: int) -> np.ndarray:
-        return episode(workload, rank) if storage == "episodes" else pack.build(memory, BATCH, now=time.time())
+        return episode(workload, rank) if storage == "episodes" else containers.build(memory, BATCH, now=time.time())
 
     first = make(0)
     copies = max(2, DISTINCT_BYTES // first.nbytes)

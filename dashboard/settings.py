@@ -8,7 +8,7 @@ from typing import Annotated
 
 from memoire.arguments import NUMBER, Setting, check_settings
 from memoire.errors import ParameterError
-from memoire.security import access as exposure
+from memoire.security import access
 from memoire.security.access import Tokens
 
 _SECRET = ("token", "node_token")
@@ -82,12 +82,12 @@ class Settings:
         if self.root_path and not self.root_path.startswith("/"):
             raise ParameterError("--root-path", self.root_path, "a path that begins with /")
         if self.token is None and not self.insecure:
-            exposure.refuse("--listen", self.listen, guard="a token (--token-file)")
+            access.refuse("--listen", self.listen, guard="a token (--token-file)")
 
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach it."""
-        return exposure.is_local(self.listen)
+        return access.is_local(self.listen)
 
     @property
     def is_open(self) -> bool:

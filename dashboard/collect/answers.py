@@ -23,7 +23,7 @@ from memoire.figures import (
 from memoire.inference.batching import InferenceStats, StartsStats
 from memoire.nodes.metrics import PageGuard
 from memoire.server.stats import RecentEpisodes, TableStats
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.tables.base import HandsOutOnce
 from memoire.tables.inspection import SampleFreshness
 from memoire.tables.prompts.table import LeaseHolder, PromptStats
@@ -386,7 +386,7 @@ class Overview:
         ),
     ]:
         """Of tables whose entries are handed out once."""
-        rows = [each for each in self.tables if kinds.offers(each.storage, HandsOutOnce)]
+        rows = [each for each in self.tables if registry.offers(each.storage, HandsOutOnce)]
         return max((each.lag_mean for each in rows if each.lag_mean is not None), default=None)
 
     @property

@@ -31,7 +31,7 @@ from memoire.errors import ParameterError
 from memoire.net.addresses import LookupResult, NameResolver, shared_names
 from memoire.net.http import connect_before
 from memoire.security.access import Tokens
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.tables.inspection import PER_TEN
 
 from .answers import ActorSpread, ClusterDistribution, ClusterHistogram, LogPage, LogRow
@@ -236,7 +236,7 @@ def merged(table: str, told: Mapping[str, Mapping[str, Any]], missing: Sequence[
     """
     parts = list(told.values())
     storage = parts[0]["storage"] if parts else ""
-    kind = kinds.words_of(storage)
+    kind = registry.words_of(storage)
     most = max((part["total_weight"] for part in parts), default=0.0)
     weights = [part["total_weight"] / most if most > 0.0 else 0.0 for part in parts]  # their sum could overflow
     total = math.fsum(weights)

@@ -27,7 +27,7 @@ from memoire.dashboard.settings import Settings
 from memoire.figures import BOUNDS, summed, total
 from memoire.figures import figures_of as figures_of_class
 from memoire.server.stats import FigureSpread, RecentEpisodes, TableStats
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.tables.base import HandsOutOnce, HearsSums
 from memoire.tables.inspection import SampleFreshness
 from memoire.tables.prompts.table import PromptStats
@@ -244,16 +244,16 @@ def _table(
 ) -> TableRow:
     rows = [row for row in told.values() if row is not None]
     figures = summed(TableStats, rows) | {"name": name}
-    held = ["held_caches" if kinds.offers(row["storage"], HearsSums) else "held_samples" for row in rows]
+    held = ["held_caches" if registry.offers(row["storage"], HearsSums) else "held_samples" for row in rows]
     number = sum(row.get(figure, 0) for row, figure in zip(rows, held, strict=True))
     limits = ((figures["held_bytes"], figures["byte_limit"]), (number, figures["capacity"]))
     storage = figures["storage"]
-    kind, is_taken = kinds.words_of(storage), kinds.offers(storage, HandsOutOnce)
+    kind, is_taken = registry.words_of(storage), registry.offers(storage, HandsOutOnce)
     fresh = [row["freshness"] for row in rows if row.get("freshness")]
     lags = far + [(each["lag_mean"], each["lag_max"]) for each in fresh if each.get("lag_mean") is not None]
     return TableRow(
         **figures,
-        holds=kinds.held_in(storage),
+        holds=registry.held_in(storage),
         unit=kind.unit,
         room=kind.room,
         is_taken=is_taken,
@@ -304,7 +304,7 @@ def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settin
     """What the verdicts on an overview are made of."""
     folders = [node.stats["folder"] for node in up if node.stats.get("folder")]
     rates, actors = overview.rates, overview.actors
-    once = [kinds.offers(table.storage, HandsOutOnce) for table in overview.tables]
+    once = [registry.offers(table.storage, HandsOutOnce) for table in overview.tables]
     return VerdictInputs(
         nodes=len(overview.nodes),
         nodes_down=tuple(node.name or node.url for node in overview.nodes if node.state == "down"),
@@ -332,7 +332,9 @@ def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settin
         lags=tuple(
             TableFigure(table.name, table.lag_mean)
             for table in overview.tables
-            if kinds.offers(table.storage, HandsOutOnce) and table.max_model_lag is None and table.lag_mean is not None
+            if registry.offers(table.storage, HandsOutOnce)
+            and table.max_model_lag is None
+            and table.lag_mean is not None
         ),
         feedback=counters.feedback(sum(node.stats.get("actor_entries") or 0 for node in up)),
         stale=tuple(

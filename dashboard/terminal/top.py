@@ -22,7 +22,7 @@ from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError, escape
 from memoire.figures import figures_of
 from memoire.security.access import Tokens
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 
 INCOMPLETE = 3
 """Exit status of one look when a node did not answer."""
@@ -290,7 +290,7 @@ def written(row: Any, name: str, now: float = 0.0) -> tuple[str, str]:
 
 
 def _held(name: str) -> Callable[[Any], str]:
-    return lambda row: f"{count(getattr(row, name))} {kinds.held_in(row.storage)}"
+    return lambda row: f"{count(getattr(row, name))} {registry.held_in(row.storage)}"
 
 
 TABLES = [

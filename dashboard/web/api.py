@@ -54,7 +54,7 @@ from memoire.limits import HELD_BYTES, MODEL_BYTES, Limits, wall_clock
 from memoire.nodes import pages
 from memoire.nodes.pages import Handler
 from memoire.replay.sampling import USUAL
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.version import SOFTWARE, VERSION
 
 from . import stream as event_stream
@@ -75,13 +75,13 @@ from .stream import MAX_LISTENERS, ListenerHub, TooManyListeners
 WRONG_TOKEN_DELAY = 0.5
 """Seconds that a wrong token costs."""
 _DEFAULTS = {
-    "table": {"storage": kinds.DEFAULT, "capacity": 0, "byte_limit": None, "max_step": 0},
+    "table": {"storage": registry.DEFAULT, "capacity": 0, "byte_limit": None, "max_step": 0},
     "parameters": USUAL,
     "limits": replace(
         Limits(), held_bytes=HELD_BYTES, model_bytes=MODEL_BYTES, message_bytes=int(Limits().message_bytes)
     ),
     "dashboard": Settings.defaults(),
-    "counted": {kind.name: kind.counted for kind in kinds.known()},
+    "counted": {kind.name: kind.counted for kind in registry.known()},
 }
 
 

@@ -37,7 +37,7 @@ from memoire.net.poller import Poller
 from memoire.reader.reader import Reader
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import RowSchema, Schema
-from memoire.security import access as exposure
+from memoire.security import access
 from memoire.security.keys import Given, Keys
 from memoire.version import SOFTWARE, VERSION
 from memoire.wire import messages
@@ -191,7 +191,7 @@ def examine(
         for use, port, kinds in (("caches", ports.push, ("PULL",)), ("notices", ports.publish, ("XPUB", "PUB"))):
             say(f"     {use}: {port}")
             _reach(addresses.seen_from(endpoint, port), timeout, say, kinds=kinds, keys=shown)
-        if shown is None and (found := exposure.reachable([endpoint, ports.push, ports.publish])):
+        if shown is None and (found := access.reachable([endpoint, ports.push, ports.publish])):
             places = ", ".join(found)
             say(f"warn nobody is asked for a key at {places}: whoever comes may push, draw and publish (--keys)")
         if roundtrip:

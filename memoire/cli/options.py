@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from memoire.arguments import declared, hint
 from memoire.errors import InsecureWarning
 from memoire.nodes.settings import size
-from memoire.security import access as exposure
+from memoire.security import access
 
 if TYPE_CHECKING:
     from memoire.security.access import Tokens
@@ -269,7 +269,7 @@ def add_state(to: argparse.ArgumentParser, what: str) -> None:
 def check_endpoint(given: argparse.Namespace, option: str, endpoint: str) -> None:
     """Refuse an address that would be open to everybody, unless somebody said so."""
     if given.keys is None and not given.insecure:
-        exposure.refuse(option, endpoint, guard="keys (--keys)")
+        access.refuse(option, endpoint, guard="keys (--keys)")
 
 
 def add_probes(to: argparse.ArgumentParser, main: str) -> None:
@@ -288,7 +288,7 @@ def page_options(given: argparse.Namespace) -> dict[str, Any]:
         warnings.simplefilter("ignore", InsecureWarning)  # what is open is said when it is known
     http, token = (None if given.http == "off" else str(given.http)), tokens(given.http_token_file)
     if http is not None and ":" in http and token is None and not given.insecure:
-        exposure.refuse("--http", http, guard="a token (--http-token-file; --probes has a port of its own)")
+        access.refuse("--http", http, guard="a token (--http-token-file; --probes has a port of its own)")
     return {"http": http, "http_token": token, "probes": given.probes}
 
 

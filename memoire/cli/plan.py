@@ -19,7 +19,7 @@ from memoire.replay.columns import Column
 from memoire.replay.conversion import ENTRY_OVERHEAD
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.tables.base import DrawsBatches, HearsSums
 from memoire.wire.layout import frames_of, layout_of
 from memoire.wire.parts import EPISODE_FACTS, ContainerKind, RowCount
@@ -113,8 +113,8 @@ class Workload:
     """Seconds between two models."""
 
     def __post_init__(self) -> None:
-        if not kinds.offers(self.storage, DrawsBatches):
-            expected = f"{' or '.join(map(repr, kinds.names_of(DrawsBatches)))}, of which batches are drawn"
+        if not registry.offers(self.storage, DrawsBatches):
+            expected = f"{' or '.join(map(repr, registry.names_of(DrawsBatches)))}, of which batches are drawn"
             raise ParameterError("storage", self.storage, expected)
         for name in ("actors", "steps", "learners", "batches", "batch_size", "capacity", "network", "model_every"):
             value = getattr(self, name)
@@ -218,7 +218,7 @@ class LoadPlan:
 
 def plan(load: Workload, costs: NodeCosts = COSTS) -> LoadPlan:
     """The cluster for a load, if `costs` are what things cost on its machines."""
-    schema, p, by_caches = load.schema, load.parameters, kinds.offers(load.storage, HearsSums)
+    schema, p, by_caches = load.schema, load.parameters, registry.offers(load.storage, HearsSums)
     if by_caches:
         sample, whole = (sample_bytes(schema, p, compressed=share) for share in (load.compressed, 1.0))
         number, message = load.samples, p.cache_size
@@ -265,7 +265,7 @@ def _servers(load: Workload, core: float, inward: float, outward: float) -> tupl
 def lines(made: LoadPlan) -> Iterator[str]:
     """The plan as text: what is needed, and from what it follows."""
     load, p = made.load, made.load.parameters
-    by_caches = kinds.offers(load.storage, HearsSums)
+    by_caches = registry.offers(load.storage, HearsSums)
     unit = "sample" if by_caches else "step"
     size = p.cache_size if by_caches else EPISODE_STEPS
     embedded = ", in the learners' processes" if load.embedded else ""

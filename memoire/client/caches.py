@@ -14,8 +14,7 @@ from memoire.replay.episode_store import Changes
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import containers as pack
-from memoire.wire import messages
+from memoire.wire import containers, messages
 from memoire.wire.layout import usual_bytes
 from memoire.wire.parts import Payload
 
@@ -120,7 +119,7 @@ class CachesSide(ActorSide):
 
     def _build(self, memory: Memory) -> Payload:
         session, pusher, began = self.session, self.pusher, self.pusher.waiting.now()
-        payload = pack.build(memory, now=pusher.clock(), compression=pusher.codec())
+        payload = containers.build(memory, now=pusher.clock(), compression=pusher.codec())
         pusher.spend(began)
         if payload.nbytes > session.most_bytes:
             fitting = f"fits into {session.most_bytes} (limits.message_bytes)"

@@ -38,8 +38,7 @@ from memoire.replay.writer import Writer
 from memoire.security.keys import Given, Keys
 from memoire.wire.messages import TEST, TRAIN
 
-from . import io
-from . import reports as former_clients
+from . import io, reports
 from .io import Connection
 from .local_memory import LocalMemory
 from .pushes import Pusher, WhenFull, check_on_full
@@ -169,7 +168,7 @@ class Client(Node):
         """128 random bits: who this client is; new for each one made."""
         self.uuid = input_uuid or secrets.randbelow((1 << 32) - 1) + 1
         """The label of its log lines."""
-        self._folder = None if state is None else former_clients.folder_at(state)
+        self._folder = None if state is None else reports.folder_at(state)
         self._limits, self._seed = limits or Limits(), seed
         self._context = context or shared_context()
         self._keys = Keys.of(keys, "actor")
@@ -649,7 +648,7 @@ class Client(Node):
             self._is_left = True
             remainder = remainder_of(self._session, self._io.topics.versions())
         if remainder is not None:
-            fate = former_clients.leave(self._folder, remainder)
+            fate = reports.leave(self._folder, remainder)
             # The end of a run is no loss: whoever declared it over has all that it wanted.
             level = logging.INFO if self._session.is_finished else logging.WARNING
             _log.log(level, "%s ends before %s. %s", self._name, fate, self._io.advice(probe=False))

@@ -34,11 +34,10 @@ from memoire.net.poller import Poller, Sender
 from memoire.net.thread import Worker
 from memoire.replay.parameters import Parameters
 from memoire.security.keys import Keys
-from memoire.wire import containers as unpack
-from memoire.wire import messages
+from memoire.wire import containers, messages
 from memoire.wire.frames import Answer, Buffer, Message, topic_frame
 
-from . import reports as former_clients
+from . import reports
 from .local_memory import LocalMemory
 from .reports import LateRequest, UnreportedClient, report_of
 from .session import BUSY_TIMEOUT, OUTDATED, AcceptedWelcome, Change, SentUpdate, Session, Step
@@ -187,9 +186,9 @@ class Connection:
         self._renewals = 0  # of the channel, that the other sockets have followed
         self._connections = 0  # of the channel, that were noticed
         self.worker.post(self.hello)
-        for path, content in () if folder is None else former_clients.found(folder):
+        for path, content in () if folder is None else reports.found(folder):
             channel = self._channel_of(content.client)
-            self.former.append(FormerClient(channel, former_clients.UnreportedClient(path, content), self._told_former))
+            self.former.append(FormerClient(channel, reports.UnreportedClient(path, content), self._told_former))
 
     def _channel_of(self, client: bytes, numbers: Iterator[int] | None = None) -> Channel:
         return Channel(
@@ -425,7 +424,7 @@ class Connection:
     def _apply_feedback(self, payload: Any, through: int, age: float) -> None:
         session = self._session
         try:
-            found = unpack.read_feedback(payload, session.schema, self._limits)
+            found = containers.read_feedback(payload, session.schema, self._limits)
         except ProtocolError as error:
             session.refuse(error.code)
             found = {}  # the home hears that it could not be used: the same would come again and again

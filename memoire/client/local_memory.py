@@ -19,7 +19,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.steps import layout
 from memoire.replay.writer import Writer
 from memoire.replay.writers import WriterRegistry
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.tables.registry import loaded
 
 from .pushes import ActorSide, Pusher
@@ -34,9 +34,9 @@ DEFAULT_MEMORY_ENTRIES = (1_000, 100_000)
 
 def side_of(storage: str) -> type[ActorSide]:
     """What a kind of table is at an actor. Raises ParameterError if no actor can fill it, or it is not known here."""
-    kind = kinds.find(storage)
+    kind = registry.find(storage)
     if kind is None or not kind.actor:
-        names = [each.name for each in kinds.known() if each.actor]
+        names = [each.name for each in registry.known() if each.actor]
         raise ParameterError("storage", storage, f"{one_of(storage, names)}, of which this version can fill a table")
     side: type[ActorSide] = loaded(kind.actor)
     return side

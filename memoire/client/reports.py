@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from memoire.disk import private_files
-from memoire.disk import record_file as checked_file
+from memoire.disk import private_files, record_file
 from memoire.disk.record_file import CheckedFile, FileKind
 from memoire.errors import MemoireError, Refused, StateUnusable
 from memoire.replay.files import Fault, no_fault, remove_abandoned_in
@@ -80,7 +79,7 @@ def save(folder: Path, untold: FinalCounts, *, at: Fault = no_fault) -> Path:
     """
     path = folder / f"{_PREFIX}{untold.client.hex()}{_SUFFIX}"
     content = msgspec.msgpack.encode(untold)
-    checked_file.write(path, KIND, [(0, content)], mode=private_files.mode_in(folder), at=at)
+    record_file.write(path, KIND, [(0, content)], mode=private_files.mode_in(folder), at=at)
     return path
 
 

@@ -20,7 +20,7 @@ from msgspec import Meta
 from memoire.errors import DataError
 from memoire.replay.files import Fault, no_fault
 from memoire.replay.schema import Schema
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.tables.prompts.saving import TableOrder
 from memoire.tables.saved import Count, Identity, Moment, Number, RecordBody, RecordKind, Topic, Weight, Word
 
@@ -49,7 +49,7 @@ class TableAbout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def read_schema(self) -> Schema:
         """Its columns. Raises SchemaError."""
-        kind = kinds.find(self.storage)
+        kind = registry.find(self.storage)
         return (Schema if kind is None else kind.schema_class()).from_json(self.schema)
 
 
@@ -180,7 +180,7 @@ class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _OWN: Final[list[type[RecordBody]]] = [SnapshotHeader, AccountsRecord, TableRecord, TableEndRecord]
-_BODIES: Final = [*_OWN, *(body for kind in kinds.built_in() for body in kind.record_bodies())]
+_BODIES: Final = [*_OWN, *(body for kind in registry.built_in() for body in kind.record_bodies())]
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODE: Final[dict[int, Callable[[bytes], RecordBody]]] = {
     **{body.kind: msgspec.msgpack.Decoder(body).decode for body in _BODIES},
@@ -191,7 +191,7 @@ _DECODE: Final[dict[int, Callable[[bytes], RecordBody]]] = {
 @lru_cache(256)
 def _decoders(storage: str) -> Mapping[int, Callable[[bytes], RecordBody]]:
     """What reads records of a table of this kind."""
-    kind = kinds.find(storage)
+    kind = registry.find(storage)
     return _DECODE | {
         body.kind: msgspec.msgpack.Decoder(body).decode for body in (kind.record_bodies() if kind else ())
     }

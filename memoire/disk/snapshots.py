@@ -40,7 +40,7 @@ from memoire.errors import (
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters, differing
 from memoire.replay.schema import Schema
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.tables.base import KeepsLayout, SavesRows, TablePool, TakesPriorities
 from memoire.tables.episodes.saving import TakenTable
 from memoire.tables.saved import PutBack, RecordBody, SavedRecord
@@ -290,7 +290,7 @@ def restore(
         files = [opened.enter_context(SnapshotFile(path)) for path in paths]
         known = {table.name: table for table in tables}
         for told in (table for file in files for table in file.about.tables if of > 1):
-            if (kind := kinds.find(told.storage)) is not None and (why := kind.why_whole):
+            if (kind := registry.find(told.storage)) is not None and (why := kind.why_whole):
                 raise ParameterError("part", part, f"(0, 1): table {told.name!r} is not shared out, since {why}")
         wanted = _newest_parameters(files) if configure else {}
         left_out: set[tuple[Path, str]] = set()
@@ -375,7 +375,7 @@ def differing_settings(
     Caches hold finished samples, and groups of prompts finished scores. Entries of episodes and rollouts are as they
     were recorded: what follows from them is computed here.
     """
-    made = kinds.named(table.storage).differing_parameters(table.schema, parameters, theirs)
+    made = registry.named(table.storage).differing_parameters(table.schema, parameters, theirs)
     mine = table.making
     names = sorted(mine.keys() | told.making.keys())
     values = {name: (mine.get(name), told.making.get(name)) for name in names}

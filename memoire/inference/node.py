@@ -27,7 +27,7 @@ from memoire.net.context import Context, shared_context
 from memoire.net.curve_server import Gate
 from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
 from memoire.replay.schema import row_schema_from
-from memoire.security import access as exposure
+from memoire.security import access
 from memoire.security.keys import Given, Keys
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.layout import rows_bytes
@@ -165,7 +165,7 @@ class Inference(Node):
             self._undo()
             raise
         if self._gate.keys is None:
-            exposure.warn(f"inference node {self.name!r}", [self.endpoint], guard="keys (keys=)", may="ask it")
+            access.warn(f"inference node {self.name!r}", [self.endpoint], guard="keys (keys=)", may="ask it")
         self._thread.start()
         close_at_exit(self)
 

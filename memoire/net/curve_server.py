@@ -25,15 +25,13 @@ import zmq
 
 from memoire import _core
 from memoire.errors import EndpointError, KeyFileError, ProtocolError
-from memoire.security import access as exposure
-from memoire.security import roles as permissions
+from memoire.security import access, roles
 from memoire.security.access import Security
 from memoire.security.keys import Keys
 from memoire.security.roles import Peer
 
 from . import context as monitor
-from . import process as descriptors
-from . import sockets
+from . import process, sockets
 from .context import ConnectionWatcher, Context, Socket
 from .thread import Worker
 
@@ -88,7 +86,7 @@ class Gate:
         self.came: dict[int, str] = {}
         """Whose key a connection has, by its descriptor, once it has sent a message."""
         self._ports: set[int] = set()
-        self._local = permissions.OPEN
+        self._local = roles.OPEN
         self._context = context
         self._authenticator: _Authenticator | None = None  # since something was bound
         self.on_hang_up: Callable[[int], None] = lambda descriptor: None
@@ -153,10 +151,10 @@ class Gate:
             ProtocolError: (codes "revoked", "passport") it is not to be taken.
         """
         peer, may_vouch = self._sender(made, frames[-1])
-        if len(frames) > place and permissions.is_passport(frames[place]):
+        if len(frames) > place and roles.is_passport(frames[place]):
             if not may_vouch:
                 raise ProtocolError("passport", f"the key {peer.name!r} may speak for nobody else")
-            return permissions.read_passport(frames[place]), frames[:place] + frames[place + 1 :]
+            return roles.read_passport(frames[place]), frames[:place] + frames[place + 1 :]
         return peer, frames
 
     def passport(self, peer: Peer) -> list[bytes]:
@@ -164,11 +162,11 @@ class Gate:
         if self.keys is None or self.keys.own.role not in VOUCHING_ROLES:
             return []
         peer = peer if peer.role else self._local
-        return [permissions.passport(peer)] if peer.role else []
+        return [roles.passport(peer)] if peer.role else []
 
     def _sender(self, made: Socket, frame: zmq.Frame) -> tuple[Peer, bool]:
         if made not in self._guarded:
-            return permissions.OPEN, True
+            return roles.OPEN, True
         key, descriptor = sockets.origin(frame)
         self.came[descriptor] = key
         peer = self._peers.get(key)
@@ -207,7 +205,7 @@ class Gate:
 
     def security(self) -> Security:
         """How it stands now."""
-        places = tuple(exposure.reachable(self._open))
+        places = tuple(access.reachable(self._open))
         return Security(self.keys is not None, places, dict(self.refused), self.hung_up)
 
     def trouble(self) -> list[str]:
@@ -330,7 +328,7 @@ class _GuardedAddress:
             self._shaking.pop(value, None)
             self._gate.on_hang_up(value)
         elif event == zmq.EVENT_LISTENING:
-            descriptors.guard_listener(value, self._made)
+            process.guard_listener(value, self._made)
         else:
             self._settled += 1
             self._greeted(event, value)

@@ -30,8 +30,7 @@ import zmq
 from memoire.errors import AuthError, EndpointError, KeyFileError
 from memoire.security.keys import REREAD_INTERVAL, Keys
 
-from . import addresses, sockets
-from . import context as monitor
+from . import addresses, context, sockets
 from .addresses import LookupResult, NameResolver
 from .context import Socket
 from .poller import Poller
@@ -283,7 +282,7 @@ class Link:
     def open(self, watch: bool) -> None:
         """Begin: connect, or look the name up first."""
         if (watch or self._host or self._shown is not None) and not self.endpoint.startswith("inproc://"):
-            self.monitor = monitor.monitor(self._made, _WANTED)
+            self.monitor = context.monitor(self._made, _WANTED)
         if self._host:
             self._look()
         else:
@@ -301,7 +300,7 @@ class Link:
     def heard(self) -> None:
         """Take what the monitor has."""
         assert self.monitor is not None
-        for event, value, address in monitor.events(self.monitor):
+        for event, value, address in context.events(self.monitor):
             # An address that was given up may still have something to say.
             if not self._host or _place(address) == _place(self.address):
                 self._happened(event, value)
@@ -310,7 +309,7 @@ class Link:
         """Give the monitor back; the socket is closed afterwards, by whoever has it."""
         self._name_at = float("inf")
         if self.monitor is not None:
-            monitor.end_monitor(self._made, self.monitor)
+            context.end_monitor(self._made, self.monitor)
             self.monitor = None
 
     def _happened(self, event: int, value: int) -> None:
@@ -452,7 +451,7 @@ class _FollowingSocket:
         self.shown = None if shown is None else Shown(shown.keys, made, link.endpoint)
         self.endings = 0
         """Connections that have ended, as far as was `heard`."""
-        self.monitor: Socket | None = monitor.monitor(made, _WANTED)
+        self.monitor: Socket | None = context.monitor(made, _WANTED)
         self._made, self._link = made, link
 
     @property
@@ -470,7 +469,7 @@ class _FollowingSocket:
         assert self.monitor is not None
         while True:
             try:
-                event, value = monitor.EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
+                event, value = context.EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
             except zmq.Again:
                 return
             self.endings += event == zmq.EVENT_DISCONNECTED
@@ -487,7 +486,7 @@ class _FollowingSocket:
     def close(self) -> None:
         """Give the monitor back."""
         if self.monitor is not None:
-            monitor.end_monitor(self._made, self.monitor)
+            context.end_monitor(self._made, self.monitor)
             self.monitor = None
 
 

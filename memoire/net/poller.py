@@ -37,8 +37,7 @@ from memoire.errors import ProtocolError
 from memoire.limits import MiB
 from memoire.wire.byte_budget import ByteHolder
 
-from . import process as descriptors
-from . import sockets
+from . import process, sockets
 from .context import ConnectionWatcher, Socket
 
 _LISTENING = (zmq.ROUTER, zmq.PULL, zmq.XPUB)
@@ -147,7 +146,7 @@ class Poller:
             self._poller.unregister(made)
         if made in self._sockets:
             self._sockets.remove(made)
-        descriptors.shared_guard().forget(made)
+        process.shared_guard().forget(made)
         for way in self._ways.values():
             way.leave(made)
         if made in self._ways:
@@ -163,7 +162,7 @@ class Poller:
         `until`.
         """
         if self._is_guarding:
-            guard = descriptors.shared_guard()
+            guard = process.shared_guard()
             guard.turn(time.monotonic())
             until = min(until, guard.look_at)
         look_at = min([way.look_at for way in self._ways.values()], default=until)

@@ -27,8 +27,7 @@ import zmq
 
 from memoire.errors import EndpointError
 
-from . import _multipart, addresses
-from . import process as descriptors
+from . import _multipart, addresses, process
 from .context import EVENT, Context, Socket, end_monitor, monitor
 
 READABLE = int(zmq.POLLIN)
@@ -263,7 +262,7 @@ def _make(
         zmq.TCP_KEEPALIVE_INTVL: 5,
         zmq.TCP_KEEPALIVE_CNT: 3,
         zmq.TCP_MAXRT: VANISHED_TIMEOUT,
-        zmq.BACKLOG: descriptors.backlog(),
+        zmq.BACKLOG: process.backlog(),
     }
     for option, value in options.items():
         made.setsockopt(option, value)
@@ -317,7 +316,7 @@ def _bind(made: Socket, address: str) -> None:
         made.bind(address)
         while heard.poll(0):
             _, fd = EVENT.unpack(heard.recv_multipart()[0])
-            descriptors.guard_listener(fd, made)
+            process.guard_listener(fd, made)
     finally:
         end_monitor(made, heard)
 

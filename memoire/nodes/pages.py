@@ -21,7 +21,7 @@ import msgspec
 from memoire.accounting.logbook import timestamp
 from memoire.accounting.merge import key_of
 from memoire.limits import wall_clock
-from memoire.net import process as descriptors
+from memoire.net import process
 from memoire.security.access import Security
 from memoire.version import SOFTWARE
 from memoire.wire.messages import TEST
@@ -438,14 +438,14 @@ def process_facts() -> dict[str, Any]:
         "cpu_seconds": time.process_time(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": _resident(),
-        "descriptors": descriptors.used(),
-        "most_descriptors": descriptors.limit(),
+        "descriptors": process.used(),
+        "most_descriptors": process.limit(),
     }
 
 
 def _scarcity() -> list[str]:
     """Why new clients could not even connect: each needs three descriptors."""
-    used, limit = descriptors.used(), descriptors.limit()
+    used, limit = process.used(), process.limit()
     if limit == resource.RLIM_INFINITY or used < limit * ENOUGH_DESCRIPTORS:
         return []
     return [f"descriptors: {used} of {limit} are in use, and clients need more: raise the limit (ulimit -n)"]

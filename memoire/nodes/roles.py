@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from memoire.arguments import refuse_unknown
-from memoire.disk import snapshots as snapshot
+from memoire.disk import snapshots
 from memoire.errors import EndpointError, MemoireError, ParameterError, SchemaError
 from memoire.limits import LIMITS, Limits
 from memoire.net.process import raise_limit
@@ -34,7 +34,7 @@ from memoire.security.access import Tokens
 from memoire.security.keys import Given, Keys
 from memoire.server.server import Server
 from memoire.server.settings import Endpoints, State
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.tables.base import HearsSums
 from memoire.tables.table import Table, table_names
 from memoire.wire.messages import TRAIN
@@ -84,7 +84,7 @@ def show(path: str, *, check: bool = False, as_json: bool = False, say: Callable
     Raises:
         DataError: it cannot be read, or is no snapshot.
     """
-    found = snapshot.facts(path, check=check)
+    found = snapshots.facts(path, check=check)
     if as_json:
         say(json.dumps(found))
     else:
@@ -103,7 +103,7 @@ def _line(table: dict[str, Any]) -> str:
     if "caches" not in table:
         return f"  {table['name']}: {table['storage']}; how many is not known"
     held = _held(table)
-    is_left = kinds.offers(table["storage"], HearsSums)
+    is_left = registry.offers(table["storage"], HearsSums)
     left = f", {table['unused']} not drawn yet, of {table['clients']} clients" if is_left else ""
     return f"  {table['name']}: {held}{left}, {table['bytes']} bytes"
 
@@ -155,7 +155,7 @@ def schema_of(given: str | None, env: str | None, storage: str | None = None) ->
     Raises:
         ParameterError: neither is given.
     """
-    kind = kinds.named(storage or kinds.DEFAULT)
+    kind = registry.named(storage or registry.DEFAULT)
     if given is None and env is None:
         if not kind.has_columns:
             return kind.schema_from(None)

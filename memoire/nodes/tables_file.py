@@ -25,7 +25,7 @@ from memoire.errors import MemoireError, ParameterError, SchemaError
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import USUAL
 from memoire.replay.schema import Schema
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.tables.table import Table, table_settings
 
 from .settings import size
@@ -98,7 +98,7 @@ def _table(where: str, settings: Any, folder: Path) -> Table:
         raise ParameterError(where, settings, "an object with the settings of a table")
     known = table_settings(settings)
     refuse_unknown(where, settings, {"schema", "env", *known})
-    has_columns = kinds.named(settings.get("storage", kinds.DEFAULT)).has_columns
+    has_columns = registry.named(settings.get("storage", registry.DEFAULT)).has_columns
     if has_columns and ("schema" in settings) == ("env" in settings):
         raise ParameterError(where, sorted(settings), '"schema" or "env", one of both')
     try:
@@ -118,7 +118,7 @@ def _value(name: str, value: Any) -> Any:
 def _schema(settings: Mapping[str, Any], folder: Path) -> Schema:
     if "env" in settings:
         return env_schema(str(settings["env"]))
-    given, kind = settings["schema"], kinds.named(settings.get("storage", kinds.DEFAULT)).schema_class()
+    given, kind = settings["schema"], registry.named(settings.get("storage", registry.DEFAULT)).schema_class()
     return kind.from_json(given if isinstance(given, dict) else (folder / given).read_text(encoding="utf-8-sig"))
 
 

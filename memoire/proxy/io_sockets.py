@@ -34,7 +34,7 @@ from memoire.net.context import Context, Socket
 from memoire.net.curve_server import Gate
 from memoire.net.poller import CONNECTION_BYTES, Poller, Sender, SendQueue, SendQueues
 from memoire.net.thread import Worker
-from memoire.security import access as exposure
+from memoire.security import access
 from memoire.security.keys import Keys
 from memoire.security.roles import EnvelopedRequest, Peer
 from memoire.wire import messages
@@ -102,7 +102,7 @@ class Front:
         """The addresses, as bound."""
         if gate.keys is None:
             bound = [self.endpoints.request, self.endpoints.push, self.endpoints.publish]
-            exposure.warn(f"proxy {name!r}", bound, guard="keys (keys=)")
+            access.warn(f"proxy {name!r}", bound, guard="keys (keys=)")
 
     def _bind(self, made: Socket, endpoint: str) -> str:
         bound, way = self._gate.bind(made, endpoint)

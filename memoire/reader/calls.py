@@ -21,7 +21,7 @@ from memoire.limits import Limits
 from memoire.net.context import Context
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.tables.base import AnswersPrompts
 from memoire.tables.calls import DEFAULT_TIMEOUT, Request
 from memoire.tables.far import FarServer
@@ -58,11 +58,11 @@ class FarTransport:
         self._monitor.check_open()
         terms = self._directory.terms
         assert terms is not None
-        if not kinds.offers(terms.storage, self._capability):
-            (name,) = kinds.names_of(self._capability)
-            kind = kinds.find(terms.storage)
+        if not registry.offers(terms.storage, self._capability):
+            (name,) = registry.names_of(self._capability)
+            kind = registry.find(terms.storage)
             use = kind.instead if kind is not None and kind.no_pushes else "memoire.connect"
-            expected = f"{name!r} for {kinds.named(name).instead}; table {terms.table!r} is for {use}"
+            expected = f"{name!r} for {registry.named(name).instead}; table {terms.table!r} is for {use}"
             raise ParameterError("storage", terms.storage, expected)
         return terms.table, terms.schema
 

@@ -31,12 +31,10 @@ from numpy.typing import NDArray
 from memoire.errors import ParameterError, SchemaMismatch
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.tables import far
-from memoire.tables import registry as kinds
+from memoire.tables import far, registry
 from memoire.tables.caches._draw import take_counts
 from memoire.tables.far import FarServer, TableTerms
-from memoire.wire import containers as pack
-from memoire.wire import messages
+from memoire.wire import containers, messages
 from memoire.wire.frames import Answer, HelloSchedule, Message, MessageHeader, name_hash
 from memoire.wire.parts import Payload
 from memoire.wire.rows import CLIENT_COUNTS
@@ -208,7 +206,7 @@ class Directory:
         if self.terms is not None and told.schema == self.terms.schema.to_json():
             schema = self.terms.schema  # nearly always
         else:
-            schema = kinds.named(told.storage).schema_class().from_json(told.schema)
+            schema = registry.named(told.storage).schema_class().from_json(told.schema)
         terms = TableTerms(
             schema, Parameters.from_wire(told.parameters), told.parameters_version, told.table_name, told.storage
         )
@@ -431,7 +429,7 @@ class FeedbackRouter:
             count = -(-len(mine) // MAX_FEEDBACK_SAMPLES)
             for begin in range(count):
                 piece = slice(len(mine) * begin // count, len(mine) * (begin + 1) // count)
-                payload = pack.pack_feedback(schema, rows[piece], samples[piece])
+                payload = containers.pack_feedback(schema, rows[piece], samples[piece])
                 pieces.append(FeedbackPiece(server, payload, piece.stop - piece.start))
         self.lost += int(left.sum())
         return pieces

@@ -42,7 +42,7 @@ from memoire.net.context import Context
 from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, NodeLock, Worker, close_at_exit
 from memoire.replay.parameters import Parameters, check_batch
 from memoire.security.keys import Keys
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.tables.base import DrawsBatches
 from memoire.tables.draws import PooledBatch
 from memoire.tables.far import FarServer
@@ -96,7 +96,7 @@ class ReaderThread:
         self.channels = Channels(self.worker.doors, reader_id=reader_id, numbers=numbers, rng=rng, limits=limits)
         self.publisher = Publisher(self.publishing, self.worker, self.channels, self.monitor, self._leave_out)
         self.sides = Sides(
-            {kind.name: kinds.loaded(kind.far)(self.directory, limits) for kind in kinds.known() if kind.far},
+            {kind.name: registry.loaded(kind.far)(self.directory, limits) for kind in registry.known() if kind.far},
             self.directory,
             self.worker,
             self.channels,
@@ -139,8 +139,8 @@ class ReaderThread:
     def _is_ready(self, batch_size: int) -> bool:
         """Whether a batch of this size is there; if another size was asked for before, this one is drawn from now."""
         if (terms := self.directory.terms) is not None:
-            if not kinds.offers(terms.storage, DrawsBatches):
-                names, kind = kinds.names_of(DrawsBatches), kinds.named(terms.storage)
+            if not registry.offers(terms.storage, DrawsBatches):
+                names, kind = registry.names_of(DrawsBatches), registry.named(terms.storage)
                 expected = f"{' or '.join(map(repr, names))} for a batch; of table {terms.table!r} use {kind.instead}"
                 raise ParameterError("storage", terms.storage, expected)
             check_batch(terms.parameters, batch_size)

@@ -21,7 +21,7 @@ from memoire.net.context import Context, shared_context
 from memoire.net.poller import Poller
 from memoire.net.thread import NodeLock, Worker
 from memoire.security.keys import Keys
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.tables.far import FarRequest, FarServer, FarServers, FarSide
 from memoire.tables.rollouts.queue import TakeRequest
 from memoire.wire import messages
@@ -184,7 +184,7 @@ class Sides:
 
     def offering(self, capability: type) -> FarSide:
         """The side of the kind of table that can do this."""
-        return next(side for storage, side in self.of.items() if kinds.offers(storage, capability))
+        return next(side for storage, side in self.of.items() if registry.offers(storage, capability))
 
     def take(self, side: FarSide, wanted: TakeRequest, patience: float) -> list[Any]:
         """What a call wants, oldest first, as soon as all is there. See `Reader.take`."""

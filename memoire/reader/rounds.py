@@ -36,12 +36,11 @@ from memoire.limits import Limits, MiB
 from memoire.replay.limiter import band_settings, why_not_draw
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
-from memoire.tables import draws as draw
+from memoire.tables import draws
 from memoire.tables.caches.queues import MAX_DRAWN
 from memoire.tables.draws import PooledBatch
 from memoire.tables.far import REFUSED_INTERVAL, RETRY_INTERVAL, FarServer, FarServers, TableTerms
-from memoire.wire import containers as unpack
-from memoire.wire import messages, types
+from memoire.wire import containers, messages, types
 from memoire.wire.compression import CompressionChoice
 from memoire.wire.frames import TOO_LARGE, Answer, Buffer, Message
 from memoire.wire.layout import ContainerLayout, layout_of
@@ -265,7 +264,7 @@ class DrawRequest:
 class _DrawRound:
     """Batches on their way: what was planned for all of them together, and what came of it."""
 
-    plan: draw.Plan
+    plan: draws.Plan
     batches: int
     batch_size: int
     samples: int
@@ -341,7 +340,7 @@ class Rounds:
         self._stocks: dict[FarServer, ServerStock] = {}
         self._rounds: list[_DrawRound] = []  # oldest first; their batches come in this order
         self._late: dict[int, _DrawRound] = {}  # number of each open draw of a server that was left out -> its round
-        self._kept: draw.PooledBatch | None = None  # samples that came and are in no batch yet: of short rounds
+        self._kept: draws.PooledBatch | None = None  # samples that came and are in no batch yet: of short rounds
         self._spoken_for = 0  # those of them that an open round has counted on
         self._drawn = 0  # samples that all servers were asked for
         self._wanted = 0  # samples of a batch that could not be drawn when that was tried last
@@ -450,7 +449,7 @@ class Rounds:
         size, names = size - kept, [stock.server.name for stock in there]
         on_way = sum(stock.on_way for stock in there)
         self.waits_for = self.balance.why_not_draw(terms.parameters, names, size, on_way)
-        plan = None if self.waits_for else draw.plan(tables, size, self._rng.random())
+        plan = None if self.waits_for else draws.plan(tables, size, self._rng.random())
         self._wanted = size if plan is None else 0
         if plan is None:
             self._wait_for_more(there, tables, now)
@@ -588,7 +587,7 @@ class Rounds:
         self.balance.heard(stock.server.name, said.epoch, said.standing, entries, len(table))
         self._directory.reported(stock.server, said.finished)
 
-    def finished(self) -> list[draw.PooledBatch]:
+    def finished(self) -> list[draws.PooledBatch]:
         """Batches that are whole now, in the order in which they were planned."""
         found = []
         while self._rounds and not self._rounds[0].open:
@@ -606,7 +605,7 @@ class Rounds:
         held = []
         for payload in made.parts:
             try:
-                held.append(made.plan.checked(unpack.check(payload, made.layout, self._limits)))
+                held.append(made.plan.checked(containers.check(payload, made.layout, self._limits)))
             except ProtocolError as error:  # what the others gave is none the worse for it
                 self.refused[error.code] += 1
                 self._directory.ask_soon()  # perhaps parameters changed
@@ -615,13 +614,13 @@ class Rounds:
             # The exponent is that of the first batch for all of a round.
             beta, seed = self._annealing.next(made.parameters), self._rng.getrandbits(64)
             self._annealing.batches -= 1
-            self._add(draw.finish(made.plan, held, made.layout, made.parameters, seed, beta))
+            self._add(draws.finish(made.plan, held, made.layout, made.parameters, seed, beta))
         return came
 
-    def _add(self, drawn: draw.PooledBatch) -> None:
+    def _add(self, drawn: draws.PooledBatch) -> None:
         self._kept = drawn if self._kept is None else self._kept.joined(drawn, self._is_global)
 
-    def _whole(self) -> list[draw.PooledBatch]:
+    def _whole(self) -> list[draws.PooledBatch]:
         """Batches of what is kept, as many as it makes; what is left over stays for the next ones."""
         kept, size = self._kept, self._prefetch.batch_size
         if kept is None or not 0 < size <= (count := len(kept.importance)):

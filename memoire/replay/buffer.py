@@ -13,8 +13,7 @@ from memoire import _core
 from memoire.arguments import checked_names
 from memoire.errors import DataError, MemoireError, NotEnoughSamples, ParameterError
 
-from . import datafile as dataset_reading
-from . import episodes
+from . import datafile, episodes
 from . import saving as dataset_writing
 from .batch import Batch, PriorityUpdate
 from .episode_store import Observer
@@ -372,7 +371,7 @@ class Buffer(StrictAttributes):
         if isinstance(path, str | Path):
             with open(path, "rb") as file:  # once: another one may take its place meanwhile
                 return cls._loaded(file, lineage, capacity, seed, sampler, discount, fields)
-        saved = dataset_reading.about(path)
+        saved = datafile.about(path)
         follows = chosen(saved.parameters, sampler, discount, fields)
         is_same = capacity is None or capacity == saved.capacity
         if lineage is not None and not is_same:
@@ -380,7 +379,7 @@ class Buffer(StrictAttributes):
         room = saved.capacity if capacity is None else capacity
         check_size(follows, room)
         buffer = cls(saved.schema, room, parameters=saved.parameters if is_same else follows)
-        buffer._go_on(dataset_reading.restore(buffer.memory, path), is_same, str(getattr(path, "name", "(in memory)")))
+        buffer._go_on(datafile.restore(buffer.memory, path), is_same, str(getattr(path, "name", "(in memory)")))
         if lineage is not None:
             buffer._lineage = lineage
         if seed is not None:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from memoire import _core
 from memoire.errors import BufferLocked, DataError, ForkedError, NotItsPast, ParameterError
 
-from . import datafile as dataset_reading
+from . import datafile
 from . import files as file_lock
 from .columns import Column
 from .dataset import FACTS, HeldEpisodes
@@ -168,7 +168,7 @@ def refuse_if_held(path: str | Path, mine: bytes = b"") -> SavedLineage | None:
 
 
 def _told(path: str | Path) -> SavedLineage | None:
-    return SavedLineage.of(path, dataset_reading.beside(path))
+    return SavedLineage.of(path, datafile.beside(path))
 
 
 def _folder(path: str | Path) -> Path:

@@ -100,10 +100,10 @@ def on_device(value: Any, device: Any) -> Any:
     """
     if device is None:
         return value
-    from memoire import torch as bridge
+    from memoire import torch
 
-    place = bridge.device_of(device)
-    leaves = [bridge.as_tensor(np.ascontiguousarray(leaf)) for leaf in leaves_of(value)]
+    place = torch.device_of(device)
+    leaves = [torch.as_tensor(np.ascontiguousarray(leaf)) for leaf in leaves_of(value)]
     if place.type == "cuda":
         leaves = [leaf.pin_memory().to(place, non_blocking=True) for leaf in leaves]
     elif place.type != "cpu":

@@ -22,7 +22,7 @@ from memoire.errors import ParameterError, StateCorrupt, WrongType
 from memoire.limits import CONTAINER, HELD_BYTES, Container, Limits, Reservation
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.tables.base import DrawsAtRandom, TablePool
 from memoire.tables.episodes.memory import seed_of
 from memoire.tables.registry import PoolPlace
@@ -107,7 +107,7 @@ class ServerOptions:
     def _settings(self) -> Mapping[str, Table]:
         given = {name: value for name, value in self.table.items() if value is not None}
         if self.tables is None:
-            if self.schema is None and kinds.named(given.get("storage", kinds.DEFAULT)).has_columns:
+            if self.schema is None and registry.named(given.get("storage", registry.DEFAULT)).has_columns:
                 raise WrongType("schema", "a memoire.Schema, or tables={name: memoire.Table(schema)}", "None")
             given.pop("byte_limit", None)
             return {DEFAULT_TABLE: Table(self.schema, **given)}

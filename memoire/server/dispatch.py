@@ -37,7 +37,7 @@ from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import Model
 from memoire.replay.batch import PriorityUpdate
 from memoire.replay.parameters import Parameters
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.tables.registry import Handler, Reply
 from memoire.tables.table import OpenTable, Tables
 from memoire.wire import messages, types
@@ -212,7 +212,7 @@ class Dispatcher:
             messages.Sums: self._draws.sums,
             messages.Draw: self._draws.draw,
         }
-        for kind in dict.fromkeys((*kinds.known(), *(table.kind for table in tables))):
+        for kind in dict.fromkeys((*registry.known(), *(table.kind for table in tables))):
             self.unlocked |= kind.handlers(state)
         """What answers each type of message that needs no lock, or has one of its own."""
         self.handlers: dict[type[messages.Body], Handler] = {

@@ -26,15 +26,14 @@ from memoire._core import Condition
 from memoire.accounting.runs import StateStore
 from memoire.errors import MemoireError, ProtocolError
 from memoire.limits import Limits
-from memoire.net import link, sockets
-from memoire.net import process as descriptors
+from memoire.net import link, process, sockets
 from memoire.net.addresses import beside
 from memoire.net.admission import PUSH_PLACE, REQUEST_PLACE, Admission
 from memoire.net.context import ConnectionWatcher, Context, Socket
 from memoire.net.curve_server import Gate
 from memoire.net.poller import Poller, SendQueues
 from memoire.net.thread import END_TIMEOUT, Worker
-from memoire.security import access as exposure
+from memoire.security import access
 from memoire.security.keys import Keys
 from memoire.tables.table import Tables
 from memoire.wire import messages
@@ -73,7 +72,7 @@ class BoundAddresses:
         """Warn of addresses bound since the last call, and of `plain` ones, if everybody may come in there."""
         if self._gate.keys is None:
             new, self._warned = self._bound[self._warned :], len(self._bound)
-            exposure.warn(f"server {self._name!r}", [*new, *plain], guard="keys (keys=)")
+            access.warn(f"server {self._name!r}", [*new, *plain], guard="keys (keys=)")
 
     def wait_unbound(self, deadline: float) -> None:
         """Wait until others can bind these addresses."""
@@ -388,7 +387,7 @@ class ServerThreads:
         published = "" if pub is None else self._open_pub(pub)
         self.addresses.endpoints = messages.Endpoints(request=requested, push=pushed, publish=published)
         self.addresses.warn_open()
-        if endpoint is not None and (trouble := descriptors.too_few(self._limits.tuning.expected_clients)):
+        if endpoint is not None and (trouble := process.too_few(self._limits.tuning.expected_clients)):
             _log.warning("server %s: %s", self.name, trouble)
 
     def _open_pub(self, endpoint: str) -> str:
@@ -454,7 +453,7 @@ class ServerThreads:
             return [f"state: {self.store.trouble}"]
         if self.dispatcher.leaving:
             return ["leaving: this server is being drained; others count its clients from now on"]
-        trouble = [descriptors.shared_guard().trouble(), self.dispatcher.trouble()]
+        trouble = [process.shared_guard().trouble(), self.dispatcher.trouble()]
         return [*self.gate.trouble(), *filter(None, trouble)]
 
     def figures(self) -> dict[str, Any]:
@@ -467,8 +466,8 @@ class ServerThreads:
             "snapshots": self.archive.taken,
             "snapshot_trouble": self.archive.trouble,
             "folder": None if self.store is None else self.store.space(),
-            "descriptors": descriptors.used(),
-            "most_descriptors": descriptors.limit(),
+            "descriptors": process.used(),
+            "most_descriptors": process.limit(),
             "security": self.gate.security(),
             "faults": sum(worker.errors for worker in self._workers()),
         }

@@ -29,8 +29,7 @@ from typing import Any, Final
 from memoire._core import Held
 from memoire.accounting.merge import Rows
 from memoire.accounting.runs import StateStore
-from memoire.disk import private_files, snapshot_file
-from memoire.disk import snapshots as snapshot
+from memoire.disk import private_files, snapshot_file, snapshots
 from memoire.disk.snapshot_file import SnapshotFile
 from memoire.disk.snapshots import RestoreCounts, restore
 from memoire.errors import (
@@ -176,7 +175,7 @@ class Archive:
                 run, finished, models = dispatcher.run_name, dispatcher.finished, dispatcher.models.versions()
                 accounts = dispatcher.pages(dispatcher.runs.current)
             tables = tuple(dispatcher.tables)
-            about = snapshot.about(
+            about = snapshots.about(
                 tables, server=dispatcher.name, run=run, finished=finished, taken=self._clock(), models=models
             )
             is_late = False
@@ -190,7 +189,7 @@ class Archive:
                 is_late = is_late or (deadline is not None and time.monotonic() > deadline)
                 return not is_late
 
-            records = snapshot.records(tables, run, finished, accounts, go_on)
+            records = snapshots.records(tables, run, finished, accounts, go_on)
             # Asked once more at the end: of pools that were closed meanwhile nothing more came.
             end = snapshot_file.write(path, about, records, at=self._at, is_complete=go_on)
             made = _snapshot(path, end, time.monotonic() - began)
@@ -206,7 +205,7 @@ class Archive:
         with self._taking:
             if self.is_kept and path.exists():
                 private_files.make_folder(self._folder / ORDERED)
-                aside = self._folder / ORDERED / f"kept-{snapshot.heads([path])[path].id.hex()}.snapshot"
+                aside = self._folder / ORDERED / f"kept-{snapshots.heads([path])[path].id.hex()}.snapshot"
                 path.replace(aside)
                 _log.warning("%s: %s is %s from now on", self._dispatcher.name, path, aside)
             self.is_kept = False
@@ -344,7 +343,7 @@ class Restorer:
         discard_mismatched: bool = False,
     ) -> RestoreCounts:
         """Put what files hold into the tables; see `Server.restore` and `snapshot.restore`."""
-        heads = snapshot.heads(paths)
+        heads = snapshots.heads(paths)
         wanted = [path for path, head in heads.items() if not (once and head.id in self._restored())]
         done = RestoreCounts()
         if wanted:
@@ -366,7 +365,7 @@ class Restorer:
         self._remember(list(heads.values()), once)
         return done
 
-    def _remember(self, heads: Sequence[snapshot.SavedHead], once: bool) -> None:
+    def _remember(self, heads: Sequence[snapshots.SavedHead], once: bool) -> None:
         """Go on from the versions of the files' models; of files that are restored once, note that they were."""
         with self._dispatcher.lock:
             for head in heads:
@@ -414,7 +413,7 @@ class Restorer:
                 self._note("")
             return False
         try:
-            head = snapshot.heads([path])[path]
+            head = snapshots.heads([path])[path]
             if head.about.run != dispatcher.run_name:
                 self._miss(
                     f"{path} stays and is not held again: it is of run {head.about.run!r}, and this server counts "

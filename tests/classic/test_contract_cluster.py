@@ -19,8 +19,7 @@ from memoire.classic.fields import FLAGS
 from memoire.classic.memory import PROPERTIES
 from memoire.errors import Closed, EndpointError, MemoireTimeout, NotEnoughSamples, ParameterError, SchemaError
 from memoire.limits import Limits
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
+from memoire.wire import containers
 from memoire.wire import messages as wire
 from memoire.wire.frames import encode, parse
 from memoire.wire.parts import Part
@@ -343,14 +342,14 @@ def test_each_pushed_sample_comes_out_once():
 
 
 def test_batches_without_replacement_are_exactly_what_the_caches_held(monkeypatch):
-    pushed, check = Counter(), unpack.check
+    pushed, check = Counter(), containers.check
 
     def spy(*arguments, **options):
         held = check(*arguments, **options)
         pushed.update(np.frombuffer(held.part(Part.NUMBER), "<i8").tolist())
         return held
 
-    monkeypatch.setattr(unpack, "check", spy)
+    monkeypatch.setattr(containers, "check", spy)
     with Cluster(cache_size=37, priority_exponent=0.0) as cluster:
         client = cluster.client()
         play(client, 1, length=50)
@@ -871,7 +870,7 @@ class Actors:
         memory.open()
         memory.extend(0, (np.zeros((100, 4), np.float32), np.ones(100, np.float32)))
         memory.close(terminated=True)
-        self.payload = bytes(memoryview(pack.build(memory, 32, now=0.0)))
+        self.payload = bytes(memoryview(containers.build(memory, 32, now=0.0)))
         self.requests, self.pushes = context.socket(zmq.DEALER), context.socket(zmq.PUSH)
         for made, at in ((self.requests, server.endpoint), (self.pushes, server.push_endpoint)):
             made.linger, made.rcvtimeo, made.sndtimeo = 0, 60_000, 60_000

@@ -12,7 +12,7 @@ import memoire
 from memoire.cli import main, plan
 from memoire.errors import ParameterError
 from memoire.replay.memory import Memory
-from memoire.wire import containers as pack
+from memoire.wire import containers
 from memoire.wire.parts import ContainerKind
 from memories import with_episode
 
@@ -45,8 +45,8 @@ def test_a_sample_has_the_bytes_that_a_cache_of_few_samples_has_more_for_one_mor
 
     def container(samples):
         if kind is ContainerKind.DRAWN:
-            return pack.build_drawn(memory, bytes(16), samples, now=0.0).nbytes
-        return pack.build(memory, samples, now=0.0).nbytes
+            return containers.build_drawn(memory, bytes(16), samples, now=0.0).nbytes
+        return containers.build(memory, samples, now=0.0).nbytes
 
     found = (container(120) - container(40)) / 80
     said = plan.sample_bytes(memory.schema, memory.parameters, kind)
@@ -56,7 +56,7 @@ def test_a_sample_has_the_bytes_that_a_cache_of_few_samples_has_more_for_one_mor
 def test_a_step_of_an_episode_has_the_bytes_that_its_container_has_more_for_one_more():
     def container(steps):
         facts = np.ones(steps, np.float32), np.zeros(steps, np.float32), np.zeros(steps, np.int64)
-        return pack.pack_episode(schema(), lambda name, target: target.fill(0), *facts, now=time.time()).nbytes
+        return containers.pack_episode(schema(), lambda name, target: target.fill(0), *facts, now=time.time()).nbytes
 
     assert (container(1280) - container(640)) / 640 == plan.entry_bytes(schema())
 

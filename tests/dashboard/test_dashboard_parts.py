@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memoire import loggers
-from memoire.dashboard.collect import nodes as distributions
-from memoire.dashboard.collect import nodes as logs
+from memoire.dashboard.collect import nodes
 from memoire.dashboard.collect.actors import KeptRun
 from memoire.dashboard.collect.answers import LogRow
 from memoire.dashboard.collect.cluster import until
@@ -350,7 +349,7 @@ def test_every_line_is_found_once_by_paging_back_and_every_new_one_by_following(
     servers = list(book.lines)
 
     def page(cursor, direction):
-        return logs.search(book.ask, servers, {}, logs.read_cursor(cursor), direction, most)
+        return nodes.search(book.ask, servers, {}, nodes.read_cursor(cursor), direction, most)
 
     everything = {(name, index) for name, lines in book.lines.items() for index, _ in lines}
     first = newest = page("", "older")
@@ -380,24 +379,24 @@ def test_what_a_server_does_not_understand_is_the_fault_of_the_question_but_for_
         return dict.fromkeys(questions, NodeError("level=9: one of the levels", 400))
 
     with pytest.raises(ParameterError, match="one of the levels"):
-        logs.search(ask, ["a"], {"level": "9"}, {}, "older", 10)
-    page = logs.search(ask, ["a"], {"run": "7"}, {}, "older", 10)
+        nodes.search(ask, ["a"], {"level": "9"}, {}, "older", 10)
+    page = nodes.search(ask, ["a"], {"run": "7"}, {}, "older", 10)
     assert (page.rows, page.missing) == ([], [])
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=20), st.integers(0, 10**15 - 1), max_size=4))
 def test_a_cursor_is_read_as_it_was_written(places):
     places = {name.encode("utf-8", "replace").decode(): index for name, index in places.items()}
-    assert logs.read_cursor(logs.write_cursor(places)) == places
+    assert nodes.read_cursor(nodes.write_cursor(places)) == places
 
 
 def test_the_newest_lines_come_first_and_who_is_away_is_named():
     book = Books({"a": [(1, 10.0), (2, 30.0)], "b": [(1, 20.0)]})
     book.away = {"b"}
-    page = logs.search(book.ask, ["a", "b"], {}, {}, "older", 10)
+    page = nodes.search(book.ask, ["a", "b"], {}, {}, "older", 10)
     assert page.missing == ["b"] and [row.received for row in page.rows] == [30.0, 10.0]
     book.away = set()
-    page = logs.search(book.ask, ["a", "b"], {}, {}, "older", 10)
+    page = nodes.search(book.ask, ["a", "b"], {}, {}, "older", 10)
     assert page.rows == [
         LogRow("a", 2, 30.0, "", "", "", "a 2"),
         LogRow("b", 1, 20.0, "", "", "", "b 1"),
@@ -408,7 +407,7 @@ def test_the_newest_lines_come_first_and_who_is_away_is_named():
 @pytest.mark.parametrize("text", ["x", "1", "1@", "@a", "1@a,", "1@a b", "-1@a", "9" * 20 + "@a", "\ud800"])
 def test_a_cursor_that_is_none_is_refused(text):
     with pytest.raises(ParameterError, match="cursor"):
-        logs.read_cursor(text)
+        nodes.read_cursor(text)
 
 
 # --------------------------------------------------------------------------------------------------- nodes, settings
@@ -482,7 +481,7 @@ def test_servers_parts_of_a_table_are_one_distribution():
         f"server-{n}": said(each.sum(), each.sum() ** 2 / np.square(each).sum(), 8 * n, [1, 2])
         for n, each in enumerate(weights)
     }
-    found = distributions.merged("default", parts, ["server-9"])
+    found = nodes.merged("default", parts, ["server-9"])
     both = np.concatenate(weights)
     assert found.effective == pytest.approx(both.sum() ** 2 / np.square(both).sum())
     assert (found.looked, found.held, found.population) == (10, 100, 200.0)
@@ -493,10 +492,10 @@ def test_servers_parts_of_a_table_are_one_distribution():
 
 
 def test_actors_are_counted_in_buckets_of_equal_width():
-    found = distributions.spread_of("steps", [1.0, 2.0, 2.0, 9.0], 4)
+    found = nodes.spread_of("steps", [1.0, 2.0, 2.0, 9.0], 4)
     assert (found.actors, found.median, found.mean, found.histogram.counts) == (4, 2.0, 3.5, [3, 0, 0, 1])
-    assert distributions.spread_of("steps", [], 4).histogram.bounds == []
-    assert sum(distributions.spread_of("steps", [5.0, 5.0], 4).histogram.counts) == 2
+    assert nodes.spread_of("steps", [], 4).histogram.bounds == []
+    assert sum(nodes.spread_of("steps", [5.0, 5.0], 4).histogram.counts) == 2
 
 
 def test_one_dashboard_has_a_file_of_curves_at_a_time(tmp_path):

@@ -25,10 +25,7 @@ from faultkit import FailAt, KillAt, in_child
 from memoire.accounting.logbook import LogEntry
 from memoire.accounting.runs import RunFacts, SavedGroup
 from memoire.client import reports as former_clients
-from memoire.disk import opening, snapshot_file
-from memoire.disk import record_file as checked_file
-from memoire.disk import snapshots as restore
-from memoire.disk import snapshots as snapshot
+from memoire.disk import opening, record_file, snapshot_file, snapshots
 from memoire.disk import table_rows as stored_prompts
 from memoire.disk.files import lock_folder
 from memoire.disk.record_file import CheckedFile, FileKind
@@ -85,7 +82,7 @@ class File:
 
 
 def whole_file(folder, number, at):
-    checked_file.write(folder / "a", KIND, [(number, b"hello"), (0, b""), (9, bytes(range(40)))], at=at)
+    record_file.write(folder / "a", KIND, [(number, b"hello"), (0, b""), (9, bytes(range(40)))], at=at)
 
 
 def read_whole_file(folder):
@@ -174,14 +171,14 @@ def table():
 def server_snapshot(folder, number, at):
     rows = np.zeros(1, ACCOUNT)
     rows["client"], rows["steps"] = [[1, 2]], number
-    about = snapshot.about([table()], server="home", run="run")
+    about = snapshots.about([table()], server="home", run="run")
     records = [snapshot_file.Record(snapshot_file.AccountsRecord(run="run"), 0, rows.tobytes())]
     snapshot_file.write(folder / "memory.snapshot", about, records, at=at)
 
 
 def read_snapshot(folder):
     found = []
-    restore.restore(
+    snapshots.restore(
         [folder / "memory.snapshot"], [table()], limits=Limits(), inherit=lambda *facts: found.append(facts)
     )
     ((run, _, rows),) = found
@@ -421,7 +418,7 @@ class StateDatabase:
 
     def publish(self, number):
         written, facts = self.models.write([(1, make_model("policy", body_of(number), number + 1))])
-        checked_file.write(self._folder / "facts", KIND, [(0, body) for _, _, body in facts], at=self._at)
+        record_file.write(self._folder / "facts", KIND, [(0, body) for _, _, body in facts], at=self._at)
         self.models.replace(written)
 
     def __enter__(self):

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from faultkit import FailAt, in_child
-from memoire.disk import record_file as checked_file
+from memoire.disk import record_file
 from memoire.disk.record_file import CheckedFile, FileKind
 from memoire.disk.record_log import RecordLog
 from memoire.errors import Closed, DataError, ForkedError
@@ -187,7 +187,7 @@ def read_of_checked_file(path, kind=KIND):
 
 
 def make(path, records=RECORDS, **options):
-    checked_file.write(path, KIND, records, **options)
+    record_file.write(path, KIND, records, **options)
     return path.read_bytes()
 
 
@@ -228,7 +228,7 @@ def test_the_draft_of_another_writer_and_files_of_other_names_stay(tmp_path):
 def test_writers_at_the_same_time_leave_the_whole_file_of_one_of_them(tmp_path):
     payloads = [bytes([number]) * 300_000 for number in range(4)]
     threads = [
-        threading.Thread(target=lambda p=p: [checked_file.write(tmp_path / "a", KIND, [(1, p)]) for _ in range(5)])
+        threading.Thread(target=lambda p=p: [record_file.write(tmp_path / "a", KIND, [(1, p)]) for _ in range(5)])
         for p in payloads
     ]
     for thread in threads:

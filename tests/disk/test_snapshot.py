@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import mutations
-from memoire.disk import snapshot_file
-from memoire.disk import snapshots as restore
-from memoire.disk import snapshots as snapshot
+from memoire.disk import snapshot_file, snapshots
 from memoire.disk.snapshot_file import Record, SnapshotFile
 from memoire.errors import Closed, DataError, ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import Limits
@@ -31,9 +29,7 @@ from memoire.tables.caches.pool import Pool
 from memoire.tables.draws import plan
 from memoire.tables.episodes import saving as episode_records
 from memoire.tables.episodes.pool import EpisodePool
-from memoire.wire import _bytes
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
+from memoire.wire import _bytes, containers
 from memoire.wire.parts import Part
 from memoire.wire.rows import ACCOUNT
 from memory_checks import check_memory
@@ -59,13 +55,13 @@ def table(pool, title="default", storage="caches"):
 
 
 def save(path, *tables, server="home"):
-    about = snapshot.about(tables, server=server, run="ant")
+    about = snapshots.about(tables, server=server, run="ant")
     rows = np.empty(0, ACCOUNT)
-    return snapshot_file.write(path, about, snapshot.records(tables, "ant", False, rows))
+    return snapshot_file.write(path, about, snapshots.records(tables, "ant", False, rows))
 
 
 def load(paths, *tables, **options):
-    return restore.restore(paths, tables, limits=LIMITS, **options)
+    return snapshots.restore(paths, tables, limits=LIMITS, **options)
 
 
 def content(memory):
@@ -158,7 +154,7 @@ def test_the_pool_goes_on_while_it_is_walked(tmp_path):
         if isinstance(kept, KeptClient):
             clients.append(kept.id)
             continue
-        held = unpack.check(kept.payload, pool.layout)
+        held = containers.check(kept.payload, pool.layout)
         seen.append((clients[-1], np.frombuffer(held.part(Part.NUMBER), "<i8")[0]))
         for i in range(3):  # everything that was held at the beginning is soon overwritten
             pool.add(name(i), 100 + step, made(5, first=1000 * step + 5, total=10.0 * (i + 1)))
@@ -246,8 +242,8 @@ def test_entries_lie_where_they_did_if_nothing_happened_while_they_were_saved(tm
     pool.memory.update_priorities([7], [1.0])
     whole = table(pool, storage="episodes")
     turns = iter([lambda: None, lambda: CHANGES[change](pool.memory), *[lambda: None] * 9])
-    records = snapshot.records([whole], "ant", False, [], lambda: (next(turns)(), True)[1])
-    snapshot_file.write(tmp_path / "a", snapshot.about([whole], server="home", run="ant"), records)
+    records = snapshots.records([whole], "ant", False, [], lambda: (next(turns)(), True)[1])
+    snapshot_file.write(tmp_path / "a", snapshots.about([whole], server="home", run="ant"), records)
     again = episodes_of(Memory(STATES, 23, pool.parameters))
     done = load([tmp_path / "a"], table(again, storage="episodes"))
     assert (done.episodes, done.entries) == (again.memory.num_episodes, again.memory.num_entries)
@@ -360,8 +356,8 @@ def cached(parameters):
         )
         memory.close(terminated=True)
     pool = Pool(VALUED, parameters, seed=1)
-    payload = pack.build(memory, 16, now=1.0)
-    pool.add(name(1), 1, unpack.check(payload, pool.layout))
+    payload = containers.build(memory, 16, now=1.0)
+    pool.add(name(1), 1, containers.check(payload, pool.layout))
     return pool, payload
 
 
@@ -383,7 +379,7 @@ def test_samples_that_were_made_with_another_value_are_refused_by_name_at_every_
     assert load([tmp_path / "a"], table(other), discard_mismatched=True).refused == {"parameters": 1}
     held, payload = cached(told)
     with pytest.raises(ProtocolError) as refused:  # a client that has not heard of it, or was told something else
-        pool.add(name(2), 1, unpack.check(payload, held.layout))
+        pool.add(name(2), 1, containers.check(payload, held.layout))
     assert refused.value.code == "parameters"
     assert pool.configure(told, discard_mismatched=True) == 1 and pool.parameters == told
 
@@ -423,7 +419,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name_before_anything_is_taken(tm
         load([tmp_path / "a"], table(again), table(again, "demo", "episodes"))
     renamed = PLAIN.to_wire()
     renamed["gamma"] = renamed.pop("discount")
-    about = snapshot.about([table(pool)], server="home", run="ant")
+    about = snapshots.about([table(pool)], server="home", run="ant")
     about.tables[0].parameters.clear()
     about.tables[0].parameters.update(renamed)
     snapshot_file.write(tmp_path / "b", about, [])
@@ -444,7 +440,7 @@ def test_a_part_that_is_none_is_refused(tmp_path, part):
 @pytest.mark.parametrize("paths", [[], "file"])
 def test_paths_are_a_list(paths):
     with pytest.raises(ParameterError, match="paths"):
-        snapshot.heads(paths)
+        snapshots.heads(paths)
 
 
 # ----------------------------------------------------------------------------------------------------------- damage
@@ -504,7 +500,7 @@ def test_other_files_are_refused_by_name(tmp_path):
     former = struct.pack("<8sI16s", b"memosnap", 4, bytes(16))
     path.write_bytes(former + struct.pack("<Q", _bytes.checksum(former)))
     with pytest.raises(DataError, match=r"form 4, .* this version of memoire reads form 6"):
-        snapshot.facts(path)
+        snapshots.facts(path)
 
 
 def test_what_fails_leaves_the_former_file_whole(tmp_path):
@@ -516,21 +512,23 @@ def test_what_fails_leaves_the_former_file_whole(tmp_path):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        snapshot_file.write(path, snapshot.about([table(pool_of([5]))], server="a", run="b"), broken())
+        snapshot_file.write(path, snapshots.about([table(pool_of([5]))], server="a", run="b"), broken())
     assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
 def test_facts_say_what_a_file_holds(tmp_path):
     path = tmp_path / "a"
     whole = of_two(path)
-    found = snapshot.facts(path, check=True)
+    found = snapshots.facts(path, check=True)
     assert (found["server"], found["run"], found["damage"], found["complete"]) == ("home", "ant", "", True)
     held, episodes = found["tables"]
     assert (held["name"], held["caches"], held["samples"], held["unused"], held["clients"]) == ("default", 8, 33, 33, 3)
     assert (episodes["name"], episodes["episodes"], episodes["entries"]) == ("whole", 3, 18)
     assert Schema.from_json(episodes["schema"]) == STATES
     path.write_bytes(whole[:-100])
-    assert "cut off" in snapshot.facts(path)["damage"] and "nobody knows" in snapshot.facts(path, check=True)["damage"]
+    assert (
+        "cut off" in snapshots.facts(path)["damage"] and "nobody knows" in snapshots.facts(path, check=True)["damage"]
+    )
 
 
 def test_a_reader_of_the_file_has_one_record_at_a_time(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from dockit import ROOT, functions_of, named_tests
 from memoire.cli.main import parser
-from memoire.security import roles as permissions
+from memoire.security import roles
 
 PAGES = (
     "docs/guide.md",
@@ -62,7 +62,7 @@ def test_threats_are_numbered_and_whole():
 
 def test_every_role_has_its_row():
     described = PAGE.partition("## Keys")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| (\w+) \| ", described, re.MULTILINE)) - {"role"} == set(permissions.ROLES)
+    assert set(re.findall(r"^\| (\w+) \| ", described, re.MULTILINE)) - {"role"} == set(roles.ROLES)
 
 
 @pytest.mark.parametrize("page", [PAGE, POLICY], ids=["docs/security.md", "SECURITY.md"])

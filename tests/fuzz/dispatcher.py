@@ -21,8 +21,7 @@ from memoire.server.dispatch import Dispatcher
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.tables.table import Table, Tables
-from memoire.wire import _bytes, messages
-from memoire.wire import containers as pack
+from memoire.wire import _bytes, containers, messages
 from memoire.wire.frames import CODES, NO_CLIENT, encode, name_hash, parse, table_number
 from memoire.wire.frames import reply as encode_reply
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts
@@ -53,7 +52,7 @@ def _cache() -> bytes:
     for step in range(20):
         memory.add(0, (np.full(2, step, np.uint8), np.int32(0), np.float32(1)))
     memory.close(terminated=True)
-    return pack.build(memory, now=0.0).tobytes()
+    return containers.build(memory, now=0.0).tobytes()
 
 
 def _episode() -> bytes:
@@ -63,14 +62,14 @@ def _episode() -> bytes:
         target[:] = columns[name].reshape(-1).view(np.uint8)
 
     ones = np.ones(5, np.float32)
-    return pack.pack_episode(SCHEMA, fill, ones, ones, np.ones(5, np.int64), now=0.0).tobytes()
+    return containers.pack_episode(SCHEMA, fill, ones, ones, np.ones(5, np.int64), now=0.0).tobytes()
 
 
 def _feedback() -> bytes:
     ids = np.zeros(4, ID)
     ids["client"][:2] = np.frombuffer(CLIENTS[0], "<u8")
     ids["client"][2:] = np.frombuffer(CLIENTS[1], "<u8")
-    return pack.pack_feedback(SCHEMA, ids, np.ones(4, np.float32)).tobytes()
+    return containers.pack_feedback(SCHEMA, ids, np.ones(4, np.float32)).tobytes()
 
 
 CACHE, EPISODE, FEEDBACK = _cache(), _episode(), _feedback()

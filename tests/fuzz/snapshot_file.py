@@ -14,8 +14,7 @@ import numpy as np
 
 import make_vectors
 from memoire.accounting.merge import merge
-from memoire.disk import snapshot_file
-from memoire.disk import snapshots as snapshot
+from memoire.disk import snapshot_file, snapshots
 from memoire.disk.snapshots import restore
 from memoire.errors import DataError, NotEnoughSamples, ParameterError, SchemaError, SnapshotMismatch
 from memoire.limits import Limits
@@ -51,7 +50,7 @@ def _table(storage: str) -> OpenTable:
 
 def file_of(*records: snapshot_file.Record, storage: str = "caches", **about: object) -> bytes:
     """A file of these records."""
-    told = snapshot.about([_table(storage)], server="home", run="run", models={"policy": 3})
+    told = snapshots.about([_table(storage)], server="home", run="run", models={"policy": 3})
     snapshot_file.write(PATH, msgspec.structs.replace(told, **about), records)
     return bytes([3 if storage == "episodes" else 1]) + PATH.read_bytes()
 
@@ -135,8 +134,8 @@ def one(data: bytes) -> str:
     table = _table("episodes" if flags & 2 else "caches")
     inherited = []
     try:
-        snapshot.facts(PATH, check=True)
-        snapshot.heads([PATH])
+        snapshots.facts(PATH, check=True)
+        snapshots.heads([PATH])
         done = restore(
             [PATH], [table], skip_damaged=True, limits=LIMITS, now=100.0,
             inherit=lambda run, finished, rows: inherited.append(merge(rows)),

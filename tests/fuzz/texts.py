@@ -25,7 +25,7 @@ from memoire.nodes.tables_file import read_tables
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.security import roles as permissions
+from memoire.security import roles
 from memoire.security.keys import make, read_blocks
 from memoire.security.roles import Peer, passport, read_passport
 from memoire.server.server import Server
@@ -42,14 +42,14 @@ KEY_FILE_WORDS = (
     b"-----BEGIN MEMOIRE PUBLIC KEY-----\n", b"-----END MEMOIRE SECRET KEY-----\n", b"Name: ", b"Role: ", b"actor", b"server", b"\n\n",
     b"# comment\n", b"=", b"\r\n", b"\x0c", b"\x1c", b"../x", b"MEMP", b"\xff",
 )  # fmt: skip
-KEYS = [make(role, "some") for role in permissions.ROLES]
+KEYS = [make(role, "some") for role in roles.ROLES]
 
 
 def seeds_of_key_file() -> list[bytes]:
     """Files of each kind of key, and every role's passport."""
     texts = [key.text(secret=is_secret) for key in KEYS for is_secret in (True, False)]
     files = [*texts, "# both\n" + texts[0] + "\n" + texts[3], ""]
-    return [*(b"\0" + text.encode() for text in files), *(b"\1" + passport(Peer(r, "a-1")) for r in permissions.ROLES)]
+    return [*(b"\0" + text.encode() for text in files), *(b"\1" + passport(Peer(r, "a-1")) for r in roles.ROLES)]
 
 
 def one_of_key_file(data: bytes) -> str:

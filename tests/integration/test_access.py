@@ -18,7 +18,7 @@ from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.security import keys as keypairs
 from memoire.security import provision as key_writer
-from memoire.security import roles as permissions
+from memoire.security import roles
 from memoire.security.keys import Keys
 from memoire.server.server import Server
 from memoire.server.settings import Process
@@ -239,7 +239,7 @@ def test_keys_are_replaced_while_everybody_works(server, keys, context):
                 key_writer.authorize(folder, new)
             until(lambda: all(node.keys.peer(new.public) for node in (server, proxy)))  # noqa: B023
             if role == "proxy":  # others know it by its key
-                for other in permissions.ROLES:
+                for other in roles.ROLES:
                     with (keys / other / "server.pub").open("a") as known:
                         known.write(new.text())
                 until(lambda: new.public in {key.public for key in mine.servers})  # noqa: B023
@@ -318,7 +318,7 @@ def test_each_role_may_do_what_the_table_says(server, keys, context):
         assert (isinstance(said, messages.Refused) and said.code == "role") == (role != "learner")
     assert server.finished  # by the learner
     server.resume()  # or its close would wait until everybody knows
-    wrong = sum(role not in kind.sent_by for role in permissions.ROLES for kind in BODIES)
+    wrong = sum(role not in kind.sent_by for role in roles.ROLES for kind in BODIES)
     assert refused(server)["role"] == wrong + 4
 
 
@@ -359,7 +359,7 @@ def test_a_client_id_belongs_to_the_key_that_came_first_also_after_a_restart(key
 
 
 def test_only_a_proxy_may_say_for_whom_it_speaks(server, keys, context):
-    forged = permissions.passport(permissions.Peer("learner", "learners"))
+    forged = roles.passport(roles.Peer("learner", "learners"))
     said = Sender(context, server, keys / "proxy").ask(messages.Control(finish=True), extra=[forged, b"12345"])
     assert isinstance(said, messages.Taken)
     for role in ("actor", "reader"):

@@ -13,7 +13,7 @@ from memoire.disk import files as disk_errors
 from memoire.disk import records
 from memoire.errors import ProtocolError, WrongType
 from memoire.models import fetching as fetcher
-from memoire.net import process as descriptors
+from memoire.net import process
 from memoire.net.poller import SendQueue
 from memoire.replay.batch import ID, td_errors_for
 from memoire.tables.caches.pool import Pool
@@ -123,7 +123,7 @@ class Watched:
 def test_addresses_are_closed_to_newcomers_near_the_limit_and_open_when_three_times_the_reserve_is_free():
     allowed, watched = 1024, Watched()
     system = FakeSystem(allowed, 4096)
-    guard = descriptors.DescriptorGuard(system)
+    guard = process.DescriptorGuard(system)
     guard.add(5, watched)
     reserved = guard.reserve()
     assert guard.reserved == reserved == allowed - system.soft > 0 and not guard.is_full
@@ -133,7 +133,7 @@ def test_addresses_are_closed_to_newcomers_near_the_limit_and_open_when_three_ti
         guard.turn(guard.look_at)
         return guard.is_full
 
-    begin, end = reserved + descriptors.MIN_RESERVED // 2, 3 * reserved
+    begin, end = reserved + process.MIN_RESERVED // 2, 3 * reserved
     assert [turned(free) for free in (begin + 1, begin, end, end + 1)] == [False, True, True, False]
     assert (system.filters, guard.times, guard.reserved) == ([(5, True), (5, False)], 1, reserved)
     assert turned(begin)

@@ -15,8 +15,7 @@ import zmq
 from memoire.client.client import connect
 from memoire.errors import ParameterError, Refused
 from memoire.limits import Limits
-from memoire.net import process as descriptors
-from memoire.net import sockets
+from memoire.net import process, sockets
 from memoire.net.channel import Channel
 from memoire.net.poller import Poller
 from memoire.replay.parameters import Parameters
@@ -174,8 +173,8 @@ def test_large_frames_are_sent_as_they_lie_and_small_ones_are_copied(pair):
 def test_strangers_that_connect_and_say_nothing_are_in_nobodys_way_and_soon_gone(cluster, times):
     times(handshake=1.0)
     server = cluster.server()
-    descriptors.raise_limit()
-    many = min(500, (descriptors.limit() - descriptors.used() - 200) // 6)
+    process.raise_limit()
+    many = min(500, (process.limit() - process.used() - 200) // 6)
     held = []
     with contextlib.ExitStack() as stack:
         for endpoint in (server.endpoint, server.push_endpoint, server.pub_endpoint):

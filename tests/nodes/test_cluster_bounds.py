@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from memoire.cli import doctor
 from memoire.errors import EndpointError, ParameterError
-from memoire.nodes import local as local_cluster
-from memoire.nodes import roles, tables_file
+from memoire.nodes import local, roles, tables_file
 from memoire.nodes.launcher import MAX_FAILED_STARTS, MIN_PAUSE, MIN_UPTIME, Child, Launcher, Restarts
 from memoire.nodes.local import LaunchOptions, Nodes, free_ports, program, seed_of
 from memoire.nodes.settings import NotASize, size
@@ -129,10 +128,10 @@ def test_the_rate_of_steps_follows_over_two_seconds():
 )
 def test_counts_that_make_no_cluster_are_refused(servers, proxies, wrong):
     if not wrong:
-        local_cluster.check_counts(servers, proxies)
+        local.check_counts(servers, proxies)
     else:
         with pytest.raises(ParameterError, match=wrong):
-            local_cluster.check_counts(servers, proxies)
+            local.check_counts(servers, proxies)
 
 
 @pytest.mark.parametrize("place", ["", ":5560", "*:5560", "host:", "host:words", "host:0", "host:65536"])

@@ -15,7 +15,7 @@ import pytest
 
 import memoire
 from memoire.errors import MemoireTimeout
-from memoire.nodes import local as launch
+from memoire.nodes import local
 from memoire.nodes.local import LaunchOptions
 from netkit import until
 
@@ -177,7 +177,7 @@ def test_a_learner_that_opens_no_server_is_told_how(
     times(listen_note=0.0)
     options = LaunchOptions(learner=(str(folder / "waits.py"),), actor=("x",), port=0, quiet=True, ready_timeout=0.4)
     with pytest.raises(MemoireTimeout) as caught:
-        launch.launch(options)
+        local.launch(options)
     words = r"no server at tcp://127\.0\.0\.1:\d+ from the learner within 0\.4 s\. Make the server"
     assert re.match(words, str(caught.value))
     told = [line for line in capsys.readouterr().err.splitlines() if "actors wait" in line]

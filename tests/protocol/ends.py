@@ -37,8 +37,7 @@ from memoire.server.dispatch import Dispatcher
 from memoire.tables.caches.pool import Pool
 from memoire.tables.registry import Reply
 from memoire.tables.table import Table, Tables
-from memoire.wire import containers as pack
-from memoire.wire import messages
+from memoire.wire import containers, messages
 from memoire.wire.frames import Message, MessageHeader, encode, name_hash, parse, reply
 from memoire.wire.rows import ACCOUNT
 
@@ -65,7 +64,7 @@ def _payload() -> Any:
     memory.open()
     memory.add(0, (np.zeros(1, np.float32), np.float32(1)))
     memory.close(terminated=True)
-    return pack.build(memory, now=0.0)
+    return containers.build(memory, now=0.0)
 
 
 PAYLOAD: Final = _payload()

@@ -9,10 +9,9 @@ from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.tables import draws as pooled_draw
+from memoire.tables import draws
 from memoire.tables.caches.pool import Pool
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
+from memoire.wire import containers
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind
 
@@ -51,18 +50,18 @@ def pool_of(parameters: Parameters) -> Pool:
         memory.add(0, row)
     memory.close(0)
     made = Pool(SCHEMA, parameters, seed=2)
-    held = unpack.check(pack.build(memory, 50, now=0.0), made.layout)
+    held = containers.check(containers.build(memory, 50, now=0.0), made.layout)
     made.add(CLIENT, 0, held)
     return made
 
 
 def far_away(made: Pool, compression: str) -> tuple[Any, Any]:
     """A batch as a reader puts it together, and the bytes that crossed."""
-    chosen = pooled_draw.plan([made.reserve(READER, 40)], 40, 0.5)
+    chosen = draws.plan([made.reserve(READER, 40)], 40, 0.5)
     layout = layout_of(SCHEMA, made.parameters, ContainerKind.DRAWN)
     payload = made.draw_counts(READER, chosen.counts[0], compression=compression)
-    held = unpack.check(payload, layout)
-    return pooled_draw.finish(chosen, [held], layout, made.parameters, seed=3, beta=0.4).gathered, payload
+    held = containers.check(payload, layout)
+    return draws.finish(chosen, [held], layout, made.parameters, seed=3, beta=0.4).gathered, payload
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -23,10 +23,9 @@ from memoire.replay.sampling import Prioritized, RankBased
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
 from memoire.server.settings import Endpoints, Process
-from memoire.tables import draws as picked
+from memoire.tables import draws
 from memoire.tables.table import Table
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
+from memoire.wire import containers
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import Part
 from netkit import KeepingContext, in_thread, until
@@ -157,11 +156,11 @@ class Tap:
         self.pushed = Counter()
         self.origin = {}
         self.made = defaultdict(int)
-        build = pack.build
+        build = containers.build
 
         def tapped(memory, *arguments, **options):
             payload = build(memory, *arguments, **options)
-            held = unpack.check(payload, layout_of(memory.schema, memory.parameters))
+            held = containers.check(payload, layout_of(memory.schema, memory.parameters))
             numbers, ages = (np.frombuffer(held.part(p), d) for p, d in ((Part.NUMBER, "<i8"), (Part.AGE, "<f4")))
             client = self.clients[id(memory)]
             for key in zip(numbers.tolist(), ages.tolist(), strict=True):
@@ -171,9 +170,9 @@ class Tap:
             return payload
 
         self.clients = {}
-        monkeypatch.setattr(pack, "build", tapped)
+        monkeypatch.setattr(containers, "build", tapped)
         # Ages as they came, without the time at the server: with the number they name a sample.
-        monkeypatch.setattr(picked, "waits_of", lambda picks, *_, **__: np.zeros(picks.size, np.float32))
+        monkeypatch.setattr(draws, "waits_of", lambda picks, *_, **__: np.zeros(picks.size, np.float32))
 
     def watch(self, client):
         self.clients[id(client.memory)] = client.client_id

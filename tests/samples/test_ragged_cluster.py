@@ -7,12 +7,11 @@ from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.tables import draws as picked
+from memoire.tables import draws
 from memoire.tables.caches import _draw
 from memoire.tables.caches.pool import Pool
 from memoire.tables.table import Table
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
+from memoire.wire import containers
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind
 from memories import filled
@@ -63,11 +62,11 @@ def same(one, other) -> None:
 def test_what_a_reader_draws_is_what_the_pool_holds(parameters) -> None:
     memory = memory_of(parameters)
     pool = Pool(SCHEMA, parameters, seed=1)
-    pool.add(b"client-number-01", 1, unpack.check(pack.build(memory, 60, now=1.0), pool.layout))
+    pool.add(b"client-number-01", 1, containers.check(containers.build(memory, 60, now=1.0), pool.layout))
     layouts = [layout_of(SCHEMA, parameters, kind) for kind in (ContainerKind.CACHE, ContainerKind.DRAWN)]
     client = held_of(pool)[0]
     picks = pool._queues.held.take(layouts[0].core, b"reader", [(client, 25)], True)
-    drawn = unpack.check(picked.pack_drawn(picks, *layouts, now=2.0), layouts[1])
+    drawn = containers.check(draws.pack_drawn(picks, *layouts, now=2.0), layouts[1])
     one = np.ones(1)
     assembled = _draw.assemble(layouts[1].core, [drawn], [one], [one], 1.0, 0.0, 1.0, 7)
     gathered = layouts[1].allocate(assembled.size)

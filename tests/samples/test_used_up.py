@@ -11,8 +11,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.tables.draws import finish, plan
 from memoire.tables.episodes.pool import EpisodePool
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
+from memoire.wire import containers
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind, Part
 from sequencekit import SCHEMA, record
@@ -69,14 +68,14 @@ def by_places(memory: Memory, count: int) -> tuple[Any, Any]:
 
 def by_cache(memory: Memory, count: int) -> tuple[Any, Any]:
     layout = layout_of(SCHEMA, memory.parameters)
-    held = unpack.check(pack.build(memory, count, now=1.0), layout)
+    held = containers.check(containers.build(memory, count, now=1.0), layout)
     weights = np.frombuffer(held.part(Part.WEIGHT), "<f8")
     return np.frombuffer(held.part(Part.NUMBER), "<i8"), weights / held.total_weight * held.positives
 
 
 def by_reader(memory: Memory, count: int) -> tuple[Any, Any]:
     layout = layout_of(SCHEMA, memory.parameters, ContainerKind.DRAWN)
-    held = unpack.check(pack.build_drawn(memory, b"o" * 16, count, now=1.0), layout)
+    held = containers.check(containers.build_drawn(memory, b"o" * 16, count, now=1.0), layout)
     chance, population = (np.frombuffer(held.part(part), "<f8") for part in (Part.CHANCE, Part.POPULATION))
     return np.frombuffer(held.part(Part.NUMBER), "<i8"), chance * population
 
@@ -109,7 +108,7 @@ def far_away(pool: EpisodePool, samples: int) -> Any:
     chosen = plan([pool.reserve(READER, samples)], samples, 0.5)
     assert chosen is not None
     layout = layout_of(SCHEMA, pool.parameters, ContainerKind.DRAWN)
-    drawn = unpack.check(pool.draw_counts(READER, chosen.counts[0], now=1.0), layout)
+    drawn = containers.check(pool.draw_counts(READER, chosen.counts[0], now=1.0), layout)
     return finish(chosen, [drawn], layout, pool.parameters, 3, 1.0)
 
 

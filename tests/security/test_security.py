@@ -22,11 +22,10 @@ from memoire.cli.options import page_options
 from memoire.errors import InsecureWarning, KeyFileError, MemoireTimeout, ParameterError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.nodes.http import NodePages
-from memoire.security import access as exposure
+from memoire.security import access, roles
 from memoire.security import keys as key_files
 from memoire.security import keys as keypairs
 from memoire.security import provision as key_writer
-from memoire.security import roles as permissions
 from memoire.security.access import MAX_ADDRESSES, MAX_WRONG_TOKENS, PENALTY_INTERVAL, Tokens, WrongTokens, read_tokens
 from memoire.security.keys import Keys
 from memoire.security.provision import write_cluster
@@ -54,7 +53,7 @@ def read_again(keys):
 
 
 def test_a_new_cluster_has_a_folder_for_each_role_and_knows_itself(keys_folder):
-    for role in permissions.ROLES:
+    for role in roles.ROLES:
         keys = Keys(keys_folder, role)
         assert keys.folder == keys_folder / role and keys.own.peer == Peer(role, keypairs.plural(role))
         assert {key.role for key in keys.servers} == {"server", "proxy", "inference"}
@@ -119,20 +118,20 @@ def test_any_bytes_are_keys_or_a_value_error(data):
 
 
 @given(st.binary(max_size=140))
-@example(permissions.passport(Peer("server", "a"))[:5] + bytes([len(permissions.ROLES)]) + b"a")  # one role too far
-@example(permissions.passport(Peer("server", "a"))[:5] + bytes([len(permissions.ROLES) - 1]) + b"a")
+@example(roles.passport(Peer("server", "a"))[:5] + bytes([len(roles.ROLES)]) + b"a")  # one role too far
+@example(roles.passport(Peer("server", "a"))[:5] + bytes([len(roles.ROLES) - 1]) + b"a")
 def test_any_bytes_are_a_passport_or_a_protocol_error(data):
     try:
-        peer = permissions.read_passport(data)
+        peer = roles.read_passport(data)
     except ProtocolError as error:
         assert error.code == "passport"
     else:
-        assert permissions.passport(peer) == data
+        assert roles.passport(peer) == data
 
 
 def test_a_passport_says_whose_a_message_is():
-    for role in permissions.ROLES:
-        assert permissions.read_passport(permissions.passport(Peer(role, "a-1.b_2"))) == Peer(role, "a-1.b_2")
+    for role in roles.ROLES:
+        assert roles.read_passport(roles.passport(Peer(role, "a-1.b_2"))) == Peer(role, "a-1.b_2")
 
 
 def test_a_secret_that_others_may_read_is_refused(keys_folder):
@@ -245,7 +244,7 @@ CALLED = {
 }
 """By the role of a key: what its process may call itself in HELLO."""
 LISTED = [line.split() for line in (Path(__file__).parents[1] / "wire" / "types.txt").read_text().splitlines()]
-SENDS = {role: {row[1] for row in LISTED if role in row[5:]} for role in permissions.ROLES}
+SENDS = {role: {row[1] for row in LISTED if role in row[5:]} for role in roles.ROLES}
 SENDS[""] = {row[1] for row in LISTED}
 """What it may send; an actor may draw as well from the table in which `memoire doctor` tries."""
 
@@ -292,7 +291,7 @@ def test_keys_are_made_listed_authorized_and_revoked_from_the_command_line(tmp_p
     assert main.main(["keys", "list", folder]) == 0
     shown = capsys.readouterr().out
     assert f"admits {key.fingerprint}  actor/team-b" in shown
-    for role in permissions.ROLES:
+    for role in roles.ROLES:
         assert (tmp_path / "keys" / role / "own.key").read_text().splitlines()[5] not in shown
     assert main.main(["keys", "revoke", folder, key.fingerprint, "reader/readers"]) == 0
     assert {each.role for each in Keys(f"{folder}/server").authorized.values()} == {
@@ -320,7 +319,7 @@ def test_secrets_for_kubernetes_are_keys_folders_when_they_are_mounted(tmp_path,
     yaml = pytest.importorskip("yaml")
     assert main.main(["keys", "new", "--kubernetes", "ant"]) == 0
     found = {each["metadata"]["name"]: each for each in yaml.safe_load_all(capsys.readouterr().out)}
-    assert set(found) == {f"ant-{role}" for role in permissions.ROLES}
+    assert set(found) == {f"ant-{role}" for role in roles.ROLES}
     for name, secret in found.items():
         assert secret["kind"] == "Secret" and secret["type"] == "Opaque"
         for path, text in secret["stringData"].items():
@@ -346,8 +345,8 @@ def test_a_folder_of_keys_is_exported_as_secrets_and_what_is_revoked_is_gone_fro
     capsys.readouterr()
     assert main.main(["keys", "export", folder, "--kubernetes", "ant"]) == 0
     there = mounted(capsys.readouterr().out, tmp_path / "both")
-    assert sorted(path.name for path in there.iterdir()) == sorted(f"ant-{role}" for role in permissions.ROLES)
-    for role in permissions.ROLES:
+    assert sorted(path.name for path in there.iterdir()) == sorted(f"ant-{role}" for role in roles.ROLES)
+    for role in roles.ROLES:
         own, exported = Keys(f"{folder}/{role}"), Keys(there / f"ant-{role}")
         assert own.own.text(secret=True) == exported.own.text(secret=True)
         assert (own.servers, own.authorized) == (exported.servers, exported.authorized)
@@ -372,7 +371,7 @@ def test_one_process_keys_are_exported_as_the_secret_of_its_role(tmp_path, capsy
 
 
 def test_the_command_line_knows_the_roles_of_keys():
-    assert operate.ROLES == permissions.ROLES
+    assert operate.ROLES == roles.ROLES
 
 
 # --- Tokens out of files that change while they are used, and what guessing them costs
@@ -507,23 +506,23 @@ ELSEWHERE = [
 
 @pytest.mark.parametrize("address", HERE)
 def test_an_address_of_this_machine_is_local(address):
-    assert exposure.is_local(address)
-    exposure.refuse("--listen", address, guard="a token")
+    assert access.is_local(address)
+    access.refuse("--listen", address, guard="a token")
 
 
 @pytest.mark.parametrize("address", ELSEWHERE)
 def test_an_address_that_others_reach_is_not(address):
-    assert not exposure.is_local(address) and exposure.reachable([*HERE, address]) == [address]
+    assert not access.is_local(address) and access.reachable([*HERE, address]) == [address]
     with pytest.raises(ParameterError, match=r"or a token, or --insecure: everybody may come"):
-        exposure.refuse("--listen", address, guard="a token")
+        access.refuse("--listen", address, guard="a token")
 
 
 def test_a_warning_names_the_addresses_and_what_to_do():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        exposure.warn("this server", HERE, guard="keys")
+        access.warn("this server", HERE, guard="keys")
     with pytest.warns(InsecureWarning, match=r"this server listens at tcp://\*:1, tcp://\*:2 for everybody .* keys"):
-        exposure.warn("this server", ["tcp://*:1", *HERE, "tcp://*:2"], guard="keys")
+        access.warn("this server", ["tcp://*:1", *HERE, "tcp://*:2"], guard="keys")
 
 
 def test_a_server_that_is_open_warns_of_each_address_once():
@@ -597,9 +596,9 @@ def test_a_command_that_would_be_open_to_everybody_is_refused(command, capsys, m
 def test_what_nobody_chose_is_this_machine_only():
     for words in (["server", "--schema", SCHEMA], ["proxy", "tcp://a:1"], ["relay", "tcp://a:1"]):
         given = parser().parse_args(words)
-        assert exposure.is_local(given.endpoint) and exposure.is_local(given.http) and given.probes is None
-    assert exposure.is_local(f"tcp://{parser().parse_args(['up', '--schema', SCHEMA]).host}:1")
-    assert exposure.is_local(parser().parse_args(["dashboard", "http://a:1"]).listen)
+        assert access.is_local(given.endpoint) and access.is_local(given.http) and given.probes is None
+    assert access.is_local(f"tcp://{parser().parse_args(['up', '--schema', SCHEMA]).host}:1")
+    assert access.is_local(parser().parse_args(["dashboard", "http://a:1"]).listen)
 
 
 @pytest.mark.parametrize("place", ["file", "environment"])

@@ -26,9 +26,7 @@ from memoire.server.handlers.accounts import (
     _Errors,
     by_client,
 )
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
-from memoire.wire import messages
+from memoire.wire import containers, messages
 from memoire.wire.frames import NO_CLIENT, ROUNDTRIP, table_number
 from memoire.wire.rows import ACCOUNT, unpack_accounts
 from netkit import SCHEMA
@@ -224,7 +222,7 @@ def fetched(handler, state, through=0, client=ME):
     found = handler.fetch(state.tables.first, state.ledger.find(client), through, NOW)
     if found is None:
         return None
-    return found.number, unpack.read_feedback(found.payload, SCHEMA)[client][0].tolist()
+    return found.number, containers.read_feedback(found.payload, SCHEMA)[client][0].tolist()
 
 
 def test_priorities_are_sorted_by_the_client_that_owns_the_entry():
@@ -296,7 +294,7 @@ def test_the_newest_of_an_entry_stays_and_what_was_sent_is_not_dropped(state_of_
     found = handler.fetch(
         state_of_feedback_handler.tables.first, state_of_feedback_handler.ledger.find(ME), 1, NOW + 2.5
     )
-    numbers, errors = unpack.read_feedback(found.payload, SCHEMA)[ME]
+    numbers, errors = containers.read_feedback(found.payload, SCHEMA)[ME]
     assert (found.number, found.age, found.waiting) == (2, 2.5, 0)
     assert numbers.tolist() == [*range(half)] and set(errors.tolist()) == {3.0}
     state_of_feedback_handler.ledger.check_invariants()
@@ -368,7 +366,7 @@ def test_entries_of_the_server_itself_are_set_in_its_pool(state_of_feedback_hand
 
 def test_priorities_come_from_far_away_too(state_of_feedback_handler):
     handler = FeedbackHandler(state_of_feedback_handler)
-    payload = pack.pack_feedback(SCHEMA, ids_of(ME, ME, YOU), np.ones(3, np.float32))
+    payload = containers.pack_feedback(SCHEMA, ids_of(ME, ME, YOU), np.ones(3, np.float32))
     told = ask(handler.feedback, messages.Feedback(), READER, payload=payload).body
     assert (told.samples, told.lost, told.parameters_version) == (2, 1, 1)
     assert fetched(handler, state_of_feedback_handler) == (1, [0, 1]) and handler.given == 3

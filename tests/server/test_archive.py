@@ -33,8 +33,7 @@ from memoire.tables.keyed.pool import RowChange
 from memoire.tables.prompts.columns import packed, raw_columns
 from memoire.tables.registry import BUILT_IN
 from memoire.tables.table import Table
-from memoire.wire import containers as pack
-from memoire.wire import messages
+from memoire.wire import containers, messages
 from netkit import QUICK, SCHEMA, pool_in, record, server_of, table_in, until
 
 pytestmark = pytest.mark.slow
@@ -432,7 +431,7 @@ def fill(server, numbers):
             numbered = memory.extend(0, columns, model_version=version)
             memory.close(terminated=True)
             memory.update_priorities(numbered, np.arange(20.0))
-            payload = pack.build(memory, 16, now=1.0)
+            payload = containers.build(memory, 16, now=1.0)
             pool.add(client, number + 1, pool.check(messages.Cache(), payload))
         else:
             facts = np.ones(20, np.float32), np.zeros(20, np.float32), np.full(20, version)
@@ -440,7 +439,7 @@ def fill(server, numbers):
             def copy(name, target, columns=columns):
                 target[:] = columns[SCHEMA.names.index(name)].reshape(-1).view(np.uint8)
 
-            payload = pack.pack_episode(SCHEMA, copy, *facts, now=1.0)
+            payload = containers.pack_episode(SCHEMA, copy, *facts, now=1.0)
             pool.add(client, number + 1, pool.check(messages.Episode(terminated=True), payload))
         table.limiter.reported(client, 20 * (number + 1), number + 1)
 

@@ -11,8 +11,7 @@ from memoire.server.handlers.clients import IntakeHandler
 from memoire.server.state import STOCK_PART, UNDRAWN, ClientOwners, Credits
 from memoire.tables.caches.pool import Pool
 from memoire.tables.table import Table
-from memoire.wire import containers as unpack
-from memoire.wire import messages
+from memoire.wire import containers, messages
 from memoire.wire.frames import NO_CLIENT, ROUNDTRIP, table_number
 from netkit import SCHEMA
 from serverkit import ME, NEXT, NOW, READER, RUN, YOU, Ends, cache_of, message, save, state_of, store_of, tables_of
@@ -192,7 +191,7 @@ def test_priorities_are_given_until_they_are_applied(ends):
     assert feed(ends, samples=5) == 0
     for _ in range(2):
         reply = ends.update(steps=5)
-        numbers, errors = unpack.read_feedback(reply.payload, SCHEMA)[ME]
+        numbers, errors = containers.read_feedback(reply.payload, SCHEMA)[ME]
         assert numbers.tolist() == [0, 1, 2, 3, 4] and errors.tolist() == [1.0] * 5
         assert reply.body.feedback_through == 1
     assert ends.update(steps=5, epoch=6, feedback_through=1).payload is not None, "that was piece 1 of a former life"

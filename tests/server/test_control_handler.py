@@ -11,8 +11,7 @@ from memoire.replay.parameters import Parameters
 from memoire.server.handlers.control import made
 from memoire.server.handlers.draws import DrawsHandler
 from memoire.tables.table import Table
-from memoire.wire import _bytes, compression, messages
-from memoire.wire import containers as pack
+from memoire.wire import _bytes, compression, containers, messages
 from memoire.wire.rows import CLIENT_COUNTS, unpack_sums
 from netkit import SCHEMA
 from serverkit import ME, NEXT, NOW, PARAMETERS, READER, YOU, Ends, ask, cache_of, save, state_of, store_of, tables_of
@@ -302,7 +301,7 @@ def test_samples_are_drawn_and_the_rest_is_told():
     handler = handler_of(state)
     sums(handler)
     reply = draw(handler, 5)
-    assert pack.samples_of(reply.payload) == 5 and (reply.body.epoch, reply.body.finished) == (7, False)
+    assert containers.samples_of(reply.payload) == 5 and (reply.body.epoch, reply.body.finished) == (7, False)
     assert unpack_sums(reply.body.clients)["reserved"].tolist() == [3]
     assert state.tables.first.limiter.stats().drawn == 5
     nothing = draw(handler, 5, client=b"x" * 16)

@@ -26,14 +26,12 @@ from memoire.tables.prompts import messages as prompt_messages
 from memoire.tables.prompts.calls import PromptCalls
 from memoire.tables.prompts.columns import check_requests
 from memoire.tables.prompts.pool import PromptPool
-from memoire.tables.rollouts import transport as rollout_transport
+from memoire.tables.rollouts import transport
 from memoire.tables.rollouts.far import Takes
 from memoire.tables.rollouts.queue import TakeRequest
 from memoire.tables.rollouts.transport import packed, unpacked
 from memoire.tables.table import Tables
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
-from memoire.wire import messages, types
+from memoire.wire import containers, messages, types
 from memoire.wire.frames import encode, parse, table_number
 from memoire.wire.receivers import Receiver
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
@@ -239,7 +237,9 @@ def pool_of(clients, entries=20):
     memory.close(0)
     pool = made.tables.named("t").pool
     for client in range(clients):
-        pool.add((client << 32).to_bytes(16, "big"), 1, unpack.check(pack.build(memory, 8, now=0.0), pool.layout))
+        pool.add(
+            (client << 32).to_bytes(16, "big"), 1, containers.check(containers.build(memory, 8, now=0.0), pool.layout)
+        )
     return made, pool
 
 
@@ -319,7 +319,7 @@ def caches_of(pool):
     for step in range(20):
         memory.add(0, (np.full(step % 7, step, np.float32), 1.0) if pool.schema.ragged else (np.full(3, step), 1, 1.0))
     memory.close(0)
-    return [pack.build(memory, now=0.0) for _ in range(2)]
+    return [containers.build(memory, now=0.0) for _ in range(2)]
 
 
 def episode_of(pool):
@@ -329,7 +329,7 @@ def episode_of(pool):
         target.view(np.float32)[:] = 1.0
 
     facts = np.ones(20, np.float32), np.zeros(20, np.float32), np.zeros(20, np.int64), {"obs": lengths}
-    return [pack.pack_episode(pool.schema, fill, *facts, now=0.0)]
+    return [containers.pack_episode(pool.schema, fill, *facts, now=0.0)]
 
 
 def counted(pool):
@@ -365,7 +365,7 @@ def test_a_draw_that_is_refused_spends_no_sample_and_changes_no_count(form):
     end.limits = Limits(message_bytes=size if isinstance(pool, Pool) else 2 * size)
     end.one(messages.Hello(role="reader", table="t", takes=_takes(end.limits)))
     drawn = end.one(asked) if taken == 0 else refused
-    assert pack.samples_of(np.frombuffer(drawn.payload, np.uint8)) == pool.stats().drawn == 60
+    assert containers.samples_of(np.frombuffer(drawn.payload, np.uint8)) == pool.stats().drawn == 60
 
 
 # --------------------------------------------------------------------------------------------------------- rollouts
@@ -377,7 +377,7 @@ def test_rollouts_come_in_pages_of_what_their_reader_takes():
         served.push(first.to_bytes(16, "big"), range(first, first + 20))
     end, found = SmallEnd(served.dispatcher, SMALL, "rollouts", "reader"), []
     while len(found) < 1000:
-        reply = end.one(rollout_transport.Take(steps=1000 - len(found)))
+        reply = end.one(transport.Take(steps=1000 - len(found)))
         parts = unpacked(reply.body.fragments, reply.payload, served.pool.schema, now=5.0, limits=SMALL)
         found += [int(number) for part in parts for number in part.episode.columns["obs"]]
     assert found == list(range(1000)) and len(end.replies) > 10
@@ -390,7 +390,7 @@ def test_a_fragment_that_fits_into_no_reply_comes_in_parts(is_exact):
     served.push(b"b" * 16, range(500, 510))
     end, came = SmallEnd(served.dispatcher, SMALL, "rollouts", "reader"), []
     while sum(map(len, came)) < 510:
-        reply = end.one(rollout_transport.Take(steps=510 - sum(map(len, came)), exact=is_exact))
+        reply = end.one(transport.Take(steps=510 - sum(map(len, came)), exact=is_exact))
         came += unpacked(reply.body.fragments, reply.payload, served.pool.schema, now=5.0, limits=SMALL)
     episodes = [each.episode for each in came]
     assert np.concatenate([each.columns["obs"] for each in episodes]).tolist() == list(range(510)) and len(came) > 9

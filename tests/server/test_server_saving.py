@@ -19,7 +19,7 @@ from memoire.tables.keyed import messages as keyed
 from memoire.tables.prompts import messages as prompt_messages
 from memoire.tables.prompts.pool import PromptPool
 from memoire.tables.registry import Reply
-from memoire.tables.rollouts import transport as rollout_transport
+from memoire.tables.rollouts import transport
 from memoire.tables.table import Table, Tables
 from memoire.wire import _bytes, messages
 from memoire.wire.frames import encode, parse, table_number
@@ -193,7 +193,7 @@ def requests(lease):
     yield messages.Inherit(run_name="former"), None
     yield messages.Sums(), None
     yield messages.Draw(), None
-    yield rollout_transport.Take(), None
+    yield transport.Take(), None
     yield messages.Feedback(), b"x"
     yield keyed.FindRows(call="tags"), None
     yield keyed.ChangeRows(call="reset"), None

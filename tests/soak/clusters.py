@@ -19,7 +19,7 @@ from history import trial
 from memoire.client.client import connect
 from memoire.errors import MemoireTimeout
 from memoire.limits import MiB
-from memoire.net import process as limits
+from memoire.net import process
 from memoire.reader.reader import Reader
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
@@ -81,7 +81,7 @@ ASKED = 5
 
 def actors(first: int, count: int, pipe: Any, endpoint: str, seconds: float) -> None:
     """Clients of one process: connect, work for some time, say what they counted."""
-    limits.raise_limit()
+    process.raise_limit()
     pipe.recv()
     began = time.monotonic()
     clients = [connect(endpoint, timeout=120.0, capacity=1000, seed=first + k) for k in range(count)]

@@ -10,7 +10,7 @@ import pytest
 
 from memoire.accounting.ledger import MAX_GUESTS, SILENCE_TIMEOUT, Ledger
 from memoire.errors import ProtocolError
-from memoire.security import roles as throttle
+from memoire.security import roles
 from memoire.server import dispatch as once
 from memoire.tables.registry import Reply
 from memoire.wire import messages, receivers, types
@@ -144,18 +144,18 @@ def id_of(number: int) -> bytes:
 
 
 def owners_of_one_key(clock: Clock) -> tuple[Use, int, float]:
-    owners = throttle.IdOwners()
+    owners = roles.IdOwners()
     return (
         lambda peer: owners.check(id_of(peer), "actor/a", clock.now),
-        throttle.MAX_OWNERS // 2,
-        throttle.OWNER_TIMEOUT,
+        roles.MAX_OWNERS // 2,
+        roles.OWNER_TIMEOUT,
     )
 
 
 def owners_of_all_keys(clock: Clock) -> tuple[Use, int, float]:
-    owners = throttle.IdOwners()
+    owners = roles.IdOwners()
     check = lambda peer: owners.check(id_of(peer), f"actor/{peer % 3}", clock.now)  # noqa: E731
-    return check, throttle.MAX_OWNERS, throttle.OWNER_TIMEOUT
+    return check, roles.MAX_OWNERS, roles.OWNER_TIMEOUT
 
 
 def sizes_of_replies(clock: Clock) -> tuple[Use, int, float]:

@@ -17,8 +17,7 @@ from memoire.replay.schema import RowSchema, Schema
 from memoire.tables.keyed import messages as keyed
 from memoire.tables.prompts import messages as prompt_messages
 from memoire.tables.table import Table
-from memoire.wire import containers as pack
-from memoire.wire import messages
+from memoire.wire import containers, messages
 from memoire.wire._bytes import checksum
 from memoire.wire.frames import encode, table_number
 from memoire.wire.layout import usual_bytes
@@ -190,14 +189,14 @@ def _pushes(body, client, size, samples=0, compression="zlib", table="caches"):
         for _ in range(entries):
             memory.add(0, (frame, np.float32(1.0)))
         memory.close(terminated=True)
-        payload = pack.build(memory, entries, now=0.0, compression=compression)
+        payload = containers.build(memory, entries, now=0.0, compression=compression)
     else:
         ones, models = np.ones(entries, np.float32), np.ones(entries, np.int64)
 
         def fill(name, target):
             target.fill(0)
 
-        payload = pack.pack_episode(schema, fill, ones, ones, models, now=0.0, compression=compression)
+        payload = containers.pack_episode(schema, fill, ones, ones, models, now=0.0, compression=compression)
     for number in itertools.count(1):
         yield table, body(number=number, pushed_bytes=number * payload.nbytes), payload
 
@@ -278,7 +277,7 @@ def td_errors(client, size):
         ids = np.empty(count, ID)
         ids["client"] = np.frombuffer(_newcomer(client, number % owners), "<u8")
         ids["number"] = np.arange(number * count, (number + 1) * count)
-        yield "caches", messages.Feedback(), pack.pack_feedback(FRAMES, ids, np.ones(count, np.float32))
+        yield "caches", messages.Feedback(), containers.pack_feedback(FRAMES, ids, np.ones(count, np.float32))
 
 
 def models_that_do_not_end(client, size):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from memoire.wire import containers as unpack
+from memoire.wire import containers
 from memoire.wire.compression import _COMPRESS
 from memoire.wire.containers import Container, ContainerHead
 from memoire.wire.layout import ContainerLayout
@@ -35,7 +35,7 @@ class Made:
         return self.blocks[part, name]
 
     def held(self) -> Any:
-        return unpack.check(self.payload, self.layout)
+        return containers.check(self.payload, self.layout)
 
 
 def _values(

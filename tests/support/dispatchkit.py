@@ -8,8 +8,7 @@ from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Dispatcher
 from memoire.tables.registry import PoolPlace
 from memoire.tables.table import Table, Tables
-from memoire.wire import containers as pack
-from memoire.wire import messages
+from memoire.wire import containers, messages
 from memoire.wire.frames import encode, parse
 from netkit import SCHEMA
 
@@ -50,7 +49,7 @@ def cache_of(entries=20):
     for step in range(entries):
         memory.add(0, (np.full(4, step, np.float32), np.int32(0), np.float32(1)))
     memory.close(terminated=True)
-    return pack.build(memory, now=0.0)
+    return containers.build(memory, now=0.0)
 
 
 def arrive(dispatcher, payload, **changed):

@@ -13,9 +13,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.tables.caches.pool import Pool
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
-from memoire.wire import messages
+from memoire.wire import containers, messages
 from memoire.wire.frames import Message, MessageHeader, name_hash
 from memoire.wire.rows import unpack_counts
 
@@ -75,7 +73,7 @@ class PoolServer:
             memory.add(0, (np.full(3, step, np.float32), client, 1.0))
         memory.close(0)
         for number in range(caches):
-            held = unpack.check(pack.build(memory, 64, now=0.0), self.pool.layout)
+            held = containers.check(containers.build(memory, 64, now=0.0), self.pool.layout)
             self.pool.add(bytes([client]) * 16, number + 1, held)
 
     def answer(self, body):
@@ -84,7 +82,7 @@ class PoolServer:
         payload = None
         if isinstance(body, messages.Draw):
             payload = self.pool.draw_counts(READER, unpack_counts(body.counts))
-            self.given += 0 if payload is None else pack.samples_of(payload)
+            self.given += 0 if payload is None else containers.samples_of(payload)
         table = self.pool.reserve(READER, body.reserve, body.elsewhere, (body.part, body.of), body.wanted)
         facts = {"epoch": self.epoch, "clients": table.tobytes(), "finished": self.finished, "standing": self.standing}
         facts["parameters"] = self.parameters.fingerprint

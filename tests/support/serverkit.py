@@ -16,8 +16,7 @@ from memoire.server.state import ClientOwners, Credits, ServerState
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.tables.table import Table, Tables
-from memoire.wire import containers as pack
-from memoire.wire import messages
+from memoire.wire import containers, messages
 from memoire.wire.frames import encode, name_hash, parse
 from netkit import SCHEMA, entry
 
@@ -119,7 +118,7 @@ def cache_of(entries=20, parameters=PARAMETERS):
     for step in range(entries):
         memory.add(0, entry(SCHEMA, step))
     memory.close(terminated=True)
-    return pack.build(memory, now=0.0)
+    return containers.build(memory, now=0.0)
 
 
 def server_options(kind=ServerOptions, **changes):

@@ -34,9 +34,8 @@ from memoire.tables.draws import finish, plan
 from memoire.tables.episodes.draw import drawn_for, why_nothing
 from memoire.tables.episodes.memory import ByteRoom, CheckedEpisode, EpisodeMemory, NamedMemory
 from memoire.tables.episodes.pool import EpisodePool
-from memoire.wire import _bytes, messages
+from memoire.wire import _bytes, containers, messages
 from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
 from memoire.wire.containers import pack_episode
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind, Part
@@ -297,7 +296,7 @@ def test_episodes_that_cannot_be_are_refused_before_anything_is_stored() -> None
     layout = layout_of(SCHEMA, Parameters(), ContainerKind.EPISODE, final=True)
     for name, value in (("reward", np.inf), ("value", np.nan)):
         broken = good.payload.copy()
-        row = unpack.table(broken)[layout.place(Part.PREV, name)]  # type: ignore[index]
+        row = containers.table(broken)[layout.place(Part.PREV, name)]  # type: ignore[index]
         broken[row.offset : row.offset + 4] = np.array([value], np.float32).view(np.uint8)
         assert refused(made, message, broken) == f"value: column {name!r} is not finite"
     assert made.stats() == before
@@ -467,7 +466,7 @@ def test_a_reader_gets_the_samples_that_the_memory_has(name: str) -> None:
     (counts,) = planned.counts
     payload = made.draw_counts(b"r" * 16, counts, now=7.0)
     layout = layout_of(SCHEMA, parameters, ContainerKind.DRAWN)
-    held = unpack.check(payload, layout)
+    held = containers.check(payload, layout)
     drawn = finish(planned, [held], layout, parameters, 1, 1.0)
     gathered = drawn.gathered
     assert gathered.ids["client"].tobytes() == made.owner * 64
@@ -489,7 +488,7 @@ def test_entries_are_drawn_no_more_often_than_they_may_by_anybody() -> None:
     counts = planned.counts[0].copy()
     layout = layout_of(SCHEMA, made.parameters, ContainerKind.DRAWN)
     while (payload := made.draw_counts(b"r" * 16, counts)) is not None:
-        seen += np.frombuffer(unpack.check(payload, layout).part(Part.NUMBER), "<i8").tolist()
+        seen += np.frombuffer(containers.check(payload, layout).part(Part.NUMBER), "<i8").tolist()
         with pytest.raises(NotEnoughSamples, match=r"drawn 2 times at most .max_times_sampled., and|none can be drawn"):
             made.get(allowed)
         counts["count"] = 17
@@ -524,7 +523,7 @@ def test_the_weighted_mean_over_unequal_pools_is_the_plain_mean() -> None:
         planned = plan([made.reserve(b"r" * 16, 32) for made in pools], 32, float(rng.random()))
         assert planned is not None
         parts = [made.draw_counts(b"r" * 16, c) for made, c in zip(pools, planned.counts, strict=True) if len(c)]
-        held = [unpack.check(part, layout) for part in parts]
+        held = [containers.check(part, layout) for part in parts]
         drawn = finish(planned, held, layout, parameters, draw, 1.0)
         factor = drawn.importance.astype(np.float64) * drawn.divisor
         means.append((factor * drawn.gathered.prev["obs"][:, 0, 0]).mean())
@@ -661,7 +660,7 @@ def test_a_reader_gets_what_it_asks_of_this_memory() -> None:
     now = stored(5, 6).now
     layout = layout_of(SCHEMA_EPISODE_MEMORY, now.memory.parameters, ContainerKind.DRAWN)
     payload, drawn = drawn_for(now, counts_of(now.owner, 7), now=0.0, compression="none")
-    assert drawn == 7 and unpack.check(payload, layout).samples == 7
+    assert drawn == 7 and containers.check(payload, layout).samples == 7
     nothing = (None, 0)
     assert drawn_for(now, counts_of(b"x" * 16, 7), now=0.0, compression="none") == nothing
     assert drawn_for(stored().now, counts_of(now.owner, 7), now=0.0, compression="none") == nothing

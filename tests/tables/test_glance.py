@@ -14,14 +14,13 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.tables import base as interface
-from memoire.tables import registry as kinds
+from memoire.tables import registry
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.tables.inspection import PER_TEN, Histogram
 from memoire.tables.registry import PoolPlace
 from memoire.tables.table import OpenTable, Table
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
+from memoire.wire import containers
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import Part
 from poolkit import Clock, name
@@ -51,7 +50,7 @@ def pool_of(memories: Any, *, caches: int = 40, clock: Any = None, **changes: An
     layout = layout_of(SCHEMA, parameters)
     for i, memory in enumerate(memories):
         for sequence in range(caches):
-            pool.add(name(i), sequence, unpack.check(pack.build(memory, 64, now=0.0), layout))
+            pool.add(name(i), sequence, containers.check(containers.build(memory, 64, now=0.0), layout))
     return pool
 
 
@@ -100,11 +99,11 @@ def test_the_effective_size_of_what_caches_stand_for_is_that_of_the_clients_memo
 def test_a_held_sample_is_shown_and_not_taken(changes: dict[str, Any]) -> None:
     clock, parameters, weights = Clock(), SETTINGS.replace(**changes), np.linspace(0.5, 2.0, 100)
     memory = memory_of(weights, parameters)
-    caches = [pack.build(memory, 64, now=0.0) for _ in range(2)]
+    caches = [containers.build(memory, 64, now=0.0) for _ in range(2)]
     pool, untouched = (Pool(SCHEMA, parameters, seed=1, clock=clock) for _ in range(2))
     for each in (pool, untouched):
         for sequence, payload in enumerate(caches):
-            each.add(name(0), sequence, unpack.check(payload, layout_of(SCHEMA, parameters)))
+            each.add(name(0), sequence, containers.check(payload, layout_of(SCHEMA, parameters)))
     held, entries = memory.weights(np.arange(100)), memory.num_positive
     clock.now += 5.0
     before = pool.stats()
@@ -145,7 +144,7 @@ def test_one_steps_through_what_is_held_of_a_client_without_taking_it(changes: d
     held: dict[bytes, set[int]] = {name(0): set(), name(1): set()}
     for client in held:
         for sequence in range(2):
-            cache = unpack.check(pack.build(memory, 64, now=0.0), layout_of(SCHEMA, parameters))
+            cache = containers.check(containers.build(memory, 64, now=0.0), layout_of(SCHEMA, parameters))
             held[client].update(np.frombuffer(cache.part(Part.NUMBER), "<i8").tolist())
             pool.add(client, sequence, cache)
     pool.get(8)  # samples that were drawn are still held, and shown
@@ -226,10 +225,10 @@ def test_what_is_too_large_to_be_looked_at_is_not_shown() -> None:
 
 # --- Kinds of tables: each pool offers what its kind says, and nothing that it does not do
 
-STORAGES = tuple(kinds.BUILT_IN)
+STORAGES = tuple(registry.BUILT_IN)
 CAPABILITIES = {
     base
-    for kind in kinds.known()
+    for kind in registry.known()
     for each in kind.offers
     for base in getattr(interface, each).__mro__
     if inspect.isabstract(base)
@@ -263,7 +262,7 @@ def test_what_a_table_does_not_do_is_refused_with_the_kinds_that_do(storage: str
         if isinstance(table.pool, capability):
             assert table.offered(capability) is table.asked(capability, "THIS") is table.pool
             continue
-        names = kinds.names_of(capability)
+        names = registry.names_of(capability)
         with pytest.raises(ParameterError, match=" or ".join(map(repr, names))) as refused:
             table.offered(capability)
         assert refused.value.value == storage and "{" not in str(refused.value)

@@ -23,8 +23,7 @@ from memoire.tables.caches.queues import (
     Demand,
     Readers,
 )
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
+from memoire.wire import containers
 from memoire.wire.layout import layout_of
 from memoire.wire.rows import CLIENT_COUNTS
 from poolkit import PLAIN, SCHEMA, Clock, cache_of, held, name
@@ -140,7 +139,7 @@ def test_a_client_that_has_left_before_its_turn_does_not_come() -> None:
 
 
 def put_back(restore: CacheRestore, client: KeptClient, kept: KeptCache, **options: object) -> tuple[bool, int]:
-    held = unpack.check(kept.payload, layout_of(SCHEMA, PLAIN))
+    held = containers.check(kept.payload, layout_of(SCHEMA, PLAIN))
     return restore.put_back(client, held, **{"age": kept.age, "stays": True, "now": 50.0} | options)
 
 
@@ -310,7 +309,7 @@ def pushed(pool, caches, number=0, client=CLIENT):
         memory.add(0, (np.full(3, step, np.float32), 1, 1.0))
     memory.close(0)
     for place in range(caches):
-        pool.add(client, number + place + 1, unpack.check(pack.build(memory, 64, now=0.0), pool.layout))
+        pool.add(client, number + place + 1, containers.check(containers.build(memory, 64, now=0.0), pool.layout))
 
 
 def pool_of(parameters=PARAMETERS):

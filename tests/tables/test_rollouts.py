@@ -21,7 +21,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema
 from memoire.server.dispatch import Dispatcher
-from memoire.tables.rollouts import transport as rollout_transport
+from memoire.tables.rollouts import transport
 from memoire.tables.rollouts.pool import RolloutPool
 from memoire.tables.rollouts.queue import TakeRequest
 from memoire.tables.rollouts.transport import check_entries, unpacked
@@ -427,13 +427,11 @@ def test_another_table_and_another_schema_are_refused():
     served = TakesServer()
     served.push(bytes(16), range(4))
     table = served.tables.numbered(TABLE)
-    frames = encode(
-        rollout_transport.Take(steps=4), client=READER, sequence=1, table=TABLE, fingerprint=table.fingerprint + 1
-    )
+    frames = encode(transport.Take(steps=4), client=READER, sequence=1, table=TABLE, fingerprint=table.fingerprint + 1)
     assert served.dispatcher.answer(parse(frames)).body.code == "schema" and served.pool.entries() == 4
     tables = tables_of()
     dispatcher = Dispatcher(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: NOW, epoch=7)
-    frames = encode(rollout_transport.Take(steps=4), client=READER, sequence=1, table=tables.first.number)
+    frames = encode(transport.Take(steps=4), client=READER, sequence=1, table=tables.first.number)
     refused = dispatcher.answer(parse(frames)).body
     assert refused.code == "table" and "stores caches; TAKE is for rollouts" in refused.text
 

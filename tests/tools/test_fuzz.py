@@ -14,8 +14,7 @@ import pytest
 from fuzz import engine, snapshot_file, state_file
 from memoire.accounting.ledger import Ledger
 from memoire.accounting.merge import rows_of, totals_of
-from memoire.disk import records
-from memoire.disk import snapshots as snapshot
+from memoire.disk import records, snapshots
 from memoire.disk.snapshot_file import Record
 from memoire.disk.state_folder import Store
 from memoire.errors import DataError, ParameterError, ProtocolError, SchemaError, StateCorrupt
@@ -168,7 +167,7 @@ def test_a_parameter_too_large_for_a_float_is_refused():
 def test_a_record_of_a_snapshot_that_says_what_cannot_be_is_damage(tmp_path, body):
     path = tmp_path / "x.snapshot"
     path.write_bytes(snapshot_file.file_of(Record(body))[1:])
-    assert "cannot be read" in snapshot.facts(path, check=True)["damage"]
+    assert "cannot be read" in snapshots.facts(path, check=True)["damage"]
 
 
 def test_a_snapshot_of_no_schema_is_named(tmp_path):
@@ -176,7 +175,7 @@ def test_a_snapshot_of_no_schema_is_named(tmp_path):
     told = snapshot_file.snapshot_file.TableAbout(name="default", storage="caches", schema="[" * 50_000, parameters={})
     path.write_bytes(snapshot_file.file_of(tables=[told])[1:])
     with pytest.raises(DataError, match="of no schema"):
-        snapshot.facts(path)
+        snapshots.facts(path)
 
 
 def test_a_database_that_names_files_elsewhere_is_refused(tmp_path):

@@ -17,8 +17,7 @@ from memoire.server.state import ServerState
 from memoire.tables.base import DrawsBatches
 from memoire.tables.registry import Reply
 from memoire.tables.table import OpenTable
-from memoire.wire import compression, messages, types
-from memoire.wire import containers as pack
+from memoire.wire import compression, containers, messages, types
 from memoire.wire.frames import MessageHeader
 from memoire.wire.receivers import ROW_PART, Page, Receiver, too_large
 from memoire.wire.rows import counts_of
@@ -60,7 +59,7 @@ class DrawsHandler:
         payload = pool.draw_counts(reader, counts, now=now, compression=codec, page=page)
         rows, is_whole = self._page(_reserve(pool, reader, body), reader, b"" if body.in_pages else None)
         if payload is not None:
-            table.limiter.drew(pack.samples_of(payload), has_band=body.band is not None)
+            table.limiter.drew(containers.samples_of(payload), has_band=body.band is not None)
         drawn = messages.Drawn(
             epoch=self._state.epoch,
             clients=rows.tobytes(),

@@ -23,11 +23,10 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from memoire.errors import ProtocolError
-from memoire.tables import draws as picked
+from memoire.tables import draws
 from memoire.tables.inspection import Distribution, EntryPlace, Histogram, PeekedSample
 from memoire.tables.saved import Count, Identity, Moment, RecordBody, RecordKind, Weight, Word
-from memoire.wire import _bytes
-from memoire.wire import containers as unpack
+from memoire.wire import _bytes, containers
 from memoire.wire._container import HeldCache
 from memoire.wire.layout import ContainerLayout
 from memoire.wire.parts import Part
@@ -445,14 +444,14 @@ def copied(chosen: ChosenSample, beta: float) -> PeekedSample | None:
     alone, owner = HeldPool(chosen.seed), HeldClient(chosen.client)
     owner.hear(*chosen.sums)
     alone.enter(owner)
-    copy = unpack.copy_of(cache, layout)
+    copy = containers.copy_of(cache, layout)
     copy.go_on_at(at)
     alone.push(owner, copy)
     picks = alone.draw(layout.core, 1, False)
     assert picks is not None, "a held cache has a sample"
     gathered = layout.allocate(1)
     layout.gather(picks, gathered)
-    gathered.age += picked.waits_of(picks, chosen.clock)
+    gathered.age += draws.waits_of(picks, chosen.clock)
     chance = chosen.share * min(1.0, float(gathered.weight[0]) / cache.total_weight)
     newest = max(1.0, chosen.sums[2])
     place = _place_of(numbers, int(numbers[where[0]][at]))

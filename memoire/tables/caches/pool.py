@@ -34,7 +34,7 @@ from memoire.replay.batch import GatheredSamples, place
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
-from memoire.tables import draws as picked
+from memoire.tables import draws
 from memoire.tables.base import (
     DEFAULTS,
     MAX_INSPECTED,
@@ -51,8 +51,7 @@ from memoire.tables.draws import MAX_BATCH, PooledBatch, gathered_from
 from memoire.tables.inspection import Distribution, PeekedSample
 from memoire.tables.pools import EXPIRY_INTERVAL, PoolLock
 from memoire.tables.saved import PutBack, RecordBody, SavedRecord
-from memoire.wire import containers as unpack
-from memoire.wire import messages
+from memoire.wire import containers, messages
 from memoire.wire._container import HeldCache
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.layout import ContainerLayout
@@ -162,7 +161,7 @@ class Pool(TablePool, TakesPushes, HearsSums, BelongsToRun, DrawsAtRandom, Draws
         """A received cache, completely checked: see `unpack.check`. Raises ProtocolError."""
         if not isinstance(body, messages.Cache):
             raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table holds caches")
-        return unpack.check(payload, self._queues.layout, limits, checksum=checksum)
+        return containers.check(payload, self._queues.layout, limits, checksum=checksum)
 
     def add(self, client_id: bytes, sequence: int, held: HeldCache) -> int:
         """Hold a checked cache, overwriting old ones where there is no room; its sums count if they are newest.
@@ -389,7 +388,7 @@ class Pool(TablePool, TakesPushes, HearsSums, BelongsToRun, DrawsAtRandom, Draws
             return PutBack(True)
         if not (isinstance(body, CacheRecord) and isinstance(client, ClientRecord)):
             raise ProtocolError("container", "a record that belongs to no client, or of a kind that is not known")
-        held = unpack.check(record.payload, self.layout, record.limits)
+        held = containers.check(record.payload, self.layout, record.limits)
         if not 0 <= body.used <= held.samples or len(client.id) != 16 or not 0.0 <= body.age < math.inf:
             raise ProtocolError("container", f"{body.used} of {held.samples} samples drawn, {body.age:g} s old")
         if (left := body.left_samples()) is None:
@@ -528,7 +527,7 @@ class Pool(TablePool, TakesPushes, HearsSums, BelongsToRun, DrawsAtRandom, Draws
         if not picks.size:
             return None
         facts: dict[str, Any] = {"compression": compression, "page": page, "parts": parts}
-        return picked.pack_drawn(picks, layout, drawn, now=now, clock=self._clock(), **facts)
+        return draws.pack_drawn(picks, layout, drawn, now=now, clock=self._clock(), **facts)
 
     # Inspection
 

@@ -28,7 +28,7 @@ from memoire.tables.base import MAX_INSPECTED
 from memoire.tables.caches.queues import check_count
 from memoire.tables.draws import PooledBatch
 from memoire.tables.inspection import Distribution, EntryPlace, Histogram, PeekedSample
-from memoire.wire import containers as pack
+from memoire.wire import containers
 from memoire.wire.parts import Payload
 from memoire.wire.receivers import Page
 from memoire.wire.rows import CLIENT_SUMS
@@ -136,7 +136,7 @@ def drawn_for(
         if not (wanted and memory.num_positive):
             return None, 0
         try:
-            made = pack.build_drawn(memory, named.owner, wanted, now=now, compression=compression, page=page)
+            made = containers.build_drawn(memory, named.owner, wanted, now=now, compression=compression, page=page)
             return made, wanted
         except EmptyMemory:  # entries have become too old since
             return None, 0

@@ -29,8 +29,7 @@ from memoire.replay.memory import MAX_ROWS, Memory
 from memoire.replay.memory_state import SavedLayout
 from memoire.replay.parameters import Parameters, reward_size
 from memoire.replay.schema import Schema
-from memoire.wire import _bytes, messages
-from memoire.wire import containers as unpack
+from memoire.wire import _bytes, containers, messages
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind
 
@@ -70,13 +69,13 @@ def checked_episode(
         raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table stores whole episodes")
     layout = layout_of(schema, parameters, ContainerKind.EPISODE, final=body.has_final)
     if checksum is None or stays:
-        held = unpack.check(payload, layout, limits, checksum=checksum)
+        held = containers.check(payload, layout, limits, checksum=checksum)
     else:
-        held = unpack.check_in_place(payload, layout, limits, checksum=checksum)
+        held = containers.check_in_place(payload, layout, limits, checksum=checksum)
     entries = int(held.samples)
     if entries > capacity:
         raise ProtocolError("too_large", f"an episode of {entries} entries; there is room for {capacity} in all")
-    rows = unpack.read_episode(held, layout)
+    rows = containers.read_episode(held, layout)
     _check_finite(schema, rows.columns, rows.final)
     episode = dataset.Episode(
         columns=rows.columns,

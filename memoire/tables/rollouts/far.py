@@ -19,13 +19,12 @@ from typing import ClassVar
 from memoire.errors import ParameterError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.replay.rollouts import Fragment
-from memoire.tables import far
-from memoire.tables import registry as kinds
+from memoire.tables import far, registry
 from memoire.tables.base import HandsOutOnce
 from memoire.tables.far import REFUSED_INTERVAL, RETRY_INTERVAL, FarRequest, FarServer, FarServers
 from memoire.wire.frames import TOO_LARGE, Answer, Message
 
-from . import transport as rollout_transport
+from . import transport
 from .queue import RolloutQueue, TakeRequest
 from .transport import unpacked
 
@@ -166,7 +165,7 @@ class Takes:
         held, wanted = self.held(server), self.wanted
         held.is_known, held.is_asked, held.asked_at = False, True, now
         each = -(-self._missing // max(1, len(self.directory.there)))
-        body = rollout_transport.Take(
+        body = transport.Take(
             steps=steps, least=steps, exact=wanted.exact, release=wanted.release, wanted=min(each, (1 << 32) - 1)
         )
         return FarRequest(server, body)
@@ -186,7 +185,7 @@ class Takes:
     def read(self, answer: Answer, now: float) -> list[Fragment]:
         """The fragments of a reply; none where it is an error, or is not of this protocol."""
         terms = self.directory.terms
-        if terms is None or not isinstance(answer, Message) or not isinstance(answer.body, rollout_transport.Rollouts):
+        if terms is None or not isinstance(answer, Message) or not isinstance(answer.body, transport.Rollouts):
             return []
         try:
             return unpacked(answer.body.fragments, answer.payload, terms.schema, now=now, limits=self.limits)
@@ -199,7 +198,7 @@ class Takes:
         held, request.server.is_away = self.held(request.server), False
         held.is_asked = False
         said = answer.body if isinstance(answer, Message) else None
-        if not isinstance(said, rollout_transport.Rollouts):
+        if not isinstance(said, transport.Rollouts):
             # It does not know this reader's run or table (any more): HELLO says what is true now.
             held.is_known, held.again_at = False, now + REFUSED_INTERVAL
             self.directory.ask_soon()
@@ -234,8 +233,8 @@ class Takes:
             raise self.failed
         if wanted is None or terms is None:
             return []
-        if not kinds.offers(terms.storage, HandsOutOnce):
-            names, kind = kinds.names_of(HandsOutOnce), kinds.named(terms.storage)
+        if not registry.offers(terms.storage, HandsOutOnce):
+            names, kind = registry.names_of(HandsOutOnce), registry.named(terms.storage)
             expected = (
                 f"{' or '.join(map(repr, names))} {HandsOutOnce.WANTED}; of table {terms.table!r} use {kind.instead}"
             )

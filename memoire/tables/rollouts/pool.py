@@ -43,7 +43,7 @@ from memoire.wire.frames import MessageHeader
 from memoire.wire.parts import Payload
 from memoire.wire.receivers import Page
 
-from . import transport as rollout_transport
+from . import transport
 from .queue import Release, RolloutCounts, RolloutQueue, TakeRequest
 from .transport import check_entries, fitting, packed
 
@@ -400,7 +400,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
 
 def answers(desk: Desk) -> dict[type[messages.Body], Handler]:
     """What answers readers of tables of rollouts."""
-    return {rollout_transport.Take: TakesHandler(desk).take}
+    return {transport.Take: TakesHandler(desk).take}
 
 
 class TakesHandler:
@@ -409,7 +409,7 @@ class TakesHandler:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
-    def take(self, now: float, header: MessageHeader, body: rollout_transport.Take, _: Any) -> Reply:
+    def take(self, now: float, header: MessageHeader, body: transport.Take, _: Any) -> Reply:
         """Hand out the oldest entries, and say what is held then."""
         table = self._desk.table(header)
         pool = table.asked(HandsOutOnce, header.type.name)
@@ -417,7 +417,7 @@ class TakesHandler:
         rows, payload = pool.give(_request_of(body), body.least, page, wall=now) if body.steps else ([], None)
         entries, clients = pool.held()
         table.limiter.wants(header.client, 0 if rows else body.wanted)
-        said = rollout_transport.Rollouts(
+        said = transport.Rollouts(
             epoch=self._desk.epoch,
             fragments=rows,
             held=entries,
@@ -428,7 +428,7 @@ class TakesHandler:
         return Reply(said, payload)
 
 
-def _request_of(body: rollout_transport.Take) -> TakeRequest:
+def _request_of(body: transport.Take) -> TakeRequest:
     try:
         return TakeRequest(body.steps, body.exact, 0, cast(Release, body.release))
     except ParameterError as error:
