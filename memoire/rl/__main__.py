@@ -29,11 +29,21 @@ from memoire.nodes.http import NodePages
 from memoire.rl.observers.observer import Observer
 
 from .onpolicy.collector import Collector, RemoteActor
-from .pipeline import TABLE, Pipeline, read_collection, read_pipeline, read_run_episode, seed_process
+from .pipeline import (
+    ACCIDENTS,
+    TABLE,
+    Pipeline,
+    Run,
+    folder_of,
+    keys_of,
+    read_collection,
+    read_pipeline,
+    read_run_episode,
+    seed_process,
+)
 from .policies import Policy
 from .trainer.trainer import Trainer, begin_fresh
 from .trainer.worker import EpisodeResult, RolloutWorker, try_policy
-from .up import ACCIDENTS, Run, folder_of, keys_of
 
 REPORT_INTERVAL = 0.25
 """Seconds between two reports to a launcher."""

@@ -14,8 +14,7 @@ import memoire
 from actor_critic import NumpyActorCritic
 from memoire import rl
 from memoire.rl.__main__ import _parser as command_parser
-from memoire.rl.pipeline import read_collection
-from memoire.rl.up import Accident, Run
+from memoire.rl.pipeline import Accident, Run, read_collection
 from netkit import until
 
 ROOT = Path(__file__).resolve().parents[2]
