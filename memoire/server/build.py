@@ -86,6 +86,9 @@ class ServerOptions:
         """Reserve what the tables may hold, and share it out among them."""
         own = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
         said = self.table.get("byte_limit")  # of the only table: all that the server holds
+        if said is not None and self.limits.held_bytes not in (0, said):
+            also = f"absent, or what limits.held_bytes says, {self.limits.held_bytes}: an only table holds all"
+            raise ParameterError("byte_limit", said, also)
         reserved = Reservation(self._container)
 
         def hold(limits: Limits) -> Limits:

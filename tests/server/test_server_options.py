@@ -36,7 +36,8 @@ from serverkit import ME, server_options
 
 
 def options(**changes):
-    return server_options(**{"limits": Limits(held_bytes=1_000_000)} | changes)
+    limits = Limits() if "byte_limit" in changes else Limits(held_bytes=1_000_000)
+    return server_options(**{"limits": limits} | changes)
 
 
 def test_options_are_what_a_server_takes():
@@ -63,6 +64,11 @@ def test_options_are_what_a_server_takes():
         ({"seed": 1.5}, ParameterError, "seed must be a whole number"),
         ({"seed": 2**64 + 1}, ParameterError, "seed must be"),
         ({"byte_limit": 0}, ParameterError, "byte_limit must be"),
+        (
+            {"byte_limit": 9 << 20, "limits": Limits(held_bytes=8 << 20)},
+            ParameterError,
+            "byte_limit must be absent, or what limits.held_bytes says, 8388608",
+        ),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(changes, error, words):
