@@ -224,6 +224,7 @@ bench: setup-dev
 	$(BIN)/python benchmarks/storage.py --write docs/benchmarks
 	$(BIN)/python benchmarks/frames.py --write docs/benchmarks
 	$(BIN)/python benchmarks/scaling.py --write docs/benchmarks
+	$(BIN)/python benchmarks/cartpole.py --write docs/benchmarks
 	$(BIN)/python tools/pictures.py
 	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
 	$(BIN)/python benchmarks/demonstrations.py --write docs/benchmarks
