@@ -81,7 +81,7 @@ demo: setup
 
 # Collectors have no torch: the learner alone finds the folder.
 demo-ppo: setup-ppo
-	@$(BIN)/python examples/demo_ppo.py --env $(ENV) --learners $(LEARNERS) $(DEMO_ARGS)
+	@$(BIN)/python examples/demos/ppo.py --env $(ENV) --learners $(LEARNERS) $(DEMO_ARGS)
 
 # MuJoCo goes into a folder of its own; torch is a gigabyte, or five with CUDA's libraries.
 MUJOCO ?= $(CURDIR)/build/mujoco

@@ -19,7 +19,7 @@ from memoire.rl.demo import demo, learner
 from memoire.rl.demo.actor import Player
 from memoire.rl.demo.qlearning import DoubleQ, LearningSettings, Network, act
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "demo_ppo.py"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "demos" / "ppo.py"
 PpoDemo = runpy.run_path(str(EXAMPLE))["PpoDemo"]
 
 # --- What the demo says of its progress and at its end

@@ -1,11 +1,11 @@
 """`make demo-ppo`: a learner that computes the actions and two collectors without torch, until the goal is reached.
 
-    python examples/demo_ppo.py
+    python examples/demos/ppo.py
 
 Half way one collector is killed on purpose; it is started again. The exit status is 0 if the newest 50 episodes return
 as much as the goal on average in time, and all ranks end with the same parameters. The processes are
 
-    memoire launch "examples/demo_ppo.py learn" "examples/demo_ppo.py collect" --actors 2
+    memoire launch "examples/demos/ppo.py learn" "examples/demos/ppo.py collect" --actors 2
 
 With --learners 2, the learner is two ranks by torchrun, and collector r asks rank r. The learner finds torch in its own
 environment, or in the folder that $MEMOIRE_TORCH names.
