@@ -231,7 +231,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_the_core_s_tests_pass_without_the_extensions(core: dict[str, str]) -> None:
     files = [str(ROOT / "tests" / name) for name in CORE]
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *files]
-    done = subprocess.run(command, env=core, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=core, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
 
 
