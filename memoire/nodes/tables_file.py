@@ -98,7 +98,10 @@ def _table(where: str, settings: Any, folder: Path) -> Table:
         raise ParameterError(where, settings, "an object with the settings of a table")
     known = table_settings(settings)
     refuse_unknown(where, settings, {"schema", "env", *known})
-    has_columns = registry.named(settings.get("storage", registry.DEFAULT)).has_columns
+    try:
+        has_columns = registry.named(settings.get("storage", registry.DEFAULT)).has_columns
+    except (MemoireError, TypeError) as error:
+        raise ParameterError(where, settings["storage"], f"the name of a kind of table as storage: {error}") from error
     if has_columns and ("schema" in settings) == ("env" in settings):
         raise ParameterError(where, sorted(settings), '"schema" or "env", one of both')
     try:

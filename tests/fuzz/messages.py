@@ -375,7 +375,7 @@ def _follow(choices: Choices) -> str:
                 "checksum": CHECKSUM,
             }
             notice = messages.Notice(**told, epoch=choices.below(3), text=bool(choices.below(2)))
-            inline = BODY[:size] if choices.below(2) and size <= MODEL_TRANSFER_LIMITS.inline_model else None
+            inline = BODY[:size] if choices.below(2) and size <= MODEL_TRANSFER_LIMITS.get("inline_model") else None
             try:
                 message = parse(encode(notice, payload=inline or None))
                 topics.noticed(message.body, message.payload, choices.below(3))

@@ -159,7 +159,7 @@ def _tell(dispatcher: Dispatcher, pool: PromptPool, choices: Choices) -> str:
 def pool_of(clock: list[float]) -> PromptPool:
     """An empty table, whose leases go by this clock."""
     return PromptPool(
-        TABLE.schema, TABLE.parameters, TABLE.prompts, capacity=12, byte_limit=2000, is_bounded=True, first=1,
+        TABLE.schema, TABLE.parameters, TABLE.own, capacity=12, byte_limit=2000, is_bounded=True, first=1,
         clock=lambda: clock[0],
     )  # fmt: skip
 

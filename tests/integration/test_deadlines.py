@@ -157,7 +157,7 @@ WAITS = {
     (Reader, "ask"): Waits(lambda at, t: at.reader.ask({at.server.name: messages.Sums()}, t), gives="inside"),
     (Reader, "accounts"): Waits(lambda at, t: at.reader.accounts(timeout=t), gives="inside"),
     (Reader, "totals"): Waits(lambda at, t: at.reader.totals(timeout=t), gives="anything"),
-    (Reader, "close"): Waits(lambda at, t: at.reader.close(t), gives=None, ended=None),
+    (Reader, "close"): Waits(lambda at, t: at.reader.close(t), gives=True, ended=True),
     (Server, "get_batch"): Waits(lambda at, t: at.server.get_batch(8, t), gives=NotEnoughSamples),
     (Server, "batches"): Waits(lambda at, t: first(at.server.batches(8, t)), ended="no batch"),
     (Server, "sample_episodes"): Waits(
@@ -212,7 +212,7 @@ NEVER = {
         failure finish finished lines liveness logfile model parameters pub_endpoint publish push_endpoint readiness resume run
         restore runs schema search set_logfile keys snapshot stats table tables total_caches total_episodes total_steps totals
         update_priorities client_name show_pages prompts""",
-    TableHandle: "configure distribution limit name parameters peek schema stats update_priorities",
+    TableHandle: "calls configure distribution limit name parameters peek schema stats update_priorities",
     Inference: "closed endpoint keys liveness readiness show_pages stats update version",
     Pending: "cancel done version",
     RemotePolicy: "act ask closed moves urls",

@@ -67,7 +67,7 @@ def test_a_reader_of_the_output_that_ends_is_no_fault_of_the_command() -> None:
 
 
 def test_a_wrong_command_line_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["dance"], ["server"], ["doctor"], ["up", "--env", "x", "--schema", "y"]):
+    for arguments in (["dance"], ["doctor"], ["up", "--env", "x", "--schema", "y"]):
         with pytest.raises(SystemExit) as ended:
             main.main(arguments)
         assert ended.value.code == 2
@@ -85,6 +85,7 @@ def test_a_wrong_command_line_ends_with_2(capsys: pytest.CaptureFixture[str]) ->
         (["up", "--env", "CartPole-v1", "--set", "multi_step"], "--set must be NAME=VALUE"),
         (["up", "--env", "CartPole-v1", "--set", "multi_step=0"], "multi_step must be"),
         (["up", "--tables", "/no/such/file"], "--tables must be a JSON file that can be read"),
+        (["server"], "--schema must be a file with what is stored; or give --env or --tables"),
         (["server", "--tables", "t.json", "--set", "multi_step=3"], "--set must be absent beside --tables"),
         (["demo", "--actors", "0"], "--actors must be at least 1, got 0"),
         (["demo", "--seconds", "0"], "--seconds must be above 0"),

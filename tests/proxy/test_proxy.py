@@ -409,6 +409,6 @@ def test_a_server_that_begins_again_behind_a_proxy_hears_what_a_client_takes_bef
             assert isinstance(ask(far, hello), messages.Welcome)
         said = ask(far, keyed.FindRows(call="tags", partition="p", known=1))
         assert isinstance(said, messages.Refused) and said.code == "too_large", life
-        server = cluster.restart(server)
+        server = cluster.restart(server, storage="keyed")
     far.close(0)
     near.close(0)

@@ -226,5 +226,5 @@ def test_a_learner_far_away_takes_each_entry_once_and_paces_actors(cluster, ends
     assert server.table("rollouts").stats().samples == 250
     with pytest.raises(ParameterError, match="at most the capacity of all servers, 40 entries"):
         reader.take(41)
-    with pytest.raises(ParameterError, match=r"taken by take\(steps\)"):
+    with pytest.raises(ParameterError, match=r"use take\(steps\)"):
         reader.get_batch(4, 20.0)
