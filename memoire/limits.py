@@ -83,7 +83,7 @@ class Tuning:
     """Seconds between two UPDATE messages of a client that has news."""
     account_timeout: Annotated[float, SECONDS] = 600.0
     """Seconds of silence after which a client's account leaves a server's memory; it comes back when the client speaks.
-    That of a client that said goodbye leaves after `client_timeout`.
+    That of a client that has ended leaves after `client_timeout`.
     """
     patience: Annotated[float, SECONDS] = 3600.0
     """Longest time that rows wait at an inference node, and that an observer waits for a job; more is refused."""

@@ -56,7 +56,7 @@ class Rates:
 
 ACTORS: Final = gauge(
     "actors", "Actors", "Actors of this run: active (heard in the last 20 seconds), silent, lost (silent for so long "
-    "that they will hardly come back), or gone (they said goodbye).", label="state", docs="metrics.md",
+    "that they will hardly come back), or gone (they ended in order).", label="state", docs="metrics.md",
 )  # fmt: skip
 
 
