@@ -395,10 +395,10 @@ class PromptStats:
     """A table of prompts at one moment, for those who watch. The first eight add up to `given`."""
 
     # fmt: off
-    waiting: Annotated[int, PROMPTS("waiting", "Prompts by state", "Prompts by state: waiting (no worker has it), "
-        "leased (a worker has it), answered (its answers lack a required column), ready (its group can be drawn), "
-        "drawn (a trainer got it and has not committed), committed (it was trained on), dropped (it is not trained on) "
-        "or forgotten (its epoch was).", formula="Σ states = prompts given", docs="language-models.md")]
+    waiting: Annotated[int, PROMPTS("waiting", "Prompts by state", "Prompts by state. Waiting: no "
+        "worker has it. Leased: a worker has it. Answered: its answers lack a required column. Ready: its group can be "
+        "drawn. Drawn: a trainer got it and has not committed. Committed: it was trained on. Dropped: it is not "
+        "trained on. Forgotten: its epoch was.", formula="Σ states = prompts given", docs="language-models.md")]
     leased: Annotated[int, PROMPTS("leased")]
     answered: Annotated[int, PROMPTS("answered")]
     ready: Annotated[int, PROMPTS("ready")]
