@@ -18,12 +18,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from memoire.errors import ParameterError, ProtocolError
 
-from .layout import ContainerLayout
 from .parts import LENGTHS, BlockSpec, ContainerKind, Payload, RowCount
+
+if TYPE_CHECKING:
+    from .layout import ContainerLayout
 
 CODECS: Final = {"none": 0, "zlib": 1, "lz4": 2}
 MAX_PACKED: Final = 1 << 26
