@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 
 from memoire.arguments import checked_names, hint, says_instead
 from memoire.errors import ParameterError, SchemaError
-from memoire.limits import MiB
 
 ROLES = ("state", "reward", "value", "return", "plain")
-ENTRY_BYTES = 64 * MiB
+ENTRY_BYTES = 64 << 20
 """Bytes that an entry may have, and that a value of a ragged column may."""
 _MAX_AXIS = ENTRY_BYTES  # also of an axis beside one of 0: an array takes no longer ones
 
