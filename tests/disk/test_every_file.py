@@ -2,7 +2,6 @@
 it was. A further kind of file is one more entry of FILES.
 """
 
-import asyncio
 import errno
 import functools
 import itertools
@@ -202,20 +201,20 @@ class Rows:
     def __init__(self, number=None):
         self.held = {} if number is None else {f"p{n}": n for n in range(number + 1)}
 
-    async def rows(self, _):
+    def rows(self, _):
         from memoire.tq.client import Stored
 
         return {name: [Stored(name, "k", 1, {"n": n}, ("x",), 1)] for name, n in self.held.items()}
 
-    async def values(self, partition, names, fields):
+    def values(self, partition, names, fields):
         from memoire.tq.client import Values
 
         return [Values({"x": b"value %d" % self.held[partition]}, ("x",))]
 
-    async def reset(self):
+    def reset(self):
         self.held = {}
 
-    async def put(self, partition, rows):
+    def put(self, partition, rows):
         from memoire.tq import values
 
         (row,) = rows
@@ -227,7 +226,7 @@ def tq_checkpoint(folder, number, at):
     pytest.importorskip("tensordict", reason="tensordict is not installed: memoire.tq gives TensorDicts")
     from memoire.tq import interface
 
-    asyncio.run(interface.save(Rows(number), folder, {"step": number}, at=at))
+    interface.save(Rows(number), folder, {"step": number}, at=at)
 
 
 def read_tq_checkpoint(folder):
@@ -236,7 +235,7 @@ def read_tq_checkpoint(folder):
 
     client = Rows(1000)
     try:
-        asyncio.run(interface.load(client, folder))
+        interface.load(client, folder)
     except (DataError, FileNotFoundError) as error:
         assert client.held == Rows(1000).held, "a refusal takes nothing away"
         raise DataError(str(folder), str(error)) from error
