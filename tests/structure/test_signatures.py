@@ -49,7 +49,7 @@ def calls():
 
 def plain(value):
     """A default as text, the same on every machine."""
-    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value)).replace(str(Path.home()), "~")
     return f"<{type(value).__name__}>" if dataclasses.is_dataclass(value) or len(text) > 100 else text
 
 
