@@ -183,13 +183,15 @@ class Ingest:
 
     def take(self, count: int) -> float:
         begin, spent = self.server.total_caches, time.process_time()
+        told = time.perf_counter()
         self.child.tell(count)
         while (came := self.server.total_caches) == begin:
             time.sleep(0.0001)
         began = time.perf_counter()
         seconds = self.wait_for(begin + count) - began
         self.spent = time.process_time() - spent
-        return seconds * (count - 1) / (begin + count - came)
+        left = begin + count - came  # none where so few were asked for that the first look sees all of them
+        return seconds * (count - 1) / left if left else began - told
 
     def close(self) -> None:
         self.child.close()
