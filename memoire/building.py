@@ -79,8 +79,8 @@ if TYPE_CHECKING:
     from memoire.wire._bytes import checksum as checksum
 
 
-def deferred(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a module whose names are imported when they are first used.
+def deferred(module: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a module whose names are imported when they are first used.
 
     Args:
         module: Its `__name__`.
@@ -97,7 +97,7 @@ def deferred(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         setattr(sys.modules[module], name, made)
         return made
 
-    return imported
+    return imported, lambda: sorted({*vars(sys.modules[module]), *found})
 
 
 HOMES = {
@@ -128,8 +128,4 @@ HOMES = {
 """Which names each module has."""
 
 if not TYPE_CHECKING:
-    __getattr__ = deferred(__name__, HOMES)  # type checkers see the imports above, and what is missing
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *" ".join(HOMES.values()).split()})
+    __getattr__, __dir__ = deferred(__name__, HOMES)  # type checkers see the imports above, and what is missing

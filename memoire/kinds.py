@@ -148,8 +148,4 @@ HOMES = {
 """Which names each module has."""
 
 if not TYPE_CHECKING:
-    __getattr__ = deferred(__name__, HOMES)  # type checkers see the imports above, and what is missing
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *" ".join(HOMES.values()).split()})
+    __getattr__, __dir__ = deferred(__name__, HOMES)  # type checkers see the imports above, and what is missing

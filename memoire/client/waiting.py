@@ -168,7 +168,7 @@ class Receiver:
         """The next content of the topic, in the type in which it was published; the newest one at first.
 
         Raises:
-            MemoireTimeout: nothing came in `timeout` seconds; None waits for ever.
+            MemoireTimeout: nothing came in `timeout` seconds; None sets no limit.
             Closed: the client was closed.
         """
         return self.receive_model(timeout).value

@@ -244,7 +244,7 @@ class DescriptorGuard:
         return f"descriptors: all but a few of {limit} are open; no new connection is accepted until some are closed"
 
     def forget_all(self) -> None:
-        """Begin anew, in a forked child, whose parent goes on listening."""
+        """Begin again, in a forked child; its parent goes on listening."""
         self._listening.clear()
         self._reserve()
         self.__init__(self._system)  # type: ignore[misc]

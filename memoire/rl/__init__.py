@@ -106,7 +106,7 @@ HOMES = {
 
 __all__ = sorted(" ".join(HOMES.values()).split())  # noqa: PLE0605  (type checkers see the imports above)
 
-_found = deferred(__name__, HOMES)
+_found, _ = deferred(__name__, HOMES)
 
 
 def _imported(name: str) -> Any:

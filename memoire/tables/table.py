@@ -74,7 +74,7 @@ class Table:
             entries that may be recorded and not taken; with 0, 65,536. Prompts that are not over; with 0, bytes alone
             limit them.
         on_full: What a full table of rollouts does: "wait": actors wait in `step` until entries are taken; "oldest":
-            the oldest leave, and nobody waits. None is "wait". Of prompts, the oldest groups that are ready leave.
+            the oldest leave, and no call waits. None is "wait". Of prompts, the oldest groups that are ready leave.
         cache_limit: Maximum number of held caches; with 0, only bytes limit them.
         byte_limit: Maximum number of held bytes. Tables with None share equally what the other tables leave.
         client_capacity: Entries that each client's memory has room for; with 0, the client chooses.
