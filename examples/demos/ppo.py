@@ -25,7 +25,7 @@ from typing import Any
 from memoire.nodes.launcher import Launcher
 from memoire.nodes.local import LaunchedRun, LaunchOptions
 from memoire.nodes.supervision import ProcessOutput, note
-from memoire.rl.onpolicy.collector import BETWEEN_RANKS, address_of_rank
+from memoire.rl.collector import BETWEEN_RANKS, address_of_rank
 
 PROGRAM = os.path.abspath(__file__)
 COLLECTORS = 2
@@ -65,7 +65,7 @@ def collect(env: str, num_envs: int, learners: int) -> None:
     """Step environments until the run is over; the learner of a rank computes the actions."""
     import gymnasium
 
-    from memoire.rl.onpolicy.collector import Collector
+    from memoire.rl.collector import Collector
 
     rank = int(os.environ["MEMOIRE_RANK"])
     url = address_of_rank(os.environ["MEMOIRE_ENDPOINT"], rank % learners)

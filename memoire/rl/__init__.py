@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from memoire.rl.codec import Codec as Codec
     from memoire.rl.drone import DummyDrone as DummyDrone
     from memoire.rl.memory import GenericMemory as GenericMemory
-    from memoire.rl.observers.observer import Ask as Ask
-    from memoire.rl.observers.observer import Observer as Observer
+    from memoire.rl.observer import Ask as Ask
+    from memoire.rl.observer import Observer as Observer
     from memoire.rl.pipeline import Collection as Collection
     from memoire.rl.pipeline import Goal as Goal
     from memoire.rl.pipeline import Pipeline as Pipeline
@@ -52,32 +52,32 @@ if TYPE_CHECKING:
     from memoire.rl.sac import SAC as SAC
     from memoire.rl.sac import GaussianPolicy as GaussianPolicy
 
+    from .agent import Agent as Agent
+    from .checkpoint import World as World
+    from .collector import Collected as Collected
+    from .collector import Collector as Collector
+    from .collector import RemoteActor as RemoteActor
+    from .collector import address_of_rank as address_of_rank
+    from .learner import OnPolicyLearner as OnPolicyLearner
     from .networks import ActorCritic as ActorCritic
-    from .observers.observers import Agent as Agent
-    from .observers.starts import ObservedEpisode as ObservedEpisode
-    from .observers.starts import Start as Start
-    from .observers.starts import StartStates as StartStates
-    from .observers.starts import masked as masked
-    from .observers.starts import padded_columns as padded_columns
-    from .observers.starts import ragged_minibatches as ragged_minibatches
-    from .observers.starts import rollouts_of as rollouts_of
-    from .onpolicy.checkpoint import World as World
-    from .onpolicy.collector import Collected as Collected
-    from .onpolicy.collector import Collector as Collector
-    from .onpolicy.collector import RemoteActor as RemoteActor
-    from .onpolicy.collector import address_of_rank as address_of_rank
-    from .onpolicy.learner import OnPolicyLearner as OnPolicyLearner
-    from .onpolicy.ppo import PPO as PPO
-    from .onpolicy.ppo import RecurrentActorCritic as RecurrentActorCritic
-    from .onpolicy.ppo import RecurrentPPO as RecurrentPPO
     from .policies import Moments as Moments
     from .policies import rollout_schema as rollout_schema
-    from .trainer.trainer import Trainer as Trainer
-    from .trainer.training import Training as Training
-    from .trainer.training import TrainingAgent as TrainingAgent
-    from .trainer.worker import EpisodeResult as EpisodeResult
-    from .trainer.worker import RolloutWorker as RolloutWorker
-    from .trainer.worker import try_policy as try_policy
+    from .ppo import PPO as PPO
+    from .ppo import RecurrentActorCritic as RecurrentActorCritic
+    from .ppo import RecurrentPPO as RecurrentPPO
+    from .starts import ObservedEpisode as ObservedEpisode
+    from .starts import Start as Start
+    from .starts import StartStates as StartStates
+    from .starts import masked as masked
+    from .starts import padded_columns as padded_columns
+    from .starts import ragged_minibatches as ragged_minibatches
+    from .starts import rollouts_of as rollouts_of
+    from .trainer import Trainer as Trainer
+    from .training import Training as Training
+    from .training import TrainingAgent as TrainingAgent
+    from .worker import EpisodeResult as EpisodeResult
+    from .worker import RolloutWorker as RolloutWorker
+    from .worker import try_policy as try_policy
 
 HOMES = {
     "memoire.rl": "weights",
@@ -85,22 +85,20 @@ HOMES = {
     "memoire.rl.drone": "DummyDrone",
     "memoire.rl.memory": "GenericMemory",
     "memoire.rl.networks": "ActorCritic",
-    "memoire.rl.observers.observer": "Ask Observer",
-    "memoire.rl.observers.observers": "Agent",
-    "memoire.rl.observers.starts": (
-        "ObservedEpisode Start StartStates masked padded_columns ragged_minibatches rollouts_of"
-    ),
-    "memoire.rl.onpolicy.checkpoint": "World",
-    "memoire.rl.onpolicy.collector": "Collected Collector RemoteActor address_of_rank",
-    "memoire.rl.onpolicy.learner": "OnPolicyLearner",
-    "memoire.rl.onpolicy.ppo": "PPO RecurrentActorCritic RecurrentPPO",
+    "memoire.rl.observer": "Ask Observer",
+    "memoire.rl.agent": "Agent",
+    "memoire.rl.starts": ("ObservedEpisode Start StartStates masked padded_columns ragged_minibatches rollouts_of"),
+    "memoire.rl.checkpoint": "World",
+    "memoire.rl.collector": "Collected Collector RemoteActor address_of_rank",
+    "memoire.rl.learner": "OnPolicyLearner",
+    "memoire.rl.ppo": "PPO RecurrentActorCritic RecurrentPPO",
     "memoire.rl.pipeline": "Collection Goal Pipeline Work partial replay",
     "memoire.rl.policies": "MlpPolicy Moments Policy rollout_schema",
     "memoire.rl.realtime": "RealTimeEnv RealTimeInterface",
     "memoire.rl.sac": "GaussianPolicy SAC",
-    "memoire.rl.trainer.trainer": "Trainer",
-    "memoire.rl.trainer.training": "Training TrainingAgent",
-    "memoire.rl.trainer.worker": "EpisodeResult RolloutWorker try_policy",
+    "memoire.rl.trainer": "Trainer",
+    "memoire.rl.training": "Training TrainingAgent",
+    "memoire.rl.worker": "EpisodeResult RolloutWorker try_policy",
 }
 """Which names each module has."""
 

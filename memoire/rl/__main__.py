@@ -26,9 +26,9 @@ from memoire import Endpoints, Server, State
 from memoire.errors import MemoireError
 from memoire.launching import LauncherLine, accept_all_text, say
 from memoire.nodes.http import NodePages
-from memoire.rl.observers.observer import Observer
 
-from .onpolicy.collector import Collector, RemoteActor
+from .collector import Collector, RemoteActor
+from .observer import Observer
 from .pipeline import (
     ACCIDENTS,
     TABLE,
@@ -42,8 +42,8 @@ from .pipeline import (
     seed_process,
 )
 from .policies import Policy
-from .trainer.trainer import Trainer, begin_fresh
-from .trainer.worker import EpisodeResult, RolloutWorker, try_policy
+from .trainer import Trainer, begin_fresh
+from .worker import EpisodeResult, RolloutWorker, try_policy
 
 REPORT_INTERVAL = 0.25
 """Seconds between two reports to a launcher."""

@@ -42,7 +42,7 @@ from memoire.errors import ParameterError, WrongType
 from memoire.launching import Child, Launcher, LocalRun, Nodes, say, with_keys
 
 from .policies import TOPIC, MlpPolicy, Policy, observations_of, policy_rows, rollout_schema
-from .trainer.training import LEAD, Training, check_gamma
+from .training import LEAD, Training, check_gamma
 
 TABLE: Final = "replay"
 

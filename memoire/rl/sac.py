@@ -20,7 +20,7 @@ import torch
 from memoire.errors import ParameterError
 
 from .networks import flat_tensor, numbers_of
-from .trainer.training import TrainingAgent
+from .training import TrainingAgent
 from .trees import FUSED
 
 MAX_LOG_STD: Final = 2.0

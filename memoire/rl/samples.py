@@ -25,7 +25,7 @@ from memoire.building import Condition, at_once, setting, whole
 from memoire.errors import Closed, DataError, MemoireError, MemoireTimeout, NotEnoughSamples
 from memoire.kinds import pack, unpack
 
-from .trainer.saving import put_generator, state_of_generator
+from .saving import put_generator, state_of_generator
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from memoire.errors import CrcFailed, MemoireError, ParameterError
-from memoire.rl.trainer.trainer import begin_fresh
+from memoire.rl.trainer import begin_fresh
 
 MODULES: Final = (
     "actor", "config", "config.config_constants", "config.config_objects", "custom", "envs", "memory",

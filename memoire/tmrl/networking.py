@@ -26,10 +26,10 @@ from memoire.building import Keys, whole
 from memoire.errors import DataError, ParameterError
 from memoire.limits import Limits
 from memoire.rl.crc import Marks
+from memoire.rl.recording import Packets
 from memoire.rl.sample_journal import SampleJournal
 from memoire.rl.samples import TABLE, MemoryExperience, Sample, SampleTaker, samples_table
-from memoire.rl.trainer.recording import Packets
-from memoire.rl.trainer.saving import (
+from memoire.rl.saving import (
     SETTINGS,
     form_of,
     readable,
@@ -37,11 +37,11 @@ from memoire.rl.trainer.saving import (
     state_of,
     warn_of_told,
 )
-from memoire.rl.trainer.trainer import Trainer as NativeTrainer
-from memoire.rl.trainer.trainer import checked_resume, put_aside
-from memoire.rl.trainer.training import Experience, RoundStats, Training, TrainingState
-from memoire.rl.trainer.worker import RolloutWorker as NativeWorker
-from memoire.rl.trainer.worker import run_synchronous, step_seconds
+from memoire.rl.trainer import Trainer as NativeTrainer
+from memoire.rl.trainer import checked_resume, put_aside
+from memoire.rl.training import Experience, RoundStats, Training, TrainingState
+from memoire.rl.worker import RolloutWorker as NativeWorker
+from memoire.rl.worker import run_synchronous, step_seconds
 
 from .addresses import check_paths, port_of, urls_of
 
@@ -307,7 +307,7 @@ class RolloutWorker(NativeWorker):
         end_episodes: bool = True,
         verbose: bool = False,
     ) -> None:
-        """Training steps that wait for the trainer's models: see `memoire.rl.trainer.worker.run_synchronous`."""
+        """Training steps that wait for the trainer's models: see `memoire.rl.worker.run_synchronous`."""
         self.is_verbose = verbose
         run_synchronous(self, test_episode_interval, nb_steps, initial_steps, max_steps_per_update, end_episodes)
 

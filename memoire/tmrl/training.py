@@ -1,5 +1,5 @@
 """`TrainingAgent`: what learns, with two methods."""
 
-from memoire.rl.trainer.training import TrainingAgent
+from memoire.rl.training import TrainingAgent
 
 __all__ = ["TrainingAgent"]

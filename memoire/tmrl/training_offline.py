@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from memoire.rl.trainer.training import Training
+from memoire.rl.training import Training
 
 from .envs import GenericGymEnv
 from .memory_dataloading import MemoryDataloading

@@ -33,7 +33,7 @@ from memoire.cli import main
 from memoire.nodes import settings
 from memoire.nodes.roles import read_table, schema_of
 from memoire.nodes.tables_file import read_tables
-from memoire.rl.onpolicy.collector import beside
+from memoire.rl.collector import beside
 
 FULL, EMBEDDED, NO_RELAY, AUTOSCALING, KEDA, OPENSHIFT, OUTSIDE, DIAGNOSTIC = (
     CHART / "ci" / f"{name}-values.yaml"

@@ -16,7 +16,7 @@ from history.ports import held
 from memoire.errors import DataError, NotEnoughSamples, ParameterError
 from memoire.nodes.tables_file import make_envs
 from memoire.rl import PPO, ActorCritic, Collector, OnPolicyLearner, World
-from memoire.rl.onpolicy.checkpoint import Checkpoints, arrays_of
+from memoire.rl.checkpoint import Checkpoints, arrays_of
 
 pytestmark = pytest.mark.torch
 

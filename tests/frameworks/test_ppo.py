@@ -14,8 +14,8 @@ from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema
 from memoire.rl import Collector, OnPolicyLearner, RecurrentActorCritic, RecurrentPPO, World, rollout_schema
 from memoire.rl.networks import ActorCritic
-from memoire.rl.onpolicy.ppo import PPO
 from memoire.rl.policies import MlpPolicy, Moments
+from memoire.rl.ppo import PPO
 
 pytestmark = pytest.mark.torch
 OBS = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)

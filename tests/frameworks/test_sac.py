@@ -14,7 +14,7 @@ import torch
 from memoire import Buffer, Schema
 from memoire.errors import DataError, ParameterError
 from memoire.rl import SAC, GaussianPolicy, try_policy, weights
-from memoire.rl.trainer.saving import form_of, load_agent, save_agent, unsaved
+from memoire.rl.saving import form_of, load_agent, save_agent, unsaved
 
 pytestmark = pytest.mark.torch
 OBS = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)

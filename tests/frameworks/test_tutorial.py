@@ -16,7 +16,7 @@ import torch
 
 from history.ports import held
 from memoire.errors import ParameterError
-from memoire.rl.trainer.actors import TorchActor
+from memoire.rl.actors import TorchActor
 from memoire.tmrl.actor import ActorModule
 from netkit import until
 

@@ -39,9 +39,9 @@ from memoire.rl import (
     replay,
     weights,
 )
-from memoire.rl.onpolicy.checkpoint import Checkpoints, arrays_of, made_as
+from memoire.rl.checkpoint import Checkpoints, arrays_of, made_as
 from memoire.rl.sac import TwinCritic
-from memoire.rl.trainer.saving import form_of, load_agent, save_agent
+from memoire.rl.saving import form_of, load_agent, save_agent
 from memoire.tables.table import TABLE_NAMES
 from memoire.tmrl.memory import GenericMemory
 from memoire.tmrl.networking import RolloutWorker as PipelineWorker

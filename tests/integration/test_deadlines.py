@@ -30,8 +30,8 @@ from memoire.limits import Limits
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.replay.parameters import Parameters
-from memoire.rl.observers.observer import Observer
-from memoire.rl.observers.observers import Agent
+from memoire.rl.agent import Agent
+from memoire.rl.observer import Observer
 from memoire.server.server import Server
 from memoire.server.table_handle import TableHandle
 from memoire.wire import messages

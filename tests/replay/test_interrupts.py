@@ -26,8 +26,8 @@ from memoire.replay.schema import Schema
 from memoire.replay.writer import Writer
 from memoire.rl.drone import DummyDrone
 from memoire.rl.memory import GenericMemory
-from memoire.rl.observers.starts import StartStates
 from memoire.rl.policies import MlpPolicy
+from memoire.rl.starts import StartStates
 from memory_checks import check_memory
 from statekit import fork
 
@@ -360,17 +360,17 @@ HOLDERS = {
     "rl/memory.py": [generator_of(bare(GenericMemory), "random")],
     "rl/policies.py": [generator_of(bare(MlpPolicy), "_random")],
     "rl/drone.py": [generator_of(bare(DummyDrone), "_random")],
-    "rl/observers/starts.py": [
+    "rl/starts.py": [
         generator_of(lambda seed: StartStates("s", {"x": np.float32}, {"x": 0.0}, lambda _: 0.0, seed=seed), "_rng")
     ],
-    "rl/demo/actor.py": [], "rl/onpolicy/ppo.py": [], "replay/rollouts.py": [],  # need torch, a cluster, rollouts: a ForkedGenerator
+    "rl/demo/actor.py": [], "rl/ppo.py": [], "replay/rollouts.py": [],  # need torch, a cluster, rollouts: a ForkedGenerator
 }  # fmt: skip
 LOCAL = {
     "tables/prompts/steps.py",
     "rl/__main__.py",
-    "rl/trainer/saving.py",
+    "rl/saving.py",
     "rl/demo/qlearning.py",
-    "rl/observers/starts.py",
+    "rl/starts.py",
 }  # made where they are used, by a given seed
 ALL = [(name, n) for name, makes in HOLDERS.items() for n in range(len(makes))]
 

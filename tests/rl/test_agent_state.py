@@ -18,8 +18,8 @@ import pytest
 
 from memoire.errors import DataError, ParameterError, PathHeld, StateLocked
 from memoire.rl import weights
-from memoire.rl.trainer.saving import form_of, load_agent, save_agent, unsaved
-from memoire.rl.trainer.trainer import RESUMES, begin_fresh, checked_resume, lock_checkpoint, put_aside
+from memoire.rl.saving import form_of, load_agent, save_agent, unsaved
+from memoire.rl.trainer import RESUMES, begin_fresh, checked_resume, lock_checkpoint, put_aside
 from memoire.rl.weights import KEPT, ModelFiles, read_model
 
 # --- An agent's state by its attributes, without torch: what is saved is what comes back, and what was told stays

@@ -20,7 +20,7 @@ from memoire.models import tensors
 from memoire.nodes.tables_file import make_envs
 from memoire.replay.columns import Column
 from memoire.rl import weights
-from memoire.rl.onpolicy.collector import Collector, RemoteActor
+from memoire.rl.collector import Collector, RemoteActor
 from memoire.rl.policies import Asks, LoadsModels, MlpPolicy, Moments, Policy, policy_rows, rollout_schema
 from memoire.tables.table import Table
 from netkit import QUICK, in_thread

@@ -26,8 +26,8 @@ from memoire.nodes.http import NodePages
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
 from memoire.rl import Agent, Observer, StartStates
-from memoire.rl.observers.jobs import Jobs
-from memoire.rl.observers.observer import fragment_of
+from memoire.rl.jobs import Jobs
+from memoire.rl.observer import fragment_of
 from memoire.tables.rollouts import transport
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse

@@ -16,7 +16,7 @@ from memoire.inference.batching import StartsStats
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
 from memoire.rl import StartStates, masked
-from memoire.rl.observers.jobs import MAX_WORKERS, Jobs, JobService
+from memoire.rl.jobs import MAX_WORKERS, Jobs, JobService
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.containers import unpacked_bytes

@@ -18,12 +18,12 @@ from memoire.models.model import Model
 from memoire.nodes.http import NodePages
 from memoire.replay.parameters import Parameters
 from memoire.rl import RealTimeEnv, RealTimeInterface, partial
+from memoire.rl.actors import ModelFollower
 from memoire.rl.codec import Codec
 from memoire.rl.sample_journal import PARTS, SampleJournal
 from memoire.rl.samples import MemoryExperience, Sample, SampleTaker, columns_of
-from memoire.rl.trainer.actors import ModelFollower
-from memoire.rl.trainer.trainer import DrawnBatches
-from memoire.rl.trainer.training import Training, TrainingLoop
+from memoire.rl.trainer import DrawnBatches
+from memoire.rl.training import Training, TrainingLoop
 from memoire.tmrl.memory import GenericMemory
 from memoire.tmrl.networking import RolloutWorker as PipelineWorker
 from memoire.tmrl.networking import Server, Trainer

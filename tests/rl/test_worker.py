@@ -19,9 +19,9 @@ from memoire.errors import CodecMismatch, MemoireTimeout, NotEnoughSamples, Para
 from memoire.rl import RolloutWorker, Work, weights
 from memoire.rl.codec import MARK, PREPROCESSOR, Codec, digest
 from memoire.rl.memory import NO_DONE, six_parts
+from memoire.rl.recording import Packets
 from memoire.rl.samples import TABLE, samples_of, samples_table
-from memoire.rl.trainer.recording import Packets
-from memoire.rl.trainer.worker import run_synchronous, step_seconds
+from memoire.rl.worker import run_synchronous, step_seconds
 from memoire.wire.messages import TEST, TRAIN
 from netkit import until
 

@@ -17,7 +17,7 @@ from memoire.limits import Limits
 from memoire.models.model import make, notice_of
 from memoire.replay.memory import Memory
 from memoire.replay.schema import RowSchema
-from memoire.rl.observers.jobs import JobContent, Jobs, JobService
+from memoire.rl.jobs import JobContent, Jobs, JobService
 from memoire.server.dispatch import Dispatcher
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool

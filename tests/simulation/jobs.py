@@ -15,8 +15,8 @@ import numpy as np
 
 from memoire.errors import JobFailed, MemoireError, ObserverLost
 from memoire.limits import Limits
-from memoire.rl.observers.observer import Observer
-from memoire.rl.observers.observers import Agent
+from memoire.rl.agent import Agent
+from memoire.rl.observer import Observer
 
 if TYPE_CHECKING:
     from .trial import Trial

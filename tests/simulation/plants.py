@@ -454,7 +454,7 @@ def locks_that_have_to_be_whole() -> None:
 @planted("spins: ", storage="jobs")
 def leases_renewed_with_nobody() -> None:
     """An observer whose agent is away looks without a pause whether it can renew the lease of its job."""
-    from memoire.rl.observers.observer import ObserverThread
+    from memoire.rl.observer import ObserverThread
 
     next_time = replace(ObserverThread, "_next_time", None)
     replace(ObserverThread, "_next_time", _with_former_renewals(next_time))

@@ -55,7 +55,7 @@ FOREIGN = {
     "rl/sample_journal.py": {"ValueError"},  # inside of a parser: becomes DataError
     "wire/values.py": {"ValueError"},  # inside of a parser: becomes DataError
     "tmrl/__main__.py": {"ModuleNotFoundError"},  # as Python's own protocol for imports asks for
-    "rl/trainer/worker.py": {"KeyboardInterrupt"},  # the usual effect of the signal
+    "rl/worker.py": {"KeyboardInterrupt"},  # the usual effect of the signal
     "rl/demo/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
     "cli/doctor.py": {"StepFailed", "Stuck", "EOFError"},  # inside of the doctor, who prints it
     "tq/values.py": {"ValueError", "RuntimeError"},  # TransferQueue's own, for calls that are written for it; a parser's

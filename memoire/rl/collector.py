@@ -30,7 +30,8 @@ from memoire.building import seconds as checked_seconds
 from memoire.errors import Closed, MemoireTimeout, ParameterError
 from memoire.kinds import HandsOutOnce
 from memoire.kinds import registry as kinds
-from memoire.rl.policies import (
+
+from .policies import (
     DISCOUNTED,
     MEMORY,
     TOPIC,
@@ -42,8 +43,8 @@ from memoire.rl.policies import (
     made_by_policies,
     policy_rows,
 )
-from memoire.rl.spaces import check_actions
-from memoire.rl.trainer.training import check_model_topic
+from .spaces import check_actions
+from .training import check_model_topic
 
 PORTS: Final = 4
 """In a row, that one learner takes."""

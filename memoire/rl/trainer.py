@@ -22,14 +22,13 @@ from memoire import Parameters, Reader
 from memoire.building import Condition, FileLock, Given, lock_folder, one_of
 from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError
 from memoire.loggers import Logger
-from memoire.rl import weights
-from memoire.rl.policies import TOPIC
-from memoire.rl.spaces import with_actions
-from memoire.rl.step_clock import TrainerStanding
-from memoire.rl.weights import ModelFiles
 
+from . import weights
+from .policies import TOPIC
 from .recording import connected
 from .saving import form_of, load_agent, save_agent, unsaved, warn_of_told
+from .spaces import with_actions
+from .step_clock import TrainerStanding
 from .training import (
     LEAD,
     REASONS,
@@ -43,6 +42,7 @@ from .training import (
     check_model_topic,
     finite,
 )
+from .weights import ModelFiles
 
 _log = logging.getLogger(__name__)
 

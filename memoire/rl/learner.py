@@ -38,15 +38,15 @@ from memoire.building import Given, checked_names, one_of, whole
 from memoire.building import seconds as checked_seconds
 from memoire.errors import DataError, ParameterError
 from memoire.loggers import Logger
-from memoire.rl.networks import ActorCritic, flat_tensor
-from memoire.rl.policies import MEMORY, TOPIC, MlpPolicy, Moments, observations_of, policy_rows, rollout_schema
-from memoire.rl.spaces import with_actions
-from memoire.rl.trainer.saving import warn_of_told
-from memoire.rl.trainer.training import check_gamma
 
 from .checkpoint import Checkpoints, SavedLearner, World, arrays_of, left_out, made_as
 from .collector import address_of_rank, beside, for_space
+from .networks import ActorCritic, flat_tensor
+from .policies import MEMORY, TOPIC, MlpPolicy, Moments, observations_of, policy_rows, rollout_schema
 from .ppo import PPO, RecurrentActorCritic, check_correction
+from .saving import warn_of_told
+from .spaces import with_actions
+from .training import check_gamma
 
 _log = logging.getLogger(__name__)
 

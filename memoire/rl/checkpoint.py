@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from memoire.building import lock_folder, remove_abandoned_in
 from memoire.errors import ParameterError, RanksDiffer
 from memoire.kinds import unpack
-from memoire.rl import weights
-from memoire.rl.trainer.saving import FACTS, form_of, packed_tree, readable, restore, state_of, unsaved
+
+from . import weights
+from .saving import FACTS, form_of, packed_tree, readable, restore, state_of, unsaved
 
 OF_THE_LEARNER: Final = ("net", "_plain")
 """Attributes of an algorithm that the learner saves by itself."""

@@ -17,10 +17,11 @@ from typing import Any, Final, Protocol
 from memoire import Client
 from memoire.errors import MemoireTimeout, ParameterError, Refused, WrongType
 from memoire.kinds import PASSING
-from memoire.rl.codec import PREPROCESSOR, Codec, digest
-from memoire.rl.memory import NO_DONE
-from memoire.rl.samples import Sample, columns_of, episodes_of
-from memoire.rl.trees import copied
+
+from .codec import PREPROCESSOR, Codec, digest
+from .memory import NO_DONE
+from .samples import Sample, columns_of, episodes_of
+from .trees import copied
 
 _log = logging.getLogger(__name__)
 

@@ -34,9 +34,10 @@ from memoire import Rollouts
 from memoire.building import ForkedGenerator, checked_names, one_of
 from memoire.building import rollouts as advantages
 from memoire.errors import NoSuchField, ParameterError
-from memoire.rl.networks import flat_tensor, form_of
-from memoire.rl.policies import MEMORY
-from memoire.rl.trees import FUSED
+
+from .networks import flat_tensor, form_of
+from .policies import MEMORY
+from .trees import FUSED
 
 CORRECTIONS: Final = ("vtrace", "decoupled", "none")
 KL_MARGIN: Final = 1.5

@@ -32,14 +32,14 @@ import numpy as np
 from memoire import Client, connect
 from memoire.building import Given
 from memoire.errors import MemoireError, ParameterError
-from memoire.rl.policies import TOPIC
-from memoire.rl.spaces import check_actions, default_action, pin, reset_result, step_result
-from memoire.rl.step_clock import WorkerStanding, times_of, timings_of
-from memoire.rl.weights import ModelFiles, read_model
 
 from .actors import Acts, Learns, ModelFollower, PreparedModel, actor_of, rest, shaped_action
+from .policies import TOPIC
 from .recording import CONNECT_INTERVAL, Columns, Recorder, Step, connected, limit_of
+from .spaces import check_actions, default_action, pin, reset_result, step_result
+from .step_clock import WorkerStanding, times_of, timings_of
 from .training import check_model_topic
+from .weights import ModelFiles, read_model
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from memoire.building import Condition, ModelHandle
 from memoire.errors import Closed, MemoireTimeout, ParameterError, WrongModel
-from memoire.rl.spaces import default_action
+
+from .spaces import default_action
 
 _log = logging.getLogger(__name__)
 

@@ -38,8 +38,9 @@ from memoire.building import (
 from memoire.building import name as checked_name
 from memoire.errors import DataError, NoSuchField, NothingAllowed, ParameterError
 from memoire.kinds import MAX_LINEAGE, StartsStats
-from memoire.rl import weights
-from memoire.rl.trainer.saving import warn_of_told
+
+from . import weights
+from .saving import warn_of_told
 
 
 class Origin(Protocol):

@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 
 from memoire.errors import DataError, ParameterError
 from memoire.kinds import KINDS, pack, unpack
-from memoire.rl import weights
+
+from . import weights
 
 _log = logging.getLogger(__name__)
 

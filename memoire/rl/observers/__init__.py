@@ -1,1 +1,0 @@
-"""Jobs that whoever has a free environment runs."""

@@ -1,1 +1,0 @@
-"""On-policy learning: collectors, the learner and PPO."""
