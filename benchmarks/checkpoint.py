@@ -13,7 +13,7 @@ import numpy as np
 from measure import Report, Result, Spread, arguments
 
 from memoire.rl.memory import GenericMemory
-from memoire.rl.sample_journal import SampleJournal
+from memoire.rl.samples import SampleJournal
 
 EPISODE = 100
 DATA = 8 + 16 + 4 + 1

@@ -6,6 +6,10 @@
 
 Both ends have the same object: its name and digest travel, and a trainer refuses samples of another one. So does the
 digest of an `obs_preprocessor`, which both ends call, too.
+
+Nested values are taken apart into leaves with paths, and put together again:
+
+    {"image": a, "pose": (b, c)}     leaves a, b, c    paths ['image'], ['pose'][0], ['pose'][1]
 """
 
 from __future__ import annotations
@@ -18,14 +22,14 @@ import logging
 import sys
 import textwrap
 import tokenize
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+import numpy as np
+
 from memoire.building import one_of, whole
 from memoire.errors import CodecMismatch, ParameterError, WrongType
-
-from .trees import assembled, leaves_of, paths_of, structure_of
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +40,61 @@ WHENS: Final = ("append", "sample")
 """Restore when samples come, which is fast to draw; or when they are drawn, which needs less memory."""
 Five = tuple[Any, Any, Any, Any, Any]
 _LAYOUT: Final = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING)
+
+
+LEAF: Final = None
+"""How a leaf stands in a structure."""
+Structure = Any
+"""Nested tuples that can be compared: LEAF, or (kind, names or None, parts)."""
+
+
+def structure_of(value: Any) -> Structure:
+    """How a value is nested, in tuples, lists and dictionaries."""
+    if type(value) is tuple or type(value) is list:
+        return type(value).__name__, None, tuple([structure_of(part) for part in value])
+    if type(value) is dict:
+        return "dict", tuple(value), tuple([structure_of(part) for part in value.values()])
+    return LEAF
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """The leaves of a value, in order."""
+    if type(value) is tuple or type(value) is list:
+        return [leaf for part in value for leaf in leaves_of(part)]
+    if type(value) is dict:
+        return [leaf for part in value.values() for leaf in leaves_of(part)]
+    return [value]
+
+
+def paths_of(structure: Structure, root: str = "") -> list[str]:
+    """The path of each leaf, in order: "['image']", "['pose'][0]"."""
+    if structure is LEAF:
+        return [root]
+    _, names, parts = structure
+    each = zip(range(len(parts)) if names is None else names, parts, strict=True)
+    return [path for name, part in each for path in paths_of(part, f"{root}[{name!r}]")]
+
+
+def assembled(structure: Structure, leaves: Iterable[Any]) -> Any:
+    """The value with these leaves."""
+    rest = iter(leaves)
+    if structure is LEAF:
+        return next(rest)
+    kind, names, parts = structure
+    made = [assembled(part, rest) for part in parts]
+    if kind == "dict":
+        return dict(zip(names, made, strict=True))
+    return tuple(made) if kind == "tuple" else made
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """The value with a function's results in place of its leaves."""
+    return assembled(structure_of(value), map(function, leaves_of(value)))
+
+
+def copied(value: Any) -> Any:
+    """The value with arrays of its own."""
+    return mapped(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, value)
 
 
 @dataclass(frozen=True)
@@ -164,9 +223,7 @@ class Codec:
         Raises:
             CodecMismatch: they are not this one's.
         """
-        kinds = (digest.partition(":")[0], self.digest.partition(":")[0])
-        is_same_code = digest == self.digest or kinds[0] != kinds[1]
-        if name != self.name or not is_same_code:
+        if name != self.name or (digest != self.digest and _are_comparable(digest, self.digest)):
             raise CodecMismatch(sender, f"{name} ({digest})", f"{self.name} ({self.digest})")
 
 

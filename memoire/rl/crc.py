@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from memoire.building import checksum
 from memoire.errors import CrcFailed, CrcOneSided, ParameterError
 
-from .trees import copied, leaves_of, paths_of, structure_of
+from .codec import copied, leaves_of, paths_of, structure_of
 
 _log = logging.getLogger(__name__)
 

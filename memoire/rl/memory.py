@@ -14,7 +14,6 @@ stored once, and a transition is two samples that follow each other:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -26,8 +25,7 @@ from memoire.building import ForkedGenerator, whole
 from memoire.errors import EntryError, NotEnoughSamples, ParameterError
 from memoire.limits import CONTAINER, Container, Reservation
 
-from .codec import NONE, Codec
-from .trees import Structure, assembled, leaves_of, mapped, paths_of, structure_of
+from .codec import NONE, Codec, Structure, assembled, leaves_of, mapped, paths_of, structure_of
 
 Int64Array = NDArray[np.int64]
 NO_DONE: Final = "__no_done"
@@ -132,7 +130,11 @@ class GenericMemory:
             rows = [self._decompressed(row) for row in rows]
         columns = self._columns_of(rows)
         ends = np.array([(bool(row[3]), bool(row[4]) or NO_DONE in row[5]) for row in rows]).T
-        is_start = _starts(ends[0] | ends[1], starts, is_first=not continues or self._boundary.is_closed)
+        if starts is None:
+            is_first = not continues or self._boundary.is_closed
+            is_start = np.concatenate([[is_first], (ends[0] | ends[1])[:-1]])
+        else:
+            is_start = np.array(starts, np.bool_)
         for begin in range(0, len(rows), self.capacity):
             self._write(rows[begin : begin + self.capacity], columns, is_start, ends, begin, continues or begin > 0)
 
@@ -386,6 +388,30 @@ def stacked(values: Sequence[Any]) -> Any:
     return assembled(structure, [np.stack([np.asarray(each) for each in column]) for column in columns])
 
 
+def on_device(value: Any, device: Any) -> Any:
+    """A nested value with its arrays as tensors on a device of torch; as it is if the device is None.
+
+    On the CPU tensors share the arrays' memory. On the way to a GPU they are pinned, so that the copy goes on beside
+    everything else.
+
+    Raises:
+        ParameterError: torch has no such device here, or no dtype like an array's.
+    """
+    if device is None:
+        return value
+    from memoire import torch
+
+    place = torch.device_of(device)
+
+    def moved(leaf: Any) -> Any:
+        tensor = torch.as_tensor(np.ascontiguousarray(leaf))
+        if place.type == "cuda":
+            return tensor.pin_memory().to(place, non_blocking=True)
+        return tensor.to(place)
+
+    return mapped(moved, value)
+
+
 def _take(column: _Ring, places: Int64Array, function: Callable[[Any], Any] | None) -> Any:
     """Rows [B, *F] of a column, decompressed."""
     if function is None:
@@ -407,12 +433,5 @@ def six_parts(sample: Any) -> tuple[Any, ...]:
     raise EntryError("sample", "(act, obs, rew, done, info), or one with terminated, truncated", f"{len(sample)} parts")
 
 
-def _starts(is_end: NDArray[np.bool_], starts: Sequence[bool] | None, *, is_first: bool) -> NDArray[np.bool_]:
-    """Which samples are a reset's: those that are said to be, else those behind the end of an episode."""
-    if starts is None:
-        return np.concatenate([[is_first], is_end[:-1]])
-    return np.array(starts, np.bool_)
-
-
 def _shown(dtype: Any, shape: Sequence[int]) -> str:
-    return f"{dtype}{list(shape)}" if math.prod(shape) != 1 or shape else str(dtype)
+    return f"{dtype}{list(shape)}" if shape else str(dtype)

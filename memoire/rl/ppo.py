@@ -35,9 +35,8 @@ from memoire.building import ForkedGenerator, checked_names, one_of
 from memoire.building import rollouts as advantages
 from memoire.errors import NoSuchField, ParameterError
 
-from .networks import flat_tensor, form_of
+from .networks import FUSED, flat_tensor, form_of
 from .policies import MEMORY
-from .trees import FUSED
 
 CORRECTIONS: Final = ("vtrace", "decoupled", "none")
 KL_MARGIN: Final = 1.5

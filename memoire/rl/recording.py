@@ -18,10 +18,9 @@ from memoire import Client
 from memoire.errors import MemoireTimeout, ParameterError, Refused, WrongType
 from memoire.kinds import PASSING
 
-from .codec import PREPROCESSOR, Codec, digest
+from .codec import PREPROCESSOR, Codec, copied, digest
 from .memory import NO_DONE
 from .samples import Sample, columns_of, episodes_of
-from .trees import copied
 
 _log = logging.getLogger(__name__)
 

@@ -19,9 +19,8 @@ import torch
 
 from memoire.errors import ParameterError
 
-from .networks import flat_tensor, numbers_of
+from .networks import FUSED, flat_tensor, numbers_of
 from .training import TrainingAgent
-from .trees import FUSED
 
 MAX_LOG_STD: Final = 2.0
 MIN_LOG_STD: Final = -20.0

@@ -7,6 +7,10 @@
 
 They are in one table of rollouts, so a server needs no schema of the environment. `append_buffer` of a trainer's own
 memory takes them.
+
+A journal has them on disk, as they came: a checkpoint writes only what is new, and any memory is rebuilt of it. Each
+buffer is a record of a `RecordLog`. Files whose samples have left the memory are removed. To rebuild a memory, the
+journal gives it buffers as they came: no object of the user's is ever stored.
 """
 
 from __future__ import annotations
@@ -16,12 +20,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from memoire import Column, Ragged, Reader, Rollouts, Schema, Table
-from memoire.building import Condition, at_once, setting, whole
+from memoire.building import (
+    Condition,
+    DamagedRecord,
+    Fault,
+    FileKind,
+    RecordLog,
+    at_once,
+    no_fault,
+    salvage_log,
+    setting,
+    whole,
+)
 from memoire.errors import Closed, DataError, MemoireError, MemoireTimeout, NotEnoughSamples
 from memoire.kinds import pack, unpack
 
@@ -141,29 +158,6 @@ PAUSE: Final = 0.05
 """Seconds until the thread looks again after an error, or while too many samples wait."""
 
 
-class SampleMemory(Protocol):
-    """What holds samples and makes batches of them."""
-
-    def append_buffer(self, buffer: Any) -> object:
-        """Take in what came."""
-
-    def __len__(self) -> int:
-        """Samples that can be drawn."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """The batches of a round."""
-
-
-class Journal(Protocol):
-    """What keeps samples on disk, as `SampleJournal` does."""
-
-    def noting(self, buffer: Any) -> Calls:
-        """The calls that note a buffer, for `at_once`."""
-
-    def write_if_many(self) -> None:
-        """Write what was noted, if it is much."""
-
-
 class SampleTaker:
     """Takes samples on a thread of its own, until it is closed.
 
@@ -237,6 +231,164 @@ class SampleTaker:
             raise
 
 
+KIND: Final = FileKind(b"memojrnl", 4, "a trainer's journal of samples")
+PARTS: Final = 32
+"""A file has this share of the memory's samples."""
+MAX_PENDING: Final = 4096
+"""Samples that wait for a write at most: what a killed process loses."""
+SUFFIX: Final = ".samples"
+
+
+@dataclass
+class KeptBuffer:
+    """Samples of one worker, as a memory takes them."""
+
+    memory: list[Any]
+    starts: list[bool] | None = None
+    """For each sample, whether it is a reset's; None if that was not said."""
+    continues: bool = False
+    """Whether the first one follows the last sample before it."""
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+
+class SampleJournal:
+    """Samples in files of a folder, oldest first. For one process, which has its lock, and one thread.
+
+    Args:
+        folder: Is made. What is in it is gone on from.
+        capacity: Samples that the memory holds: so many are kept here, and a little more.
+        at: Called before each step, so that a test may let it fail: see `RecordLog`.
+
+    Raises:
+        DataError: a file of the folder is damaged, missing or another one; nothing was changed.
+        StateError: another process has the folder.
+        OSError: the folder cannot be made, read or written.
+    """
+
+    def __init__(self, folder: str | Path, capacity: int, *, at: Fault = no_fault) -> None:
+        self._capacity = whole("capacity", capacity, 1)
+        self._part = max(1, capacity // PARTS)
+        self._pending: list[KeptBuffer] = []
+        self._pending_samples = 0
+        self._log = RecordLog(folder, KIND, SUFFIX, at=at)
+
+    def __len__(self) -> int:
+        """Samples that are here, those included that wait for a write."""
+        return sum(sum(file.tags) for file in self._log.files) + self._pending_samples
+
+    def __enter__(self) -> SampleJournal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self._log.folder
+
+    @property
+    def series(self) -> str:
+        """Names this journal, in hex: a checkpoint says which one belongs to it."""
+        return self._log.series
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self._log.files)
+
+    def keep(self, buffer: Any) -> None:
+        """Note a buffer: its `memory`, and `starts` and `continues` if it has them. On disk soon, at once by `commit`.
+
+        Raises:
+            ParameterError: a sample holds something else than plain values and arrays.
+            OSError: it cannot be written. It waits for the next write.
+        """
+        at_once(self.noting(buffer))
+        self.write_if_many()
+
+    def noting(self, buffer: Any) -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
+        """The calls that note a buffer, for `at_once`; `write_if_many` has to follow."""
+        starts = getattr(buffer, "starts", None)
+        kept = KeptBuffer(
+            list(buffer.memory), None if starts is None else [bool(each) for each in starts],
+            bool(getattr(buffer, "continues", False)),
+        )  # fmt: skip
+        count = setting(self, _pending_samples=self._pending_samples + len(kept))
+        return [(self._pending.append, (kept,)), *count]
+
+    def write_if_many(self) -> None:
+        """Write what was noted, if it is much. Raises as `keep`."""
+        if self._pending_samples >= min(MAX_PENDING, self._part):
+            self._write()
+
+    def commit(self) -> None:
+        """Have all samples on disk, and remove files that the memory needs no more.
+
+        Raises:
+            OSError: it cannot be written. The samples wait for the next commit.
+        """
+        self._write()
+        samples = [sum(file.tags) for file in self._log.files]
+        spare = sum(samples) - self._capacity - self._part
+        count = 0
+        while count < len(samples) - 1 and samples[count] <= spare:
+            spare -= samples[count]
+            count += 1
+        self._log.remove(count)
+
+    def buffers(self) -> Iterator[KeptBuffer]:
+        """All buffers, oldest first, one in memory at a time; those that wait for a write are not among them.
+
+        Raises:
+            DataError: a file was changed since the journal was opened.
+        """
+        return (unpacked_buffer(record.payload) for record in self._log.records())
+
+    @staticmethod
+    def salvage(folder: str | Path, missing: list[DataError]) -> Iterator[KeptBuffer]:
+        """Read what is left of a damaged journal, oldest first: a program of the user's may keep it in a new one.
+
+        Args:
+            folder: Of the journal, which is only read.
+            missing: Gets an error for each part that is damaged or not there.
+        """
+        for record in salvage_log(folder, KIND, SUFFIX, missing):
+            if not isinstance(record, DamagedRecord):
+                yield unpacked_buffer(record.payload)
+
+    def close(self) -> None:
+        """Let another process have the folder; once is enough. Samples that wait for a write are not written."""
+        self._log.close()
+
+    def _write(self) -> None:
+        """Append a record of each buffer that waits."""
+        if self._pending_samples:
+            if self._log.files and sum(self._log.files[-1].tags) >= self._part:
+                self._log.begin_file()
+            written = setting(self, _pending=[], _pending_samples=0)
+            self._log.append([(len(each), packed_buffer(each)) for each in self._pending], written)
+
+
+def packed_buffer(buffer: KeptBuffer) -> bytes:
+    """A buffer as the body of a record. Raises ParameterError: a sample holds something else than plain values."""
+    return pack((buffer.memory, buffer.starts, buffer.continues), "sample")
+
+
+def unpacked_buffer(body: bytes) -> KeptBuffer:
+    """The buffer of a record's body. Raises DataError: these are other bytes."""
+    found = unpack(body, "a record of samples")
+    if isinstance(found, tuple) and len(found) == 3:
+        memory, starts, continues = found
+        if isinstance(memory, list) and isinstance(continues, bool) and (
+            starts is None or (isinstance(starts, list) and len(starts) == len(memory))
+        ):  # fmt: skip
+            return KeptBuffer(memory, starts, continues)
+    raise DataError("a record of samples", "holds something else than samples, and which of them begin an episode")
+
+
 class EpisodeReturns:
     """Returns and lengths of the episodes that samples tell of, since they were asked for last."""
 
@@ -284,7 +436,8 @@ class MemoryExperience:
 
     Args:
         taker: Where they come from.
-        memory: What holds them.
+        memory: What holds them: `append` or `append_buffer` takes a buffer, its length is what can be drawn, and to
+            iterate over it gives the batches of a round.
         buffer: Called with samples of one worker, and whether the first one follows the last sample that the memory
             got; makes what the memory takes.
         journal: Keeps each buffer that the memory has; None: nothing does.
@@ -293,9 +446,9 @@ class MemoryExperience:
     def __init__(
         self,
         taker: SampleTaker,
-        memory: SampleMemory,
+        memory: Any,
         buffer: Callable[[list[Sample], bool], Any],
-        journal: Journal | None = None,
+        journal: SampleJournal | None = None,
     ) -> None:
         self._taker, self.memory, self._buffer, self._journal = taker, memory, buffer, journal
         self.received = 0

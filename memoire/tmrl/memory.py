@@ -17,11 +17,10 @@ from typing import Any, Final
 import numpy as np
 
 from memoire.errors import DataError, NotInstalled, ParameterError
-from memoire.rl.codec import Codec
-from memoire.rl.memory import NO_DONE, six_parts
+from memoire.rl.codec import Codec, assembled, leaves_of, structure_of
+from memoire.rl.memory import NO_DONE, on_device, six_parts
 from memoire.rl.memory import GenericMemory as Rings
-from memoire.rl.sample_journal import KeptBuffer
-from memoire.rl.trees import assembled, leaves_of, on_device, structure_of
+from memoire.rl.samples import KeptBuffer
 
 from .memory_dataloading import MemoryDataloading
 

@@ -13,8 +13,7 @@ import numpy as np
 from memoire.errors import DataError, NotEnoughSamples
 from memoire.rl.codec import PreprocessorCheck
 from memoire.rl.crc import Checks
-from memoire.rl.memory import stacked
-from memoire.rl.trees import on_device
+from memoire.rl.memory import on_device, stacked
 
 PICKLES: Final = (".pkl", ".pickle")
 

@@ -27,8 +27,7 @@ from memoire.errors import DataError, ParameterError
 from memoire.limits import Limits
 from memoire.rl.crc import Marks
 from memoire.rl.recording import Packets
-from memoire.rl.sample_journal import SampleJournal
-from memoire.rl.samples import TABLE, MemoryExperience, Sample, SampleTaker, samples_table
+from memoire.rl.samples import TABLE, MemoryExperience, Sample, SampleJournal, SampleTaker, samples_table
 from memoire.rl.saving import (
     SETTINGS,
     form_of,

@@ -41,7 +41,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema, row_schema_from
 from memoire.rl import weights
 from memoire.rl.demo import learner
-from memoire.rl.sample_journal import SampleJournal
+from memoire.rl.samples import SampleJournal
 from memoire.tables.caches.pool import Pool
 from memoire.tables.prompts.columns import PAYLOAD, packed, packed_key
 from memoire.tables.prompts.rows import PromptRules, PromptState

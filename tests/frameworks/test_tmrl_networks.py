@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from memoire.errors import DataError, ParameterError  # noqa: E402
 from memoire.rl import weights  # noqa: E402
-from memoire.rl.trees import on_device  # noqa: E402
+from memoire.rl.memory import on_device  # noqa: E402
 from memoire.rl.weights import read_model  # noqa: E402
 from memoire.tmrl.actor import ActorModule  # noqa: E402
 from memoire.tmrl.custom import MLPActorCritic, SpinupSacAgent  # noqa: E402

@@ -39,7 +39,7 @@ from memoire.replay.columns import Column
 from memoire.replay.schema import RowSchema
 from memoire.rl import weights
 from memoire.rl.memory import GenericMemory
-from memoire.rl.sample_journal import SampleJournal
+from memoire.rl.samples import SampleJournal
 from memoire.rl.weights import ModelFiles
 from memoire.security import keys as keypairs
 from memoire.security import provision as key_writer

@@ -20,8 +20,7 @@ from memoire.replay.parameters import Parameters
 from memoire.rl import RealTimeEnv, RealTimeInterface, partial
 from memoire.rl.actors import ModelFollower
 from memoire.rl.codec import Codec
-from memoire.rl.sample_journal import PARTS, SampleJournal
-from memoire.rl.samples import MemoryExperience, Sample, SampleTaker, columns_of
+from memoire.rl.samples import PARTS, MemoryExperience, Sample, SampleJournal, SampleTaker, columns_of
 from memoire.rl.trainer import DrawnBatches
 from memoire.rl.training import Training, TrainingLoop
 from memoire.tmrl.memory import GenericMemory

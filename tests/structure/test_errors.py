@@ -52,7 +52,6 @@ FOREIGN = {
     "net/http.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
     "replay/writer_state.py": {"ValueError"},  # inside of a parser: becomes DataError
     "replay/writers.py": {"ValueError"},  # the same
-    "rl/sample_journal.py": {"ValueError"},  # inside of a parser: becomes DataError
     "wire/values.py": {"ValueError"},  # inside of a parser: becomes DataError
     "tmrl/__main__.py": {"ModuleNotFoundError"},  # as Python's own protocol for imports asks for
     "rl/worker.py": {"KeyboardInterrupt"},  # the usual effect of the signal
