@@ -32,14 +32,11 @@ if TYPE_CHECKING:
     from memoire.inference.batching import StartsStats as StartsStats
     from memoire.inference.io import InferenceThread as InferenceThread
     from memoire.inference.io import NodeService as NodeService
-    from memoire.inference.io_asking import PROBE_INTERVAL as PROBE_INTERVAL
     from memoire.inference.io_asking import Asker as Asker
-    from memoire.inference.io_asking import LentWorker as LentWorker
-    from memoire.inference.io_asking import NodeChoice as NodeChoice
+    from memoire.inference.io_asking import AskingThread as AskingThread
     from memoire.inference.io_asking import checked_urls as checked_urls
     from memoire.net import addresses as addresses
     from memoire.net.channel import Channel as Channel
-    from memoire.net.channel import open_channels as open_channels
     from memoire.net.context import Context as Context
     from memoire.net.context import shared_context as shared_context
     from memoire.net.thread import Node as Node
@@ -119,9 +116,9 @@ HOMES = {
     "memoire.figures": "catalogue counter gauge histogram shown",
     "memoire.inference.batching": "InferenceStats JobStats MAX_LINEAGE StartsStats",
     "memoire.inference.io": "InferenceThread NodeService",
-    "memoire.inference.io_asking": "Asker LentWorker NodeChoice PROBE_INTERVAL checked_urls",
+    "memoire.inference.io_asking": "Asker AskingThread checked_urls",
     "memoire.net": "addresses",
-    "memoire.net.channel": "Channel open_channels",
+    "memoire.net.channel": "Channel",
     "memoire.net.context": "Context shared_context",
     "memoire.net.thread": "Node Worker close_at_exit",
     "memoire.reader.calls": "FarCalls",

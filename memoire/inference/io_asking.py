@@ -24,14 +24,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from memoire import _core
 from memoire.arguments import seconds
-from memoire.errors import EndpointError
+from memoire.errors import EndpointError, MemoireError
 from memoire.limits import Limits
 from memoire.net import addresses
+from memoire.net.channel import Channel, open_channels
+from memoire.net.context import Context
 from memoire.net.thread import END_TIMEOUT, Node, Worker, close_at_exit
+from memoire.wire import messages
+from memoire.wire.frames import Answer
 
 PROBE_INTERVAL = 0.5
 """Seconds between two looks whether a silent node answers again."""
@@ -254,9 +258,59 @@ class LentWorker(Worker):
         self._tell()
 
 
-class _Thread(Protocol):
-    worker: LentWorker
-    choice: NodeChoice
+class AskingThread:
+    """The thread that asks one of several nodes: it owns a channel to each, and looks whether silent ones are back.
+
+    Args:
+        name: Of the thread.
+        soon: As of `LentWorker`.
+        facts: As of `open_channels`.
+
+    Raises:
+        EndpointError: an address is malformed.
+        KeyFileError: the keys cannot be used.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        urls: Sequence[str],
+        *,
+        client: bytes,
+        context: Context,
+        soon: Callable[[float], bool] = _never,
+        **facts: Any,
+    ) -> None:
+        self.choice = NodeChoice(client, urls)
+        self.worker = LentWorker(name, self._turn, self._next_time, self._at_end, soon)
+        self._channels: dict[str, Channel] = {}
+        open_channels(self._channels, self.choice.order, self.worker, context, client=client, **facts)
+
+    def _is_down(self, url: str) -> bool:
+        return self._channels[url].is_down
+
+    # Inside of the thread
+
+    def _next_time(self) -> float:
+        return min(self.choice.next_time(), *(channel.next_time() for channel in self._channels.values()))
+
+    def _turn(self, ready: dict[object, int]) -> None:
+        for channel in self._channels.values():
+            channel.turn(ready)
+        now = time.monotonic()
+        for url in self.choice.probes(now):
+            self._channels[url].ask(messages.Hello(role="actor"), self._probed(url), now + PROBE_INTERVAL)
+
+    def _probed(self, url: str) -> Callable[[Answer], None]:
+        def heard(answer: Answer) -> None:
+            if not isinstance(answer, MemoireError):
+                self.choice.answered(url)
+
+        return heard
+
+    def _at_end(self) -> None:
+        """End what is open: nobody answers any more."""
+        raise NotImplementedError
 
 
 class Asker(Node):
@@ -270,7 +324,7 @@ class Asker(Node):
         self._closing, self._close_lock = threading.Event(), threading.Lock()
 
     @property
-    def _asking(self) -> _Thread:
+    def _asking(self) -> AskingThread:
         """The thread, which has the sockets."""
         raise NotImplementedError
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,6 @@ import numpy as np
 
 from memoire.errors import Closed, MemoireError, MemoireTimeout, ProtocolError, Refused
 from memoire.limits import Limits
-from memoire.net.channel import Channel, open_channels
 from memoire.net.context import Context
 from memoire.net.sockets import ANSWER_TIMEOUT
 from memoire.replay.schema import RowSchema
@@ -27,7 +27,7 @@ from memoire.wire import _bytes, messages
 from memoire.wire.frames import Answer, Message, encode
 from memoire.wire.row_container import FORMS, Rows, unpack_rows
 
-from .io_asking import PROBE_INTERVAL, LentWorker, NodeChoice
+from .io_asking import AskingThread
 
 MIN_BACKOFF, MAX_BACKOFF = 0.01, 0.2
 """Seconds before a node is asked again whose queue is full: at first, and at most."""
@@ -101,15 +101,11 @@ class AskedRows:
     backoff: float = MIN_BACKOFF
 
 
-class PolicyThread:
-    """Owns the channels.
+class PolicyThread(AskingThread):
+    """Asks for rows.
 
     Args:
         silence: Seconds without an answer after which the next node is asked.
-
-    Raises:
-        EndpointError: an address is malformed.
-        KeyFileError: the keys cannot be used.
     """
 
     def __init__(
@@ -124,16 +120,13 @@ class PolicyThread:
         keys: Keys | None,
         context: Context,
     ) -> None:
-        self.choice = NodeChoice(client, urls)
         self._inputs, self._outputs, self._limits, self._silence = inputs, outputs, limits, silence
         self._client = client
         self._open: set[AskedRows] = set()
         self._exchanges: dict[int, Exchange] = {}  # by rows
         self._numbers = itertools.count(1)
-        self.worker = LentWorker("memoire-policy", self._turn, self._next_time, self._at_end, self._soon)
-        self._channels: dict[str, Channel] = {}
-        facts: dict[str, Any] = {"client": client, "limits": limits, "keys": keys, "numbers": self._numbers}
-        open_channels(self._channels, self.choice.order, self.worker, context, **facts)
+        facts: dict[str, Any] = {"limits": limits, "keys": keys, "numbers": self._numbers}
+        super().__init__("memoire-policy", urls, client=client, context=context, soon=self._soon, **facts)
         for channel in self._channels.values():
             channel.fingerprint = inputs.fingerprint
 
@@ -176,16 +169,11 @@ class PolicyThread:
     # ------------------------------------------------------------------------- from here on: inside of the thread
 
     def _next_time(self) -> float:
-        times = [channel.next_time() for channel in self._channels.values()]
-        times += [asked.move_at for asked in self._open]
-        return min(self.choice.next_time(), *times)
+        return min(super()._next_time(), *(asked.move_at for asked in self._open), math.inf)
 
     def _turn(self, ready: dict[object, int]) -> None:
+        super()._turn(ready)
         now = time.monotonic()
-        for channel in self._channels.values():
-            channel.turn(ready)
-        for url in self.choice.probes(now):
-            self._probe(url, now)
         for asked in list(self._open):
             self._look_after(asked, now)
 
@@ -215,16 +203,6 @@ class PolicyThread:
                 self.choice.moves += 1
                 self._channels[asked.url].drop(asked.number)
                 self._send(asked, best, now)
-
-    def _is_down(self, url: str) -> bool:
-        return self._channels[url].is_down
-
-    def _probe(self, url: str, now: float) -> None:
-        def heard(answer: Answer) -> None:
-            if not isinstance(answer, MemoireError):
-                self.choice.answered(url)
-
-        self._channels[url].ask(messages.Hello(role="actor"), heard, now + PROBE_INTERVAL)
 
     def _act(self, columns: Any, timeout: float) -> Rows | AskedRows | None:
         url = self.choice.undisturbed

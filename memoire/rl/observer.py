@@ -18,12 +18,11 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memoire import Schema, __version__
 from memoire.building import (
@@ -54,18 +53,14 @@ from memoire.errors import (
 )
 from memoire.kinds import (
     PASSING,
-    PROBE_INTERVAL,
     Answer,
     Asker,
-    Channel,
+    AskingThread,
     Context,
-    LentWorker,
     Message,
-    NodeChoice,
     checked_urls,
     exact_rows,
     messages,
-    open_channels,
     shared_context,
     unpack_rows,
 )
@@ -107,15 +102,14 @@ def fragment_of(
     Raises:
         EntryError: a value does not fit its column, is missing or is not finite.
     """
-    columns = exact_rows(_checked(schema, entries), _listed(schema, entries), len(entries))
+    if not entries:
+        raise ParameterError("entries", "none", "at least one: an episode has a step")
+    if schema.qvest is not None:
+        raise ParameterError("entries", schema.qvest, "columns without a return: it follows from rewards")
+    columns = _exact(schema, entries, schema.entry_names)
     last = None
     if final is not None:
-        states = {name: np.asarray(_of(final, name), schema[name].dtype) for name in schema.states}
-        last = {name: _exact_one(schema, name, value) for name, value in states.items()}
-    for name in schema.finite:
-        for values in (columns[name], None if last is None else last.get(name)):
-            if values is not None and not is_finite(values):
-                raise EntryError(name, f"finite values of {schema[name]}", "NaN or infinity")
+        last = {name: values[0] for name, values in _exact(schema, [final], schema.states).items()}
     count = len(entries)
     episode = Episode(
         columns=columns,
@@ -130,47 +124,19 @@ def fragment_of(
     return Fragment(client, number, episode, np.zeros(count, np.float32), 0.0)
 
 
-def _checked(schema: Schema, entries: Sequence[Mapping[str, Any]]) -> Schema:
-    if not entries:
-        raise ParameterError("entries", "none", "at least one: an episode has a step")
-    if schema.qvest is not None:
-        raise ParameterError("entries", schema.qvest, "columns without a return: it follows from rewards")
-    return schema
-
-
-def _listed(schema: Schema, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Each column's values in a list; those of one shape as an array [T, *F]."""
-    made: dict[str, Any] = {}
-    for name in schema.entry_names:
-        values = [np.asarray(_of(entry, name)) for entry in entries]
-        if name not in schema.ragged and any(value.shape != schema[name].shape for value in values):
-            found = next(value.shape for value in values if value.shape != schema[name].shape)
-            raise EntryError(name, str(schema[name]), f"shape {found}")
-        made[name] = values if name in schema.ragged else _stacked(schema, name, values)
-    return made
-
-
-def _stacked(schema: Schema, name: str, values: list[NDArray[Any]]) -> NDArray[Any]:
-    """Values [T, *F] in the column's dtype, which plain Python numbers do not have."""
-    made = np.stack(values)
-    try:
-        return made.astype(schema[name].dtype, casting="same_kind")
-    except TypeError:
-        raise EntryError(name, str(schema[name]), str(made.dtype)) from None
-
-
-def _exact_one(schema: Schema, name: str, value: NDArray[Any]) -> NDArray[Any]:
-    column = schema[name]
-    shape = value.shape[1:] if column.is_ragged and value.ndim else value.shape
-    if shape != (column.element if column.is_ragged else column.shape):
-        raise EntryError(name, str(column), f"shape {value.shape}, in the final state")
-    return value
-
-
-def _of(entry: Mapping[str, Any], name: str) -> Any:
-    if name not in entry:
-        raise EntryError(name, "a value in each entry and in the final state", f"only {', '.join(map(str, entry))}")
-    return entry[name]
+def _exact(schema: Schema, entries: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
+    """Columns [T, *F] of these entries, or of a final state."""
+    chosen: Any = {name: schema[name] for name in names}
+    for name in chosen:
+        for entry in entries:
+            if name not in entry:
+                known = ", ".join(map(str, entry))
+                raise EntryError(name, "a value in each entry and in the final state", f"only {known}")
+    columns = exact_rows(chosen, {name: [entry[name] for entry in entries] for name in chosen}, len(entries))
+    for name in chosen:
+        if name in schema.finite and not is_finite(columns[name]):
+            raise EntryError(name, f"finite values of {schema[name]}", "NaN or infinity")
+    return columns
 
 
 GRACE = 0.5
@@ -202,30 +168,19 @@ class HeldJob:
     """Whether its agent does not want it any more, or is gone."""
 
 
-class ObserverThread:
-    """Owns the channels.
+class ObserverThread(AskingThread):
+    """Asks agents, and tells them that jobs go on."""
 
-    Raises:
-        EndpointError: an address is malformed.
-        KeyFileError: the keys cannot be used.
-    """
-
-    def __init__(
-        self, urls: Sequence[str], *, client: bytes, limits: Limits, keys: Keys | None, context: Context
-    ) -> None:
-        self.choice = NodeChoice(client, urls)
-        self.worker = LentWorker("memoire-observer", self._turn, self._next_time, self._at_end)
+    def __init__(self, urls: Sequence[str], **facts: Any) -> None:
         self._open: set[_Call] = set()
         self._held: set[HeldJob] = set()
-        self._channels: dict[str, Channel] = {}
-        facts: dict[str, Any] = {"client": client, "limits": limits, "keys": keys}
-        open_channels(self._channels, self.choice.order, self.worker, context, **facts)
+        super().__init__("memoire-observer", urls, **facts)
 
     # From any thread
 
     def pick(self) -> str:
         """The agent to ask now."""
-        return self.choice.pick(lambda url: self._channels[url].is_down)
+        return self.choice.pick(self._is_down)
 
     def silent(self, url: str) -> None:
         """An agent did not answer: ask others until it does."""
@@ -275,15 +230,11 @@ class ObserverThread:
     # ------------------------------------------------------------------------- from here on: inside of the thread
 
     def _next_time(self) -> float:
-        channels = (channel.next_time() for channel in self._channels.values())
-        return min(self.choice.next_time(), *channels, *(job.renew_at for job in self._held))
+        return min(super()._next_time(), *(job.renew_at for job in self._held), math.inf)
 
     def _turn(self, ready: dict[object, int]) -> None:
-        for channel in self._channels.values():
-            channel.turn(ready)
+        super()._turn(ready)
         now = time.monotonic()
-        for url in self.choice.probes(now):
-            self._probe(url, now)
         down = {url for url, channel in self._channels.items() if channel.is_down}
         for call in [call for call in self._open if call.is_watched and call.url in down]:
             self._channels[call.url].drop(call.number)
@@ -302,13 +253,6 @@ class ObserverThread:
 
         job.renew_at = now + job.lease / RENEWALS
         self._channels[job.url].ask(messages.Work(patience=0.0, job=job.number), heard, now + job.lease)
-
-    def _probe(self, url: str, now: float) -> None:
-        def heard(answer: Answer) -> None:
-            if not isinstance(answer, MemoireError):
-                self.choice.answered(url)
-
-        self._channels[url].ask(messages.Hello(role="actor"), heard, now + PROBE_INTERVAL)
 
     def _end(self, call: _Call, answer: Answer) -> None:
         self._open.discard(call)
