@@ -53,17 +53,17 @@ if TYPE_CHECKING:
     from memoire.rl.sac import GaussianPolicy as GaussianPolicy
 
     from .agent import Agent as Agent
-    from .checkpoint import World as World
     from .collector import Collected as Collected
     from .collector import Collector as Collector
     from .collector import RemoteActor as RemoteActor
     from .collector import address_of_rank as address_of_rank
     from .learner import OnPolicyLearner as OnPolicyLearner
     from .networks import ActorCritic as ActorCritic
+    from .networks import RecurrentActorCritic as RecurrentActorCritic
+    from .networks import World as World
     from .policies import Moments as Moments
     from .policies import rollout_schema as rollout_schema
     from .ppo import PPO as PPO
-    from .ppo import RecurrentActorCritic as RecurrentActorCritic
     from .ppo import RecurrentPPO as RecurrentPPO
     from .starts import ObservedEpisode as ObservedEpisode
     from .starts import Start as Start
@@ -84,14 +84,13 @@ HOMES = {
     "memoire.rl.codec": "ActionHistory Codec",
     "memoire.rl.drone": "DummyDrone",
     "memoire.rl.memory": "GenericMemory",
-    "memoire.rl.networks": "ActorCritic",
+    "memoire.rl.networks": "ActorCritic RecurrentActorCritic World",
     "memoire.rl.observer": "Ask Observer",
     "memoire.rl.agent": "Agent",
     "memoire.rl.starts": ("ObservedEpisode Start StartStates masked padded_columns ragged_minibatches rollouts_of"),
-    "memoire.rl.checkpoint": "World",
     "memoire.rl.collector": "Collected Collector RemoteActor address_of_rank",
     "memoire.rl.learner": "OnPolicyLearner",
-    "memoire.rl.ppo": "PPO RecurrentActorCritic RecurrentPPO",
+    "memoire.rl.ppo": "PPO RecurrentPPO",
     "memoire.rl.pipeline": "Collection Goal Pipeline Work partial replay",
     "memoire.rl.policies": "MlpPolicy Moments Policy rollout_schema",
     "memoire.rl.realtime": "RealTimeEnv RealTimeInterface",

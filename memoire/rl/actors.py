@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from memoire.building import Condition, ModelHandle
 from memoire.errors import Closed, MemoireTimeout, ParameterError, WrongModel
 
+from .codec import mapped
 from .spaces import default_action
 
 _log = logging.getLogger(__name__)
@@ -233,14 +234,13 @@ def _tensors(obs: Any, device: Any) -> Any:
     """Observations as float tensors with a leading axis of 1, nested as they are; integers stay integers."""
     import torch
 
-    if isinstance(obs, Mapping):
-        return {name: _tensors(part, device) for name, part in obs.items()}
-    if isinstance(obs, tuple | list):
-        return tuple(_tensors(part, device) for part in obs)
-    array = np.asarray(obs)
-    if array.dtype == np.float64:
-        array = array.astype(np.float32)
-    return torch.from_numpy(np.ascontiguousarray(array)[None]).to(device)
+    def tensor(part: Any) -> Any:
+        array = np.asarray(part)
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)
+        return torch.from_numpy(np.ascontiguousarray(array)[None]).to(device)
+
+    return mapped(tensor, obs)
 
 
 def shaped_action(action: Any, space: Any) -> Any:

@@ -52,7 +52,7 @@ def structure_of(value: Any) -> Structure:
     """How a value is nested, in tuples, lists and dictionaries."""
     if type(value) is tuple or type(value) is list:
         return type(value).__name__, None, tuple([structure_of(part) for part in value])
-    if type(value) is dict:
+    if isinstance(value, dict):
         return "dict", tuple(value), tuple([structure_of(part) for part in value.values()])
     return LEAF
 
@@ -61,7 +61,7 @@ def leaves_of(value: Any) -> list[Any]:
     """The leaves of a value, in order."""
     if type(value) is tuple or type(value) is list:
         return [leaf for part in value for leaf in leaves_of(part)]
-    if type(value) is dict:
+    if isinstance(value, dict):
         return [leaf for part in value.values() for leaf in leaves_of(part)]
     return [value]
 

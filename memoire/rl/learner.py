@@ -12,9 +12,10 @@ An `ActorCritic` on the CPU is computed in NumPy, as collectors do: torch takes 
 
 `evaluate` plays episodes to see how good a network is: apart from those of collectors, and never learned from.
 
-Where the parts of an on-policy learner listen: its server, its inference node, and those of further ranks.
+A checkpoint has its state as named arrays in one file: written as a whole, one for each rank, the newest two of each.
 
-rank 0   5560 server   5561, 5562 entries and notices   5563 inference        rank 1   5570 ... 5573
+    net.*     parameters and statistics            NAME...    arrays of the algorithm's attributes, see `saving`
+    :facts    counters, settings, the algorithm as it was made and as it is, generators of the process
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Final, Literal, Self, get_args
 
 import numpy as np
@@ -34,17 +35,19 @@ from numpy.typing import NDArray
 
 import memoire.torch
 from memoire import Inference, Rollouts, Schema, Server, Table
-from memoire.building import Given, checked_names, one_of, whole
+from memoire.building import Given, checked_names, lock_folder, one_of, remove_abandoned_in, whole
 from memoire.building import seconds as checked_seconds
 from memoire.errors import DataError, ParameterError
+from memoire.kinds import unpack
 from memoire.loggers import Logger
 
-from .checkpoint import Checkpoints, SavedLearner, World, arrays_of, left_out, made_as
+from . import weights
+from .codec import mapped
 from .collector import address_of_rank, beside, for_space
-from .networks import ActorCritic, flat_tensor
+from .networks import ActorCritic, RecurrentActorCritic, World, flat_tensor
 from .policies import MEMORY, TOPIC, MlpPolicy, Moments, observations_of, policy_rows, rollout_schema
-from .ppo import PPO, RecurrentActorCritic, check_correction
-from .saving import warn_of_told
+from .ppo import PPO, check_correction
+from .saving import FACTS, form_of, packed_tree, readable, restore, state_of, unsaved, warn_of_told
 from .spaces import with_actions
 from .training import check_gamma
 
@@ -93,18 +96,10 @@ def _nothing(net: Any) -> torch.Tensor | None:
 
 def _best(net: Any, obs: Any, memory: torch.Tensor | None) -> tuple[Any, torch.Tensor | None]:
     """An action for one observation [*F], and what is remembered then."""
-    inputs = flat_tensor(_batched(obs)).to(next(net.parameters()).device)
+    inputs = flat_tensor(mapped(lambda part: np.asarray(part)[None], obs)).to(next(net.parameters()).device)
     distribution, _, *rest = net(inputs) if memory is None else net(inputs, memory)
     action = distribution.mode[0].cpu().numpy()
     return (action.item() if action.shape == () else action), (rest[0] if rest else None)
-
-
-def _batched(obs: Any) -> Any:
-    if isinstance(obs, dict):
-        return {name: _batched(part) for name, part in obs.items()}
-    if isinstance(obs, tuple):
-        return tuple(_batched(part) for part in obs)
-    return np.asarray(obs)[None]
 
 
 class ActingNode:
@@ -163,6 +158,90 @@ class ActingNode:
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
         """A tensor of an array [B, *F]; of a copy, if it lies in a message that is only to be read."""
         return torch.from_numpy(np.require(array, requirements="W")).to(self._device)
+
+
+SAVED_APART: Final = ("net", "_plain")
+"""Attributes of an algorithm that the learner saves by itself."""
+
+
+class Checkpoints:
+    """The files of one rank in a folder, which is made. They are locked until `close`.
+
+    Raises:
+        StateLocked: another learner has the files of this rank.
+        StateForeign: the path of the lock file holds something else.
+    """
+
+    def __init__(self, folder: str | Path, rank: int = 0) -> None:
+        self.folder = Path(folder).absolute()
+        self._files = weights.NumberedFiles(self.folder, f"rank-{rank}-")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        what = f"rank {rank} of the checkpoint folder"
+        self._lock = lock_folder(self.folder, what, "learner", name=f"rank-{rank}.lock")
+        remove_abandoned_in(self.folder, ".safetensors")
+
+    def close(self) -> None:
+        """Let another learner have the files; once is enough."""
+        self._lock.release()
+
+    def newest(self) -> int:
+        """The newest iteration that was saved; -1 if there is none."""
+        newest = self._files.newest()
+        return -1 if newest is None else newest
+
+    def save(self, iteration: int, net: torch.nn.Module, algorithm: Any, made: Any, facts: Mapping[str, Any]) -> Path:
+        """Write what goes on after a restart; on disk when this returns; checkpoints before the last two are gone.
+
+        Args:
+            algorithm: None is none.
+            made: `form_of` the algorithm as it was made.
+            facts: What the learner counts, and its settings.
+        """
+        arrays, tree = state_of(SimpleNamespace(net=net))
+        own, state = ({}, {"agent": None}) if algorithm is None else state_of(algorithm, SAVED_APART)
+        tree |= {"algorithm": state["agent"], "made": made, "facts": dict(facts)}
+        return self._files.save(iteration, arrays | own | {FACTS: packed_tree(tree)})
+
+    def load(self, iteration: int) -> SavedLearner:
+        """A checkpoint. Raises OSError, DataError: it is not there, or damaged."""
+        return SavedLearner(self._files.path(iteration))
+
+
+class SavedLearner:
+    """What a checkpoint holds.
+
+    Raises:
+        OSError, DataError: it is not there, damaged, or no checkpoint of a learner.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._arrays, self._path = weights.load(path), str(path)
+        with readable(self._path, "is no checkpoint of a learner"):
+            self._tree = unpack(self._arrays.pop(FACTS).tobytes(), self._path)
+            self.facts: dict[str, Any] = dict(self._tree["facts"])
+            """What the learner counts, and its settings."""
+            self.has_algorithm = self._tree["algorithm"] is not None
+            self.settings: dict[str, Any] = dict(self.facts["settings"])
+            """The settings that the learner was made with."""
+            self.ranks, self.every = int(self.settings["ranks"]), int(self.settings["checkpoint_every"])
+            self.steps, self.iterations = int(self.facts["steps"]), int(self.facts["iterations"])
+            self.version = int(self.facts["version"])
+
+    def restore_net(self, net: torch.nn.Module) -> None:
+        """Put parameters, statistics and the process' generators back. Raises DataError: it is another network's."""
+        with readable(self._path, "does not fit this network"):
+            restore(SimpleNamespace(net=net), self._arrays, self._tree, {}, self._path)
+
+    def restore_algorithm(self, algorithm: Any) -> None:
+        """Put an algorithm's attributes and the generators of the process back; as it is if nothing was saved.
+
+        Raises:
+            DataError, ParameterError: see `saving.restore`.
+        """
+        if self.has_algorithm:
+            tree = {"agent": self._tree["algorithm"], "random": self._tree["random"]}
+            with readable(self._path, "does not fit this algorithm"):
+                restore(algorithm, self._arrays, tree, self._tree["made"], self._path, SAVED_APART)
 
 
 class OnPolicyLearner:
@@ -287,11 +366,11 @@ class OnPolicyLearner:
             DataError: the checkpoint is of another algorithm.
         """
         check_gamma(ppo, self.server.table(TABLE).parameters.discount)
-        made = made_as(ppo)
+        made = form_of(ppo, SAVED_APART)
         if self._restored is not None:
             self._restored.restore_algorithm(ppo)
         self._ppo, self._made = ppo, made
-        if self._files is not None and (names := left_out(ppo)):
+        if self._files is not None and (names := unsaved(ppo, SAVED_APART)):
             _log.warning("checkpoints do not hold these attributes of the algorithm: %s", ", ".join(names))
         return ppo
 
@@ -345,7 +424,7 @@ class OnPolicyLearner:
             facts = {"steps": self.steps, "iterations": self.iterations, "version": version, "settings": self.settings}
             if self._ppo is None and self._restored is not None and self._restored.has_algorithm:
                 _log.warning("the checkpoint before has the state of an algorithm, this one has none: call keep(...)")
-            self._files.save(self.iterations, arrays_of(self._plain, self._ppo, self._made, facts))
+            self._files.save(self.iterations, self._plain, self._ppo, self._made, facts)
         return self._publish(version)
 
     @property

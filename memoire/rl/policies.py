@@ -31,6 +31,7 @@ from memoire.building import ForkedGenerator, RowSchema
 from memoire.errors import ParameterError, SchemaError, WrongModel
 
 from . import weights
+from .codec import leaves_of
 
 DISCOUNTED: Final = "discounted"
 """Column for the discounted sum of an episode's rewards so far: rewards are scaled by its spread."""
@@ -306,12 +307,9 @@ class MlpPolicy:
 
 def flat(observations: Any) -> Float32Array:
     """Observations [N, *F] as float32 [N, I]: each flattened; the parts of dicts and tuples side by side, in order."""
-    if isinstance(observations, Mapping):
-        return np.concatenate([flat(part) for part in observations.values()], 1)
-    if isinstance(observations, tuple):
-        return np.concatenate([flat(part) for part in observations], 1)
-    array = np.asarray(observations)
-    return np.ascontiguousarray(array.reshape(len(array), -1), np.float32)
+    parts = [np.asarray(leaf) for leaf in leaves_of(observations)]
+    made = [np.ascontiguousarray(part.reshape(len(part), -1), np.float32) for part in parts]
+    return made[0] if len(made) == 1 else np.concatenate(made, 1)
 
 
 def _forward(layers: Layers, inputs: Float32Array) -> Float32Array:

@@ -20,22 +20,22 @@ Memory is zero where an episode begins. A fragment never crosses that, since it 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Distribution
 
 from memoire import Rollouts
 from memoire.building import ForkedGenerator, checked_names, one_of
 from memoire.building import rollouts as advantages
 from memoire.errors import NoSuchField, ParameterError
 
-from .networks import FUSED, flat_tensor, form_of
+from .codec import mapped
+from .networks import FUSED
 from .policies import MEMORY
 
 CORRECTIONS: Final = ("vtrace", "decoupled", "none")
@@ -128,7 +128,8 @@ class PPO:
         return next(self._plain.parameters()).device
 
     def _tensors(self, arrays: Any) -> Any:
-        return tensors_of(arrays, self.device)
+        """Tensors where the network lies, nested as the arrays are; on the CPU they have the arrays' own memory."""
+        return mapped(lambda array: torch.from_numpy(array).to(self.device), arrays)
 
     @property
     def rate(self) -> float:
@@ -173,8 +174,13 @@ class PPO:
 
     def forward(self, batch: PreparedBatch, index: NDArray[np.int64]) -> tuple[Distribution, torch.Tensor]:
         """Distribution and values of entries [B]."""
-        distribution, values = self.net(rows_of(batch.obs, torch.from_numpy(index).to(self.device)))
+        distribution, values = self.net(self._rows(batch.obs, index))
         return distribution, values
+
+    def _rows(self, observations: Any, index: NDArray[np.int64]) -> Any:
+        """Rows [B] of tensors [N, *F], nested as they are."""
+        rows = self._tensors(index)
+        return mapped(lambda tensor: tensor[rows], observations)
 
     def _divergence(self, epoch: list[torch.Tensor]) -> float:
         """Mean approx_kl of an epoch, the same on all ranks: they stop together."""
@@ -263,89 +269,6 @@ def final_of(rollouts: Rollouts) -> Any:
     return schema.nest("obs", {leaf: rollouts.final[leaf] for leaf in schema.leaves("obs")})
 
 
-def tensors_of(observations: Any, device: torch.device) -> Any:
-    """Tensors on a device, nested as the arrays [N, *F] are; on the CPU they have the arrays' own memory."""
-    if isinstance(observations, dict):
-        return {name: tensors_of(part, device) for name, part in observations.items()}
-    if isinstance(observations, tuple):
-        return tuple(tensors_of(part, device) for part in observations)
-    return torch.from_numpy(observations).to(device)
-
-
-def rows_of(observations: Any, rows: torch.Tensor) -> Any:
-    """Rows [B] of tensors [N, *F], nested as they are."""
-    if isinstance(observations, dict):
-        return {name: rows_of(part, rows) for name, part in observations.items()}
-    if isinstance(observations, tuple):
-        return tuple(rows_of(part, rows) for part in observations)
-    return observations[rows]
-
-
-class RecurrentActorCritic(torch.nn.Module):
-    """A linear layer and a gated recurrent unit, and on what they remember a policy and a value.
-
-    Collectors ask the learner for its actions: `OnPolicyLearner(policy="remote")`.
-
-    Args:
-        inputs: Numbers of an observation.
-        outputs: Actions, or dimensions of a Box.
-        is_continuous: Whether actions are in a Box.
-        hidden: Width of the layer, and numbers that are remembered.
-
-    Attributes:
-        version, correction: As of `ActorCritic`.
-        memory_shape: Of what is remembered, one environment's.
-    """
-
-    observations, rewards = None, None
-    """Nothing is normalized."""
-
-    def __init__(self, inputs: int, outputs: int, *, is_continuous: bool, hidden: int = 64) -> None:
-        super().__init__()
-        self.version, self.correction = 0, None  # type: int, str | None
-        self.memory_shape = (hidden,)
-        self.encoder, self.unit = torch.nn.Linear(inputs, hidden), torch.nn.GRU(hidden, hidden, batch_first=True)
-        self.policy, self.value = torch.nn.Linear(hidden, outputs), torch.nn.Linear(hidden, 1)
-        self.log_std = torch.nn.Parameter(torch.zeros(outputs)) if is_continuous else None
-        for layer, size in ((self.encoder, math.sqrt(2.0)), (self.policy, 0.01), (self.value, 1.0)):
-            torch.nn.init.orthogonal_(layer.weight, size)
-            torch.nn.init.zeros_(layer.bias)
-
-    @classmethod
-    def of(cls, env: Any, hidden: int = 64) -> Self:
-        """One for an environment or vector environment, as `ActorCritic.mlp`. ParameterError: it has other actions."""
-        inputs, outputs, is_continuous = form_of(env)
-        return cls(inputs, outputs, is_continuous=is_continuous, hidden=hidden)
-
-    def forward(
-        self, observations: Any, memory: torch.Tensor, lengths: Sequence[int] | None = None
-    ) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
-        """The distribution of actions [N, *A], the values [N], and what is remembered after each entry [N, H].
-
-        Args:
-            observations: [N, *F], nested or not: entries of F fragments, one after the other.
-            memory: [F, H] before the first entry of each fragment.
-            lengths: Entries of each fragment; None: each entry is one.
-        """
-        inputs = torch.tanh(self.encoder(flat_tensor(observations)))
-        mask = _mask([1] * len(inputs) if lengths is None else lengths, inputs.device)
-        padded = inputs.new_zeros(*mask.shape, inputs.shape[1])
-        padded[mask] = inputs
-        remembered = self.unit(padded, memory[None].contiguous())[0][mask]
-        outputs, values = self.policy(remembered), self.value(remembered)[:, 0]
-        if self.log_std is None:
-            return Categorical(logits=outputs, validate_args=False), values, remembered
-        gaussian = Normal(outputs, self.log_std.exp().expand_as(outputs), validate_args=False)
-        return Independent(gaussian, 1, validate_args=False), values, remembered
-
-    def merge(self, moments: Any) -> None:
-        """There is nothing to take in."""
-
-    def moments_of(self, rollouts: Rollouts) -> dict[str, Any]:
-        """Nothing is normalized."""
-        return {}
-
-
 class RecurrentPPO(PPO):
     """`PPO` of a `RecurrentActorCritic`, or of another module that is called in the same way.
 
@@ -383,7 +306,7 @@ class RecurrentPPO(PPO):
 
     def forward(self, batch: PreparedBatch, index: NDArray[np.int64]) -> tuple[Distribution, torch.Tensor]:
         """Distribution and values of the entries [B] of whole fragments."""
-        inputs, lengths = rows_of(batch.obs, self._tensors(index)), _runs(self._fragment[index])
+        inputs, lengths = self._rows(batch.obs, index), _runs(self._fragment[index])
         starts = self._tensors(np.array([0, *itertools.accumulate(lengths[:-1])]))
         distribution, values, _ = self.net(inputs["obs"], inputs[MEMORY][starts], lengths)
         return distribution, values
@@ -393,9 +316,3 @@ def _runs(fragments: NDArray[np.int64]) -> list[int]:
     """How many entries [B] in a row are of the same fragment."""
     places = np.flatnonzero(np.diff(fragments, prepend=-1, append=-1))
     return [int(each) for each in np.diff(places)]
-
-
-def _mask(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
-    """[F, T] where there is an entry; T is the longest fragment."""
-    known = torch.tensor(lengths, device=device)
-    return torch.arange(int(known.max()), device=device) < known[:, None]

@@ -16,7 +16,7 @@ from history.ports import held
 from memoire.errors import DataError, NotEnoughSamples, ParameterError
 from memoire.nodes.tables_file import make_envs
 from memoire.rl import PPO, ActorCritic, Collector, OnPolicyLearner, World
-from memoire.rl.checkpoint import Checkpoints, arrays_of
+from memoire.rl.learner import Checkpoints
 
 pytestmark = pytest.mark.torch
 
@@ -151,7 +151,7 @@ def saved_learner(folder, rank=0, size=1, **facts):
     settings = {"ranks": size, "checkpoint_every": 1} | facts.pop("settings", {})
     told = {"steps": 64, "iterations": 1, "version": 2, "settings": settings} | facts
     files = Checkpoints(folder, rank)
-    files.save(1, arrays_of(made(make_envs("CartPole-v1", 1), hidden=(8,)), None, None, told))
+    files.save(1, made(make_envs("CartPole-v1", 1), hidden=(8,)), None, None, told)
     files.close()
 
 
@@ -189,7 +189,7 @@ def test_a_checkpoint_that_lacks_a_fact_is_refused_by_name(tmp_path, facts):
     if facts == {"settings": None}:
         files = Checkpoints(tmp_path)
         net = made(make_envs("CartPole-v1", 1), hidden=(8,))
-        files.save(1, arrays_of(net, None, None, {"steps": 1, "iterations": 1, "version": 1}))
+        files.save(1, net, None, None, {"steps": 1, "iterations": 1, "version": 1})
         files.close()
     else:
         saved_learner(tmp_path, **facts)

@@ -39,7 +39,7 @@ from memoire.rl import (
     replay,
     weights,
 )
-from memoire.rl.checkpoint import Checkpoints, arrays_of, made_as
+from memoire.rl.learner import SAVED_APART, Checkpoints
 from memoire.rl.sac import TwinCritic
 from memoire.rl.saving import form_of, load_agent, save_agent
 from memoire.tables.table import TABLE_NAMES
@@ -452,7 +452,7 @@ class Run:
     def algorithm(self, told: dict[str, Any], change: Any) -> None:
         net = net_of() if self.made is PPO else RecurrentActorCritic(2, 1, is_continuous=False, hidden=8)
         self.owner = self.made(net, **({"seed": 0} | told))
-        form = made_as(self.owner)
+        form = form_of(self.owner, SAVED_APART)
         with contextlib.closing(Checkpoints(self.folder)) as files:
             if files.newest() >= 0:
                 saved = files.load(files.newest())
@@ -461,7 +461,7 @@ class Run:
             change(self.owner)
             settings = {"ranks": 1, "checkpoint_every": 1}
             facts = {"steps": 0, "iterations": 0, "version": 1, "settings": settings}
-            files.save(files.newest() + 1, arrays_of(net, self.owner, form, facts))
+            files.save(files.newest() + 1, net, self.owner, form, facts)
 
     def training(self, told: dict[str, Any], change: Any) -> None:
         with served() as server:
