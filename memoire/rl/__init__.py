@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from memoire.rl import weights as weights
     from memoire.rl.codec import ActionHistory as ActionHistory
     from memoire.rl.codec import Codec as Codec
-    from memoire.rl.drone import DummyDrone as DummyDrone
     from memoire.rl.memory import GenericMemory as GenericMemory
     from memoire.rl.observer import Ask as Ask
     from memoire.rl.observer import Observer as Observer
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from memoire.rl.pipeline import replay as replay
     from memoire.rl.policies import MlpPolicy as MlpPolicy
     from memoire.rl.policies import Policy as Policy
+    from memoire.rl.realtime import DummyDrone as DummyDrone
     from memoire.rl.realtime import RealTimeEnv as RealTimeEnv
     from memoire.rl.realtime import RealTimeInterface as RealTimeInterface
     from memoire.rl.sac import SAC as SAC
@@ -82,7 +82,6 @@ if TYPE_CHECKING:
 HOMES = {
     "memoire.rl": "weights",
     "memoire.rl.codec": "ActionHistory Codec",
-    "memoire.rl.drone": "DummyDrone",
     "memoire.rl.memory": "GenericMemory",
     "memoire.rl.networks": "ActorCritic RecurrentActorCritic World",
     "memoire.rl.observer": "Ask Observer",
@@ -93,7 +92,7 @@ HOMES = {
     "memoire.rl.ppo": "PPO RecurrentPPO",
     "memoire.rl.pipeline": "Collection Goal Pipeline Work partial replay",
     "memoire.rl.policies": "MlpPolicy Moments Policy rollout_schema",
-    "memoire.rl.realtime": "RealTimeEnv RealTimeInterface",
+    "memoire.rl.realtime": "DummyDrone RealTimeEnv RealTimeInterface",
     "memoire.rl.sac": "GaussianPolicy SAC",
     "memoire.rl.trainer": "Trainer",
     "memoire.rl.training": "Training TrainingAgent",

@@ -11,6 +11,7 @@ part of the observation (Ramstedt and Pal, Real-Time Reinforcement Learning, Neu
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import math
 import queue
@@ -18,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -25,7 +27,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from memoire.building import one_of, refuse_unknown
+from memoire.building import ForkedGenerator, Held, one_of, refuse_unknown
 from memoire.errors import EpisodeError, MemoireTimeout, ParameterError, WrongType
 
 from .spaces import observation_in, pin, reset_result
@@ -415,32 +417,26 @@ class _Background:
     """
 
     def __init__(self, cpus: Collection[int] | None) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], _Captured] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[_Captured | BaseException] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], _Captured], Future[_Captured]] | None] = queue.SimpleQueue()
+        self._newest: Future[_Captured] = Future()
         self._cpus = cpus
         # A daemon: an interface that hangs does not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="memoire-real-time", daemon=True)
         self._thread.start()
 
     def start(self, job: Callable[[], _Captured]) -> None:
-        self._jobs.put(job)
+        self._newest = Future()
+        self._jobs.put((job, self._newest))
 
     def wait(self, timeout: float) -> None:
         """Return when the job has ended, whatever it gave."""
-        try:
-            self._results.put(self._results.get(timeout=timeout))
-        except queue.Empty:
-            raise MemoireTimeout("observation", "the interface", timeout, ADVICE) from None
+        if not concurrent.futures.wait([self._newest], timeout).done:
+            raise MemoireTimeout("observation", "the interface", timeout, ADVICE)
 
     def result(self, timeout: float) -> _Captured:
         """What the job gave, or its error."""
-        try:
-            found = self._results.get(timeout=timeout)
-        except queue.Empty:
-            raise MemoireTimeout("observation", "the interface", timeout, ADVICE) from None
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        self.wait(timeout)
+        return self._newest.result()
 
     def close(self) -> None:
         self._jobs.put(None)
@@ -448,11 +444,12 @@ class _Background:
     def _run(self) -> None:
         if self._cpus is not None:
             pin(self._cpus)
-        while (job := self._jobs.get()) is not None:
+        while (task := self._jobs.get()) is not None:
+            job, future = task
             try:
-                self._results.put(job())
-            except BaseException as error:  # handed to whoever waits
-                self._results.put(error)
+                future.set_result(job())
+            except BaseException as error:  # raised where the result is waited for
+                future.set_exception(error)
 
 
 def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -487,3 +484,77 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 def _missing(interface: RealTimeInterface, method: str) -> WrongType:
     kind = type(interface).__name__
     return WrongType(f"{kind}.{method}", "a method of your own", "none", f"Write `def {method}(self, ...)` in {kind}.")
+
+
+# A device to try it with
+
+SPEED_LIMIT: Final = 2.0
+"""Units per second, in each direction."""
+BORDER: Final = 1.0
+"""Both coordinates stay in [-1, 1]."""
+
+
+class DummyDrone:
+    """A simulated drone behind a slow radio: commands and positions arrive late, each by a random delay.
+
+    It moves in a square by the velocities that it is sent, without a thread, a window or a device.
+
+    Safe to call from several threads. Positions are computed at each call from the commands and their times.
+
+    Args:
+        delays: Seconds that a command takes to the drone, and a position back: at least and at most. A later command
+            never arrives before a former one.
+        seed: Of the delays; None takes entropy from the system.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        delays: tuple[float, float] = (0.02, 0.05),
+        seed: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        low, high = delays
+        if not 0.0 <= low <= high:
+            raise ParameterError("delays", delays, "seconds (at least, at most), neither below 0")
+        self._delays, self._clock, self._random = delays, clock, ForkedGenerator(seed)
+        self._lock = threading.Lock()  # guards all below
+        # Velocities by the time from which they hold; the first one holds already, at the position of that time.
+        self._legs: deque[tuple[float, float, float]] = deque([(clock(), 0.0, 0.0)])
+        self._start = (0.0, 0.0)
+
+    def send_control(self, vel_x: Any, vel_y: Any) -> None:
+        """Have it move with this velocity, from when the command arrives; returns at once."""
+        velocity = [min(max(float(each), -SPEED_LIMIT), SPEED_LIMIT) for each in (vel_x, vel_y)]
+        with Held(self._lock):
+            arrives = self._clock() + self._delay()
+            self._legs.append((max(arrives, self._legs[-1][0]), velocity[0], velocity[1]))
+
+    def get_observation(self) -> tuple[float, float]:
+        """(x, y): where it was a random delay ago."""
+        with Held(self._lock):
+            now = self._clock()
+            self._forget(now - self._delays[1])
+            return self._position(now - self._delay())
+
+    def _delay(self) -> float:
+        return float(self._random.uniform(*self._delays))
+
+    def _forget(self, before: float) -> None:
+        """Let go of velocities that held before a time which nobody asks for any more."""
+        while len(self._legs) > 1 and self._legs[1][0] <= before:
+            (begin, *velocity), end = self._legs[0], self._legs[1][0]
+            self._start = _moved(self._start, velocity, end - begin)
+            self._legs.popleft()
+
+    def _position(self, at: float) -> tuple[float, float]:
+        place, legs = self._start, list(self._legs)
+        for (begin, *velocity), end in zip(legs, [*(leg[0] for leg in legs[1:]), at], strict=True):
+            place = _moved(place, velocity, max(0.0, min(end, at) - begin))
+        return place
+
+
+def _moved(place: tuple[float, float], velocity: list[float], seconds: float) -> tuple[float, float]:
+    """Where it is after so many seconds; it stops at the border."""
+    x, y = (min(max(p + v * seconds, -BORDER), BORDER) for p, v in zip(place, velocity, strict=True))
+    return x, y

@@ -100,6 +100,11 @@ class StepTimes:
             self.timeouts += not is_in_time
 
     @property
+    def bounds(self) -> tuple[float, ...]:
+        """Upper ends of the bins, in seconds."""
+        return EDGES
+
+    @property
     def late_share(self) -> float:
         """Share of steps that the policy or the environment made late."""
         return (self.late["policy"] + self.late["environment"]) / self.steps if self.steps else 0.0
@@ -172,21 +177,6 @@ class Traces:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimings:
-    """Time steps of a real-time environment, in buckets."""
-
-    seconds: float
-    """Of all of them."""
-    counts: tuple[int, ...]
-    """In each bucket: up to each of `bounds`, and beyond."""
-
-    @property
-    def bounds(self) -> tuple[float, ...]:
-        """Upper ends of the buckets, in seconds."""
-        return EDGES
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerStanding:
     """What a worker has done, and how its clock went."""
 
@@ -195,7 +185,7 @@ class WorkerStanding:
     steps: Annotated[int, counter("worker_steps", "Steps", "Steps of training episodes.")]
     tests: Annotated[int, counter("worker_test_episodes", "Test episodes", "Test episodes.")]
     version: Annotated[int, gauge("worker_model_version", "Version", "Version of the model that acts; 0 is none.")]
-    step_times: Annotated[StepTimings | None, histogram("client_step_seconds", "Time of a step",
+    step_times: Annotated[StepTimes | None, histogram("client_step_seconds", "Time of a step",
         "Seconds of a time step of a real-time environment, from control to control.")]
     """None without a real-time environment."""
     late: Annotated[dict[str, int], counter("client_late_steps", "Late steps", "Time steps that were late, by what "
@@ -228,11 +218,6 @@ class TrainerStanding:
         "else.")]
     role: str = "trainer"
     # fmt: on
-
-
-def timings_of(times: StepTimes | None) -> StepTimings | None:
-    """A copy for pages."""
-    return None if times is None else StepTimings(times.seconds, tuple(times.counts))
 
 
 def times_of(env: Any) -> StepTimes | None:

@@ -14,6 +14,7 @@ Signals end the loop in order: the first one lets the present step end, the seco
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import logging
 import random
@@ -37,7 +38,7 @@ from .actors import Acts, Learns, ModelFollower, PreparedModel, actor_of, rest, 
 from .policies import TOPIC
 from .recording import CONNECT_INTERVAL, Columns, Recorder, Step, connected, limit_of
 from .spaces import check_actions, default_action, pin, reset_result, step_result
-from .step_clock import WorkerStanding, times_of, timings_of
+from .step_clock import WorkerStanding, times_of
 from .training import check_model_topic
 from .weights import ModelFiles, read_model
 
@@ -248,9 +249,9 @@ class RolloutWorker:
 
     def standing(self) -> WorkerStanding:
         """What was done, and how the clock went."""
-        times = times_of(self.env)
-        late = {} if times is None else dict(times.late)
-        return WorkerStanding(self.episodes, self.steps, self.tests, self.version, timings_of(times), late)
+        times = copy.deepcopy(times_of(self.env))
+        late = {} if times is None else times.late
+        return WorkerStanding(self.episodes, self.steps, self.tests, self.version, times, late)
 
     # ---------------------------------------------------------------------------------------------- one episode
 

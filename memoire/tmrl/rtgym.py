@@ -9,8 +9,7 @@ from memoire.errors import NotInstalled
 with NotInstalled.explained("pip install 'memoire-rl[rl]'"):
     import gymnasium
 
-    from memoire.rl.drone import DummyDrone
-    from memoire.rl.realtime import DEFAULTS, RealTimeInterface
+    from memoire.rl.realtime import DEFAULTS, DummyDrone, RealTimeInterface
 
 __all__ = ["DEFAULT_CONFIG_DICT", "DummyRCDrone", "RealTimeGymInterface", "register"]
 

@@ -24,9 +24,9 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import ForkedGenerator
 from memoire.replay.schema import Schema
 from memoire.replay.writer import Writer
-from memoire.rl.drone import DummyDrone
 from memoire.rl.memory import GenericMemory
 from memoire.rl.policies import MlpPolicy
+from memoire.rl.realtime import DummyDrone
 from memoire.rl.starts import StartStates
 from memory_checks import check_memory
 from statekit import fork
@@ -359,7 +359,7 @@ HOLDERS = {
     "classic/notebook.py": [lambda seed: (lambda draw: lambda: draw()["indexes"].tolist())(notebook(seed))],
     "rl/memory.py": [generator_of(bare(GenericMemory), "random")],
     "rl/policies.py": [generator_of(bare(MlpPolicy), "_random")],
-    "rl/drone.py": [generator_of(bare(DummyDrone), "_random")],
+    "rl/realtime.py": [generator_of(bare(DummyDrone), "_random")],
     "rl/starts.py": [
         generator_of(lambda seed: StartStates("s", {"x": np.float32}, {"x": 0.0}, lambda _: 0.0, seed=seed), "_rng")
     ],

@@ -10,8 +10,7 @@ from gymnasium import spaces
 
 from memoire.errors import MemoireTimeout, ParameterError, UnknownName, WrongType
 from memoire.rl import realtime
-from memoire.rl.drone import DummyDrone
-from memoire.rl.realtime import DEFAULTS, RealTimeEnv, RealTimeInterface
+from memoire.rl.realtime import DEFAULTS, DummyDrone, RealTimeEnv, RealTimeInterface
 from memoire.rl.step_clock import DURATIONS
 
 
