@@ -75,9 +75,12 @@ def pass_over_in_threads(kind: type[BaseException]) -> None:
 
 def leave_to_parent(nodes: Iterable[Any], forked: type) -> None:
     """In a forked child: have these objects answer as `forked` does from now on, which comes before their own class."""
+    answers = {name: value for name, value in vars(forked).items() if name not in ("__dict__", "__weakref__")}
     for node in nodes:
         kind = type(node)
-        node.__class__ = type(kind.__name__, (forked, kind), {"__module__": kind.__module__})
+        # Its own class is the only base: beside another one, a class of several bases may be laid out otherwise, and an
+        # object changes its class only for one of the same layout.
+        node.__class__ = type(kind.__name__, (kind,), answers | {"__module__": kind.__module__})
 
 
 def filter_packets(fd: int, on: bool) -> None:

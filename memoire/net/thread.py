@@ -236,7 +236,7 @@ class Node(StrictAttributes, ABC):
         self.close()
 
 
-class Forked(Node):
+class Forked:
     """What a node is in a process forked from its own: nothing but the news that it is one.
 
     Sockets do not survive a fork, and any of the node's locks may be held for ever, by a thread that is not there. So

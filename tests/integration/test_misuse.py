@@ -121,12 +121,14 @@ def test_everything_used_in_a_forked_process_says_so_and_the_parent_goes_on(clus
         made.close()
         return wrong
 
-    assert in_child(child) == "{}"
-    client.update(100.0)
-    assert reader.totals(timeout=100.0).totals.episodes == 0 and not client.closed
-    for node in (classic, classic_server):
-        node.close(0.2)
-    worker.join(DEADLINE)
+    try:
+        assert in_child(child) == "{}"
+        client.update(100.0)
+        assert reader.totals(timeout=100.0).totals.episodes == 0 and not client.closed
+    finally:
+        for node in (classic, classic_server):
+            node.close(0.2)
+        worker.join(DEADLINE)
 
 
 def test_a_lock_that_a_thread_holds_at_the_fork_stops_nobody_in_the_child(cluster):

@@ -8,12 +8,16 @@ import time
 
 import pytest
 
-from memoire.errors import Closed, Refused
+from memoire import Client, Inference, Prompts, Proxy, Reader, Server
+from memoire.errors import Closed, ForkedError, Refused
 from memoire.inference.io_asking import TURN_INTERVAL, LentWorker
+from memoire.inference.policy import RemotePolicy
+from memoire.net import process
 from memoire.net.thread import (
     RUNNABLE_TIMEOUT,
     SLOW_TIMEOUT,
     STUCK_TIMEOUT,
+    Forked,
     NodeLock,
     ProgressMonitor,
     waited_for_cores,
@@ -116,6 +120,7 @@ def test_a_fault_in_a_turn_of_a_caller_is_counted_and_the_caller_waits_on(turned
     assert not waiting.is_alive()
 
 
+@pytest.mark.slow
 def test_what_comes_soon_needs_no_turn_and_turns_are_still_taken_now_and_then():
     looks, answers = [], []
 
@@ -253,6 +258,7 @@ def test_without_the_figures_of_the_system_the_clock_alone_counts(tmp_path):
     assert waited_for_cores(str(tmp_path)) == 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the kernel does not count waits for cores")
 def test_a_process_that_shares_its_core_waits_for_it():
     """Two threads of C on one core: each is ready to run while the other one has the core."""
@@ -322,3 +328,21 @@ def test_a_wait_ends_with_what_the_node_failed_of(monitor):
 
 def test_a_pause_ends_when_its_time_is_over(monitor):
     monitor.pause(0.01)
+
+
+class Beside:
+    """A class of a user's own, that comes before memoire's."""
+
+
+class Both(Beside, Reader):
+    """Laid out as an object of Python alone, as `Prompts` is."""
+
+
+@pytest.mark.parametrize("kind", [Client, Inference, Prompts, Proxy, Reader, RemotePolicy, Server, Both])
+def test_a_node_of_any_class_is_left_to_the_parent(kind):
+    node = type(kind.__name__, (kind,), {"__init__": lambda self: None})()
+    node._pid = os.getpid() - 1
+    process.leave_to_parent([node], Forked)
+    assert isinstance(node, kind) and node.closed and not node.close() and "forked from process" in repr(node)
+    with pytest.raises(ForkedError, match=kind.CALLED):
+        node.stats()
