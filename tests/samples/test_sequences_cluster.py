@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import containers
+import containerkit
 from memoire.errors import ParameterError
 from memoire.replay.batch import Batch
 from memoire.replay.columns import Column
@@ -15,8 +15,7 @@ from memoire.replay.schema import Schema
 from memoire.tables.caches.pool import Pool
 from memoire.tables.draws import finish, plan
 from memoire.tables.table import Table
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
+from memoire.wire import containers
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ZERO_FRAME, ContainerKind, Part
 from netkit import until
@@ -29,7 +28,7 @@ CLIENT = b"c" * 16
 def pool_of(memory, samples, caches=1):
     pool = Pool(memory.schema, memory.parameters, seed=1)
     for number in range(caches):
-        pool.add(CLIENT, number, unpack.check(pack.build(memory, samples, now=0.0), pool.layout))
+        pool.add(CLIENT, number, containers.check(containers.build(memory, samples, now=0.0), pool.layout))
     return pool
 
 
@@ -38,7 +37,7 @@ def far_away(pool, samples):
     chosen = plan([pool.reserve(b"r" * 16, samples)], samples, 0.5)
     layout = layout_of(pool.schema, pool.parameters, ContainerKind.DRAWN)
     payload = pool.draw_counts(b"r" * 16, chosen.counts[0], now=1.0)
-    return finish(chosen, [unpack.check(payload, layout)], layout, pool.parameters, seed=3, beta=0.4), payload
+    return finish(chosen, [containers.check(payload, layout)], layout, pool.parameters, seed=3, beta=0.4), payload
 
 
 def same(gathered, expected):
@@ -116,8 +115,8 @@ def test_a_stored_state_crosses_the_wire_once_for_each_sequence():
         for t in range(400):
             memory.add(0, (np.ones(2, np.float32), np.float32(1), np.full(256, t, np.float32)))
         memory.close(final_state=np.ones(2, np.float32))
-        payload = pack.build(memory, 20, now=0.0)
-        sizes[first] = sum(row.stored for row in unpack.table(payload) if row.column == 2)
+        payload = containers.build(memory, 20, now=0.0)
+        sizes[first] = sum(row.stored for row in containers.table(payload) if row.column == 2)
     assert sizes["hidden",] == 20 * 1024 and sizes[()] > 10 * sizes["hidden",]
 
 
@@ -161,9 +160,9 @@ def test_sequences_of_several_tables_are_mixed_and_each_table_takes_its_errors(c
 
 def test_a_cache_whose_indices_point_at_nothing_harms_no_reader():
     layout = layout_of(SMALL, CUT)
-    made = containers.make(layout, 6)
+    made = containerkit.make(layout, 6)
     nothing = {part: np.full_like(made.block(part), ZERO_FRAME) for part in (Part.ENTRY_INDEX, Part.PREV_INDEX)}
     pool = Pool(SMALL, CUT, seed=1)
-    pool.add(CLIENT, 1, containers.make(layout, 6, replace=nothing).held())
+    pool.add(CLIENT, 1, containerkit.make(layout, 6, replace=nothing).held())
     drawn, _ = far_away(pool, 6)
     assert not drawn.gathered.prev["obs"].any() and not drawn.gathered.reward.any()

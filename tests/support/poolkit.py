@@ -1,14 +1,15 @@
 """What the tests of held samples share: a schema, a clock that stands still, and clients' ids."""
 
+import functools
 from typing import Any
 
 import numpy as np
 
-import containers
+import containerkit
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.tables.caches.pool import Pool
-from memoire.wire import containers as unpack
+from memoire.wire import containers
 from memoire.wire.containers import ContainerHead
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import Part
@@ -27,16 +28,6 @@ class Clock:
         return self.now
 
 
-def cache_of(
-    samples: int, first: int = 0, *, parameters: Parameters = PLAIN, total: float = 10.0, seed: int = 0
-) -> Any:
-    """A checked cache of samples that are numbered from `first`, of a memory with this total weight."""
-    replace = {Part.NUMBER: np.arange(first, first + samples), Part.WEIGHT: np.ones(samples)}
-    head = ContainerHead(parameters.multi_step, total, 50, 0.5)
-    layout = layout_of(SCHEMA, parameters)
-    return containers.make(layout, samples, seed=seed, head=head, replace=replace).held()
-
-
 def name(i: int) -> bytes:
     """The id of client i."""
     return i.to_bytes(16, "little")
@@ -44,26 +35,37 @@ def name(i: int) -> bytes:
 
 def made(
     samples: int = 8,
+    first: int = 0,
     *,
     weight: Any = 1.0,
     total: float = 100.0,
     positives: int = 50,
     minimum: float = 0.5,
-    first: int = 0,
     action: Any = None,
+    ages: Any = None,
+    models: Any = None,
     parameters: Parameters = PLAIN,
     seed: int = 0,
 ) -> Any:
-    """A held cache of numbered samples."""
+    """A checked cache of samples that are numbered from `first`, of a memory with this total weight."""
     replace = {Part.NUMBER: np.arange(first, first + samples), Part.WEIGHT: np.broadcast_to(weight, samples)}
+    replace |= {part: given for part, given in ((Part.AGE, ages), (Part.MODEL, models)) if given is not None}
     layout = layout_of(SCHEMA, parameters)
     head = ContainerHead(parameters.multi_step, total, positives, minimum)
-    one = containers.make(layout, samples, seed=seed, head=head, replace=replace)
+    one = containerkit.make(layout, samples, seed=seed, head=head, replace=replace)
     if action is not None:
         place = layout.place(Part.PREV, "action")
-        row = unpack.table(one.payload)[place]
+        row = containers.table(one.payload)[place]
         one.payload[row.offset : row.offset + row.stored] = np.asarray(action, "<i4").view(np.uint8)
     return one.held()
+
+
+cache_of = functools.partial(made, total=10.0)
+
+
+def held(ages: Any, models: Any, parameters: Parameters, **more: Any) -> Any:
+    """A cache of samples of these ages and models."""
+    return made(len(ages), ages=ages, models=models, parameters=parameters, **more)
 
 
 def pool_of(unused: list[int], parameters: Parameters = PLAIN, **options: Any) -> Pool:
@@ -74,19 +76,6 @@ def pool_of(unused: list[int], parameters: Parameters = PLAIN, **options: Any) -
             held = made(min(5, count - first), first=first, total=10.0 * (i + 1), parameters=parameters)
             pool.add(name(i), first, held)
     return pool
-
-
-def held(ages: Any, models: Any, parameters: Parameters, *, first: int = 0, weight: Any = 1.0, **head: Any) -> Any:
-    count = len(ages)
-    layout = layout_of(SCHEMA, parameters)
-    replace = {
-        Part.NUMBER: np.arange(first, first + count),
-        Part.WEIGHT: np.broadcast_to(np.asarray(weight, np.float64), count),
-        Part.AGE: np.asarray(ages, np.float32),
-        Part.MODEL: np.asarray(models, np.int64),
-    }
-    facts = ContainerHead(1, head.get("total", 100.0), head.get("positives", 50), head.get("minimum", 0.5))
-    return containers.make(layout, count, head=facts, replace=replace).held()
 
 
 def held_of(pool: Pool) -> list[Any]:

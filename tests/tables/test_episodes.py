@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from containerkit import SCHEMA
 from memoire import _core
 from memoire.client.episodes import OpenEpisodes
 from memoire.errors import (
@@ -35,7 +36,6 @@ from memoire.tables.episodes.draw import drawn_for, why_nothing
 from memoire.tables.episodes.memory import ByteRoom, CheckedEpisode, EpisodeMemory, NamedMemory
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.wire import _bytes, containers, messages
-from memoire.wire import containers as pack
 from memoire.wire.containers import pack_episode
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind, Part
@@ -45,15 +45,6 @@ from netkit import in_thread, until
 
 # --- Episodes at the server: what an actor ships is stored as a memory would store it, checked, drawn and named rightly
 
-SCHEMA = Schema(
-    {
-        "state": {"image": (np.uint8, (3, 2)), "speed": np.float32},
-        "action": (np.float32, (2,)),
-        "reward": (np.float32, (2,)),
-        "value": (np.float32, (2,)),
-        "done": np.bool_,
-    }
-)
 PLAIN = Schema({"obs": (np.float32, (2,)), "action": np.int32, "reward": np.float32})
 EVERY = {
     "plain": Parameters(),
@@ -340,9 +331,9 @@ def test_entries_that_become_too_old_while_a_reader_draws_are_not_drawn(monkeypa
         made.memory.set_clock(2000.0)
         return build_drawn(*arguments, **options)
 
-    build_drawn = pack.build_drawn
+    build_drawn = containers.build_drawn
     assert made.draw_counts(b"r" * 16, counts) is not None
-    monkeypatch.setattr(pack, "build_drawn", later)
+    monkeypatch.setattr(containers, "build_drawn", later)
     assert made.draw_counts(b"r" * 16, counts) is None
     assert made.stats().drawn == 5
 

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import containers
+import containerkit
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
 from memoire.replay.parameters import Parameters
 from memoire.tables.caches import _draw
 from memoire.tables.caches.pool import Pool
 from memoire.tables.draws import finish, plan
 from memoire.tables.episodes.pool import EpisodePool
-from memoire.wire import _bytes, _container
-from memoire.wire import containers as unpack
+from memoire.wire import _bytes, _container, containers
 from memoire.wire.containers import ContainerHead
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ZERO_FRAME, ContainerKind, Part
@@ -125,7 +124,7 @@ def test_every_sample_comes_out_exactly_once_and_as_it_was() -> None:
     by_number = {}
     for i, count in enumerate([17, 40, 3]):
         for first in range(0, count, 5):
-            one = containers.make(
+            one = containerkit.make(
                 layout_of(SCHEMA, STACKED),
                 min(5, count - first),
                 head=ContainerHead(2, 10.0 * (i + 1), 50, 0.5),
@@ -464,14 +463,14 @@ def test_what_is_overwritten_while_it_is_read_is_read_whole() -> None:
     layout = layout_of(SCHEMA, PLAIN)
 
     def push(turn: int) -> None:
-        buffer = containers.make(layout, 64, frames=8).payload
+        buffer = containerkit.make(layout, 64, frames=8).payload
         for part, column in ((Part.FRAMES, "obs"), (Part.PREV, "action")):
             place = layout.place(part, column)
-            row = unpack.table(buffer)[place]
+            row = containers.table(buffer)[place]
             buffer[row.offset : row.offset + row.stored].view("<f4" if column == "obs" else "<i4")[:] = turn
-        index = containers.make(layout, 64, frames=8).block(Part.PREV_INDEX)
+        index = containerkit.make(layout, 64, frames=8).block(Part.PREV_INDEX)
         assert index.shape == (64, 1)
-        pool.add(name(turn % 3), turn, unpack.check(buffer, layout))
+        pool.add(name(turn % 3), turn, containers.check(buffer, layout))
 
     stop = threading.Event()
     problems: list[BaseException] = []
@@ -516,7 +515,7 @@ def drawn_by(reader: bytes, pools: list[Pool], samples: int, fraction: float = 0
         unpack_counts(counts.tobytes())
         payload = pool.draw_counts(reader, counts, now=5.0) if len(counts) else None
         if payload is not None:
-            helds.append(unpack.check(payload, layout, checksum=_bytes.checksum(payload)))
+            helds.append(containers.check(payload, layout, checksum=_bytes.checksum(payload)))
     return finish(chosen, helds, layout, pools[0].parameters, seed=9, beta=pools[0].parameters.importance_exponent)
 
 
@@ -534,7 +533,7 @@ def test_a_reader_gets_the_samples_of_several_servers_as_they_are(parameters: Pa
     np.testing.assert_allclose(count[[0, 1, 9]], [10, 20, 30], atol=1)
     layout = layout_of(SCHEMA, parameters)
     for row, (ids, steps) in enumerate(zip(gathered.ids, gathered.steps, strict=True)):
-        one = containers.make(
+        one = containerkit.make(
             layout, 5, head=ContainerHead(parameters.multi_step, 1.0, 1, 0.5),
             replace={Part.NUMBER: np.arange(5), Part.WEIGHT: np.ones(5)},
         )  # fmt: skip
@@ -566,7 +565,7 @@ def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
     other = name(0) if name(1) in chosen.asked else name(1)
     counts["client"], counts["count"] = np.frombuffer(other, "<u8"), 5
     layout = layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN)
-    held = unpack.check(pool.draw_counts(b"r" * 16, counts), layout)
+    held = containers.check(pool.draw_counts(b"r" * 16, counts), layout)
     with pytest.raises(ProtocolError, match="not asked for"):
         chosen.checked(held)
 
@@ -576,7 +575,7 @@ def test_a_client_named_twice_gives_no_more_than_it_has(reuse: bool) -> None:
     pool = pool_of([7], PLAIN.replace(reuse_cache=reuse))
     counts = np.zeros(3, CLIENT_COUNTS)
     counts["count"] = 5
-    held = unpack.check(pool.draw_counts(b"r" * 16, counts), layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN))
+    held = containers.check(pool.draw_counts(b"r" * 16, counts), layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN))
     assert held.samples == (15 if reuse else 7)
 
 
@@ -593,8 +592,8 @@ def test_a_frame_is_packed_once_for_a_reader() -> None:
     pool.reserve(b"r" * 16, 100)
     counts = np.zeros(1, CLIENT_COUNTS)
     counts["count"] = 5
-    rows = unpack.table(pool.draw_counts(b"r" * 16, counts))
-    used = containers.make(layout_of(SCHEMA, STACKED), 5)
+    rows = containers.table(pool.draw_counts(b"r" * 16, counts))
+    used = containerkit.make(layout_of(SCHEMA, STACKED), 5)
     index = np.concatenate([used.block(Part.PREV_INDEX), used.block(Part.NEXT_INDEX)])
     assert next(row.rows for row in rows if row.part == Part.FRAMES) == len(np.unique(index[index != ZERO_FRAME]))
 
@@ -751,7 +750,9 @@ def taken(pool: Pool, reader: bytes, wanted: dict[bytes, int]) -> Any:
     for at, (who, count) in enumerate(wanted.items()):
         counts[at]["client"], counts[at]["count"] = np.frombuffer(who, "<u8"), count
     payload = pool.draw_counts(reader, counts, now=1.0)
-    return None if payload is None else unpack.check(payload, layout_of(SCHEMA, pool.parameters, ContainerKind.DRAWN))
+    return (
+        None if payload is None else containers.check(payload, layout_of(SCHEMA, pool.parameters, ContainerKind.DRAWN))
+    )
 
 
 walks = st.lists(

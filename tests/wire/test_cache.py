@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import containers
+import containerkit
 import make_vectors
+from containerkit import SCHEMA
 from memoire.errors import EmptyMemory, ProtocolError
 from memoire.limits import Limits
 from memoire.replay import batch
@@ -21,9 +22,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.tables.caches.pool import Pool
-from memoire.wire import _bytes, compression
-from memoire.wire import containers as pack
-from memoire.wire import containers as unpack
+from memoire.wire import _bytes, compression, containers
 from memoire.wire.compression import _COMPRESS, codecs
 from memoire.wire.layout import (
     ContainerLayout,
@@ -35,15 +34,6 @@ from memoire.wire.layout import (
 from memoire.wire.parts import ALIGNMENT, BOOKKEEPING, ContainerKind, Part
 from memories import filled
 
-SCHEMA = Schema(
-    {
-        "state": {"image": (np.uint8, (3, 2)), "speed": np.float32},
-        "action": (np.float32, (2,)),
-        "reward": (np.float32, (2,)),
-        "value": (np.float32, (2,)),
-        "done": np.bool_,
-    }
-)
 STACKED = Parameters(frame_stack=3, multi_step=2, discount=(0.5, 0.9), start="zero")
 ONE_SIDED = STACKED.replace(prev=("state.image", "action", "qvest"), next=("state.speed", "reward", "value"))
 SEQUENCES = Parameters(frame_stack=2, sequence_length=4, sequence_overlap=1, burn_in=2, start="zero")
@@ -74,7 +64,7 @@ def golden_settings(name: str) -> tuple[Schema, Parameters]:
 
 def refused(payload: Any, layout: ContainerLayout, limits: Limits | None = None, **options: Any) -> str:
     try:
-        unpack.check(payload, layout, limits or Limits(), **options)
+        containers.check(payload, layout, limits or Limits(), **options)
     except ProtocolError as problem:
         return problem.code
     return ""
@@ -116,8 +106,8 @@ def same(left: batch.GatheredSamples, right: batch.GatheredSamples, ids: bool = 
 )  # fmt: skip
 def test_a_built_cache_holds_what_the_memory_gathers(parameters: Parameters, compression: str) -> None:
     memory = memory_of(parameters.replace(compression=compression))
-    payload = pack.build(memory, 100, now=123.5)
-    held = unpack.check(payload, layout_of(SCHEMA, parameters), checksum=_bytes.checksum(payload))
+    payload = containers.build(memory, 100, now=123.5)
+    held = containers.check(payload, layout_of(SCHEMA, parameters), checksum=_bytes.checksum(payload))
     total, positives, minimum = memory.sums()
     assert (held.samples, held.total_weight, held.positives, held.minimum) == (100, total, positives, minimum)
     assert (held.made_at, held.making, held.multi_step) == (
@@ -145,7 +135,7 @@ def test_a_cache_whose_samples_share_no_frame_is_about_as_large_as_usual(paramet
         memory.extend(0, (np.ones((1000, 500), np.float32), np.ones((1000, 100), np.float32)))
         memory.close(0)
     usual = usual_bytes(schema, parameters.replace(cache_size=50))
-    assert 0.8 * usual < pack.build(memory, 50, now=0.0).nbytes < 1.2 * usual
+    assert 0.8 * usual < containers.build(memory, 50, now=0.0).nbytes < 1.2 * usual
 
 
 @pytest.mark.parametrize(
@@ -166,46 +156,46 @@ def test_the_largest_cache_has_just_as_many_bytes_as_is_known_before(parameters:
         memory.open(0)
         memory.extend(0, (np.ones((50, 3), np.float32), np.ones(50, np.int16), np.ones(50, np.float32)))
         memory.close(0, terminated=True, final_state=np.ones(3, np.float32))
-    found = max(pack.build(memory, 4, now=0.0).nbytes for _ in range(40))
+    found = max(containers.build(memory, 4, now=0.0).nbytes for _ in range(40))
     assert found == cache_bytes(schema, parameters, 0, 4)
     assert cache_bytes(schema, parameters, 1, 400) < cache_bytes(schema, parameters, 0, 400)
 
 
 def test_blocks_take_just_their_bytes() -> None:
     layout = layout_of(SCHEMA, Parameters())
-    made = pack.Container(layout, pack.ContainerHead(), 4, 4)
+    made = containers.Container(layout, containers.ContainerHead(), 4, 4)
     with pytest.raises(ValueError, match=r"takes 32 contiguous bytes, got 40"):
         made.fill(Part.NUMBER, np.zeros(5, np.int64))
     with pytest.raises(IndexError):
         made.fill_blocks({99: np.zeros(4)})
     with pytest.raises(ValueError, match="rows are more than an index of 32 bits"):
-        pack.Container(layout, pack.ContainerHead(), 2**32)
+        containers.Container(layout, containers.ContainerHead(), 2**32)
     large = Schema({"state": (np.uint8, (1 << 25,))})
     with pytest.raises(MemoryError, match="a container of 144115"):
-        pack.Container(layout_of(large, Parameters()), pack.ContainerHead(), 1, 2**32 - 1)
+        containers.Container(layout_of(large, Parameters()), containers.ContainerHead(), 1, 2**32 - 1)
 
 
 def test_an_empty_memory_builds_no_cache() -> None:
     with pytest.raises(EmptyMemory):
-        pack.build(Memory(SCHEMA, 10), 5, now=0.0)
+        containers.build(Memory(SCHEMA, 10), 5, now=0.0)
 
 
 def test_a_compression_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    payload = pack.build(memory_of(STACKED), 50, now=0.0, compression="lz4")
-    assert any(row.codec == 2 for row in unpack.table(payload))
+    payload = containers.build(memory_of(STACKED), 50, now=0.0, compression="lz4")
+    assert any(row.codec == 2 for row in containers.table(payload))
     assert codecs() == ["zlib", "lz4"]
     monkeypatch.setattr(compression, "_lz4", None)
     assert codecs() == ["zlib"]
     with pytest.raises(ValueError, match="compression must be one of none, zlib, which are available here, got 'lz4'"):
-        pack.build(memory_of(STACKED), 5, now=0.0, compression="lz4")
+        containers.build(memory_of(STACKED), 5, now=0.0, compression="lz4")
     with pytest.raises(ProtocolError, match="lz4 is not installed here: pip install"):
-        unpack.check(payload, layout_of(SCHEMA, STACKED))
+        containers.check(payload, layout_of(SCHEMA, STACKED))
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_containers_are_accepted_and_hold_what_the_json_says(name: str) -> None:
     data, layout = golden(name)
-    held = unpack.check(data, layout)
+    held = containers.check(data, layout)
     told = json.loads((VECTORS / "vectors.json").read_text())["containers"][name]
     assert told["kind"] == layout.kind.name
     assert [held.block(i).hex() for i in range(len(layout.blocks))] == [block["hex"] for block in told["blocks"]]
@@ -218,18 +208,18 @@ def test_golden_containers_are_accepted_and_hold_what_the_json_says(name: str) -
 def test_every_golden_container_has_the_table_that_the_json_says(name: str) -> None:
     data = (VECTORS / f"{name}.payload").read_bytes()
     told = json.loads((VECTORS / "vectors.json").read_text())["containers"][name]["blocks"]
-    rows = unpack.table(data)
+    rows = containers.table(data)
     assert [data[row.offset : row.offset + row.stored].hex() for row in rows] == [block["hex"] for block in told]
     for cut in range(len(data)):
         with pytest.raises(ProtocolError):
-            unpack.table(data[:cut])
+            containers.table(data[:cut])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("parameters", [Parameters(), ONE_SIDED, SEQUENCES, SEQUENCES.replace(prev=("done",))])
 def test_containers_of_every_kind_hold_what_was_put_in(kind: ContainerKind, parameters: Parameters) -> None:
     layout = layout_of(SCHEMA, parameters, kind, final=True)
-    made = containers.make(layout, 9, seed=4)
+    made = containerkit.make(layout, 9, seed=4)
     held = made.held()
     for i, form in enumerate(layout.blocks):
         name = None if form.column == BOOKKEEPING else SCHEMA.names[form.column]
@@ -288,9 +278,9 @@ def test_absurd_sizes_allocate_nothing(name: str, value: int) -> None:
 )
 def test_drawn_values_outside_their_range_are_refused(part: Part, value: float, code: str) -> None:
     layout = layout_of(SCHEMA, STACKED, ContainerKind.DRAWN)
-    values = np.array(containers.make(layout, 6).block(part))
+    values = np.array(containerkit.make(layout, 6).block(part))
     values[3] = value
-    assert refused(containers.make(layout, 6, replace={part: values}).payload, layout) == code
+    assert refused(containerkit.make(layout, 6, replace={part: values}).payload, layout) == code
 
 
 @pytest.mark.parametrize(
@@ -311,7 +301,7 @@ def test_drawn_values_outside_their_range_are_refused(part: Part, value: float, 
 )
 def test_sums_outside_their_range_are_refused(offset: int, form: str, value: float) -> None:
     layout = layout_of(SCHEMA, STACKED)
-    payload = containers.make(layout, 6).payload.copy()
+    payload = containerkit.make(layout, 6).payload.copy()
     struct.pack_into(form, payload.data, offset, value)
     assert refused(payload, layout) == "value"
 
@@ -319,8 +309,8 @@ def test_sums_outside_their_range_are_refused(offset: int, form: str, value: flo
 @pytest.mark.parametrize("codec", [1, 2])
 def test_damaged_packed_blocks_are_refused(codec: int) -> None:
     layout = layout_of(SCHEMA, STACKED)
-    data = bytes(containers.make(layout, 6, codec=codec).payload)
-    row = next(row for row in unpack.table(data) if row.codec)
+    data = bytes(containerkit.make(layout, 6, codec=codec).payload)
+    row = next(row for row in containers.table(data) if row.codec)
     for at in range(row.offset, row.offset + row.stored):
         room = bytearray(data)
         room[at] ^= 0x55
@@ -336,7 +326,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(codec: int) -> None:
     layout = layout_of(schema, Parameters())
     big = np.zeros((1, 40 << 20), np.uint8)
     packed = {len(layout.blocks) - 1: (codec, _COMPRESS[codec](big[0]))}
-    form = pack.Container(layout, pack.ContainerHead(1, 1.0, 1, 0.5), 20, 40, packed=packed)
+    form = containers.Container(layout, containers.ContainerHead(1, 1.0, 1, 0.5), 20, 40, packed=packed)
     for part, value in ((Part.WEIGHT, 0.5), (Part.STEPS, 1)):
         array = form.array(part, "<f8" if part is Part.WEIGHT else "<u4")
         assert array is not None
@@ -350,7 +340,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(codec: int) -> None:
     tracemalloc.start()
     assert refused(form.payload, layout, Limits(message_bytes=30 << 20)) == "too_large"
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    place = next(i for i, row in enumerate(unpack.table(form.payload)) if row.codec)
+    place = next(i for i, row in enumerate(containers.table(form.payload)) if row.codec)
     # It says 20 frames and packs 40 MiB: not more than the 20 MiB are unpacked.
     struct.pack_into("<I", form.payload.data, 64 + 32 * place + 4, 20)
     struct.pack_into("<Q", form.payload.data, 64 + 32 * place + 24, 20 << 20)
@@ -369,7 +359,7 @@ def test_overwritten_bytes_are_accepted_or_refused(name: str, at: int, patch: by
     if refused(room, layout) == "" and layout.kind in (ContainerKind.CACHE, ContainerKind.SEQUENCES):
         pool = Pool(*golden_settings(name), seed=0)
         try:
-            pool.add(make_vectors.CLIENT, 1, unpack.check(room, pool.layout))
+            pool.add(make_vectors.CLIENT, 1, containers.check(room, pool.layout))
         except ProtocolError as error:
             assert error.code == "parameters"  # the patch says that its samples were made with others
             return
@@ -386,15 +376,15 @@ def test_feedback_goes_to_each_client_by_its_own_numbers() -> None:
     ids = np.zeros(5, batch.ID)
     ids["client"] = [[1, 2], [3, 4], [1, 2], [3, 4], [3, 4]]
     ids["number"] = [10, 11, 12, 13, 14]
-    payload = pack.pack_feedback(SCHEMA, ids, np.arange(5, dtype=np.float32), now=1.0)
-    found = unpack.read_feedback(payload, SCHEMA)
+    payload = containers.pack_feedback(SCHEMA, ids, np.arange(5, dtype=np.float32), now=1.0)
+    found = containers.read_feedback(payload, SCHEMA)
     one, other = (np.array(pair, "<u8").tobytes() for pair in ([1, 2], [3, 4]))
     assert {name: (numbers.tolist(), errors.tolist()) for name, (numbers, errors) in found.items()} == {
         one: ([10, 12], [0.0, 2.0]),
         other: ([11, 13, 14], [1.0, 3.0, 4.0]),
     }
     with pytest.raises(ProtocolError):
-        unpack.read_feedback(pack.pack_feedback(SCHEMA, ids, np.full(5, np.nan, np.float32)), SCHEMA)
+        containers.read_feedback(containers.pack_feedback(SCHEMA, ids, np.full(5, np.nan, np.float32)), SCHEMA)
 
 
 def test_the_page_names_every_part_and_kind() -> None:

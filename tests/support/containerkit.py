@@ -5,20 +5,29 @@ from typing import Any
 
 import numpy as np
 
+from memoire.replay.schema import Schema
 from memoire.wire import containers
 from memoire.wire.compression import _COMPRESS
 from memoire.wire.containers import Container, ContainerHead
 from memoire.wire.layout import ContainerLayout
 from memoire.wire.parts import BOOKKEEPING, ZERO_FRAME, ContainerKind, Part, RowCount
 
+SCHEMA = Schema(
+    {
+        "state": {"image": (np.uint8, (3, 2)), "speed": np.float32},
+        "action": (np.float32, (2,)),
+        "reward": (np.float32, (2,)),
+        "value": (np.float32, (2,)),
+        "done": np.bool_,
+    }
+)
+"""A state of two parts, and a column of each role."""
 DTYPES = {
     Part.PREV_INDEX: "<u4", Part.NEXT_INDEX: "<u4", Part.NUMBER: "<i8", Part.WEIGHT: "<f8", Part.REWARD_SUM: "<f4",
     Part.DISCOUNT: "<f4", Part.STEPS: "<u4", Part.AGE: "<f4", Part.MODEL: "<i8", Part.CHANCE: "<f8",
     Part.ENTRY_INDEX: "<u4", Part.BURN_IN: "<u4",
     Part.POPULATION: "<f8", Part.OWNER: "<u4", Part.OWNERS: "u1", Part.INIT_WEIGHT: "<f4", Part.TD_ERROR: "<f4",
 }  # fmt: skip
-
-
 ENTRIES = 4
 
 

@@ -1,0 +1,350 @@
+"""Keyed rows: fields merge, values come in pieces, nothing is held beyond the limit; replies come in parts, a resend
+changes nothing, and malformed payloads are refused.
+"""
+
+import contextlib
+import functools
+import tracemalloc
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatchkit import ME, YOU, Asker, made_dispatcher
+from memoire import Server, Table
+from memoire.errors import ParameterError, ProtocolError
+from memoire.limits import Limits
+from memoire.reader.calls import FarCalls
+from memoire.tables.base import HoldsRows
+from memoire.tables.keyed import messages as keyed
+from memoire.tables.keyed.calls import KeyedCalls, Row
+from memoire.tables.keyed.handlers import KeyedHandler
+from memoire.tables.keyed.pool import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedPool, RowChange
+from memoire.wire import types
+from memoire.wire.byte_budget import ByteBudget
+from memoire.wire.receivers import Page, Receiver
+
+# --- The rows of a table
+
+LIMIT = 1 << 20
+SMALL = Limits.of(request_bytes=8192)
+
+
+def store_of(limit=LIMIT):
+    store = KeyedPool(first=0)
+    store.join(ByteBudget(limit), "keyed rows")
+    return store
+
+
+def staged(store, start, size, client=ME, upload=1):
+    """Bytes of an upload, as a row gets them."""
+    change = RowChange("staged", {}, {}, staged={"x": (start, size)})
+    return store.put("p", [change], (client, upload))[0].fields["x"]
+
+
+def put(store, key, partition="p", tags=(), **fields):
+    return store.put(partition, [RowChange(key, dict(tags), fields)])[0]
+
+
+def test_what_does_not_fit_is_refused_and_nothing_of_it_is_written():
+    store = store_of(3000)
+    put(store, "a", x=bytes(600))
+    with pytest.raises(
+        ProtocolError, match=r"more bytes of keyed rows have no room: 3,000 may be held .*: keyed rows 1"
+    ) as why:
+        store.put("p", [RowChange("b", {}, {"x": bytes(500)}), RowChange("c", {}, {"x": bytes(500)})])
+    assert store.find("p", ["b", "c"]) == [None, None] and why.value.code == "full"
+    store.remove("p", ["a"])
+    store.put("p", [RowChange("b", {}, {"x": bytes(500)})])
+    with pytest.raises(ProtocolError, match=r"4,\d+ more bytes of keyed rows") as why:
+        store.put("p", [RowChange("c", {}, {"x": bytes(4000)})])
+    assert why.value.code == "too_large"
+
+
+def test_values_that_are_named_often_are_asked_for_before_they_are_copied():
+    store = store_of()
+    store.stage(ME, 1, 0, bytes(LIMIT // 2), 0.0)
+    held = store.held
+    changes = [RowChange(f"{row}", {}, {}, staged={"x": (0, LIMIT // 2)}) for row in range(1000)]
+    tracemalloc.start()
+    with pytest.raises(ProtocolError, match="have no room"):
+        store.put("p", changes, (ME, 1))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < LIMIT // 4 and store.held == held
+    store.stage(ME, 1, LIMIT // 2, b"x", 0.0)
+
+
+def test_a_value_comes_in_pieces_and_a_piece_that_is_sent_again_counts_once():
+    store = store_of()
+    for offset, piece in ((0, b"abc"), (0, b"abc"), (3, b"de"), (3, b"de")):
+        store.stage(ME, 1, offset, piece, 0.0)
+    assert staged(store, 1, 4) == b"bcde"
+    for client, start, size in ((YOU, 0, 1), (ME, 0, 6)):
+        with pytest.raises(ProtocolError, match=f"bytes {start} to {start + size} of an upload"):
+            staged(store, start, size, client)
+    with pytest.raises(ProtocolError, match="a piece at 7 of an upload of which 5 bytes came"):
+        store.stage(ME, 1, 7, b"x", 0.0)
+    store.unstage(ME, 1)
+    store.reset()
+    assert store.held == (0, 0)
+
+
+def test_an_upload_beyond_the_bound_waits_and_leaves_those_under_way_alone():
+    store = store_of()
+    for upload in range(MAX_UPLOADS):
+        store.stage(ME, upload, 0, bytes(10), float(upload))
+    with pytest.raises(ProtocolError, match="64 uploads are under way, as many as may be") as caught:
+        store.stage(YOU, 1, 0, b"x", 63.0)
+    assert caught.value.code == "busy"
+    store.stage(ME, 0, 10, bytes(10), 63.0)
+    assert staged(store, 0, 20, upload=0) == bytes(20)
+    store.unstage(ME, 5)
+    store.stage(YOU, 1, 0, b"x", 63.0)
+
+
+def test_an_upload_that_does_not_go_on_is_given_up_after_a_while():
+    store = store_of()
+    for upload in (1, 2):
+        store.stage(ME, upload, 0, bytes(10), 0.0)
+    store.stage(ME, 1, 10, bytes(10), 1.0)
+    store.give_up(UPLOAD_TIMEOUT)
+    assert staged(store, 0, 20) == bytes(20)
+    with pytest.raises(ProtocolError, match="of an upload of 0"):
+        staged(store, 0, 1, upload=2)
+
+
+KEYS, NAMES = st.sampled_from("abc"), st.sampled_from("xyz")
+CHANGES = st.one_of(
+    st.tuples(st.just("put"), st.sampled_from("pq"), KEYS, st.dictionaries(NAMES, st.binary(max_size=9))),
+    st.tuples(st.just("clear"), st.sampled_from("pq"), KEYS, st.just({})),
+    st.tuples(st.just("reset"), st.just("p"), st.just("a"), st.just({})),
+)
+
+
+@given(st.lists(CHANGES, max_size=30))
+def test_it_holds_what_plain_dictionaries_hold_and_knows_its_bytes(changes):
+    store, model = store_of(), {}
+    for call, partition, key, fields in changes:
+        if call == "put":
+            put(store, key, partition, **fields)
+            model[partition, key] = {**model.get((partition, key), {}), **fields}
+        elif call == "clear":
+            assert store.remove(partition, [key]) == (model.pop((partition, key), None) is not None)
+        else:
+            store.reset()
+            model.clear()
+    assert {(name, key): row.fields for name, key, row in store.walk(None, 0)} == model
+    store.reset()
+    assert store.held == (0, 0)
+
+
+class FarRows(FarCalls):
+    def __init__(self, addresses):
+        super().__init__(addresses, "keyed", HoldsRows, role="actor", limits=SMALL, tune_process=False)
+        self.calls = KeyedCalls(self._far, self.urls)
+        self._meet(10.0)
+
+
+@pytest.mark.parametrize("servers", [0, 1, 2], ids=["near", "far", "two servers"])
+def test_rows_are_written_read_and_cleared_by_the_same_calls_near_and_far(servers):
+    """Also values longer than a message, and more rows than a request has room for."""
+    tables = {"online": Table({"obs": "u1"}), "rows": Table(storage="keyed")}
+    with contextlib.ExitStack() as opened:
+        made = [
+            opened.enter_context(Server("tcp://127.0.0.1:*" if servers else None, tables=tables, limits=SMALL))
+            for _ in range(servers or 1)
+        ]
+        far = opened.enter_context(FarRows([each.endpoint for each in made])) if servers else None
+        calls = made[0].table("rows").calls() if far is None else far.calls
+        rows = [Row(f"k{i}", {"t": bytes([i])}, {"x": bytes([i]) * (20_000 if i == 7 else 300)}) for i in range(40)]
+        assert [row.key for row in calls.put("p", rows)] == [row.key for row in rows]
+        found = calls.values("p", ["k7", "none", "k3"])
+        assert [each.fields.get("x") for each in found] == [rows[7].fields["x"], None, rows[3].fields["x"]]
+        assert [row.key for row in calls.facts("p", ["k5", "none", "k1"])] == ["k5", "k1"]
+        assert {row.key: row.made for row in calls.rows()["p"]}.keys() == {row.key for row in rows}
+        assert sum(each.stats().tables["rows"].held_caches for each in made) == 40
+        calls.clear("p", [f"k{i}" for i in range(39)])
+        assert [row.key for row in calls.rows("p")["p"]] == ["k39"]
+        calls.reset()
+        assert calls.rows() == {}
+
+
+def test_a_table_without_calls_of_its_own_says_which_kinds_have_them():
+    with Server(None, {"obs": "u1"}) as server, pytest.raises(ParameterError, match="'prompts' or 'keyed' for calls"):
+        server.table("default").calls()
+
+
+# --- By messages
+
+
+@pytest.fixture
+def asker():
+    return Asker(made_dispatcher({"lines": [], "models": []}, table=Table(storage="keyed")))
+
+
+def sent(asker, *rows, **options):
+    body = keyed.ChangeRows(call="put", partition="p", **options)
+    return asker.ask(body, payload=keyed.pack(list(rows)))
+
+
+def row(key, **fields):
+    return keyed.PutRow(key, {}, fields, [])
+
+
+def values(asker, keys, **options):
+    body = keyed.FindRows(call="values", partition="p", **options)
+    return asker.ask(body, payload=keyed.pack(keys))
+
+
+class Rows:
+    """A handler of its own, whose replies are short."""
+
+    def __init__(self):
+        budget = ByteBudget(1 << 20)
+        page = functools.partial(Page, Receiver(), payload_bytes=170)
+        pool = KeyedPool()
+        pool.join(budget, "keyed rows")
+        desk = SimpleNamespace(
+            table=lambda header: SimpleNamespace(asked=lambda capability, what: pool),
+            limits=Limits(message_bytes=680),
+            epoch=1,
+            requests=budget.holder("requests"),
+            page=lambda client, kind: page(kind, client),
+        )
+        self.handler = KeyedHandler(desk, facts_per_reply=2)
+        self.header = SimpleNamespace(client=ME, type=types.FIND_ROWS)
+
+    def put(self, *rows):
+        body = keyed.ChangeRows(call="put", partition="p")
+        self.handler.change(0.0, self.header, body, keyed.pack(list(rows)))
+
+    def all_of(self, unpack, keys=(), **call):
+        """What each reply brings, until there are no more."""
+        found, after, is_whole = [], 0, False
+        while not is_whole:
+            body = keyed.FindRows(partition="p", after=after, **call)
+            reply = self.handler.find(0.0, self.header, body, keyed.pack(list(keys)))
+            found.append(unpack(reply.payload))
+            after, is_whole = reply.body.after, reply.body.is_whole
+        return found
+
+
+def test_values_of_many_keys_come_in_parts_in_the_order_that_was_asked_for():
+    rows = Rows()
+    rows.put(*(row(f"k{i}", x=bytes([i]) * 60) for i in range(5)))
+    parts = rows.all_of(keyed.unpack_values, ["k4", "none", "k0", "k2"], call="values")
+    found = [each for part in parts for each in part]
+    assert [each.fields.get("x", b"")[:1] for each in found] == [b"\4", b"", b"\0", b"\2"]
+    assert [each.is_there for each in found] == [True, False, True, True]
+    assert [len(part) for part in parts] == [3, 1]
+
+
+def test_rows_are_listed_in_parts_without_their_values():
+    rows = Rows()
+    rows.put(*(row(f"k{i}", x=b"1") for i in range(5)))
+    parts = rows.all_of(keyed.unpack_facts, call="tags")
+    assert [[each.key for each in part] for part in parts] == [["k0", "k1"], ["k2", "k3"], ["k4"]]
+
+
+def test_a_write_that_is_sent_again_does_not_undo_a_later_one(asker):
+    other = Asker(asker.dispatcher, YOU)
+    sent(asker, row("k", x=b"old"))
+    sent(other, row("k", x=b"new"))
+    body = keyed.ChangeRows(call="put", partition="p")
+    asker.ask(body, payload=keyed.pack([row("k", x=b"old")]), again=True)
+    (found,) = keyed.unpack_values(values(asker, ["k"]).payload)
+    assert found.fields == {"x": b"new"}
+
+
+def test_fields_that_are_named_come_alone_and_all_names_are_said(asker):
+    sent(asker, row("k", x=b"1", y=b"2"))
+    (found,) = keyed.unpack_values(values(asker, ["k"], fields=["y", "none"]).payload)
+    assert (found.fields, found.names) == ({"y": b"2"}, ["x", "y"])
+
+
+def test_a_long_value_is_part_of_an_upload_of_the_same_client(asker):
+    for offset, piece in ((0, b"abc"), (3, b"def")):
+        asker.ask(keyed.ChangeRows(call="stage", upload=1, offset=offset), payload=piece)
+    staged = keyed.PutRow("k", {}, {}, [keyed.StagedValue("x", 1, 4)])
+    assert sent(Asker(asker.dispatcher, YOU), staged, upload=1).body.code == "value"
+    sent(asker, staged, upload=1)
+    (found,) = keyed.unpack_values(values(asker, ["k"]).payload)
+    assert found.fields == {"x": b"bcde"}
+    assert sent(asker, staged, upload=1).body.code == "value", "an upload is used once"
+
+
+@pytest.mark.parametrize("call", ["values", "facts"])
+def test_malformed_keys_are_refused(asker, call):
+    assert asker.ask(keyed.FindRows(call=call), payload=b"\xc1").body.code == "payload"
+
+
+def test_rows_take_of_what_their_table_may_hold_and_of_what_all_tables_hold_once(asker):
+    told = {"lines": [], "models": []}
+    small = Asker(made_dispatcher(told, table=Table(storage="keyed", byte_limit=3000)))
+    small.dispatcher.tables.first.pool.limit(3000)
+    sent(small, row("k", x=bytes(1000)))
+    size = small.dispatcher.tables.first.pool.stats().bytes
+    assert small.dispatcher.budget.holders()["table default"] == size and size < 3000
+    refused = sent(small, row("l", x=bytes(2000))).body
+    assert refused.code == "full" and "2,000" not in refused.text and "3,000 may be held there" in refused.text
+    assert sent(small, row("l", x=bytes(4000))).body.code == "too_large"
+    assert small.dispatcher.tables.first.pool.stats().caches == 1
+    small.dispatcher.budget.set_limit(size + 100)
+    assert "held_bytes" in sent(small, row("l", x=bytes(1000))).body.text
+    assert sent(asker, row("l", x=bytes(4000))).body.rows == 1
+
+
+def test_rows_are_refused_where_the_table_keeps_something_else():
+    asker = Asker(made_dispatcher({"lines": [], "models": []}))
+    for body in (keyed.FindRows(call="tags"), keyed.ChangeRows(call="reset")):
+        refused = asker.ask(body).body
+        assert refused.code == "table" and f"{body.type.name} is for keyed" in refused.text
+
+
+def test_reset_takes_everything_away_and_clear_only_its_keys(asker):
+    sent(asker, row("a", x=b"1"), row("b", x=b"2"))
+    asker.ask(keyed.ChangeRows(call="clear", partition="p"), payload=keyed.pack(["a", "none"]))
+    said = asker.ask(keyed.FindRows(call="tags", is_everywhere=True))
+    assert [each.key for each in keyed.unpack_facts(said.payload)] == ["b"]
+    assert asker.ask(keyed.ChangeRows(call="reset")).body.rows == 0
+    assert asker.dispatcher.tables.first.pool.held == (0, 0) and ME != YOU
+
+
+# --- Payloads
+
+PUTS = [keyed.PutRow("k", {"s": b"1"}, {"x": b"2"}, [keyed.StagedValue("y", 0, 9)])]
+FACTS = [keyed.RowFacts("p", "k", 3, {"s": b"1"}, ["x"])]
+VALUES = [keyed.RowValues(True, ["x"], {"x": b"2"})]
+KINDS = [
+    (keyed.unpack_puts, PUTS),
+    (keyed.unpack_facts, FACTS),
+    (keyed.unpack_values, VALUES),
+    (keyed.unpack_keys, ["a", "b"]),
+]
+
+
+@pytest.mark.parametrize(("unpack", "rows"), KINDS, ids=lambda each: getattr(each, "__name__", ""))
+def test_what_was_packed_is_read_and_without_a_payload_there_is_nothing(unpack, rows):
+    assert unpack(keyed.pack(rows)) == rows
+    assert unpack(None) == []
+
+
+@pytest.mark.parametrize(("unpack", "rows"), KINDS, ids=lambda each: getattr(each, "__name__", ""))
+@given(data=st.data())
+def test_damaged_payloads_are_refused(unpack, rows, data):
+    whole = keyed.pack(rows)
+    cut = data.draw(st.integers(1, len(whole) - 1))
+    for damaged in (whole[:cut], whole + b"\0", data.draw(st.binary(min_size=1, max_size=40))):
+        try:
+            unpack(damaged)
+        except ProtocolError as error:
+            assert error.code == "payload"
+        else:
+            assert damaged not in (whole[:cut], whole + b"\0")
+
+
+def test_a_key_of_more_than_1024_characters_is_refused():
+    with pytest.raises(ProtocolError, match="its rows cannot be read"):
+        keyed.unpack_keys(keyed.pack(["k" * 1025]))
