@@ -43,7 +43,7 @@ help:
 	@echo "make demo-ppo      on-policy learning: LunarLander by PPO, collectors without torch; ENV=CartPole-v1 LEARNERS=2; installs torch, a gigabyte or more"
 	@echo "make demo-sac      a server, two workers and a trainer balance MuJoCo's double pendulum by SAC; two of them are killed on the way"
 	@echo "make test          every test on the plain build; those about arrays on the one with bounds checks"
-	@echo "make test-quick    the quick half, in a minute and a half: without sockets of whole clusters, without processes"
+	@echo "make test-quick    the quick half, in some seventy seconds: without sockets of whole clusters, without processes"
 	@echo "make test-plain    every test on the plain build; PYTEST_ARGS='-k ring' picks some"
 	@echo "make test-checked  the tests about arrays on the build with bounds checks"
 	@echo "make test-pages    the dashboard's pages in Chromium, its API, and a real Prometheus"

@@ -204,6 +204,8 @@ TIMES = {
     "thread_runnable": ("memoire.net.thread.RUNNABLE_TIMEOUT",),
     "wrong_token": ("memoire.dashboard.web.api.WRONG_TOKEN_DELAY",),
     "handshake": ("memoire.net.sockets.HANDSHAKE_TIMEOUT",),
+    "address_taken": ("memoire.net.sockets.PATIENCE",),
+    "api_server": ("memoire.cli.in_cluster.PAUSE",),
     "page_asked": ("memoire.cli.addresses.ASK_TIMEOUT",),
     "listen_note": ("memoire.nodes.local.LISTEN_NOTE_DELAY",),
     "restart_pause": ("memoire.nodes.launcher.MIN_PAUSE",),

@@ -12,6 +12,8 @@ from memoire.net.addresses import page_seen_from
 from memoire.nodes.http import NodePages
 from netkit import SCHEMA, until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def cluster():
@@ -80,8 +82,8 @@ def test_pages_say_where_requests_go(cluster, name):
     assert addresses.endpoint_of(node.endpoint, say=said.append) == node.endpoint and len(said) == 1
 
 
-@pytest.mark.slow
-def test_commands_take_either(cluster, capsys):
+def test_commands_take_either(cluster, capsys, times):
+    times(top_rates=0.05)
     proxy, page = cluster["proxy"]
     assert main.main(["totals", page]) == 0 == main.main(["totals", proxy.endpoint])
     assert main.main(["doctor", page]) == doctor.WELL
@@ -89,8 +91,8 @@ def test_commands_take_either(cluster, capsys):
     assert capsys.readouterr().err.count("memoire: asked ") == 3
 
 
-@pytest.mark.slow
-def test_nobody_there_is_told_with_the_address():
+def test_nobody_there_is_told_with_the_address(times):
+    times(page_asked=0.5)
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     with pytest.raises(EndpointError, match=rf"cannot ask 'http://127.0.0.1:{port}': .*refused"):
@@ -160,7 +162,8 @@ def test_a_command_without_a_key_says_that_the_address_asks_for_one(command, loc
 
 
 @pytest.mark.parametrize("command", ["top", "logs", "report"])
-def test_a_command_with_a_key_finds_the_pages_of_the_address(command, locked, tmp_path, capsys):
+def test_a_command_with_a_key_finds_the_pages_of_the_address(command, locked, tmp_path, capsys, times):
+    times(top_rates=0.05, report_rates=0.05)
     given = [*LOOKS[command], *([str(tmp_path)] if command == "report" else [])]
     assert main.main([*given, locked[0].endpoint, "--keys", locked[2]]) == 0
     assert f"asked {locked[0].endpoint} for pages: {locked[1]}" in capsys.readouterr().err

@@ -24,6 +24,8 @@ from memoire.security.keys import Keys, read_blocks
 from memoire.security.provision import ADMITTED, cluster_files, public_keys, secret_files, write_new
 from memoire.security.roles import ROLES
 
+pytestmark = pytest.mark.slow
+
 NAMES = {*(f"k-{role}" for role in ROLES), "t"}
 """Of everything that is made here."""
 
@@ -279,8 +281,9 @@ def test_who_may_not_is_told_what_the_account_needs(api, status):
 
 
 @pytest.mark.parametrize("status", [403, 429, 503])
-def test_a_refusal_that_is_only_early_is_asked_again(api, tmp_path, status):
-    api.refused["POST"] = (status, time.monotonic() + 0.7)
+def test_a_refusal_that_is_only_early_is_asked_again(api, tmp_path, status, times):
+    times(api_server=0.05)
+    api.refused["POST"] = (status, time.monotonic() + 0.2)
     make(api, patience=10.0)
     assert_whole(api, tmp_path)
 
@@ -298,10 +301,11 @@ def test_nobody_there_is_said_at_the_deadline():
     assert 0.9 < time.monotonic() - began < 10.0
 
 
-def test_a_server_that_comes_late_is_found():
+def test_a_server_that_comes_late_is_found(times):
+    times(api_server=0.05)
     port, came = free_port(), []
     at = ApiServer(ServiceAccount(f"http://127.0.0.1:{port}", "rl"), 20.0)
-    later = threading.Timer(0.7, lambda: came.append(FakeApi(port=port)))
+    later = threading.Timer(0.2, lambda: came.append(FakeApi(port=port)))
     later.start()
     try:
         assert at.read("k-actor") is None
@@ -349,7 +353,6 @@ def test_a_pod_knows_the_api_server_and_shows_its_token_as_it_is_now(account):
             at.read("k-actor")
 
 
-@pytest.mark.slow
 def test_an_api_server_with_another_certificate_hears_no_token(account, tmp_path):
     folder, context = account
     other = tmp_path / "other"

@@ -461,7 +461,7 @@ FILES = {
     "a demo's network": File(demo_network, read_demo_network),
     "a server's snapshot": File(server_snapshot, read_snapshot),
     "a model of a state folder": File(stored_model, read_stored_model, StateDatabase, stride=101),
-    "a buffer's file": File(buffer_file, read_buffer_file, is_checked_all=False, stride=19),
+    "a buffer's file": File(buffer_file, read_buffer_file, is_checked_all=False, stride=61),
     "a model's file": File(model_file, read_model_file, is_checked_all=False),
     "a checkpoint of memoire.tq": File(tq_checkpoint, read_tq_checkpoint, lock_folder),
     "a server's state": File(state, read_state, **DATABASE),

@@ -74,6 +74,7 @@ def test_a_folder_is_made_for_the_owner_or_for_the_group_of_the_one_it_is_in(tmp
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [folder_mode] * 3
 
 
+@pytest.mark.slow
 def test_what_a_former_version_let_everybody_read_is_closed_at_the_next_start(tmp_path):
     folder = tmp_path / "state"
     names = lived(folder)
@@ -118,6 +119,7 @@ NAMES = ["state.db.new", "committed.new", "state.db.new-backup", "state.db.backu
          "models/a.model", "models/a.new", "models/1-2-3.new", "memory.snapshot.new", "snapshots/a.new"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_files_of_the_user_s_whose_names_drafts_might_have_stay_as_they_are(tmp_path):
     target, folder = tmp_path / "target", tmp_path / "state"
     target.write_text("what others need")

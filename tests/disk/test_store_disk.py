@@ -36,6 +36,8 @@ from statekit import (
 )
 from store_child import HITS, STEPS
 
+pytestmark = pytest.mark.slow
+
 # --- A disk that is full, read-only or failing under a server's files
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -143,7 +145,6 @@ class Users:
         assert self.reader.publish("t", b"model") >= 1
 
 
-@pytest.mark.slow
 def test_users_of_a_server_whose_disk_is_full_hear_that_and_where_and_go_on_when_there_is_room(small_disk, cluster):
     users, ballast = Users(cluster, small_disk / "state"), small_disk / "ballast"
     ballast.write_bytes(b"x" * shutil.disk_usage(small_disk).free)
@@ -152,7 +153,6 @@ def test_users_of_a_server_whose_disk_is_full_hear_that_and_where_and_go_on_when
     users.check_going_on()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "trouble"),
     [
@@ -200,7 +200,6 @@ def failing_disk(tmp_path):
 MKFS = shutil.which("mkfs.ext4")
 
 
-@pytest.mark.slow
 def test_a_file_system_that_becomes_read_only_loses_nothing_and_is_gone_on_with_after_its_repair(failing_disk, cluster):
     folder, fail, mount = failing_disk
     users = Users(cluster, folder / "state")
@@ -285,7 +284,6 @@ def test_a_folder_on_a_full_disk_is_refused_and_opens_when_there_is_room(small_d
             assert len(own_accounts(store)) == (8 if name == "old" else 0)
 
 
-@pytest.mark.slow
 def test_a_full_disk_is_found_whatever_says_so(tmp_path):
     for point, error in [
         ("before commit", failing(sqlite3.SQLITE_FULL, "SQLITE_FULL")),
@@ -479,7 +477,6 @@ def check(folder):
     return check_state(folder / "state", (folder / "acks").stat().st_size)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "points", [POINTS[::3], POINTS[1::3], [*POINTS[2::3], *OF_FILES]], ids=["some", "others", "the rest"]
 )
@@ -495,7 +492,6 @@ def test_a_kill_at_any_point_loses_nothing_that_was_acknowledged(in_memory, poin
         assert step == STEPS or (folder / "status").read_text() == "-9"
 
 
-@pytest.mark.slow
 def test_every_point_of_the_store_is_tried():
     others = ("replay/files.py", "tq/interface.py")  # test_every_file.py kills at each of their points
     package = TESTS.parent / "memoire"
@@ -504,7 +500,6 @@ def test_every_point_of_the_store_is_tried():
     assert set(re.findall(r'\b_?at\("([^"]+)"\)', sources)) == set(POINTS)
 
 
-@pytest.mark.slow
 def test_kills_at_any_time_lose_nothing_that_was_acknowledged(in_memory):
     words = child("times", in_memory, 1, 15)
     assert check_all(in_memory, 15) > 5, words
@@ -521,7 +516,6 @@ def check_all(folder, kills):
     return check(folder)
 
 
-@pytest.mark.slow
 def test_a_power_failure_at_any_moment_loses_nothing_that_was_acknowledged(in_memory, tmp_path):
     """What was written and not synced is lost, in part or as a whole, and in any order."""
     if not (shutil.which("gcc") or shutil.which("cc")):

@@ -19,6 +19,8 @@ from memoire.wire import _bytes, messages
 from memoire.wire.frames import encode, parse
 from memoire.wire.row_container import exact_rows, pack_rows, unpack_rows
 
+pytestmark = pytest.mark.slow
+
 # --- Requests that are made and answered in the shortest way: the same bytes, and whatever is unusual is left to others
 
 INPUTS, OUTPUTS = {"obs": (np.float32, (2,))}, {"value": np.float32}

@@ -291,6 +291,7 @@ def test_clients_move_when_a_node_closes_and_come_back_when_it_returns(open_node
     until(lambda: asked() == own[0])
 
 
+@pytest.mark.slow
 def test_a_silent_node_is_passed_over(open_node, open_policy):
     stuck = threading.Event()
 

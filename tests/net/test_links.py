@@ -29,6 +29,8 @@ from memoire.wire import messages
 from memoire.wire.frames import NEWS_FRAME, encode, parse, peek
 from netkit import Book, KeepingContext, record, until
 
+pytestmark = pytest.mark.slow
+
 # --- The way to a peer: names that hang or move, addresses that fail, and what is known of a connection at once
 
 place = links._place
@@ -111,7 +113,6 @@ def test_an_address_that_does_not_answer_is_followed_by_the_next_one(context, do
     echoes(doors, made, answering)
 
 
-@pytest.mark.slow
 def test_addresses_that_all_fail_are_not_tried_in_a_spin(context, doors, book):
     book.known["proxy"] = ["127.0.0.1", "127.0.0.2"]
     port = block(1)

@@ -125,7 +125,8 @@ def test_a_wildcard_host_is_the_host_that_was_dialled(dialled, endpoint, seen):
     assert addresses.seen_from(dialled, endpoint) == seen
 
 
-def test_a_taken_address_is_an_error_that_names_it(context):
+def test_a_taken_address_is_an_error_that_names_it(context, times):
+    times(address_taken=0.05)
     first = sockets.data_receiver(context, 100)
     endpoint = sockets.bind(first, "tcp://127.0.0.1:0")
     assert endpoint.rpartition(":")[2] != "0"
@@ -366,7 +367,8 @@ def proxy(path: Path) -> memoire.Proxy:
 
 @pytest.mark.parametrize("node", [server, proxy])
 @pytest.mark.parametrize("ending", ["", ".push", ".pub"])
-def test_a_file_at_the_path_is_refused_and_left(tmp_path: Path, node, ending: str) -> None:
+def test_a_file_at_the_path_is_refused_and_left(tmp_path: Path, node, ending: str, times) -> None:
+    times(address_taken=0.05)
     path = tmp_path / f"relay{ending}"
     path.write_text("my thesis")
     with pytest.raises(EndpointError, match="something else than a socket at .*relay"):
@@ -375,8 +377,9 @@ def test_a_file_at_the_path_is_refused_and_left(tmp_path: Path, node, ending: st
 
 
 @pytest.mark.parametrize("node", [server, proxy])
-def test_a_path_where_somebody_listens_is_not_taken_away(tmp_path: Path, node) -> None:
+def test_a_path_where_somebody_listens_is_not_taken_away(tmp_path: Path, node, times) -> None:
     with server(tmp_path / "relay") as first:
+        times(address_taken=0.05)
         with pytest.raises(EndpointError, match="in use"):
             node(tmp_path / "relay")
         with memoire.connect(first.endpoint) as client:

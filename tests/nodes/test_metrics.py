@@ -80,6 +80,7 @@ def cluster():
         yield {role: (node, keep(NodePages("127.0.0.1:0", node))) for role, node in nodes.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["server", "proxy", "actor", "learner", "inference"])
 def test_a_scrape_has_every_metric_of_its_role_and_none_besides(cluster, role):
     kind, text = scrape(cluster[role][1])

@@ -117,6 +117,7 @@ def test_a_ledger_is_handed_out_as_it_is_for_whoever_merges_several(server, page
         assert fetch(pages, "/accounts?run=none")[0] == 400
 
 
+@pytest.mark.slow
 def test_closed_episodes_are_read_page_by_page_and_what_was_forgotten_is_counted(server, pages, monkeypatch):
     with memoire.connect(server.endpoint, seed=0) as client:
         record(client, episodes=5, length=20)
@@ -362,6 +363,7 @@ def test_a_stuck_thread_makes_a_node_neither_alive_nor_ready(server, pages, time
     until(lambda: ask(pages, "/livez")[0] == 200)
 
 
+@pytest.mark.slow
 def test_a_server_that_takes_caches_without_a_pause_is_alive(monkeypatch):
     """The thread that takes them need not wait for anything, but it comes by."""
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
@@ -385,6 +387,7 @@ def test_a_thread_that_died_is_told(server, pages):
     assert ask(pages, "/livez")[2]["reasons"] == ["thread memoire-requests has died: its log says why"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_makes_a_server_unready_until_there_is_room(tmp_path, store_by):
     fault = Faulty("before commit")
     store_by(fault.open_store)
@@ -555,6 +558,7 @@ def test_a_request_without_end_is_refused(pages):
         assert hear(connection).startswith(b"HTTP/1.1 431 ")
 
 
+@pytest.mark.slow
 def test_who_does_not_take_the_answer_is_cut_off_and_holds_up_nobody(server):
     large = {**about.PAGES, "/": lambda node, request: about.Page(200, bytes(32 << 20))}
     with NodePages("127.0.0.1:0", server, pages=large, request_timeout=0.5) as pages, dial(pages) as connection:

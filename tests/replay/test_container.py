@@ -23,6 +23,8 @@ from memoire.server import build
 from memoire.server.build import ServerOptions
 from serverkit import server_options
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = Schema({"obs": (np.uint8, (588,)), "reward": np.float32})
 ENTRY = 588 + 4 + ENTRY_OVERHEAD
 RAGGED = Schema({"obs": (np.uint8, (8,)), "tokens": Column(np.int32, (None,)), "reward": np.float32})

@@ -5,6 +5,7 @@ import copy
 import json
 import os
 import pickle
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -230,7 +231,13 @@ def check(case: Case, opcodes: bool) -> None:
     check_whole(case.make, case.call, ways_on(case), opcodes=opcodes)
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("usual step", "the long way", "terminated", "vector, being reset", "vector, same_step", "reset of some", "cut")
+"""Cases that are also in the quick half: a step that C makes, others, and the three calls."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_a_call_that_is_interrupted_at_a_line_has_happened_or_has_not(name: str) -> None:
     check(CASES[name], opcodes=False)
 
@@ -378,8 +385,10 @@ ALL = [(name, n) for name, makes in HOLDERS.items() for n in range(len(makes))]
 def test_every_module_that_makes_a_generator_is_tested_here():
     forked, other = set(), set()
     for path in PACKAGE.rglob("*.py"):
-        name = path.relative_to(PACKAGE).as_posix()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        name, text = path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8")
+        if not re.search(r"Generator|seed_here|default_rng|PCG64|RandomState", text):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func).rpartition(".")[2]
                 if called in ("ForkedGenerator", "seed_here"):

@@ -25,6 +25,8 @@ from memoire.rl.policies import Asks, LoadsModels, MlpPolicy, Moments, Policy, p
 from memoire.tables.table import Table
 from netkit import QUICK, in_thread
 
+pytestmark = pytest.mark.slow
+
 # --- A collector fills a table of rollouts through real sockets, each fragment by one model, and a learner learns of it
 
 

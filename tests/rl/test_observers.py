@@ -32,6 +32,8 @@ from memoire.tables.rollouts import transport
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 
+pytestmark = pytest.mark.slow
+
 HERE = "tcp://127.0.0.1:0"
 INPUTS, OUTPUTS, ENTRIES, act = (
     observer_child.INPUTS,
@@ -353,7 +355,6 @@ def test_pages_of_an_agent_are_those_of_its_node_with_jobs_and_start_states(open
     assert b'memoire_starts_best_cost{origin="line"} -3.0' in told["/metrics"]
 
 
-@pytest.mark.slow
 def test_an_observer_goes_to_another_agent_when_its_own_is_gone_and_returns(open_agent, observe):
     agents = {agent.endpoint: agent for agent in (open_agent(), open_agent())}
     observer = observe(*agents.values())
@@ -418,7 +419,6 @@ def child():
         process.stdout.close()
 
 
-@pytest.mark.slow
 def test_the_job_of_a_killed_observer_is_run_by_another_one_once(open_agent, observe, child):
     agent = open_agent()
     process = child("run", agent.endpoint)
@@ -432,7 +432,6 @@ def test_the_job_of_a_killed_observer_is_run_by_another_one_once(open_agent, obs
     assert (jobs.done, jobs.expired, jobs.lost, jobs.late) == (1, 1, 0, 0)
 
 
-@pytest.mark.slow
 def test_an_observer_that_was_stopped_for_longer_than_its_lease_learns_that_its_job_is_over(open_agent, observe, child):
     agent = open_agent(lease=1.0)
     process = child("run", agent.endpoint)
@@ -473,7 +472,6 @@ class _Address:
         self.endpoint = endpoint
 
 
-@pytest.mark.slow
 def test_an_idle_observer_takes_less_than_a_hundredth_of_a_processor(open_agent, child):
     spent = float(child("idle", open_agent().endpoint).stdout.readline())
     assert spent < 0.01 * observer_child.IDLE

@@ -25,6 +25,8 @@ from memoire.rl.worker import run_synchronous, step_seconds
 from memoire.wire.messages import TEST, TRAIN
 from netkit import until
 
+pytestmark = pytest.mark.slow
+
 
 class Device(gymnasium.Env[Any, Any]):
     """Counts; terminates after `length` steps. Remembers each action that it did."""

@@ -674,6 +674,7 @@ class Stranger:
         return parse(self.socket.recv_multipart()[1:]).body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("through", ["server", "proxy"])
 def test_a_connection_that_makes_up_clients_is_stopped_where_it_ends(cluster, through):
     server = cluster.server(limits=FEW)
@@ -691,6 +692,7 @@ def test_a_connection_that_makes_up_clients_is_stopped_where_it_ends(cluster, th
     stranger.socket.close()
 
 
+@pytest.mark.slow
 def test_a_client_that_comes_too_soon_says_so_or_gets_in_later(cluster):
     server = cluster.server(limits=Limits.of(new_clients=1, new_clients_rate=0.0, connection_clients=0))
     with pytest.raises(Refused, match="connection_clients") as refused:

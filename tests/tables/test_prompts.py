@@ -250,6 +250,7 @@ def test_a_rewind_brings_back_what_came_after_and_ends_the_former_session(server
     two.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_was_killed_and_started_again_knows_all_that_it_acknowledged(tmp_path):
     address = f"ipc://{tmp_path}/server"
     server = memoire.Server(address, tables={"t": table()}, state=tmp_path / "state", name="s")
@@ -363,6 +364,7 @@ def test_a_server_that_is_drained_gets_no_new_prompts_and_those_that_it_has_are_
         each.close()
 
 
+@pytest.mark.slow
 def test_a_snapshot_goes_into_another_number_of_servers(tmp_path):
     with memoire.Server(ANY, tables={"t": table()}, state=tmp_path / "one", name="s") as server:
         prompts = server.prompts()
@@ -488,6 +490,7 @@ def test_dead_groups_are_dropped_and_informative_ones_replayed():
         assert prompts.counts()["drawn"] == 2
 
 
+@pytest.mark.slow
 def test_replay_fills_up_what_fresh_groups_lack_and_a_step_of_replayed_ones_alone_goes_on(tmp_path):
     settings = {"score": "variance", "replay_limit": 8, "keep": 0}
     tables = {"t": table(**settings)}

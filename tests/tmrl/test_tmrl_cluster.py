@@ -30,6 +30,8 @@ from memoire.tmrl.training_offline import TrainingOffline
 from memoire.tmrl.util import partial
 from netkit import until
 
+pytestmark = pytest.mark.slow
+
 SPACE = gymnasium.spaces.Box(-1e9, 1e9, (2,), np.float32)
 ACTIONS = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
