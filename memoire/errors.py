@@ -5,28 +5,44 @@ survives pickling, and its text says which value, from whom, what was expected a
 """
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, dataclass_transform
 
 
+@dataclass_transform(eq_default=False)
 class MemoireError(Exception):
     """Whatever memoire raises on purpose.
+
+    A class declares its facts as a dataclass does, and says them in `TEXT`, or in `__str__` if that depends on them.
 
     Gymnasium and others raise an error again as `type(error)(text)`. So each class can also be made of one text, which
     is then what the error says: class and sentence stay, and its facts are gone.
     """
 
+    TEXT = ""
+    """What it says, with {NAME} for a fact."""
     sentence: str | None = None
     """What an error says that was made of its text alone; None if it has facts."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if cls.__annotations__:
+            dataclasses.dataclass(eq=False, repr=False, match_args=False)(cls)
         for name, also_text in (("__init__", _facts_or_text), ("__str__", _sentence_or_facts)):
             if name in vars(cls):
                 setattr(cls, name, also_text(vars(cls)[name]))
+
+    def __post_init__(self) -> None:
+        self.args = tuple(vars(self).values())  # its facts, in their order: so it survives pickling
+
+    def __str__(self) -> str:
+        if self.sentence is not None:
+            return self.sentence
+        return self.TEXT.format_map(vars(self)) if self.TEXT else super().__str__()
 
 
 def _facts_or_text(init: Callable[..., None]) -> Callable[..., None]:
@@ -102,9 +118,8 @@ def _escaped(match: re.Match[str]) -> str:
 class NotBuilt(MemoireError, ImportError):
     """What Python found is memoire's source code, without the part of it that has to be compiled."""
 
-    def __init__(self, folder: str, installed: str | None) -> None:
-        super().__init__(folder, installed)
-        self.folder, self.installed = folder, installed
+    folder: str
+    installed: str | None
 
     def __str__(self) -> str:
         if self.installed:
@@ -121,10 +136,13 @@ class NotBuilt(MemoireError, ImportError):
 class NotInstalled(MemoireError, ModuleNotFoundError):
     """A module that only some users need is not installed."""
 
-    def __init__(self, module: str, command: str) -> None:
-        super().__init__(module, command)
-        self.module, self.command = self.args
-        self.name = module.partition(".")[0]
+    module: str
+    command: str
+    TEXT = "this needs {module}, which is not installed: {command}"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.name = self.module.partition(".")[0]
 
     @classmethod
     @contextlib.contextmanager
@@ -137,22 +155,17 @@ class NotInstalled(MemoireError, ModuleNotFoundError):
                 raise
             raise cls(error.name, command) from None
 
-    def __str__(self) -> str:
-        return f"this needs {self.module}, which is not installed: {self.command}"
-
 
 class ProtocolMoved(MemoireError, ImportError):
     """Another library is installed in a version whose interface is not the one that an adapter was written for."""
 
-    def __init__(self, module: str, version: str, problem: str) -> None:
-        super().__init__(module, version, problem)
-        self.module, self.version, self.problem = module, version, problem
-
-    def __str__(self) -> str:
-        return (
-            f"{self.module} {self.version} is not what this adapter was written for: {self.problem}. Install a version "
-            f"that it was tried with, or a newer memoire."
-        )
+    module: str
+    version: str
+    problem: str
+    TEXT = (
+        "{module} {version} is not what this adapter was written for: {problem}. Install a version "
+        "that it was tried with, or a newer memoire."
+    )
 
 
 class SchemaError(MemoireError, ValueError):
@@ -162,27 +175,24 @@ class SchemaError(MemoireError, ValueError):
 class ParameterError(MemoireError, ValueError):
     """A parameter was set to something that it cannot be."""
 
-    def __init__(self, name: str, value: object, expected: str) -> None:
-        super().__init__(name, value, expected)
-        self.name, self.value, self.expected = name, value, expected
-
-    def __str__(self) -> str:
-        return f"{self.name} must be {self.expected}, got {self.value!r}. Nothing was changed."
+    name: str
+    value: object
+    expected: str
+    TEXT = "{name} must be {expected}, got {value!r}. Nothing was changed."
 
 
 class ModelUnknown(ParameterError):
     """An entry was written without the version of the model that acted."""
 
+    TEXT = (
+        "model_version is 0, which is unknown, but {reason}. Pass model_version=. A client's writer "
+        "does it if the actor takes its models by newest() or wait() of client.model(topic). Nothing was changed."
+    )
+
     def __init__(self, reason: str) -> None:
         Exception.__init__(self, reason)
         self.reason = reason
         self.name, self.value, self.expected = "model_version", 0, "the version of the model that acted"
-
-    def __str__(self) -> str:
-        return (
-            f"model_version is 0, which is unknown, but {self.reason}. Pass model_version=. A client's writer "
-            f"does it if the actor takes its models by newest() or wait() of client.model(topic). Nothing was changed."
-        )
 
 
 class UnknownName(ParameterError, TypeError):
@@ -205,9 +215,10 @@ class UnknownName(ParameterError, TypeError):
 class NoSuchField(MemoireError, KeyError):
     """A batch, schema or the like was asked for something by a name that it does not have."""
 
-    def __init__(self, what: str, name: str, meant: tuple[str, ...], known: tuple[str, ...]) -> None:
-        super().__init__(what, name, meant, known)
-        self.what, self.name, self.meant, self.known = what, name, meant, known
+    what: str
+    name: str
+    meant: tuple[str, ...]
+    known: tuple[str, ...]
 
     def __str__(self) -> str:
         guess = f"{_guess(self.meant)} " if self.meant else ""
@@ -221,69 +232,56 @@ def _guess(meant: tuple[str, ...]) -> str:
 class WrongType(MemoireError, TypeError):
     """A value is of a type that cannot be taken."""
 
-    def __init__(self, name: str, expected: str, received: str, advice: str = "Nothing was changed.") -> None:
-        super().__init__(name, expected, received, advice)
-        self.name, self.expected, self.received, self.advice = name, expected, received, advice
-
-    def __str__(self) -> str:
-        return f"{self.name} must be {self.expected}, got {self.received}. {self.advice}"
+    name: str
+    expected: str
+    received: str
+    advice: str = "Nothing was changed."
+    TEXT = "{name} must be {expected}, got {received}. {advice}"
 
 
 class WrongModel(MemoireError, ValueError):
     """A published model does not fit the network that it is loaded into, or is none of named arrays."""
 
-    def __init__(self, what: str, problem: str, advice: str) -> None:
-        super().__init__(what, problem, advice)
-        self.what, self.problem, self.advice = what, problem, advice
-
-    def __str__(self) -> str:
-        return f"{self.what} {self.problem}. Nothing was loaded. {self.advice}"
+    what: str
+    problem: str
+    advice: str
+    TEXT = "{what} {problem}. Nothing was loaded. {advice}"
 
 
 class NotCopied(MemoireError, TypeError):
     """Something was to be copied or pickled that has threads, sockets or a memory which others share."""
 
-    def __init__(self, kind: str, instead: str) -> None:
-        super().__init__(kind, instead)
-        self.kind, self.instead = kind, instead
-
-    def __str__(self) -> str:
-        return f"a {self.kind} can neither be copied nor pickled. {self.instead}"
+    kind: str
+    instead: str
+    TEXT = "a {kind} can neither be copied nor pickled. {instead}"
 
 
 class NotPlain(MemoireError, TypeError):
     """A value was to be stored that no other process could read without running code of whoever wrote it."""
 
-    def __init__(self, kind: str) -> None:
-        super().__init__(kind)
-        self.kind = kind
-
-    def __str__(self) -> str:
-        return (
-            f"a value of type {self.kind} cannot be stored: tensors, arrays, numbers, texts, bytes, None, and lists, "
-            f"tuples, sets and dicts of them can. Nothing is pickled: turn it into these."
-        )
+    kind: str
+    TEXT = (
+        "a value of type {kind} cannot be stored: tensors, arrays, numbers, texts, bytes, None, and lists, "
+        "tuples, sets and dicts of them can. Nothing is pickled: turn it into these."
+    )
 
 
 class NotSettable(MemoireError, AttributeError):
     """An attribute was set that nobody would read: what was meant is changed in another way."""
 
-    def __init__(self, kind: str, attribute: str, instead: str) -> None:
-        super().__init__(kind, attribute, instead)
-        self.kind, self.attribute, self.instead = kind, attribute, instead
-
-    def __str__(self) -> str:
-        return f"{self.attribute} of a {self.kind} cannot be set as an attribute. Nothing was changed. {self.instead}"
+    kind: str
+    attribute: str
+    instead: str
+    TEXT = "{attribute} of a {kind} cannot be set as an attribute. Nothing was changed. {instead}"
 
 
 class EntryError(MemoireError, ValueError):
     """A value of an entry does not match its column."""
 
-    def __init__(
-        self, column: str, expected: str, received: str, advice: str = "Convert the value, or declare the column so."
-    ) -> None:
-        super().__init__(column, expected, received, advice)
-        self.column, self.expected, self.received, self.advice = column, expected, received, advice
+    column: str
+    expected: str
+    received: str
+    advice: str = "Convert the value, or declare the column so."
 
     def __str__(self) -> str:
         mistake = f"column {self.column!r} stores {self.expected}, but got {self.received}"
@@ -312,31 +310,25 @@ class EpisodeError(MemoireError, RuntimeError):
 class EpisodeClosedError(EpisodeError):
     """There is no open episode to add to or to close."""
 
-    def __init__(self, action: str, lane: int) -> None:
-        super().__init__(action, lane)
-        self.action, self.lane = action, lane
-
-    def __str__(self) -> str:
-        return f"cannot {self.action}: episode {self.lane} is not open. Call new_episode() first."
+    action: str
+    lane: int
+    TEXT = "cannot {action}: episode {lane} is not open. Call new_episode() first."
 
 
 class EmptyEpisodeError(EpisodeError):
     """An episode without entries cannot be closed."""
 
-    def __init__(self, lane: int) -> None:
-        super().__init__(lane)
-        self.lane = lane
-
-    def __str__(self) -> str:
-        return f"cannot close episode {self.lane}: it has no entries. Add at least one entry before closing it."
+    lane: int
+    TEXT = "cannot close episode {lane}: it has no entries. Add at least one entry before closing it."
 
 
 class EpisodeTooLong(EpisodeError):
     """An episode that is still open fills the whole memory. The entry that did not fit was refused."""
 
-    def __init__(self, lane: int, length: int, capacity: int, ragged_limit: int = 0) -> None:
-        super().__init__(lane, length, capacity, ragged_limit)
-        self.lane, self.length, self.capacity, self.ragged_limit = lane, length, capacity, ragged_limit
+    lane: int
+    length: int
+    capacity: int
+    ragged_limit: int = 0
 
     def __str__(self) -> str:
         if self.ragged_limit:
@@ -354,9 +346,8 @@ class EpisodeTooLong(EpisodeError):
 class EmptyMemory(MemoireError, RuntimeError):
     """There is nothing with a positive weight to draw from."""
 
-    def __init__(self, entries: int = 0, reason: str = "") -> None:
-        super().__init__(entries, reason)
-        self.entries, self.reason = entries, reason
+    entries: int = 0
+    reason: str = ""
 
     def __str__(self) -> str:
         if self.reason:
@@ -386,40 +377,36 @@ class UsedUp(EmptyMemory):
 class StaleEntry(MemoireError, LookupError):
     """An entry was asked for by number after it had left the memory."""
 
-    def __init__(self, number: int, position: int) -> None:
-        super().__init__(number, position)
-        self.number, self.position = number, position
-
-    def __str__(self) -> str:
-        return (
-            f"entry {self.number} (position {self.position} of those asked for) is not in this memory: overwritten, "
-            f"evicted or never there. Gather right after drawing (sample() does both at once), or enlarge the memory."
-        )
+    number: int
+    position: int
+    TEXT = (
+        "entry {number} (position {position} of those asked for) is not in this memory: overwritten, "
+        "evicted or never there. Gather right after drawing (sample() does both at once), or enlarge the memory."
+    )
 
 
 class NoSuchRow(MemoireError, IndexError):
     """A row or frame of the memory was asked for by a number that none has."""
 
-    def __init__(self, what: str, number: int, position: int, where: str) -> None:
-        super().__init__(what, number, position, where)
-        self.what, self.number, self.position, self.where = what, number, position, where
-
-    def __str__(self) -> str:
-        return (
-            f"{self.what} {self.number} at position {self.position} {self.where}. "
-            f"Take rows and frames from the same `held()` in which they are used: they change as the memory goes on."
-        )
+    what: str
+    number: int
+    position: int
+    where: str
+    TEXT = (
+        "{what} {number} at position {position} {where}. "
+        "Take rows and frames from the same `held()` in which they are used: they change as the memory goes on."
+    )
 
 
 class NotEnoughSamples(MemoireError, RuntimeError):
     """A batch cannot be filled, or has to wait for entries (`reason` says so); no sample was taken."""
 
-    def __init__(
-        self, wanted: int, unused: int, caches: int, clients: int, waited: float = 0.0, reason: str = ""
-    ) -> None:
-        super().__init__(wanted, unused, caches, clients, waited, reason)
-        self.wanted, self.unused, self.caches, self.clients, self.waited = wanted, unused, caches, clients, waited
-        self.reason = reason
+    wanted: int
+    unused: int
+    caches: int
+    clients: int
+    waited: float = 0.0
+    reason: str = ""
 
     def __str__(self) -> str:
         after = f" after waiting {self.waited:.1f} s" if self.waited else ""
@@ -438,47 +425,45 @@ class NotEnoughSamples(MemoireError, RuntimeError):
 class ProtocolError(MemoireError, ValueError):
     """A message that is not of this protocol, or not whole."""
 
-    def __init__(self, code: str, detail: str) -> None:
-        super().__init__(code, detail)
-        self.code, self.detail = code, detail
-
-    def __str__(self) -> str:
-        return f"message refused ({self.code}): {self.detail}"
+    code: str
+    detail: str
+    TEXT = "message refused ({code}): {detail}"
 
 
 class SchemaMismatch(MemoireError, ValueError):
     """A client sent a field in a shape or dtype that the server does not store."""
 
-    def __init__(self, client: str, field: str, expected: str, received: str) -> None:
-        super().__init__(client, field, expected, received)
-        self.client, self.field, self.expected, self.received = client, field, expected, received
-
-    def __str__(self) -> str:
-        return (
-            f"client {self.client} sent field {self.field!r} as {self.received}, but this server stores "
-            f"{self.expected}. Restart the client to fetch the schema, "
-            f"or declare {self.field!r} as {self.received} on the server."
-        )
+    client: str
+    field: str
+    expected: str
+    received: str
+    TEXT = (
+        "client {client} sent field {field!r} as {received}, but this server stores "
+        "{expected}. Restart the client to fetch the schema, "
+        "or declare {field!r} as {received} on the server."
+    )
 
 
 class MemoireTimeout(MemoireError, TimeoutError):
     """A call waited as long as it may and got no answer."""
 
-    def __init__(self, waited_for: str, endpoint: str, seconds: float, advice: str) -> None:
-        super().__init__(errno.ETIMEDOUT, waited_for)
-        self.args = (waited_for, endpoint, seconds, advice)  # TimeoutError would keep two of them, and not come back
-        self.waited_for, self.endpoint, self.seconds, self.advice = waited_for, endpoint, seconds, advice
+    waited_for: str
+    endpoint: str
+    seconds: float
+    advice: str
+    TEXT = "no {waited_for} from {endpoint} within {seconds:.1f} s. {advice}"
 
-    def __str__(self) -> str:
-        return f"no {self.waited_for} from {self.endpoint} within {self.seconds:.1f} s. {self.advice}"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.errno = errno.ETIMEDOUT
 
 
 class Refused(MemoireError, RuntimeError):
     """The other side understood a request and declined it."""
 
-    def __init__(self, endpoint: str, code: str, text: str) -> None:
-        super().__init__(endpoint, code, text)
-        self.endpoint, self.code, self.text = endpoint, code, text
+    endpoint: str
+    code: str
+    text: str
 
     def __str__(self) -> str:
         return f"{self.endpoint} refused the request ({self.code}): {escape(self.text)}"
@@ -487,56 +472,42 @@ class Refused(MemoireError, RuntimeError):
 class Closed(MemoireError, RuntimeError):
     """The object was closed, perhaps from another thread while this call was waiting."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return f"{self.what} is closed. Make a new one to go on."
+    what: str
+    TEXT = "{what} is closed. Make a new one to go on."
 
 
 class TwoThreads(MemoireError, RuntimeError):
     """Two threads were in one writer at the same time; the second one's step was refused."""
 
-    def __init__(self, what: str, call: str) -> None:
-        super().__init__(what, call)
-        self.what, self.call = what, call
-
-    def __str__(self) -> str:
-        return (
-            f"{self.call}() was called while another thread was inside of {self.what}: nothing of this call was "
-            f"stored. It belongs to one thread at a time: make one for each thread, with environments of its own "
-            f"(writer() may be called any number of times), or take turns by a lock."
-        )
+    what: str
+    call: str
+    TEXT = (
+        "{call}() was called while another thread was inside of {what}: nothing of this call was "
+        "stored. It belongs to one thread at a time: make one for each thread, with environments of its own "
+        "(writer() may be called any number of times), or take turns by a lock."
+    )
 
 
 class ForkedError(MemoireError, RuntimeError):
     """A client, or a file that is being written, was used in a process forked from its own."""
 
-    def __init__(self, what: str, owner: int, here: int) -> None:
-        super().__init__(what, owner, here)
-        self.what, self.owner, self.here = what, owner, here
-
-    def __str__(self) -> str:
-        return (
-            f"{self.what} belongs to process {self.owner} and cannot be used in process {self.here}, forked from it: "
-            f"a fork has no threads, sockets or locks of its own. Make it after the fork, or start processes with the "
-            f"'spawn' method."
-        )
+    what: str
+    owner: int
+    here: int
+    TEXT = (
+        "{what} belongs to process {owner} and cannot be used in process {here}, forked from it: "
+        "a fork has no threads, sockets or locks of its own. Make it after the fork, or start processes with the "
+        "'spawn' method."
+    )
 
 
 class EndpointError(MemoireError, ValueError):
     """An address that nobody can bind or connect to."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        action: str,
-        reason: str,
-        instead: str = "",
-    ) -> None:
-        super().__init__(endpoint, action, reason, instead)
-        self.endpoint, self.action, self.reason, self.instead = endpoint, action, reason, instead
+    endpoint: str
+    action: str
+    reason: str
+    instead: str = ""
 
     def __str__(self) -> str:
         usual = "a free address" if self.action == "bind" else "the address of a memoire server or proxy"
@@ -547,9 +518,9 @@ class EndpointError(MemoireError, ValueError):
 class EpisodeTorn(EpisodeError):
     """An environment went on from another observation than the one that its last step ended in."""
 
-    def __init__(self, environment: int, length: int, refused: str = "") -> None:
-        super().__init__(environment, length, refused)
-        self.environment, self.length, self.refused = environment, length, refused
+    environment: int
+    length: int
+    refused: str = ""
 
     def __str__(self) -> str:
         if self.refused:
@@ -570,56 +541,45 @@ class EpisodeTorn(EpisodeError):
 class EpisodeOver(EpisodeError):
     """An environment was stepped on after its episode had ended: `env.reset()` was forgotten."""
 
-    def __init__(self, environment: int, length: int) -> None:
-        super().__init__(environment, length)
-        self.environment, self.length = environment, length
-
-    def __str__(self) -> str:
-        return (
-            f"environment {self.environment} is stepped on after its episode has ended, not for the first time: obs is "
-            f"the next_obs that ended it after step {self.length}, and no episode began there before. Nothing was "
-            f"added. Call env.reset() after each end (terminated or truncated), and step on from what it returns. If "
-            f"the environment resets itself, give the writer its autoreset mode; if episodes do begin where the last "
-            f"one ended, call writer.reset() between them."
-        )
+    environment: int
+    length: int
+    TEXT = (
+        "environment {environment} is stepped on after its episode has ended, not for the first time: obs is "
+        "the next_obs that ended it after step {length}, and no episode began there before. Nothing was "
+        "added. Call env.reset() after each end (terminated or truncated), and step on from what it returns. If "
+        "the environment resets itself, give the writer its autoreset mode; if episodes do begin where the last "
+        "one ended, call writer.reset() between them."
+    )
 
 
 class ObservationReused(EpisodeError):
     """`obs` and `next_obs` are the same array, so that the observation before the step is gone."""
 
-    def __init__(self, column: str) -> None:
-        super().__init__(column)
-        self.column = column
-
-    def __str__(self) -> str:
-        return (
-            f"obs and next_obs are one and the same array (column {self.column!r}): the environment writes each "
-            f"observation over the one before, which is lost. Nothing was added. Make vector environments with "
-            f"copy=True, or copy obs before each env.step()."
-        )
+    column: str
+    TEXT = (
+        "obs and next_obs are one and the same array (column {column!r}): the environment writes each "
+        "observation over the one before, which is lost. Nothing was added. Make vector environments with "
+        "copy=True, or copy obs before each env.step()."
+    )
 
 
 class FinalObservationMissing(EpisodeError):
     """An episode ended in autoreset mode same_step, and `info` does not hold the observation it ended in."""
 
-    def __init__(self, environment: int) -> None:
-        super().__init__(environment)
-        self.environment = environment
-
-    def __str__(self) -> str:
-        return (
-            f"environment {self.environment} ended an episode and was reset in the same step, so info['final_obs'] "
-            f"should hold the observation it ended in, but does not. Nothing was added. Give step() the info that "
-            f"envs.step() returned, or the autoreset mode that the environments have ('next_step' or 'disabled')."
-        )
+    environment: int
+    TEXT = (
+        "environment {environment} ended an episode and was reset in the same step, so info['final_obs'] "
+        "should hold the observation it ended in, but does not. Nothing was added. Give step() the info that "
+        "envs.step() returned, or the autoreset mode that the environments have ('next_step' or 'disabled')."
+    )
 
 
 class ChildDied(MemoireError, RuntimeError):
     """A process of a local cluster ended although nobody told it to."""
 
-    def __init__(self, name: str, status: int, last_words: tuple[str, ...]) -> None:
-        super().__init__(name, status, last_words)
-        self.name, self.status, self.last_words = name, status, last_words
+    name: str
+    status: int
+    last_words: tuple[str, ...]
 
     @property
     def how(self) -> str:
@@ -634,103 +594,86 @@ class ChildDied(MemoireError, RuntimeError):
 class KeyFileError(MemoireError, ValueError):
     """A folder or file of keys that cannot be used as it is."""
 
-    def __init__(self, path: str, problem: str, advice: str) -> None:
-        super().__init__(path, problem, advice)
-        self.path, self.problem, self.advice = path, problem, advice
-
-    def __str__(self) -> str:
-        return f"{self.path} {self.problem}. {self.advice}"
+    path: str
+    problem: str
+    advice: str
+    TEXT = "{path} {problem}. {advice}"
 
 
 class AuthError(MemoireError, PermissionError):
     """The other side does not let this process in, or is not who it should be."""
 
-    def __init__(self, endpoint: str, reason: str, advice: str) -> None:
-        super().__init__(errno.EACCES, reason)
-        self.args = (endpoint, reason, advice)  # as in MemoireTimeout
-        self.endpoint, self.reason, self.advice = endpoint, reason, advice
+    endpoint: str
+    reason: str
+    advice: str
+    TEXT = "not let in at {endpoint}: {reason}. {advice}"
 
-    def __str__(self) -> str:
-        return f"not let in at {self.endpoint}: {self.reason}. {self.advice}"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.errno = errno.EACCES
 
 
 class DataError(MemoireError, ValueError):
     """A file that memoire saves, such as one of episodes, is damaged; or the path has another file."""
 
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path, self.problem = path, problem
-
-    def __str__(self) -> str:
-        return f"{self.path} {self.problem}. Nothing of it is used. Take another copy, or save it anew."
+    path: str
+    problem: str
+    TEXT = "{path} {problem}. Nothing of it is used. Take another copy, or save it anew."
 
 
 class BufferLocked(MemoireError, RuntimeError):
     """Another process, or another buffer of this one, goes on as the buffer that is saved in a file."""
 
-    def __init__(self, path: str, pid: int, host: str, holder: str) -> None:
-        super().__init__(path, pid, host, holder)
-        self.path, self.pid, self.host, self.holder = path, pid, host, holder
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path} holds a buffer that {self.holder} has resumed: only one may go on as it. Nothing was "
-            f"changed. End that one (or call its close()), save to another path, or load the file without resume=True, "
-            f"which makes another buffer of it."
-        )
+    path: str
+    pid: int
+    host: str
+    holder: str
+    TEXT = (
+        "{path} holds a buffer that {holder} has resumed: only one may go on as it. Nothing was "
+        "changed. End that one (or call its close()), save to another path, or load the file without resume=True, "
+        "which makes another buffer of it."
+    )
 
 
 class NotItsPast(MemoireError, RuntimeError):
     """A file holds a later state of a buffer than the one that is to take its place has seen."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path} was saved by another one that went on as the same buffer: it has steps that this buffer does "
-            f"not have. Nothing was written. Save to another path, or delete that file first if it is not needed."
-        )
+    path: str
+    TEXT = (
+        "{path} was saved by another one that went on as the same buffer: it has steps that this buffer does "
+        "not have. Nothing was written. Save to another path, or delete that file first if it is not needed."
+    )
 
 
 class SnapshotMismatch(MemoireError, ValueError):
     """A snapshot of a server that does not fit another one: of other tables, schemas or forms of samples."""
 
-    def __init__(self, path: str, problem: str, advice: str) -> None:
-        super().__init__(path, problem, advice)
-        self.path, self.problem, self.advice = path, problem, advice
-
-    def __str__(self) -> str:
-        return f"{self.path} {self.problem}. Nothing was restored. {self.advice}"
+    path: str
+    problem: str
+    advice: str
+    TEXT = "{path} {problem}. Nothing was restored. {advice}"
 
 
 class HistoryError(MemoireError, OSError):
     """The file in which a dashboard keeps its curves cannot be used."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
-
-    def __str__(self) -> str:
-        return (
-            f"the history in {self.path!r} cannot be used: {self.reason}. Give another file (--history), or move this "
-            "one out of the way: only curves are in it, and the servers have everything else."
-        )
+    path: str
+    reason: str
+    TEXT = (
+        "the history in {path!r} cannot be used: {reason}. Give another file (--history), or move this "
+        "one out of the way: only curves are in it, and the servers have everything else."
+    )
 
 
 class RunFileError(MemoireError, ValueError):
     """A file that should hold an exported run of a dashboard holds something else, or is damaged."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
-
-    def __str__(self) -> str:
-        return (
-            f"the file {self.path!r} holds no run that a dashboard exported: {self.reason}. Export the run again (page "
-            'Runs, "one file", or GET /api/export.run) and open that file.'
-        )
+    path: str
+    reason: str
+    TEXT = (
+        "the file {path!r} holds no run that a dashboard exported: {reason}. Export the run again (page "
+        'Runs, "one file", or GET /api/export.run) and open that file.'
+    )
 
 
 class StateError(MemoireError, RuntimeError):
@@ -740,9 +683,11 @@ class StateError(MemoireError, RuntimeError):
 class StateLocked(StateError):
     """Another process has this folder open, such as another server its state folder."""
 
-    def __init__(self, folder: str, pid: int, host: str, what: str = "the state folder", user: str = "server") -> None:
-        super().__init__(folder, pid, host, what, user)
-        self.folder, self.pid, self.host, self.what, self.user = folder, pid, host, what, user
+    folder: str
+    pid: int
+    host: str
+    what: str = "the state folder"
+    user: str = "server"
 
     def __str__(self) -> str:
         holder = f"process {self.pid} on host {self.host!r}" if self.pid else "another process"
@@ -755,113 +700,101 @@ class StateLocked(StateError):
 class StateForeign(StateError):
     """The files in a state folder belong to something else: another server, program or a newer version."""
 
-    def __init__(self, path: str, reason: str, advice: str) -> None:
-        super().__init__(path, reason, advice)
-        self.path, self.reason, self.advice = path, reason, advice
-
-    def __str__(self) -> str:
-        return f"{self.path} {self.reason}. Nothing was changed. {self.advice}"
+    path: str
+    reason: str
+    advice: str
+    TEXT = "{path} {reason}. Nothing was changed. {advice}"
 
 
 class StateCorrupt(StateError):
     """A state folder is damaged: what it holds cannot be trusted, and it is never reset without being asked."""
 
-    def __init__(self, path: str, damage: str, advice: str) -> None:
-        super().__init__(path, damage, advice)
-        self.path, self.damage, self.advice = path, damage, advice
-
-    def __str__(self) -> str:
-        return f"{self.path} is damaged: {self.damage}. It was left as it is. {self.advice}"
+    path: str
+    damage: str
+    advice: str
+    TEXT = "{path} is damaged: {damage}. It was left as it is. {advice}"
 
 
 class StateUnusable(StateError):
     """A state folder that cannot be written safely: read-only, no folder, or on a network file system."""
 
-    def __init__(self, folder: str, reason: str, advice: str) -> None:
-        super().__init__(folder, reason, advice)
-        self.folder, self.reason, self.advice = folder, reason, advice
-
-    def __str__(self) -> str:
-        return f"the state folder {self.folder} cannot be used: {self.reason}. {self.advice}"
+    folder: str
+    reason: str
+    advice: str
+    TEXT = "the state folder {folder} cannot be used: {reason}. {advice}"
 
 
 class StateLost(StateError):
     """The disk failed while something was being saved: nothing is acknowledged any more until a restart."""
 
-    def __init__(self, folder: str, reason: str) -> None:
-        super().__init__(folder, reason)
-        self.folder, self.reason = folder, reason
-
-    def __str__(self) -> str:
-        return (
-            f"the state in {self.folder} could not be saved: {self.reason}. Nothing is acknowledged any more. Check "
-            f"the disk and start the server again: its clients send once more what it has not confirmed."
-        )
+    folder: str
+    reason: str
+    TEXT = (
+        "the state in {folder} could not be saved: {reason}. Nothing is acknowledged any more. Check "
+        "the disk and start the server again: its clients send once more what it has not confirmed."
+    )
 
 
 class RanksDiffer(MemoireError, RuntimeError):
     """Learners that learn as one do not have the same of something."""
 
-    def __init__(self, what: str, least: int, most: int, rank: int, own: int) -> None:
-        super().__init__(what, least, most, rank, own)
-        self.what, self.least, self.most, self.rank, self.own = what, least, most, rank, own
-
-    def __str__(self) -> str:
-        return (
-            f"the ranks have {self.least} to {self.most} {self.what}, and rank {self.rank} has {self.own}; they "
-            f"must be equal. Give all ranks the same settings, and start them again together."
-        )
+    what: str
+    least: int
+    most: int
+    rank: int
+    own: int
+    TEXT = (
+        "the ranks have {least} to {most} {what}, and rank {rank} has {own}; they "
+        "must be equal. Give all ranks the same settings, and start them again together."
+    )
 
 
 class CodecMismatch(MemoireError, ValueError):
     """A sender compresses samples in another way than a trainer restores them."""
 
-    def __init__(self, sender: str, received: str, expected: str) -> None:
-        super().__init__(sender, received, expected)
-        self.sender, self.received, self.expected = sender, received, expected
-
-    def __str__(self) -> str:
-        return (
-            f"{self.sender} compresses samples by the codec {self.received}, but this trainer restores them by "
-            f"{self.expected}. No sample was taken. Give both the same version of the codec."
-        )
+    sender: str
+    received: str
+    expected: str
+    TEXT = (
+        "{sender} compresses samples by the codec {received}, but this trainer restores them by "
+        "{expected}. No sample was taken. Give both the same version of the codec."
+    )
 
 
 class CrcFailed(MemoireError, ValueError):
     """A transition that a trainer rebuilt is not the one that a worker recorded."""
 
-    def __init__(self, where: str, item: int, sender: str, path: str, expected: str, received: str) -> None:
-        super().__init__(where, item, sender, path, expected, received)
-        self.where, self.item, self.sender, self.path, self.expected, self.received = self.args
-
-    def __str__(self) -> str:
-        return (
-            f"transition {self.item} of {self.where} differs from the one that {self.sender} recorded. The first "
-            f"difference is at {self.path}: recorded as {self.expected}, rebuilt as {self.received}. Compare what the "
-            f"compressor leaves out with what the memory adds."
-        )
+    where: str
+    item: int
+    sender: str
+    path: str
+    expected: str
+    received: str
+    TEXT = (
+        "transition {item} of {where} differs from the one that {sender} recorded. The first "
+        "difference is at {path}: recorded as {expected}, rebuilt as {received}. Compare what the "
+        "compressor leaves out with what the memory adds."
+    )
 
 
 class CrcOneSided(MemoireError, ValueError):
     """Transitions were to be compared, but only the worker or only the memory has crc_debug."""
 
-    def __init__(self, has_it: str, lacks_it: str) -> None:
-        super().__init__(has_it, lacks_it)
-        self.has_it, self.lacks_it = has_it, lacks_it
-
-    def __str__(self) -> str:
-        return (
-            f"crc_debug is set for {self.has_it}, but not for {self.lacks_it}: nothing can be compared. Set it to the "
-            f"same value for both, or for neither."
-        )
+    has_it: str
+    lacks_it: str
+    TEXT = (
+        "crc_debug is set for {has_it}, but not for {lacks_it}: nothing can be compared. Set it to the "
+        "same value for both, or for neither."
+    )
 
 
 class PathHeld(MemoireError, RuntimeError):
     """Another process, or another part of this one, keeps its model at this path."""
 
-    def __init__(self, path: str, role: str, pid: int, host: str) -> None:
-        super().__init__(path, role, pid, host)
-        self.path, self.role, self.pid, self.host = self.args
+    path: str
+    role: str
+    pid: int
+    host: str
 
     def __str__(self) -> str:
         holder = f"a {self.role}, process {self.pid} on host {self.host!r}" if self.pid else "another process"
@@ -874,23 +807,18 @@ class PathHeld(MemoireError, RuntimeError):
 class ObserverLost(MemoireError, RuntimeError):
     """Whoever had a job fell silent, and nobody else was to have it."""
 
-    def __init__(self, job: int, worker: str, seconds: float) -> None:
-        super().__init__(job, worker, seconds)
-        self.job, self.worker, self.seconds = job, worker, seconds
-
-    def __str__(self) -> str:
-        return (
-            f"job {self.job} is lost: {self.worker} said nothing for {self.seconds:.1f} s. Give it again, or allow "
-            f"more attempts."
-        )
+    job: int
+    worker: str
+    seconds: float
+    TEXT = "job {job} is lost: {worker} said nothing for {seconds:.1f} s. Give it again, or allow more attempts."
 
 
 class JobFailed(MemoireError, RuntimeError):
     """Whoever had a job tells that it could not be done."""
 
-    def __init__(self, job: int, worker: str, text: str) -> None:
-        super().__init__(job, worker, text)
-        self.job, self.worker, self.text = job, worker, text
+    job: int
+    worker: str
+    text: str
 
     def __str__(self) -> str:
         return f"job {self.job} failed at {self.worker}: {escape(self.text)}. The log there has all of it."
@@ -899,37 +827,26 @@ class JobFailed(MemoireError, RuntimeError):
 class JobCancelled(MemoireError, RuntimeError):
     """The job is not wanted any more, or somebody else has it."""
 
-    def __init__(self, job: int) -> None:
-        super().__init__(job)
-        self.job = job
-
-    def __str__(self) -> str:
-        return f"job {self.job} was cancelled. Let this error pass: the observer asks for another job."
+    job: int
+    TEXT = "job {job} was cancelled. Let this error pass: the observer asks for another job."
 
 
 class NothingAllowed(MemoireError, ValueError):
     """A mask allows no action in some row."""
 
-    def __init__(self, row: str, actions: int) -> None:
-        super().__init__(row, actions)
-        self.row, self.actions = row, actions
-
-    def __str__(self) -> str:
-        return (
-            f"the mask of {self.row} allows none of its {self.actions} actions. End the episode in such a state, or "
-            f"allow an action that changes nothing."
-        )
+    row: str
+    actions: int
+    TEXT = (
+        "the mask of {row} allows none of its {actions} actions. End the episode in such a state, or "
+        "allow an action that changes nothing."
+    )
 
 
 class EpochOver(MemoireError, RuntimeError):
     """All prompts of the epochs that were finished are drawn: there is no group for a further step."""
 
-    def __init__(self, step: int) -> None:
-        super().__init__(step)
-        self.step = step
-
-    def __str__(self) -> str:
-        return (
-            f"there is no group for step {self.step}: every prompt of the finished epochs is drawn or dropped. Add the "
-            f"prompts of the next epoch, or end the training."
-        )
+    step: int
+    TEXT = (
+        "there is no group for step {step}: every prompt of the finished epochs is drawn or dropped. Add the "
+        "prompts of the next epoch, or end the training."
+    )
