@@ -34,6 +34,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from memoire import version as version
+from memoire.building import imports_of
 from memoire.version import VERSION
 
 if TYPE_CHECKING:
@@ -80,37 +81,6 @@ __version__ = VERSION
 
 __all__ = ["Schema", "Column", "Buffer", "Server", "connect", "Prioritized", "Uniform", "Table"]
 
-_NAMES = {
-    "memoire.classic.client": "ReplayMemoryClient",
-    "memoire.classic.memory": "ReplayMemory",
-    "memoire.classic.notebook": "PrioritizedReplayBuffer PriorityExperienceReplayBuffer Transition",
-    "memoire.classic.server": "Bind Conn ReplayMemoryServer",
-    "memoire.client.client": "Client connect",
-    "memoire.errors": "InsecureWarning MemoireError",
-    "memoire.inference.node": "Inference",
-    "memoire.inference.policy": "RemotePolicy",
-    "memoire.tables.table": "Table",
-    "memoire.proxy.proxy": "Proxy",
-    "memoire.reader.calls": "Prompts",
-    "memoire.reader.reader": "Reader",
-    "memoire.replay.batch": "Batch",
-    "memoire.replay.buffer": "Buffer",
-    "memoire.replay.columns": "Column Ragged",
-    "memoire.replay.memory": "Memory",
-    "memoire.replay.mixing": "MixedBatch prefetch",
-    "memoire.replay.parameters": "Parameters",
-    "memoire.replay.rollouts": "Rollouts",
-    "memoire.replay.sampling": "Greedy Linear Prioritized Uniform RankBased",
-    "memoire.replay.schema": "Schema",
-    "memoire.replay.writer": "Writer",
-    "memoire.server.server": "Server",
-    "memoire.server.settings": "Endpoints Process State",
-}
-"""Which names each module has. A name is imported when it is first used: an actor has no need of the server."""
-
-
-_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
-
 EXTENSIONS = ("classic", "minari", "rl", "sb3", "tmrl", "torch", "tq", "trl")
 """What stands on the rest by public names alone, and may be left out of an installation."""
 
@@ -126,9 +96,10 @@ def extension(name: str) -> Any:
 
 
 def _imported(name: str) -> Any:
-    """Called as `__getattr__`: for a name of `_HOMES`, or a module such as `memoire.errors`, that is not here yet."""
-    if name in _HOMES:
-        found = getattr(extension(_HOMES[name]), name)
+    """Called as `__getattr__`: for a name that is above for type checkers, or a module such as `memoire.errors`."""
+    homes = imports_of(__name__)  # an actor has no need of the server, so each is imported when it is first used
+    if name in homes:
+        found = getattr(extension(homes[name]), name)
     elif name in EXTENSIONS or (not name.startswith("_") and importlib.util.find_spec(f"memoire.{name}") is not None):
         found = extension(f"memoire.{name}")
     else:

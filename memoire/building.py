@@ -8,9 +8,11 @@ Rows and their schemas (`RowSchema`, `Fragment`), samplers of your own (`Sampler
 Names are imported when they are used, as those of `memoire` are.
 """
 
+import dis
 import importlib
+import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -79,53 +81,36 @@ if TYPE_CHECKING:
     from memoire.wire._bytes import checksum as checksum
 
 
-def deferred(module: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a module whose names are imported when they are first used.
-
-    Args:
-        module: Its `__name__`.
-        homes: Which names, with blanks between them, each module has.
+def imports_of(module: str) -> dict[str, str]:
+    """The names that a module imports for type checkers alone (`if TYPE_CHECKING`), with those of the modules that have
+    them, as its compiled code says: there is no other list.
     """
-    found = {name: home for home, names in homes.items() for name in names.split()}
+    home, found = "", {}
+    loader: Any = sys.modules[module].__loader__
+    steps = dis.get_instructions(loader.get_code(module))
+    for step in itertools.dropwhile(lambda step: (step.opname, step.argval) != ("LOAD_NAME", "TYPE_CHECKING"), steps):
+        if step.opname == "IMPORT_NAME":
+            home = str(step.argval)
+        elif step.opname == "IMPORT_FROM":
+            found[str(step.argval)] = home
+    return found
+
+
+def deferred(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a module: what it imports for type checkers is imported when it is first used."""
 
     def imported(name: str) -> Any:
-        if name not in found:
+        home = imports_of(module).get(name)
+        if home is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        home = importlib.import_module(found[name])
-        is_module = found[name] == module or not hasattr(home, name)
-        made = importlib.import_module(f"{found[name]}.{name}") if is_module else getattr(home, name)
+        found = importlib.import_module(home)
+        is_module = home == module or not hasattr(found, name)
+        made = importlib.import_module(f"{home}.{name}") if is_module else getattr(found, name)
         setattr(sys.modules[module], name, made)
         return made
 
-    return imported, lambda: sorted({*vars(sys.modules[module]), *found})
+    return imported, lambda: sorted({*vars(sys.modules[module]), *imports_of(module)})
 
-
-HOMES = {
-    "memoire._core": "Condition Held PriorityTree at_once setting",
-    "memoire.arguments": ("checked_names hint name one_of process_name refuse_unknown renamed seconds text whole"),
-    "memoire.client.waiting": "ModelHandle",
-    "memoire.disk": "record_file",
-    "memoire.disk.files": "lock_folder",
-    "memoire.disk.record_file": "CheckedFile DamagedRecord FileKind Record",
-    "memoire.disk.record_log": "RecordLog salvage_log",
-    "memoire.inference.computation": "Function packed_row packed_rows unpacked",
-    "memoire.inference.policy": "Pending",
-    "memoire.models": "tensors",
-    "memoire.models.model": "Model",
-    "memoire.replay": "rollouts",
-    "memoire.replay.batch": "GatheredSamples TorchBatch as_tensor device_of pinned",
-    "memoire.replay.conversion": "is_finite",
-    "memoire.replay.files": "Fault FileLock no_fault remove_abandoned_in replace_file sync",
-    "memoire.replay.parameters": "NAMES Start StrictAttributes reward_size",
-    "memoire.replay.rollouts": "Fragment gae vtrace",
-    "memoire.replay.sampling": "Annealing ForkedGenerator Sampler importance",
-    "memoire.replay.schema": "RowSchema row_schema_from schema_from",
-    "memoire.security.access": "is_loopback",
-    "memoire.security.keys": "Given Keys",
-    "memoire.tables.prompts.trainer": "Step",
-    "memoire.wire._bytes": "checksum",
-}
-"""Which names each module has."""
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = deferred(__name__, HOMES)  # type checkers see the imports above, and what is missing
+    __getattr__, __dir__ = deferred(__name__)  # type checkers see the imports above, and what is missing

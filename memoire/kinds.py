@@ -110,39 +110,5 @@ if TYPE_CHECKING:
     from memoire.wire.values import pack as pack
     from memoire.wire.values import unpack as unpack
 
-HOMES = {
-    "memoire.client.episodes": "EpisodesSide",
-    "memoire.client.pushes": "ActorSide",
-    "memoire.figures": "catalogue counter gauge histogram shown",
-    "memoire.inference.batching": "InferenceStats JobStats MAX_LINEAGE StartsStats",
-    "memoire.inference.io": "InferenceThread NodeService",
-    "memoire.inference.io_asking": "Asker AskingThread checked_urls",
-    "memoire.net": "addresses",
-    "memoire.net.channel": "Channel",
-    "memoire.net.context": "Context shared_context",
-    "memoire.net.thread": "Node Worker close_at_exit",
-    "memoire.reader.calls": "FarCalls",
-    "memoire.security.roles": "EnvelopedRequest",
-    "memoire.tables": "registry",
-    "memoire.tables.base": (
-        "BelongsToRun DrawsAtRandom DrawsBatches DrawsEpisodes HandsOutOnce HasCalls HasRoom HearsSums "
-        "HoldsRows KeepsLayout PoolCounts PoolStats SavesRows ShowsSamples TablePool TakesPriorities "
-        "TakesPushes"
-    ),
-    "memoire.tables.calls": "CalledServers Request Transport",
-    "memoire.tables.pools": "LastingPool",
-    "memoire.tables.registry": "Desk Handler Kind PoolPlace Reply TableSettings add",
-    "memoire.tables.rollouts": "transport",
-    "memoire.tables.saved": "PutBack RecordBody SavedRecord",
-    "memoire.wire": "messages types values",
-    "memoire.wire.byte_budget": "ByteBudget ByteHolder PeerTable",
-    "memoire.wire.frames": "Answer Buffer Message MessageHeader PASSING check_payload reply",
-    "memoire.wire.messages": "Body Count Name PushedBody Seconds Signed Small TailRow Text Word body",
-    "memoire.wire.receivers": "Page Receiver Receivers",
-    "memoire.wire.row_container": "exact_rows unpack_rows",
-    "memoire.wire.values": "KINDS pack unpack",
-}
-"""Which names each module has."""
-
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = deferred(__name__, HOMES)  # type checkers see the imports above, and what is missing
+    __getattr__, __dir__ = deferred(__name__)  # type checkers see the imports above, and what is missing

@@ -34,13 +34,5 @@ if TYPE_CHECKING:
     from memoire.nodes.tables_file import make_envs as make_envs
     from memoire.nodes.tables_file import sizes as sizes
 
-HOMES = {
-    "memoire.nodes.launcher": "Child Launcher",
-    "memoire.nodes.local": "LaunchOptions LaunchedRun LocalCluster LocalRun Nodes check_counts with_keys",
-    "memoire.nodes.supervision": "LauncherLine ProcessOutput accept_all_text note say",
-    "memoire.nodes.tables_file": "make_envs sizes",
-}
-"""Which names each module has."""
-
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = deferred(__name__, HOMES)  # type checkers see the imports above, and what is missing
+    __getattr__, __dir__ = deferred(__name__)  # type checkers see the imports above, and what is missing

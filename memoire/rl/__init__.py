@@ -28,14 +28,23 @@ Names are imported when they are used: `import memoire.rl` needs neither torch n
 
 from typing import TYPE_CHECKING, Any
 
-from memoire.building import deferred
+from memoire.building import deferred, imports_of
 from memoire.errors import NotInstalled
 
 if TYPE_CHECKING:
     from memoire.rl import weights as weights
+    from memoire.rl.agent import Agent as Agent
     from memoire.rl.codec import ActionHistory as ActionHistory
     from memoire.rl.codec import Codec as Codec
+    from memoire.rl.collector import Collected as Collected
+    from memoire.rl.collector import Collector as Collector
+    from memoire.rl.collector import RemoteActor as RemoteActor
+    from memoire.rl.collector import address_of_rank as address_of_rank
+    from memoire.rl.learner import OnPolicyLearner as OnPolicyLearner
     from memoire.rl.memory import GenericMemory as GenericMemory
+    from memoire.rl.networks import ActorCritic as ActorCritic
+    from memoire.rl.networks import RecurrentActorCritic as RecurrentActorCritic
+    from memoire.rl.networks import World as World
     from memoire.rl.observer import Ask as Ask
     from memoire.rl.observer import Observer as Observer
     from memoire.rl.pipeline import Collection as Collection
@@ -45,64 +54,33 @@ if TYPE_CHECKING:
     from memoire.rl.pipeline import partial as partial
     from memoire.rl.pipeline import replay as replay
     from memoire.rl.policies import MlpPolicy as MlpPolicy
+    from memoire.rl.policies import Moments as Moments
     from memoire.rl.policies import Policy as Policy
+    from memoire.rl.policies import rollout_schema as rollout_schema
+    from memoire.rl.ppo import PPO as PPO
+    from memoire.rl.ppo import RecurrentPPO as RecurrentPPO
     from memoire.rl.realtime import DummyDrone as DummyDrone
     from memoire.rl.realtime import RealTimeEnv as RealTimeEnv
     from memoire.rl.realtime import RealTimeInterface as RealTimeInterface
     from memoire.rl.sac import SAC as SAC
     from memoire.rl.sac import GaussianPolicy as GaussianPolicy
+    from memoire.rl.starts import ObservedEpisode as ObservedEpisode
+    from memoire.rl.starts import Start as Start
+    from memoire.rl.starts import StartStates as StartStates
+    from memoire.rl.starts import masked as masked
+    from memoire.rl.starts import padded_columns as padded_columns
+    from memoire.rl.starts import ragged_minibatches as ragged_minibatches
+    from memoire.rl.starts import rollouts_of as rollouts_of
+    from memoire.rl.trainer import Trainer as Trainer
+    from memoire.rl.training import Training as Training
+    from memoire.rl.training import TrainingAgent as TrainingAgent
+    from memoire.rl.worker import EpisodeResult as EpisodeResult
+    from memoire.rl.worker import RolloutWorker as RolloutWorker
+    from memoire.rl.worker import try_policy as try_policy
 
-    from .agent import Agent as Agent
-    from .collector import Collected as Collected
-    from .collector import Collector as Collector
-    from .collector import RemoteActor as RemoteActor
-    from .collector import address_of_rank as address_of_rank
-    from .learner import OnPolicyLearner as OnPolicyLearner
-    from .networks import ActorCritic as ActorCritic
-    from .networks import RecurrentActorCritic as RecurrentActorCritic
-    from .networks import World as World
-    from .policies import Moments as Moments
-    from .policies import rollout_schema as rollout_schema
-    from .ppo import PPO as PPO
-    from .ppo import RecurrentPPO as RecurrentPPO
-    from .starts import ObservedEpisode as ObservedEpisode
-    from .starts import Start as Start
-    from .starts import StartStates as StartStates
-    from .starts import masked as masked
-    from .starts import padded_columns as padded_columns
-    from .starts import ragged_minibatches as ragged_minibatches
-    from .starts import rollouts_of as rollouts_of
-    from .trainer import Trainer as Trainer
-    from .training import Training as Training
-    from .training import TrainingAgent as TrainingAgent
-    from .worker import EpisodeResult as EpisodeResult
-    from .worker import RolloutWorker as RolloutWorker
-    from .worker import try_policy as try_policy
+__all__ = sorted(imports_of(__name__))  # noqa: PLE0605  (type checkers see the imports above)
 
-HOMES = {
-    "memoire.rl": "weights",
-    "memoire.rl.codec": "ActionHistory Codec",
-    "memoire.rl.memory": "GenericMemory",
-    "memoire.rl.networks": "ActorCritic RecurrentActorCritic World",
-    "memoire.rl.observer": "Ask Observer",
-    "memoire.rl.agent": "Agent",
-    "memoire.rl.starts": ("ObservedEpisode Start StartStates masked padded_columns ragged_minibatches rollouts_of"),
-    "memoire.rl.collector": "Collected Collector RemoteActor address_of_rank",
-    "memoire.rl.learner": "OnPolicyLearner",
-    "memoire.rl.ppo": "PPO RecurrentPPO",
-    "memoire.rl.pipeline": "Collection Goal Pipeline Work partial replay",
-    "memoire.rl.policies": "MlpPolicy Moments Policy rollout_schema",
-    "memoire.rl.realtime": "DummyDrone RealTimeEnv RealTimeInterface",
-    "memoire.rl.sac": "GaussianPolicy SAC",
-    "memoire.rl.trainer": "Trainer",
-    "memoire.rl.training": "Training TrainingAgent",
-    "memoire.rl.worker": "EpisodeResult RolloutWorker try_policy",
-}
-"""Which names each module has."""
-
-__all__ = sorted(" ".join(HOMES.values()).split())  # noqa: PLE0605  (type checkers see the imports above)
-
-_found, _ = deferred(__name__, HOMES)
+_found, _ = deferred(__name__)
 
 
 def _imported(name: str) -> Any:

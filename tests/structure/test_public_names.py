@@ -12,6 +12,7 @@ import sys
 import tomllib
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,33 +22,21 @@ from memoire import building, kinds, launching
 from memoire.version import COMPILED
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = Path(memoire.__file__)
 LAZY = (building, kinds, launching)
 """Modules for those who extend memoire."""
+PACKAGE = Path(memoire.__file__).parent
 
 
-def for_type_checkers(source: Path = SOURCE) -> dict[str, str]:
-    """Names and their modules, as type checkers read them."""
-    blocks = [node for node in ast.parse(source.read_text("utf-8")).body if isinstance(node, ast.If)]
-    found = [node for node in blocks[0].body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module).removeprefix("memoire.") for node in found for alias in node.names}
-
-
-def test_type_checkers_and_python_find_every_name_in_the_same_module() -> None:
-    homes = {name: home.removeprefix("memoire.") for name, home in vars(memoire)["_HOMES"].items()}
-    assert homes == for_type_checkers()
-    assert set(memoire.__all__) <= set(homes)
-    for name, home in homes.items():
-        assert getattr(memoire, name) is getattr(importlib.import_module(f"memoire.{home}"), name)
-
-
-@pytest.mark.parametrize("module", LAZY, ids=lambda module: str(module.__name__))
-def test_type_checkers_and_python_find_what_extends_memoire_in_the_same_module(module: object) -> None:
-    homes = {name: home for home, names in vars(module)["HOMES"].items() for name in names.split()}
-    assert {
-        name: f"memoire.{home}" for name, home in for_type_checkers(Path(vars(module)["__file__"])).items()
-    } == homes
-    assert {name for name in dir(module) if hasattr(module, name)} >= homes.keys()
+@pytest.mark.parametrize("module", [memoire, *LAZY], ids=lambda module: str(module.__name__))
+def test_what_a_module_imports_for_type_checkers_is_found_when_it_is_used(module: Any) -> None:
+    block = next(node for node in ast.parse(Path(module.__file__).read_text("utf-8")).body if isinstance(node, ast.If))
+    found = [(node.module, alias.name) for node in block.body for alias in node.names]  # type: ignore[attr-defined]
+    assert found and set(getattr(module, "__all__", ())) <= {name for _, name in found}
+    for home, name in found:
+        made = importlib.import_module(home)
+        assert getattr(module, name) is (getattr(made, name) if hasattr(made, name) else sys.modules[f"{home}.{name}"])
+    with pytest.raises(AttributeError, match="no_such_name"):
+        module.no_such_name
 
 
 def run(code: str) -> object:
@@ -171,7 +160,7 @@ def not_public(extension: str) -> set[str]:
             package = ("memoire", *structure_imports.place(path, ROOT)[:-1])
             for _, parts in structure_imports.imports(path, package):
                 full = ".".join(parts)
-                is_top = len(parts) == 2 and parts[1] in (*vars(memoire)["_HOMES"], "__version__")
+                is_top = len(parts) == 2 and parts[1] in (*building.imports_of("memoire"), "__version__")
                 if (
                     parts[0] == "memoire"
                     and not is_top
@@ -220,9 +209,9 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("core")
     (folder / "memoire").mkdir()
     (folder / "memoire" / "tables").mkdir()
-    for path in (*SOURCE.parent.iterdir(), *(SOURCE.parent / "tables").iterdir()):
+    for path in (*PACKAGE.iterdir(), *(PACKAGE / "tables").iterdir()):
         if path.stem not in (*memoire.EXTENSIONS, "keyed", "tables", "__pycache__"):
-            (folder / path.relative_to(SOURCE.parents[1])).symlink_to(path.resolve())
+            (folder / path.relative_to(PACKAGE.parent)).symlink_to(path.resolve())
     (folder / "sitecustomize.py").write_text(NOT_EDITABLE)
     return os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
 
