@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from memoire.inference.io_asking import checked_urls as checked_urls
     from memoire.net import addresses as addresses
     from memoire.net.channel import Channel as Channel
-    from memoire.net.context import Context as Context
-    from memoire.net.context import shared_context as shared_context
+    from memoire.net.sockets import Context as Context
+    from memoire.net.sockets import shared_context as shared_context
     from memoire.net.thread import Node as Node
     from memoire.net.thread import Worker as Worker
     from memoire.net.thread import close_at_exit as close_at_exit

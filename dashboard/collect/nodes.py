@@ -28,8 +28,7 @@ import msgspec
 import numpy as np
 
 from memoire.errors import ParameterError
-from memoire.net.addresses import LookupResult, NameResolver, shared_names
-from memoire.net.http import connect_before
+from memoire.net.addresses import LookupResult, NameResolver, connect_before, shared_names
 from memoire.security.access import Tokens
 from memoire.tables import registry
 from memoire.tables.inspection import PER_TEN

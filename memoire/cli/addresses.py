@@ -139,7 +139,7 @@ def _facts(address: str) -> Mapping[str, Any]:
 
 
 def _status(host: str, port: int) -> tuple[int, Any]:
-    from memoire.net.http import connect_before
+    from memoire.net.addresses import connect_before
 
     connection = http.client.HTTPConnection(host, port)
     connection.sock = connect_before(host, port, time.monotonic() + ASK_TIMEOUT)

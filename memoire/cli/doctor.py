@@ -31,9 +31,9 @@ from memoire.errors import EndpointError, MemoireError, ProtocolError, Refused
 from memoire.inference.policy import RemotePolicy
 from memoire.limits import Limits, wall_clock
 from memoire.net import addresses, link, sockets
-from memoire.net.context import library_version, shared_context
-from memoire.net.http import TimedSocket
+from memoire.net.addresses import TimedSocket
 from memoire.net.poller import Poller
+from memoire.net.sockets import library_version, shared_context
 from memoire.reader.reader import Reader
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import RowSchema, Schema

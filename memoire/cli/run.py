@@ -256,7 +256,7 @@ def add_demo(commands: Commands) -> None:
 
 def _server(given: argparse.Namespace) -> int:
     pages = page_options(given)
-    from memoire.net.context import use_io_threads
+    from memoire.net.sockets import use_io_threads
     from memoire.nodes import roles
 
     use_io_threads(given.io_threads)
@@ -294,7 +294,7 @@ def state_of(given: argparse.Namespace) -> State | None:
 
 def _proxy(given: argparse.Namespace) -> int:
     pages = page_options(given)
-    from memoire.net.context import use_io_threads
+    from memoire.net.sockets import use_io_threads
     from memoire.nodes import roles
 
     use_io_threads(given.io_threads)

@@ -29,7 +29,7 @@ from memoire.errors import MemoireTimeout, ParameterError
 from memoire.limits import Limits, wall_clock
 from memoire.models.model import check_topic
 from memoire.net.addresses import seen_from
-from memoire.net.context import Context, shared_context
+from memoire.net.sockets import Context, shared_context
 from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters

@@ -29,8 +29,8 @@ from memoire.models.topics import Topics
 from memoire.net import link, sockets
 from memoire.net.addresses import seen_from
 from memoire.net.channel import Channel
-from memoire.net.context import Context, Socket
 from memoire.net.poller import Poller, Sender
+from memoire.net.sockets import Context, Socket
 from memoire.net.thread import Worker
 from memoire.replay.parameters import Parameters
 from memoire.security.keys import Keys

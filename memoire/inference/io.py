@@ -25,12 +25,10 @@ from memoire.errors import ProtocolError, escape
 from memoire.limits import Limits
 from memoire.models.io import ModelLink
 from memoire.models.model import Model
-from memoire.net import context as monitor
 from memoire.net import sockets
-from memoire.net.admission import Admission
-from memoire.net.context import Context, Socket
-from memoire.net.curve_server import Gate
-from memoire.net.poller import SendQueues
+from memoire.net.curve_server import Admission, Gate
+from memoire.net.poller import ConnectionWatcher, SendQueues
+from memoire.net.sockets import Context, Socket
 from memoire.net.thread import Worker
 from memoire.security.roles import EnvelopedRequest, IdOwners
 from memoire.version import VERSION
@@ -501,29 +499,13 @@ class InferenceThread:
         return payload
 
 
-class _HangUps:
-    """Tells of connections that ended at an address where nobody shows keys. Belongs to the socket's thread."""
-
-    look_at = float("inf")
+class _HangUps(ConnectionWatcher):
+    """Tells of connections that ended at an address where nobody shows keys."""
 
     def __init__(self, made: Socket, hung_up: Callable[[int], None]) -> None:
-        self.monitor: Socket | None = monitor.monitor(made, zmq.EVENT_DISCONNECTED)
-        self._made, self._hung_up = made, hung_up
+        super().__init__(made)
+        self._hung_up = hung_up
+        self.watch(zmq.EVENT_DISCONNECTED)
 
-    def turn(self, now: float) -> None:
-        """Nothing is due by itself."""
-
-    def heard(self) -> None:
-        """Take what the monitor has."""
-        assert self.monitor is not None
-        for _, descriptor, _ in monitor.events(self.monitor):
-            self._hung_up(descriptor)
-
-    def leave(self, made: Socket) -> None:
-        """Nothing else is connected through this one."""
-
-    def close(self) -> None:
-        """Give the monitor back."""
-        if self.monitor is not None:
-            monitor.end_monitor(self._made, self.monitor)
-            self.monitor = None
+    def happened(self, event: int, value: int, address: str) -> None:
+        self._hung_up(value)

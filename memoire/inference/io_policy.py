@@ -19,8 +19,7 @@ import numpy as np
 
 from memoire.errors import Closed, MemoireError, MemoireTimeout, ProtocolError, Refused
 from memoire.limits import Limits
-from memoire.net.context import Context
-from memoire.net.sockets import ANSWER_TIMEOUT
+from memoire.net.sockets import ANSWER_TIMEOUT, Context
 from memoire.replay.schema import RowSchema
 from memoire.security.keys import Keys
 from memoire.wire import _bytes, messages

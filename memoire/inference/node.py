@@ -23,8 +23,8 @@ from memoire.limits import CONTAINER, HELD_BYTES, Container, Limits, Reservation
 from memoire.models.io import ModelLink
 from memoire.models.model import check_topic
 from memoire.net import sockets
-from memoire.net.context import Context, shared_context
 from memoire.net.curve_server import Gate
+from memoire.net.sockets import Context, shared_context
 from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
 from memoire.replay.schema import row_schema_from
 from memoire.security import access

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from memoire.arguments import checked_names, seconds, whole
 from memoire.errors import Closed, MemoireTimeout
 from memoire.limits import Limits
-from memoire.net.context import Context, shared_context
+from memoire.net.sockets import Context, shared_context
 from memoire.replay.schema import RowSchema, row_schema_from
 from memoire.security.keys import Given, Keys
 

@@ -23,8 +23,8 @@ from memoire.limits import Limits
 from memoire.net import link, sockets
 from memoire.net.addresses import seen_from
 from memoire.net.channel import Channel
-from memoire.net.context import Context, Socket
 from memoire.net.poller import Poller
+from memoire.net.sockets import Context, Socket
 from memoire.net.thread import Worker
 from memoire.security.keys import Keys
 from memoire.wire import messages

@@ -30,9 +30,9 @@ from memoire.wire.frames import TOO_LARGE, Answer, MessageHeader, check_payload,
 from memoire.wire.receivers import Receiver, introduced
 
 from . import sockets
-from .context import Context, Socket
 from .link import dial
 from .poller import Poller
+from .sockets import Context, Socket
 from .thread import Worker
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,13 @@
 
 ZeroMQ asks by its authentication protocol (rfc.zeromq.org/spec/27), inside of the process. Without an answer nobody
 gets in. It marks each message with the connection and the key that it came by, on the first hop alone: so what a key
-may do is decided there, and a proxy says whose message it passes on (`permissions.passport`).
+may do is decided there, and a proxy says whose message it passes on (`roles.passport`).
+
+    frames ──▶ Gate: by whose key? ──▶ parse: what? ──▶ may this key send that, for this client? ──▶ Message
+                   └──────────────────────┴────────────────┴── ProtocolError ──▶ counted, logged, answered
+
+A server parses whole messages and binds client ids to keys (`Admission`). A proxy reads headers alone, and passes the
+rest on.
 """
 
 from __future__ import annotations
@@ -19,20 +25,23 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import zmq
 
 from memoire import _core
 from memoire.errors import EndpointError, KeyFileError, ProtocolError
+from memoire.limits import Limits
 from memoire.security import access, roles
 from memoire.security.access import Security
 from memoire.security.keys import Keys
-from memoire.security.roles import Peer
+from memoire.security.roles import OPEN, ConnectionClients, EnvelopedRequest, Peer, opened
+from memoire.wire import messages, types
+from memoire.wire.frames import Message, MessageHeader, parse, parse_header, refusal
 
-from . import context as monitor
 from . import process, sockets
-from .context import ConnectionWatcher, Context, Socket
+from .poller import ConnectionWatcher
+from .sockets import Context, Socket
 from .thread import Worker
 
 _log = logging.getLogger(__name__)
@@ -86,7 +95,7 @@ class Gate:
         self.came: dict[int, str] = {}
         """Whose key a connection has, by its descriptor, once it has sent a message."""
         self._ports: set[int] = set()
-        self._local = roles.OPEN
+        self._local = OPEN
         self._context = context
         self._authenticator: _Authenticator | None = None  # since something was bound
         self.on_hang_up: Callable[[int], None] = lambda descriptor: None
@@ -94,7 +103,7 @@ class Gate:
         self.domain = ""
         """By which the authenticator knows this node."""
         if keys is not None:
-            self._learn()
+            self._learn(keys)
             if keys.own.role == "proxy":
                 self._local = Peer("actor", "local")  # a proxy's own key may do next to nothing
 
@@ -123,7 +132,10 @@ class Gate:
             raise KeyFileError(str(self.keys.folder), f"has the key of one who dials ({own.peer.principal})", advice)
         assert own.secret is not None
         try:
-            self._enter()
+            with _core.Held(self._lock):
+                if self._authenticator is None:
+                    self._authenticator = _authenticator_of(self._context)
+                    self.domain = self._authenticator.enter(self)
         except EndpointError:
             made.close(0)
             raise
@@ -132,13 +144,6 @@ class Gate:
         self._guarded.add(made)
         self._ports.add(int(bound.rpartition(":")[2]))
         return bound, _GuardedAddress(self, made)
-
-    def _enter(self) -> None:
-        """Be asked who may come in, from now on."""
-        with _core.Held(self._lock):
-            if self._authenticator is None:
-                self._authenticator = _authenticator_of(self._context)
-                self.domain = self._authenticator.enter(self)
 
     def admit(self, made: Socket, frames: list[zmq.Frame], place: int) -> tuple[Peer, list[zmq.Frame]]:
         """Who sent a message, and the message without its passport.
@@ -166,7 +171,7 @@ class Gate:
 
     def _sender(self, made: Socket, frame: zmq.Frame) -> tuple[Peer, bool]:
         if made not in self._guarded:
-            return roles.OPEN, True
+            return OPEN, True
         key, descriptor = sockets.origin(frame)
         self.came[descriptor] = key
         peer = self._peers.get(key)
@@ -210,7 +215,7 @@ class Gate:
 
     def trouble(self) -> list[str]:
         """Why nobody new may get in, a sentence each."""
-        return [] if self._authenticator is None else self._authenticator.trouble()
+        return [] if self._authenticator is None else self._authenticator.worker.trouble()
 
     def look(self) -> None:
         """Take up what has changed in the keys folder, and cut off whose key is gone."""
@@ -220,17 +225,16 @@ class Gate:
         self.keys.refresh()
         if self.keys.changes == self._changes:
             return
-        self._learn()
+        self._learn(self.keys)
         for descriptor, key in list(self.came.items()):
             if key not in self._peers:
                 self.refuse("revoked", "its connection was cut")
                 self._cut(descriptor)
 
-    def _learn(self) -> None:
-        assert self.keys is not None
-        self._changes = self.keys.changes
+    def _learn(self, keys: Keys) -> None:
+        self._changes = keys.changes
         self._former |= set(self._peers)
-        self._peers = {public.hex(): key.peer for public, key in self.keys.authorized.items()}
+        self._peers = {public.hex(): key.peer for public, key in keys.authorized.items()}
 
     def decide(self, public: bytes, only: str) -> str | None:
         """How ZeroMQ is to mark messages of who shows this key; None sends him away."""
@@ -284,25 +288,29 @@ _WANTED: Final = (
 )
 
 
-class _GuardedAddress:
-    """One guarded address: counts who failed to get in, and follows its own key. Belongs to the socket's thread."""
+class _GuardedAddress(ConnectionWatcher):
+    """One guarded address: counts peers that failed to get in, and follows its own key."""
 
     def __init__(self, gate: Gate, made: Socket) -> None:
+        super().__init__(made)
         assert gate.keys is not None
-        self.monitor: Socket | None = monitor.monitor(made, _WANTED)
-        self.look_at = time.monotonic() + KEYS_INTERVAL
-        self._gate, self._made, self._endpoint = gate, made, sockets.listened_at(made)
-        self._own = gate.keys.own
+        self.watch(_WANTED)
+        self._look_at = time.monotonic() + KEYS_INTERVAL
+        self._gate, self._endpoint = gate, sockets.listened_at(made)
+        self._keys, self._own = gate.keys, gate.keys.own
         # ZeroMQ tells of no reason where a peer is too old for keys, or none at all: of what was accepted, the rest.
         self._accepted = self._settled = self._silently = 0
         self._shaking: dict[int, float] = {}  # connections by descriptor, and since when they are there
         self._strays: deque[float] = deque()  # when somebody dialled with another key, and may try his next one
 
+    @property
+    def look_at(self) -> float:
+        return self._look_at
+
     def turn(self, now: float) -> None:
-        self.look_at = now + KEYS_INTERVAL
+        self._look_at = now + KEYS_INTERVAL
         self._gate.look()
-        assert self._gate.keys is not None
-        if self._gate.keys.own != self._own:
+        if self._keys.own != self._own:
             self._rebind()
         window = 3.0 * sockets.HANDSHAKE_TIMEOUT + KEYS_INTERVAL
         known = self._gate.came
@@ -315,12 +323,7 @@ class _GuardedAddress:
             self._strays.popleft()
             self._gate.refuse("server_key")
 
-    def heard(self) -> None:
-        assert self.monitor is not None
-        for event, value, _ in monitor.events(self.monitor):
-            self._happened(event, value)
-
-    def _happened(self, event: int, value: int) -> None:
+    def happened(self, event: int, value: int, address: str) -> None:
         if event == zmq.EVENT_ACCEPTED:
             self._accepted += 1
             self._shaking[value] = time.monotonic()
@@ -334,7 +337,7 @@ class _GuardedAddress:
             self._greeted(event, value)
 
     def _greeted(self, event: int, value: int) -> None:
-        """A handshake is over. Who is not authorized was counted where that was decided."""
+        """A handshake is over. Peers that are not authorized were counted where that was decided."""
         if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
             # ZeroMQ does not say who it is: one of those who dialled with another key, as far as anybody can tell.
             if self._strays:
@@ -350,8 +353,7 @@ class _GuardedAddress:
 
     def _rebind(self) -> None:
         """Listen with a new key. ZeroMQ ends the connections that came by the old one: they come again."""
-        assert self._gate.keys is not None
-        own = self._gate.keys.own
+        own = self._keys.own
         assert own.secret is not None
         try:
             sockets.rebind(self._made, self._endpoint, own.secret)
@@ -360,15 +362,6 @@ class _GuardedAddress:
             return
         self._own = own
         _log.info("%s is listened at with the key %s", self._endpoint, own.fingerprint)
-
-    def leave(self, made: Socket) -> None:
-        """Nothing else is connected through this one."""
-
-    def close(self) -> None:
-        self.look_at = float("inf")
-        if self.monitor is not None:
-            monitor.end_monitor(self._made, self.monitor)
-            self.monitor = None
 
 
 # --------------------------------------------------------------------------------------------- ZeroMQ's questions
@@ -381,7 +374,7 @@ class _Authenticator:
         self.context = context
         self._gates: dict[bytes, Gate] = {}
         self._entered = 0
-        self._worker = self._start()
+        self.worker = self._start()
 
     def _start(self) -> Worker:
         worker = Worker("memoire-authenticator", self._turn)
@@ -406,18 +399,14 @@ class _Authenticator:
             self._gates.pop(domain.encode(), None)
             if not self._gates:
                 _authenticators.pop(self.context.underlying, None)
-                self._worker.stop(2.0)
-
-    def trouble(self) -> list[str]:
-        """What is wrong with the thread, in words."""
-        return self._worker.trouble()
+                self.worker.stop(2.0)
 
     def revive(self) -> None:
-        """Begin anew where the thread has died; until then nobody new gets in."""
+        """Start the thread again if it has died; until then no new peer gets in."""
         with _core.Held(_lock):
-            if not self._worker.is_alive and self._gates:
-                _log.error("the thread that decides who is let in has died; it begins anew")
-                self._worker = self._start()
+            if not self.worker.is_alive and self._gates:
+                _log.error("the thread that decides who is let in has died; it is started again")
+                self.worker = self._start()
 
     def _turn(self, ready: dict[object, int]) -> None:
         while self._socket in ready:
@@ -468,3 +457,143 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+REQUEST_PLACE = 1
+"""Where a request has its passport: behind the address of the connection that it came by."""
+PUSH_PLACE = 0
+"""Where a pushed message has it."""
+_MAX_TEXT = 1000  # characters that tell a peer why it was refused
+
+
+class Admission:
+    """Lets messages in at one node. Requests belong to one thread; `receive_push`, `pass_on` and `refuse` to any.
+
+    Args:
+        gate: Knows the keys.
+        count: Counts a refusal by its code; from any thread.
+        own: Binds a client's id to the key that uses it first. Raises ProtocolError (code "owner") if it belongs to
+            another one. From any thread.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        limits: Limits,
+        *,
+        count: Callable[[ProtocolError], object],
+        own: Callable[[bytes, str], None] = lambda client, principal: None,
+    ) -> None:
+        self._gate, self._limits, self._count, self._own = gate, limits, count, own
+        self._connections = ConnectionClients(limits.connection_clients, limits.tuning.connection_clients_rate)
+
+    # Requests
+
+    def receive_request(self, made: Socket, frames: list[zmq.Frame]) -> EnvelopedRequest | None:
+        """Whose request came in by this socket; None if it was refused and nobody could be told."""
+        received = len(frames)
+        try:
+            peer, frames = self._gate.admit(made, frames, REQUEST_PLACE)
+            parts = opened(frames)
+            if parts is None:
+                raise ProtocolError("frames", "a request has an empty frame before its header")
+        except ProtocolError as error:
+            self.refuse(error)
+            return None
+        # A proxy that has let it in shows its passport, or its own address where nobody has keys.
+        is_first = len(frames) == received and (len(parts.envelope) == 2 or peer is not OPEN)
+        return EnvelopedRequest(peer, *parts, is_first)
+
+    def parse(self, request: EnvelopedRequest, now: float) -> Message:
+        """What a server was asked.
+
+        Args:
+            now: Seconds, by a clock that only goes on.
+
+        Raises:
+            ProtocolError: it cannot be read, its sender may not send it, or too many clients came by its connection.
+        """
+        message = parse(request.message, self._limits)
+        if request.peer is not OPEN:
+            self._check_sender(request.peer, message)
+        self._check_connection(request, message.header.client, now)
+        return message
+
+    def parse_header(self, request: EnvelopedRequest, now: float) -> MessageHeader:
+        """What a proxy was asked; as `parse`, for those that leave body and client's owner to the server behind."""
+        header, _ = parse_header(request.message, self._limits)
+        request.peer.check(header.type, header.table)
+        self._check_connection(request, header.client, now)
+        return header
+
+    def _check_sender(self, peer: Peer, message: Message) -> None:
+        """Raise ProtocolError if this peer may not send this, by its role or in the name of this client."""
+        peer.check(message.type, message.header.table)
+        if isinstance(message.body, messages.Hello):
+            peer.check_hello(message.body)
+        self._own(message.header.client, peer.principal)
+
+    def _check_connection(self, request: EnvelopedRequest, client: bytes, now: float) -> None:
+        if request.is_first:
+            self._connections.check(bytes(request.envelope[0]), client, now)
+
+    # Pushed messages
+
+    def receive_push(self, made: Socket, frames: list[zmq.Frame]) -> Message | None:
+        """The cache or episode that came in by this socket, its payload not yet verified; None if it was refused."""
+        try:
+            peer, frames = self._gate.admit(made, frames, PUSH_PLACE)
+            message = parse(frames, self._limits, verify_payload=False)
+            if peer is not OPEN:
+                self._check_sender(peer, message)
+            if not message.header.type.pushed:
+                raise _not_pushed(message.header.type)
+        except ProtocolError as error:
+            self.refuse(error)
+            return None
+        return message
+
+    def receive_push_header(
+        self, made: Socket, frames: list[zmq.Frame]
+    ) -> tuple[MessageHeader, Peer, list[zmq.Frame]] | None:
+        """As `receive_push`, for proxies: what the message says of itself, whose it is, and all of its frames."""
+        try:
+            peer, frames = self._gate.admit(made, frames, PUSH_PLACE)
+            header, _ = parse_header(frames, self._limits)
+            peer.check(header.type)
+            if not header.type.pushed:
+                raise _not_pushed(header.type)
+        except ProtocolError as error:
+            self.refuse(error)
+            return None
+        return header, peer, frames
+
+    # Whatever came in
+
+    def pass_on(self, made: Socket, place: int, frames: list[zmq.Frame]) -> list[Any]:
+        """A message as a plain proxy hands it on, with whose it is where there are keys; empty if it was refused.
+
+        Args:
+            place: Where it has its passport if it comes from a proxy: `REQUEST_PLACE` or `PUSH_PLACE`.
+        """
+        try:
+            peer, frames = self._gate.admit(made, frames, place)
+        except ProtocolError as error:
+            self.refuse(error)
+            return []
+        return [*self._gate.passport(peer), *frames]
+
+    def refuse(self, error: ProtocolError) -> None:
+        """Count a refusal. Those that are about who sent a message are logged now and then."""
+        self._gate.refuse(error.code, error.detail)
+        self._count(error)
+
+    def refuse_request(self, request: EnvelopedRequest, error: ProtocolError) -> list[Any] | None:
+        """Count a refusal; returns the frames that say it, or None if whoever asked could not read them."""
+        self.refuse(error)
+        answer = refusal(request.message, messages.Refused(code=error.code, text=error.detail[:_MAX_TEXT]))
+        return None if answer is None else [*request.envelope, *answer]
+
+
+def _not_pushed(kind: types.Type) -> ProtocolError:
+    return ProtocolError("unexpected", f"{kind.name} was pushed; caches and episodes are taken here")

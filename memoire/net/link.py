@@ -30,10 +30,10 @@ import zmq
 from memoire.errors import AuthError, EndpointError, KeyFileError
 from memoire.security.keys import REREAD_INTERVAL, Keys
 
-from . import addresses, context, sockets
+from . import addresses, sockets
 from .addresses import LookupResult, NameResolver
-from .context import Socket
-from .poller import Poller
+from .poller import ConnectionWatcher, Poller
+from .sockets import Socket
 
 PAUSE, MAX_PAUSE = 0.2, 5.0
 """Seconds before a name is looked up again after all its addresses failed: the first time, and at most."""
@@ -172,12 +172,13 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0]
 
 
-class Link:
+class Link(ConnectionWatcher):
     """One socket's connection, made by `dial`. Plain attributes may be read from any thread."""
 
     def __init__(
         self, doors: Poller, made: Socket, endpoint: str, known: NameResolver, keys: Keys | None = None
     ) -> None:
+        super().__init__(made)
         self.endpoint = endpoint
         self.address = ""
         """Where it is connected to, or tries to: `endpoint` with an address for its name; "" until that is known."""
@@ -195,14 +196,12 @@ class Link:
         """Whether ZeroMQ tries no more: a connection ended before both had greeted each other, and none was tried
         since. So it is where the address was for a moment somebody else's, of a kind of socket that does not fit.
         """
-        self.monitor: Socket | None = None
-        """What the doors wait on; None for inproc, which has no events, and where nobody wants to know."""
         self.denied: AuthError | None = None
         """Why this process is not let in there; None while it is, or while nobody knows."""
         self._shown = Shown(keys, made, endpoint) if keys is not None and endpoint.startswith("tcp://") else None
         self._name_at = float("inf")  # when the name is to be looked up again
         self._refusal = ""  # why the newest handshake failed
-        self._doors, self._made, self._names = doors, made, known
+        self._doors, self._names = doors, known
         self._followers: dict[Socket, _FollowingSocket | None] = {}
         named = _NAMED.fullmatch(endpoint)
         self._host, self._port = ("", "") if named is None or addresses.is_numeric(named["host"]) else named.groups()
@@ -282,7 +281,7 @@ class Link:
     def open(self, watch: bool) -> None:
         """Begin: connect, or look the name up first."""
         if (watch or self._host or self._shown is not None) and not self.endpoint.startswith("inproc://"):
-            self.monitor = context.monitor(self._made, _WANTED)
+            self.watch(_WANTED)
         if self._host:
             self._look()
         else:
@@ -294,25 +293,17 @@ class Link:
         if now >= self._name_at:
             self._look()
         if self._shown is not None and self._shown.is_due(now) and self.address:
-            self._leave_address(self._made, self.address)
-            self._attach(self._made, self.address)
-
-    def heard(self) -> None:
-        """Take what the monitor has."""
-        assert self.monitor is not None
-        for event, value, address in context.events(self.monitor):
-            # An address that was given up may still have something to say.
-            if not self._host or _place(address) == _place(self.address):
-                self._happened(event, value)
+            self.dial_again(self._made)
 
     def close(self) -> None:
-        """Give the monitor back; the socket is closed afterwards, by whoever has it."""
+        """Give the monitor back, and look up no more."""
         self._name_at = float("inf")
-        if self.monitor is not None:
-            context.end_monitor(self._made, self.monitor)
-            self.monitor = None
+        super().close()
 
-    def _happened(self, event: int, value: int) -> None:
+    def happened(self, event: int, value: int, address: str) -> None:
+        """Take one event of the monitor."""
+        if self._host and _place(address) != _place(self.address):
+            return  # an address that was given up may still have something to say
         self.stirred_at = time.monotonic()
         self.has_given_up = event == zmq.EVENT_DISCONNECTED and not self.is_connected
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -416,8 +407,8 @@ class Link:
         except zmq.ZMQError:
             pass  # ZeroMQ has given it up by itself
 
-    def attach_follower(self, made: Socket) -> None:
-        """Dial anew with another socket: its keys may fit now."""
+    def dial_again(self, made: Socket) -> None:
+        """Dial again with a socket: its keys may fit now."""
         if self.address:
             self._leave_address(made, self.address)
             self._attach(made, self.address)
@@ -440,7 +431,7 @@ def _refusal(event: int, value: int) -> str:
     return "does not speak ZeroMQ. Is it memoire's address?"
 
 
-class _FollowingSocket:
+class _FollowingSocket(ConnectionWatcher):
     """A socket beside a link's own, which may be denied by itself.
 
     Args:
@@ -448,46 +439,27 @@ class _FollowingSocket:
     """
 
     def __init__(self, shown: Shown | None, made: Socket, link: Link) -> None:
+        super().__init__(made)
         self.shown = None if shown is None else Shown(shown.keys, made, link.endpoint)
         self.endings = 0
         """Connections that have ended, as far as was `heard`."""
-        self.monitor: Socket | None = context.monitor(made, _WANTED)
-        self._made, self._link = made, link
+        self._link = link
+        self.watch(_WANTED)
 
     @property
     def look_at(self) -> float:
-        """When `turn` has something to do."""
         return float("inf") if self.shown is None else self.shown.look_at
 
     def turn(self, now: float) -> None:
-        """Dial anew, should it be time."""
         if self.shown is not None and self.shown.is_due(now):
-            self._link.attach_follower(self._made)
+            self._link.dial_again(self._made)
 
-    def heard(self) -> None:
-        """Take what the monitor has."""
-        assert self.monitor is not None
-        while True:
-            try:
-                event, value = context.EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
-            except zmq.Again:
-                return
-            self.endings += event == zmq.EVENT_DISCONNECTED
-            if self.shown is None:
-                continue
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.shown.succeeded()
-            elif event in _REFUSED:
-                self.shown.failed(event, value, time.monotonic())
-
-    def leave(self, made: Socket) -> None:
-        """Nothing follows a follower."""
-
-    def close(self) -> None:
-        """Give the monitor back."""
-        if self.monitor is not None:
-            context.end_monitor(self._made, self.monitor)
-            self.monitor = None
+    def happened(self, event: int, value: int, address: str) -> None:
+        self.endings += event == zmq.EVENT_DISCONNECTED
+        if self.shown is not None and event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.shown.succeeded()
+        elif self.shown is not None and event in _REFUSED:
+            self.shown.failed(event, value, time.monotonic())
 
 
 def _place(address: str) -> str:

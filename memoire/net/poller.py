@@ -38,9 +38,49 @@ from memoire.limits import MiB
 from memoire.wire.byte_budget import ByteHolder
 
 from . import process, sockets
-from .context import ConnectionWatcher, Socket
+from .sockets import Socket
 
 _LISTENING = (zmq.ROUTER, zmq.PULL, zmq.XPUB)
+
+
+class ConnectionWatcher:
+    """What looks after one socket's connections inside of a `Poller`. Belongs to the socket's thread."""
+
+    monitor: Socket | None = None
+    """What ZeroMQ tells about them through; None for inproc, which has no events, and where nobody wants to know."""
+
+    def __init__(self, made: Socket) -> None:
+        self._made = made
+
+    def watch(self, wanted: int) -> None:
+        """Hear of these events from now on."""
+        self.monitor = sockets.monitor(self._made, wanted)
+
+    @property
+    def look_at(self) -> float:
+        """When `turn` has something to do."""
+        return float("inf")
+
+    def turn(self, now: float) -> None:
+        """Do what is due."""
+
+    def heard(self) -> None:
+        """Take what the monitor has."""
+        assert self.monitor is not None
+        for event, value, address in sockets.events(self.monitor):
+            self.happened(event, value, address)
+
+    def happened(self, event: int, value: int, address: str) -> None:
+        """Take one event, with its value and the address that it is about."""
+
+    def leave(self, made: Socket) -> None:
+        """Forget another socket, which is about to be closed."""
+
+    def close(self) -> None:
+        """Give the monitor back; the socket is closed afterwards, by its owner."""
+        if self.monitor is not None:
+            sockets.end_monitor(self._made, self.monitor)
+            self.monitor = None
 
 
 class Waker:

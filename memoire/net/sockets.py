@@ -1,5 +1,5 @@
 """Every ZeroMQ socket of memoire, made with one profile for each role; nothing else in the package sets a socket
-option.
+option. The ZeroMQ context of this process, and what ZeroMQ tells about the connections of a socket.
 
 An option that is missing here is a fault that shows up weeks later: without LINGER a close hangs, without MAXMSGSIZE
 a stranger fills the memory, without keepalives a peer that vanished is never noticed. So a socket is asked for by
@@ -14,21 +14,80 @@ peer's application is slow cuts the connection and loses what is on it.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import re
 import socket as _socket
 import stat
+import struct
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import zmq
 
-from memoire.errors import EndpointError
+from memoire import _core
+from memoire.errors import EndpointError, ParameterError
 
 from . import _multipart, addresses, process
-from .context import EVENT, Context, Socket, end_monitor, monitor
+
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+Socket: TypeAlias = "zmq.Socket[bytes]"
+
+SOCKETS_PER_CONTEXT = 8192
+MAX_IO_THREADS = 64
+
+
+class _Socket(zmq.Socket[bytes]):
+    """pyzmq's, with a `send` that is compiled: what it has around that is for kinds of sockets that nobody has here."""
+
+    send = zmq.backend.Socket.send  # type: ignore[assignment]
+
+
+class _Context(zmq.Context[zmq.Socket[bytes]]):
+    _socket_class = _Socket
+
+
+_io_threads = 1  # of contexts that are made from now on
+_contexts: dict[int, Context] = {}  # by process id: one at most that is ours
+_context_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _context_lock  # noqa: PLW0603
+    _context_lock = threading.Lock()  # another thread may have held it, which is not there any more
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def shared_context() -> Context:
+    """The one context of this process; a forked child gets a new one, since sockets do not survive a fork."""
+    with _core.Held(_context_lock):
+        context = _contexts.get(os.getpid())
+        if context is None or context.closed:
+            context = _contexts[os.getpid()] = _Context(_io_threads)
+            context.set(zmq.MAX_SOCKETS, SOCKETS_PER_CONTEXT)
+        return context
+
+
+def use_io_threads(count: int) -> None:
+    """Have the context of this process, which is not made yet, move and encrypt bytes on so many threads of ZeroMQ's.
+
+    A connection belongs to one of them: more threads than connections bring nothing.
+    """
+    global _io_threads  # noqa: PLW0603
+    if not 1 <= count <= MAX_IO_THREADS:
+        raise ParameterError("--io-threads", count, f"a number from 1 to {MAX_IO_THREADS}")
+    _io_threads = count
+
+
+def library_version() -> str:
+    """Version of libzmq."""
+    return zmq.zmq_version()
+
 
 READABLE = int(zmq.POLLIN)
 """A flag of `Poller.wait`: pyzmq's own is an enum, which costs a microsecond each time it is compared."""
@@ -167,11 +226,7 @@ def authenticator(context: Context) -> Socket:
     made = context.socket(zmq.ROUTER)
     for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
         made.setsockopt(option, 0)
-    return _bound(made, "inproc://zeromq.zap.01")
-
-
-def _bound(made: Socket, endpoint: str) -> Socket:
-    bind(made, endpoint)
+    bind(made, "inproc://zeromq.zap.01")
     return made
 
 
@@ -196,7 +251,7 @@ def origin(frame: zmq.Frame) -> tuple[str, int]:
     where it was not marked.
     """
     try:
-        return str(frame.get("User-Id")), int(frame.get(zmq.SRCFD))
+        return str(frame.get("User-Id")), descriptor_of(frame)
     except (zmq.ZMQError, ValueError):
         return "", -1
 
@@ -314,8 +369,7 @@ def _bind(made: Socket, address: str) -> None:
     heard = monitor(made, zmq.EVENT_LISTENING)
     try:
         made.bind(address)
-        while heard.poll(0):
-            _, fd = EVENT.unpack(heard.recv_multipart()[0])
+        for _, fd, _ in events(heard):
             process.guard_listener(fd, made)
     finally:
         end_monitor(made, heard)
@@ -398,6 +452,42 @@ def _attach(made: Socket, endpoint: str, action: str, attach: Callable[[str], ob
 def _plain(endpoint: str) -> str:
     """An address as people write it: ZeroMQ reports IPv4 ones of a dual-stack socket as IPv6."""
     return re.sub(r"^tcp://\[::ffff:([0-9.]+)\]:", r"tcp://\1:", endpoint).replace("tcp://[::]:", "tcp://*:")
+
+
+EVENT = struct.Struct("=HI")
+"""What a monitor's message begins with: the event and its value; the address is its last frame."""
+_monitors = itertools.count(1)
+
+
+def monitor(made: Socket, events: int) -> Socket:
+    """Where ZeroMQ tells what happens to the connections of a socket; ended by `end_monitor`, before the socket is."""
+    address = f"inproc://memoire-monitor-{next(_monitors)}"
+    made.monitor(address, events)
+    heard: Socket = made.context.socket(zmq.PAIR)
+    heard.setsockopt(zmq.LINGER, 0)
+    # Without a bound: ZeroMQ's own thread would wait for room, and with it every socket of the context.
+    heard.setsockopt(zmq.RCVHWM, 0)
+    heard.connect(address)
+    return heard
+
+
+def events(heard: Socket) -> Iterator[tuple[int, int, str]]:
+    """What a monitor has told since the last call: event, value, and the address that it is about."""
+    while True:
+        try:
+            frames = heard.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        event, value = EVENT.unpack(frames[0])
+        yield event, value, frames[-1].decode("utf-8", "replace")
+
+
+def end_monitor(made: Socket, heard: Socket) -> None:
+    """Listen no more."""
+    # In this order: an event for a monitor that nobody holds would stop ZeroMQ's own thread for ever.
+    if not made.closed:
+        made.disable_monitor()
+    heard.close(0)
 
 
 def subscribed(made: Socket, admits: Callable[[Socket, zmq.Frame], bool] = lambda made, frame: True) -> list[bytes]:

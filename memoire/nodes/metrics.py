@@ -22,8 +22,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from memoire.figures import Figure, Source, by, catalogue, counter, gauge
-from memoire.net.context import library_version
 from memoire.net.curve_server import REASONS as PEERS
+from memoire.net.sockets import library_version
 from memoire.version import VERSION
 from memoire.wire.frames import CODES, FOR_INFERENCE
 from memoire.wire.types import TYPES

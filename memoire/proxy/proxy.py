@@ -27,15 +27,14 @@ from memoire.arguments import name as checked_name
 from memoire.errors import Closed, EndpointError
 from memoire.limits import CONTAINER, QUEUE_BYTES, Container, Limits, Reservation
 from memoire.net import addresses, process, sockets
-from memoire.net.context import Context, shared_context
 from memoire.net.curve_server import Gate
 from memoire.net.poller import ALL_BYTES
+from memoire.net.sockets import Context, shared_context
 from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
 from memoire.security.access import Security
 from memoire.security.keys import Given, Keys
 
-from .io import ProxyThread
-from .io_sockets import WAITING_REQUESTS, QueueSizes
+from .io import WAITING_REQUESTS, ProxyThread, QueueSizes
 from .router import BackStats
 
 if TYPE_CHECKING:

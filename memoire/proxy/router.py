@@ -15,8 +15,8 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -45,34 +45,7 @@ MAX_REMOVED = 4096
 """Homes that are known to be removed. A client of an older one is told so later, after `START_GRACE`."""
 
 
-class BackendState(Protocol):
-    """What is known of an address behind a proxy."""
-
-    endpoint: str
-    names: tuple[str, ...]
-    """Servers that are reached there; none until it has answered."""
-    leaving: tuple[str, ...]
-    """Those that take no new clients; a proxy's list may be without them already."""
-    unmet: tuple[str, ...]
-    """Addresses behind it, if that is a proxy, at which nobody has answered yet."""
-    pages: tuple[str, ...]
-    """Where it, and what is behind it, shows pages."""
-    inference: tuple[str, ...]
-    """Addresses of inference nodes that act for clients of the servers there."""
-
-    @property
-    def is_away(self) -> bool:
-        """Whether it has not answered for a while."""
-
-    is_too_small: bool
-    """Whether that is because WELCOME is longer than the proxy's own limits allow."""
-
-    @property
-    def denied(self) -> str:
-        """Why this proxy is not let in there; "" while nobody says so."""
-
-
-B = TypeVar("B", bound=BackendState)
+B = TypeVar("B", bound="Backend")
 
 
 class Router(Generic[B]):
@@ -344,20 +317,20 @@ class Backend(ABC):
         return name_hash(self.names[0]), max(noticed[1], self._epoch)
 
 
+@dataclass
 class ProxyCounts:
     """What was counted since the proxy began. The thread counts, and any thread may read."""
 
-    def __init__(self) -> None:
-        self.requests = 0
-        """Forwarded to servers, or answered here."""
-        self.replies = 0
-        """That came from servers."""
-        self.caches = 0
-        self.cache_bytes = 0
-        self.homeless = 0
-        """Messages for a server that is not known here."""
-        self.refused: Counter[str] = Counter()
-        """Messages that were refused, by code."""
+    requests: int = 0
+    """Forwarded to servers, or answered here."""
+    replies: int = 0
+    """That came from servers."""
+    caches: int = 0
+    cache_bytes: int = 0
+    homeless: int = 0
+    """Messages for a server that is not known here."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Messages that were refused, by code."""
 
     def refuse(self, code: str) -> None:
         """Count a message that was refused."""

@@ -18,7 +18,7 @@ from typing import Any
 from memoire.arguments import checked_names, process_name, seconds, table_name
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
 from memoire.limits import Limits
-from memoire.net.context import Context
+from memoire.net.sockets import Context
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
 from memoire.tables import registry

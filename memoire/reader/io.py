@@ -38,7 +38,7 @@ from memoire.errors import (
 )
 from memoire.limits import Limits
 from memoire.net import process
-from memoire.net.context import Context
+from memoire.net.sockets import Context
 from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, NodeLock, Worker, close_at_exit
 from memoire.replay.parameters import Parameters, check_batch
 from memoire.security.keys import Keys

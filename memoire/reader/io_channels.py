@@ -17,8 +17,8 @@ from memoire._core import Held
 from memoire.errors import AuthError, Closed, MemoireError, MemoireTimeout, NotEnoughSamples
 from memoire.limits import Limits
 from memoire.net.channel import Channel
-from memoire.net.context import Context, shared_context
 from memoire.net.poller import Poller
+from memoire.net.sockets import Context, shared_context
 from memoire.net.thread import NodeLock, Worker
 from memoire.security.keys import Keys
 from memoire.tables import registry

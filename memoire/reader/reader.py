@@ -38,7 +38,7 @@ from memoire.errors import ParameterError
 from memoire.figures import FAULTS, REFUSED, counter, gauge, within
 from memoire.limits import Limits
 from memoire.models.model import check_topic, make
-from memoire.net.context import Context
+from memoire.net.sockets import Context
 from memoire.replay.batch import Batch, PriorityUpdate, td_errors_for
 from memoire.replay.mixing import MixedBatch, Mixer, batches_until_over, sizes_of
 from memoire.replay.parameters import Parameters

@@ -28,10 +28,9 @@ from memoire.errors import MemoireError, ProtocolError
 from memoire.limits import Limits
 from memoire.net import link, process, sockets
 from memoire.net.addresses import beside
-from memoire.net.admission import PUSH_PLACE, REQUEST_PLACE, Admission
-from memoire.net.context import ConnectionWatcher, Context, Socket
-from memoire.net.curve_server import Gate
-from memoire.net.poller import Poller, SendQueues
+from memoire.net.curve_server import PUSH_PLACE, REQUEST_PLACE, Admission, Gate
+from memoire.net.poller import ConnectionWatcher, Poller, SendQueues
+from memoire.net.sockets import Context, Socket
 from memoire.net.thread import END_TIMEOUT, Worker
 from memoire.security import access
 from memoire.security.keys import Keys

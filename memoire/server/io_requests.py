@@ -36,9 +36,9 @@ from memoire.figures import Timings
 from memoire.limits import Limits
 from memoire.models.model import Model, Notices, notice_of
 from memoire.net import sockets
-from memoire.net.admission import Admission
-from memoire.net.context import ConnectionWatcher, Socket
-from memoire.net.poller import SendQueues
+from memoire.net.curve_server import Admission
+from memoire.net.poller import ConnectionWatcher, SendQueues
+from memoire.net.sockets import Socket
 from memoire.net.thread import Worker
 from memoire.security.roles import EnvelopedRequest
 from memoire.tables.registry import Reply

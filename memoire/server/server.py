@@ -32,7 +32,7 @@ from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.net import process as tuning
 from memoire.net.addresses import beside, check
-from memoire.net.context import shared_context
+from memoire.net.sockets import shared_context
 from memoire.net.thread import UNDO_TIMEOUT, Node, close_at_exit
 from memoire.replay.batch import Batch, PriorityUpdate
 from memoire.replay.episodes import EpisodeBatch

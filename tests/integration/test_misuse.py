@@ -22,7 +22,7 @@ from memoire.classic.server import ReplayMemoryServer
 from memoire.client.waiting import ModelHandle, Receiver
 from memoire.errors import ForkedError, TwoThreads
 from memoire.limits import Limits
-from memoire.net.context import _context_lock
+from memoire.net.sockets import _context_lock
 from memoire.replay.buffer import Buffer
 from memoire.replay.parameters import Parameters
 from memoire.server.server import Server

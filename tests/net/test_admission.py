@@ -10,8 +10,7 @@ from history.ports import held
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.net import sockets
-from memoire.net.admission import PUSH_PLACE, Admission
-from memoire.net.curve_server import Gate
+from memoire.net.curve_server import PUSH_PLACE, Admission, Gate
 from memoire.net.poller import SendQueue, SendQueues
 from memoire.proxy.proxy import Proxy
 from memoire.security.roles import OPEN, PASSPORT_MAGIC, Peer, passport

@@ -19,8 +19,8 @@ from memoire.errors import EndpointError, ParameterError
 from memoire.limits import Limits
 from memoire.net import addresses, sockets
 from memoire.net import addresses as resolver
-from memoire.net.context import shared_context, use_io_threads
 from memoire.net.poller import Sender
+from memoire.net.sockets import shared_context, use_io_threads
 from memoire.wire import layout
 from netkit import DEADLINE, SCHEMA, Cluster, KeepingContext, record, until
 

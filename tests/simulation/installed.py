@@ -31,10 +31,10 @@ import zmq
 import memoire.limits
 from memoire.client import local_memory
 from memoire.disk import saver
-from memoire.net import context, poller, process, thread
+from memoire.net import poller, process, sockets, thread
 from memoire.net import process as descriptors
 from memoire.net import thread as progress
-from memoire.proxy import io_sockets as io_backend
+from memoire.proxy import io as io_backend
 from memoire.reader import directory, rounds
 from memoire.replay import memory
 from memoire.server import io_requests
@@ -139,7 +139,7 @@ def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[No
         put(process, "tune", lambda: None)
         put(progress, "waited_for_cores", lambda *tasks: 0.0)
         replaced = {
-            "shared_context": (context, shared_context),
+            "shared_context": (sockets, shared_context),
             "close_at_exit": (thread, lambda node: node._guard()),
             "wall_clock": (memoire.limits, world.wall),
         }

@@ -16,7 +16,7 @@ from memoire.disk import opening
 from memoire.limits import Limits
 from memoire.models import io as feed
 from memoire.net import channel, sockets
-from memoire.proxy import io_sockets as io_front
+from memoire.proxy import io as io_front
 from memoire.proxy import requests
 from memoire.server import io as io_intake
 from memoire.server import io_requests

@@ -71,7 +71,7 @@ HARMLESS = {
     "tables/prompts/steps:PromptSteps.rewind": "as any new session may",
     "tables/prompts/worker:PromptWorker.learn": "each server is asked",
     "proxy/router:Backend._keep_epoch": "as many as a WELCOME can name",
-    "proxy/io_sockets:BackendLink._send_request": "beyond, it is told again",
+    "proxy/io:BackendLink._send_request": "beyond, it is told again",
     "proxy/requests:Requests.__init__": "the client of the oldest asks again",
     "proxy/router:Router._forget": "A client of an older one is told so later",
     "security/roles:ConnectionClients._admits": "takes a token again, or is refused",

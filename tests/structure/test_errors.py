@@ -49,7 +49,7 @@ FOREIGN = {
     "replay/conversion.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
     "tables/inspection.py": {"AssertionError"},  # a mistake of ours
     "net/sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
-    "net/http.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
+    "net/addresses.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
     "replay/writer_state.py": {"ValueError"},  # inside of a parser: becomes DataError
     "replay/writers.py": {"ValueError"},  # the same
     "wire/values.py": {"ValueError"},  # inside of a parser: becomes DataError
