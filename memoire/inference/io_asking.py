@@ -32,7 +32,7 @@ from memoire.errors import EndpointError, MemoireError
 from memoire.limits import Limits
 from memoire.net import addresses
 from memoire.net.channel import Channel, open_channels
-from memoire.net.context import Context
+from memoire.net.sockets import Context
 from memoire.net.thread import END_TIMEOUT, Node, Worker, close_at_exit
 from memoire.wire import messages
 from memoire.wire.frames import Answer
