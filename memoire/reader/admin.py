@@ -12,7 +12,7 @@ import functools
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,14 +28,12 @@ from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, name_hash
 from memoire.wire.rows import unpack_accounts
 
-from .io import FarNode
+from .io import ANSWER_GRACE, FarNode
 
 _log = logging.getLogger(__name__)
 
 SNAPSHOT_INTERVAL = 0.1
 """Seconds between two questions how a snapshot stands."""
-ANSWER_GRACE = 1.0
-"""Seconds beyond a request's deadline in which the thread has to say that nobody answered."""
 DISK_INTERVAL = 0.25
 """Seconds between two questions to a server whose disk is full."""
 
@@ -112,7 +110,7 @@ class ClusterOrders(FarNode):
         """
         name = text("name", name)
         self._order(messages.Control(run=name), timeout)
-        self._thread.post(lambda: self._thread.enter(name_hash(name)))
+        self._thread.worker.post(lambda: self._thread.enter(name_hash(name)))
 
     def totals(self, run: str | None = None, timeout: float | None = None) -> ClusterTotals:
         """What all servers together have counted, each client once, wherever it was at home.
@@ -284,7 +282,7 @@ class ClusterOrders(FarNode):
         Args:
             bodies: Called inside of the thread: which servers are known may change until then.
             heard: Called inside of the thread with each answer; under the lock.
-            run: See `Channels.ask`.
+            run: See `ReaderThread.ask`.
         """
         answers: dict[str, Answer] = {}
         full: set[str] = set()
@@ -308,33 +306,26 @@ class ClusterOrders(FarNode):
         deadline: float,
         run: int | None,
     ) -> dict[str, Answer]:
-        box: dict[str, Answer | None] = {}
-        is_started: list[bool] = []
+        def begin(settle: Callable[[str, Answer], None]) -> Collection[str]:
+            def settled(name: str, answer: Answer) -> None:
+                with self._monitor.changed:
+                    heard(answer)
+                    settle(name, answer)
 
-        def start() -> None:
             requests = bodies()
-            with self._monitor.changed:
-                box.update(dict.fromkeys(requests))
-                is_started.append(True)
-                self._monitor.changed.notify_all()
             for name, body in requests.items():
-                settled = functools.partial(settle, name)
                 server = self._directory.servers.get(name)
                 if server is None:
-                    settled(ParameterError("server", name, "a server that is still listed"))
+                    settled(name, ParameterError("server", name, "a server that is still listed"))
                 else:
-                    self._thread.send(server, body, settled, deadline, run)
+                    self._thread.ask(server, body, functools.partial(settled, name), deadline, run=run)
+            return requests
 
-        def settle(name: str, answer: Answer) -> None:
-            with self._monitor.changed:
-                box[name] = answer
-                heard(answer)
-                self._monitor.changed.notify_all()
-
-        self._thread.post(start)
         patience = deadline - self._monitor.now() + ANSWER_GRACE
-        self._thread.expect(lambda: bool(is_started) and None not in box.values(), patience, "answer")
-        return {name: answer for name, answer in box.items() if answer is not None}
+        answers, is_whole = self._thread.gather(begin, patience)
+        if not is_whole:
+            raise self._thread.silence("answer", patience)
+        return answers
 
     def _unexpected(self, name: str, answer: messages.Body | MemoireError) -> Refused:
         return Refused(self._directory.servers[name].address.endpoint, "unexpected", f"answered {answer}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from memoire.arguments import checked_names, process_name, seconds, table_name
@@ -28,11 +28,8 @@ from memoire.tables.far import FarServer
 from memoire.tables.prompts.calls import PromptCalls, checked_rank
 from memoire.wire.frames import Answer
 
-from .io import FarNode, ReaderThread
-from .rounds import BatchQueue, ClientPartition
-
-ANSWER_GRACE = 1.0
-"""Seconds beyond a request's deadline in which the thread has to say that nobody answered."""
+from .io import ANSWER_GRACE, FarNode, ReaderThread
+from .rounds import BatchQueue
 
 
 class FarTransport:
@@ -80,11 +77,11 @@ class FarTransport:
 
     def where(self) -> str:
         """The addresses."""
-        return self._thread.channels.where
+        return self._thread.where
 
     def trouble(self) -> str:
         """Why servers may not answer and what to do."""
-        return self._thread.channels.trouble(probe=False)
+        return self._thread.trouble(probe=False)
 
     def now(self) -> float:
         """The clock of deadlines."""
@@ -103,33 +100,27 @@ class FarTransport:
         if silent := set(names.values()) & self._directory.unmet():
             left = max(0.0, deadline - self._monitor.now())
             self._monitor.wait(lambda: not silent & self._directory.unmet(), left)
-        box: dict[Any, Answer] = {}
+        began = self._monitor.now()
 
-        def start() -> None:
+        def begin(settle: Callable[[Any, Answer], None]) -> Collection[Any]:
             for key, request in requests.items():
                 settled = functools.partial(settle, key)
                 try:
                     server = self._named(names[key])
                     if server is None:
-                        why = self._thread.channels.trouble(probe=False)
+                        why = self._thread.trouble(probe=False)
                         settled(MemoireTimeout("welcome", names[key], self._monitor.now() - began, why))
                         continue
-                    self._thread.channels.ask(server, request.body, settled, deadline, payload=request.payload, run=0)
+                    self._thread.ask(server, request.body, settled, deadline, payload=request.payload, run=0)
                 except (MemoireError, ValueError) as error:
                     settled(error if isinstance(error, MemoireError) else ParameterError("request", "", str(error)))
+            return requests
 
-        def settle(key: Any, answer: Answer) -> None:
-            with self._monitor.changed:
-                box[key] = answer
-                self._monitor.changed.notify_all()
-
-        began = self._monitor.now()
-        self._thread.post(start)
         patience = max(0.0, deadline - began) + ANSWER_GRACE
-        self._monitor.wait(lambda: len(box) == len(requests), patience)
+        answers, _ = self._thread.gather(begin, patience)
         with self._monitor.changed:
-            silence: MemoireError = self._thread.channels.denied or MemoireTimeout("answer", self.where(), patience, "")
-            return {key: box.get(key, silence) for key in requests}
+            silence: MemoireError = self._thread.denied or MemoireTimeout("answer", self.where(), patience, "")
+            return {key: answers.get(key, silence) for key in requests}
 
     def _named(self, name: str) -> FarServer | None:
         """The server of this name or at this address of its own; None where nobody has answered there.
@@ -187,7 +178,7 @@ class FarCalls(FarNode):
             tune_process=tune_process,
             hello=lambda: self._said(storage, asked, self.name),
             prefetch=BatchQueue(1, may_grow=False),
-            partition=ClientPartition((0, 1)),
+            partition=(0, 1),
             rng=random.Random(),
             keys=Keys.of(keys, role),
             context=context,

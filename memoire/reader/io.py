@@ -3,7 +3,7 @@
                          ┌ directory    HELLO      WELCOME ┐
     calls ── post ──▶    │ rounds       SUMS, DRAW         │ ◀──▶ channels, one for each address
                          │ sides        TAKE               │
-          ◀── notify ──  │ publishing   PUBLISH            │      (io_channels)
+          ◀── notify ──  │ publishing   PUBLISH            │
         (monitor)        └ feedback     FEEDBACK           ┘
 
 The parts in the middle decide, and belong to the thread; what calls read of them while it goes on is replaced as a
@@ -15,19 +15,22 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import math
 import os
 import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire._core import Held
 from memoire.arguments import seconds
 from memoire.errors import (
+    AuthError,
     Closed,
     EndpointError,
     MemoireError,
@@ -38,24 +41,29 @@ from memoire.errors import (
 )
 from memoire.limits import Limits
 from memoire.net import process
-from memoire.net.sockets import Context
+from memoire.net.channel import Channel
+from memoire.net.sockets import Context, shared_context
 from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, NodeLock, Worker, close_at_exit
 from memoire.replay.parameters import Parameters, check_batch
 from memoire.security.keys import Keys
 from memoire.tables import registry
 from memoire.tables.base import DrawsBatches
 from memoire.tables.draws import PooledBatch
-from memoire.tables.far import FarServer
+from memoire.tables.far import FarRequest, FarServer, FarSide
+from memoire.tables.rollouts.queue import TakeRequest
 from memoire.version import SOFTWARE
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, MessageHeader, welcome_of
 
 from .directory import Address, Directory, FeedbackRouter, RemoteServer, RunChange
-from .io_channels import Channels, Finish, Sides
 from .publishing import Publisher, Publishing
-from .rounds import BatchQueue, ClientPartition, DrawRequest, Rounds
+from .rounds import BatchQueue, DrawRequest, Rounds
 
 _log = logging.getLogger(__name__)
+
+ANSWER_GRACE = 1.0
+"""Seconds beyond a request's deadline in which the thread has to say that nobody answered."""
+K = TypeVar("K")
 
 
 class ReaderThread:
@@ -76,7 +84,7 @@ class ReaderThread:
         reader_id: bytes,
         hello: Callable[[], messages.Hello],
         prefetch: BatchQueue,
-        partition: ClientPartition,
+        partition: tuple[int, int],
         rng: random.Random,
         limits: Limits,
         keys: Keys | None,
@@ -92,28 +100,63 @@ class ReaderThread:
         )
         self.feedback = FeedbackRouter()
         self.worker = Worker("memoire-reader", self._turn, self._next_time, self._at_end)
-        self._hello, self._name, self._limits = hello, reader_id.hex()[:8], limits
-        self.channels = Channels(self.worker.doors, reader_id=reader_id, numbers=numbers, rng=rng, limits=limits)
-        self.publisher = Publisher(self.publishing, self.worker, self.channels, self.monitor, self._leave_out)
-        self.sides = Sides(
-            {kind.name: registry.loaded(kind.far)(self.directory, limits) for kind in registry.known() if kind.far},
-            self.directory,
-            self.worker,
-            self.channels,
-            self.monitor,
-            lambda: dict(self.publishing.versions),
-        )
+        self._hello, self._name, self.limits = hello, reader_id.hex()[:8], limits
+        self.publisher, self.sides = Publisher(self), Sides(self)
+        facts: dict[str, Any] = {"client": reader_id, "limits": limits, "rng": rng, "numbers": numbers, "keys": keys}
+        self.channels: dict[Address, Channel] = {}
+        """The channel of each address."""
         try:
-            self.channels.open(self.directory.addresses, keys, context)
+            for address in self.directory.addresses:
+                endpoint = address.endpoint
+                self.channels[address] = Channel(self.worker.doors, context or shared_context(), endpoint, **facts)
         except BaseException:
             self.worker.stop(0.0)
             raise
 
     # From any thread
 
-    def post(self, function: Callable[[], None]) -> None:
-        """Have the thread call this soon."""
-        self.worker.post(function)
+    @property
+    def where(self) -> str:
+        """The addresses, as errors name them."""
+        return ", ".join(address.endpoint for address in self.channels)
+
+    def trouble(self, *, probe: bool = True) -> str:
+        """Why the first address may not answer and what to do. Tries to connect, which takes 0.2 s at most."""
+        return next(iter(self.channels.values())).trouble(probe=probe)
+
+    @property
+    def denied(self) -> AuthError | None:
+        """Why nobody can answer: every address that is not away does not let this process in."""
+        found = [channel.denied for channel in self.channels.values()]
+        return found[0] if all(found) else None
+
+    def gather(
+        self, begin: Callable[[Callable[[K, Answer], None]], Collection[K]], patience: float
+    ) -> tuple[dict[K, Answer], bool]:
+        """The answers to some requests, by their keys, and whether all are there.
+
+        Args:
+            begin: Called inside of the thread: sends the requests, and returns their keys. It is called with what
+                takes the answer to each.
+            patience: Seconds that it may take.
+        """
+        answers: dict[K, Answer] = {}
+        asked: list[Collection[K]] = []
+
+        def settle(key: K, answer: Answer) -> None:
+            with self.monitor.changed:
+                answers[key] = answer
+                self.monitor.changed.notify_all()
+
+        def start() -> None:
+            keys = begin(settle)
+            with self.monitor.changed:
+                asked.append(keys)
+                self.monitor.changed.notify_all()
+
+        self.worker.post(start)
+        is_whole = self.monitor.wait(lambda: bool(asked) and len(answers) == len(asked[0]), patience)
+        return answers, is_whole
 
     def expect(self, is_done: Callable[[], bool], patience: float, what: str) -> None:
         """Wait for a condition, which is asked under the lock.
@@ -123,8 +166,11 @@ class ReaderThread:
             MemoireTimeout: it has not come true after these seconds.
         """
         if not self.monitor.wait(is_done, patience):
-            channels = self.channels
-            raise channels.denied or MemoireTimeout(what, channels.where, patience, channels.trouble())
+            raise self.silence(what, patience)
+
+    def silence(self, what: str, patience: float) -> MemoireError:
+        """Why nothing came in so many seconds."""
+        return self.denied or MemoireTimeout(what, self.where, patience, self.trouble())
 
     def await_batch(self, batch_size: int, patience: float) -> PooledBatch:
         """The next batch as soon as it is there; it stays the next one. Under the lock, given up while waiting."""
@@ -149,11 +195,6 @@ class ReaderThread:
         self.prefetch.check()
         return len(self.prefetch) > 0
 
-    def taken(self) -> None:
-        """A batch was given away: the thread looks whether to draw more."""
-        if self.prefetch.has_room:
-            self.worker.wake()
-
     @property
     def newest_model(self) -> int:
         """Version of the newest model of the table's topic, or of any if it has none; 0: there is none."""
@@ -162,7 +203,7 @@ class ReaderThread:
 
     def _shortage(self, batch_size: int, patience: float) -> MemoireError:
         if not self.directory.there:
-            return MemoireTimeout("batch", self.channels.where, patience, self.channels.trouble())
+            return MemoireTimeout("batch", self.where, patience, self.trouble())
         if (difference := self.directory.difference()) is not None:
             return difference
         samples, clients = self.rounds.shortage
@@ -175,45 +216,60 @@ class ReaderThread:
 
     def has_met(self) -> bool:
         """Whether every address has answered, or had its time. Raises AuthError where nobody lets this process in."""
-        denied = self.channels.denied_for_good
-        if self.directory.terms is None and denied is not None:
-            raise denied
+        denied = [channel.denied_for_good for channel in self.channels.values()]
+        if self.directory.terms is None and denied[0] is not None and all(denied):
+            raise denied[0]
         return self.directory.has_met(self.monitor.now())
 
     # ----------------------------------------------------------------- from here on: inside of the thread alone
 
-    def send(self, server: RemoteServer, body: messages.Body, finish: Finish, deadline: float, run: int | None) -> None:
-        """Send a request to one server; see `Channels.ask`."""
-        self.channels.ask(server, body, finish, deadline, run=run)
+    def ask(
+        self,
+        server: FarServer,
+        body: messages.Body,
+        finish: Callable[[Answer], None],
+        deadline: float = math.inf,
+        **facts: Any,
+    ) -> None:
+        """Send a request to one server; `finish` gets its reply, or the error that ends it.
+
+        Args:
+            facts: As of `Channel.ask`: `run` is the hash of the run that it is about, 0 whichever the server counts.
+        """
+        self.channels[server.address].ask(body, finish, deadline, home=server.home, **facts)
 
     def _next_time(self) -> float:
-        parts = self.channels.next_time(), self.directory.next_time(), self.sides.next_time()
-        return min(*parts, self.rounds.next_time(self.monitor.now()))
+        times = [channel.next_time() for channel in self.channels.values()]
+        times += [self.directory.next_time(), self.sides.next_time(), self.rounds.next_time(self.monitor.now())]
+        return min(times)
 
     def _turn(self, ready: dict[object, int]) -> None:
-        self.channels.turn(ready)
+        for channel in self.channels.values():
+            channel.turn(ready)
         now = self.monitor.now()
         for address in self.directory.due(now):
             self._greet(address)
-        down = self.channels.down()
+        down = [address for address, channel in self.channels.items() if channel.is_down]
         for server in (*self.rounds.late(now, down), *self.sides.late(now, down)):
-            self._leave_out(server)
+            self.leave_out(server)
         self._deliver()  # batches of a former size make others
         self._begin(now)
         self.sides.turn()
 
     def _at_end(self) -> None:
-        self.channels.close()
+        for channel in self.channels.values():
+            channel.close(Closed("this reader"))
 
     # Who is there
 
     def _greet(self, address: Address) -> None:
         hello, deadline = self._hello(), address.hello.due  # when the next one is due
-        self.channels.greet(address, hello, functools.partial(self._welcomed, address), deadline)
+        # Any server there may answer: behind a proxy another one does where the former one is away.
+        self.channels[address].ask(hello, functools.partial(self._welcomed, address), deadline, home=0)
         # Each by itself: has it restarted, and lost what was published? If its parameters differ: in which one?
         for server in self.directory.known if self.publishing.is_used else self.directory.differing():
             if server.address is address:
-                self.channels.ask(server, hello, functools.partial(self._greeted, server), deadline)
+                self.ask(server, hello, functools.partial(self._greeted, server), deadline)
 
     def _greeted(self, server: RemoteServer, answer: Answer) -> None:
         said = answer.body if isinstance(answer, Message) else None
@@ -247,7 +303,7 @@ class ReaderThread:
         if news is None:
             return
         self._change_run(news.run)
-        self.channels.learn(address, header, told)
+        self.channels[address].learned(header, told)
         for server in news.dropped:
             self.rounds.forget(server)
             self.sides.forget(server)
@@ -264,7 +320,7 @@ class ReaderThread:
 
     def enter(self, run: int) -> None:
         """All servers count this run now: what is published from here on belongs to it."""
-        for address, channel in self.channels.of.items():
+        for address, channel in self.channels.items():
             self._change_run(self.directory.enter(address, run))
             channel.run = run
 
@@ -277,7 +333,8 @@ class ReaderThread:
             if change.is_first:
                 self.rounds.balance.reset()
 
-    def _leave_out(self, server: FarServer) -> None:
+    def leave_out(self, server: FarServer) -> None:
+        """It did not answer in time."""
         self.rounds.leave_out(server)
         self.sides.leave_out(server)
         self._deliver()
@@ -286,15 +343,15 @@ class ReaderThread:
 
     def _begin(self, now: float) -> None:
         for ask in self.rounds.begin(now):
-            self.channels.ask(ask.server, ask.body, functools.partial(self._answered, ask), sequence=ask.number)
+            self.ask(ask.stock.server, ask.body, functools.partial(self._answered, ask), sequence=ask.number)
 
     def _answered(self, ask: DrawRequest, answer: Answer) -> None:
         if isinstance(answer, Closed):
             return
-        was_away, now = ask.server.is_away, self.monitor.now()
+        was_away, now = ask.stock.server.is_away, self.monitor.now()
         self.rounds.answered(ask, answer, now)
         if was_away:
-            _log.info("reader %s: server %s is back", self._name, ask.server.name)
+            _log.info("reader %s: server %s is back", self._name, ask.stock.server.name)
         if self.prefetch.failed is not None:
             with self.monitor.changed:
                 self.monitor.changed.notify_all()
@@ -310,11 +367,111 @@ class ReaderThread:
 
     def give_feedback(self, ids: NDArray[Any], errors: NDArray[np.float32]) -> None:
         """Send TD errors to the servers of their samples: [B] ids and [B] errors."""
-        terms, deadline = self.directory.terms, self.monitor.now() + self._limits.request_timeout
+        terms, deadline = self.directory.terms, self.monitor.now() + self.limits.request_timeout
         schema = None if terms is None else terms.schema
-        for piece in self.feedback.route(ids, errors, schema, self.rounds.clients()):
+        clients = ((server, self.rounds.stock(server).clients) for server in self.directory.known)
+        for piece in self.feedback.route(ids, errors, schema, clients):
             answered = functools.partial(self.feedback.answered, piece)
-            self.channels.ask(piece.server, messages.Feedback(), answered, deadline, payload=piece.payload)
+            self.ask(piece.server, messages.Feedback(), answered, deadline, payload=piece.payload)
+
+
+class Sides:
+    """Carries what the sides of kinds of tables decide to and from the servers; one wait serves all."""
+
+    def __init__(self, thread: ReaderThread) -> None:
+        self._thread, self._monitor, directory = thread, thread.monitor, thread.directory
+        self.of: Mapping[str, FarSide] = {
+            kind.name: registry.loaded(kind.far)(directory, thread.limits) for kind in registry.known() if kind.far
+        }
+        """The sides, by kind of table."""
+        self._one_call = threading.Lock()  # held for as long as a call waits: one after the other
+
+    def offering(self, capability: type) -> FarSide:
+        """The side of the kind of table that can do this."""
+        return next(side for storage, side in self.of.items() if registry.offers(storage, capability))
+
+    def take(self, side: FarSide, wanted: TakeRequest, patience: float) -> list[Any]:
+        """What a call wants, oldest first, as soon as all is there. See `Reader.take`."""
+        deadline = self._monitor.now() + patience
+        with Held.within(self._one_call, patience) as is_mine:
+            if not is_mine:
+                raise NotEnoughSamples(wanted.steps, 0, 0, 0, patience, "another thread's take of this reader waits")
+            return self._take(side, wanted, patience, self._monitor.left(deadline))
+
+    def _take(self, side: FarSide, wanted: TakeRequest, patience: float, left: float) -> list[Any]:
+        taken: list[Any] = []
+
+        def is_whole() -> bool:
+            taken.extend(side.take(dict(self._thread.publishing.versions)))
+            return bool(taken)
+
+        with self._monitor.changed:
+            side.want(wanted)
+        self._thread.worker.wake()
+        try:
+            if not self._monitor.wait(is_whole, left):
+                raise self._shortage(side, wanted, patience)
+        finally:
+            with self._monitor.changed:
+                side.want(None)
+        return taken
+
+    def _shortage(self, side: FarSide, wanted: TakeRequest, patience: float) -> MemoireError:
+        if not self._thread.directory.there:
+            return self._thread.silence(side.CALLED, patience)
+        with self._monitor.changed:
+            entries, parts, clients, why = side.why_not()
+        return NotEnoughSamples(wanted.steps, entries, parts, clients, patience, why)
+
+    # Inside of the thread
+
+    def next_time(self) -> float:
+        """When a turn has something to do."""
+        with self._monitor.changed:
+            now = self._monitor.now()
+            return min((side.next_time(now) for side in self.of.values()), default=math.inf)
+
+    def turn(self) -> None:
+        """Ask what is to be asked."""
+        for side in self.of.values():
+            with self._monitor.changed:
+                requests = side.begin(self._monitor.now())
+            for request in requests:
+                # Without a deadline: what a server hands out it keeps for this request alone, until the next one.
+                self._thread.ask(request.server, request.body, functools.partial(self._answered, side, request))
+
+    def _answered(self, side: FarSide, request: FarRequest, answer: Answer) -> None:
+        if isinstance(answer, Closed):
+            return
+        now, was_away = self._monitor.now(), request.server.is_away
+        came = side.read(answer, now)
+        with self._monitor.changed:
+            side.answered(request, answer, came, now)
+            self._monitor.changed.notify_all()
+        if was_away:
+            _log.info("server %s is back", request.server.name)
+        self.turn()
+
+    def late(self, now: float, down: Collection[object]) -> list[FarServer]:
+        """Servers that no call waits for any longer; `down` are addresses that surely have no connection."""
+        return [server for side in self.of.values() for server in side.late(now, down)]
+
+    def leave_out(self, server: FarServer) -> None:
+        """It did not answer in time."""
+        with self._monitor.changed:
+            for side in self.of.values():
+                side.leave_out(server)
+
+    def forget(self, server: FarServer) -> None:
+        """It is on no list any more."""
+        with self._monitor.changed:
+            for side in self.of.values():
+                side.forget(server)
+
+    def clear(self) -> None:
+        """Another run is counted. Under the lock."""
+        for side in self.of.values():
+            side.clear()
 
 
 class FarNode(Node):

@@ -14,19 +14,21 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from memoire.errors import Closed, MemoireError, MemoireTimeout, Refused, escape
 from memoire.models.model import Model
-from memoire.net.thread import NodeLock, Worker
 from memoire.tables import far
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message
 
 from .directory import Directory, RemoteServer, RunChange
-from .io_channels import Channels
+
+if TYPE_CHECKING:
+    from .io import ReaderThread
 
 LEAST_STRETCH = 1 << 16
 """Bytes of the shortest stretch that is tried at a server that takes shorter requests than this reader sends."""
@@ -256,27 +258,15 @@ _log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Carries what `Publishing` decides.
+    """Carries what `Publishing` decides to and from the servers."""
 
-    Args:
-        leave_out: Called inside of the thread with a server that says nothing.
-    """
-
-    def __init__(
-        self,
-        publishing: Publishing,
-        worker: Worker,
-        channels: Channels,
-        monitor: NodeLock,
-        leave_out: Callable[[RemoteServer], None],
-    ) -> None:
-        self._publishing, self._worker, self._channels = publishing, worker, channels
-        self._monitor, self._leave_out = monitor, leave_out
+    def __init__(self, thread: ReaderThread) -> None:
+        self._thread, self._publishing, self._monitor = thread, thread.publishing, thread.monitor
 
     def publish(self, made: Model, patience: float) -> int:
         """Publish a model at every server; its version when all that answer have it. See `Reader.publish`."""
         began, orders = self._monitor.now(), list[PublishOrder]()
-        self._worker.post(lambda: self._start(made, began, orders))
+        self._thread.worker.post(lambda: self._start(made, began, orders))
         is_taken = self._monitor.wait(
             lambda: bool(orders) and self._publishing.is_taken(orders[0], self._monitor.now()), patience
         )
@@ -299,7 +289,7 @@ class Publisher:
         with self._monitor.changed:
             missing = self._publishing.missing(orders[0]) if orders else []
         if missing:
-            self._worker.post(lambda: self._leave_silent(missing, topic))
+            self._thread.worker.post(lambda: self._leave_silent(missing, topic))
         return missing
 
     def _not_published(self, topic: str, missing: list[RemoteServer], patience: float) -> MemoireTimeout:
@@ -308,8 +298,8 @@ class Publisher:
         advice = "It goes on being sent while this reader is open; a server that is back gets the newest."
         with self._monitor.changed:
             put_off = self._publishing.put_off(missing, topic)
-        why = put_off if missing else [self._channels.trouble(probe=False)]
-        return MemoireTimeout(what, self._channels.where, patience, " ".join([*why, advice]))
+        why = put_off if missing else [self._thread.trouble(probe=False)]
+        return MemoireTimeout(what, self._thread.where, patience, " ".join([*why, advice]))
 
     # Inside of the thread
 
@@ -331,7 +321,7 @@ class Publisher:
             # Without a deadline: a call that waits for it gives up by itself, and the server may come back.
             finish = functools.partial(self._sent, send)
             checksum = send.payload_checksum
-            self._channels.ask(send.server, send.body, finish, payload=send.payload, payload_checksum=checksum)
+            self._thread.ask(send.server, send.body, finish, payload=send.payload, payload_checksum=checksum)
 
     def _sent(self, send: Send, answer: Answer) -> None:
         with self._monitor.changed:
@@ -341,4 +331,4 @@ class Publisher:
 
     def _leave_silent(self, servers: list[RemoteServer], topic: str) -> None:
         for server in self._publishing.silent(servers, topic):
-            self._leave_out(server)
+            self._thread.leave_out(server)

@@ -24,10 +24,9 @@ import logging
 import random
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, overload
+from typing import Annotated, Any, Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,12 +52,8 @@ from memoire.wire import messages
 from memoire.wire.compression import codecs
 
 from .admin import ClusterOrders
-from .io import FarNode, ReaderThread
-from .rounds import BatchQueue, ClientPartition
-
-if TYPE_CHECKING:
-    from .io import ReaderThread
-
+from .io import FarNode
+from .rounds import BatchQueue, checked_partition
 
 SERVERS: Final = gauge("reader_servers", "Servers", "Servers by state: answering, or away and left out.", label="state")
 READER_FEEDBACK: Final = counter(
@@ -140,47 +135,6 @@ class DeliveredBatches:
         return {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
 
 
-def stats_of(
-    reader: str, name: str, thread: ReaderThread, handed_out: DeliveredBatches, scalars: Mapping[str, float]
-) -> ReaderStats:
-    """All figures at this moment. From any thread."""
-    directory, rounds, channels = thread.directory, thread.rounds, thread.channels
-    takes = thread.sides.offering(HandsOutOnce)
-    terms, known = directory.terms, directory.known
-    return ReaderStats(
-        reader=reader,
-        name=name,
-        servers=tuple(server.name for server in known if not server.is_away),
-        away=tuple(server.name for server in known if server.is_away),
-        batches=handed_out.batches,
-        samples=thread.prefetch.samples,
-        rollouts_taken=takes.taken,
-        rollouts_kept=takes.kept,
-        rollouts_stale=takes.stale,
-        short=rounds.short,
-        waited=handed_out.waited,
-        waits_for=rounds.waits_for,
-        prefetched=len(thread.prefetch),
-        freshness=handed_out.freshness,
-        scalars=dict(scalars),
-        resends=channels.resends,
-        refused=summed([rounds.refused, *(channel.refused for channel in channels.of.values())]),
-        feedback_given=handed_out.feedback,
-        feedback_lost=thread.feedback.lost,
-        parameters_version=0 if terms is None else terms.parameters_version,
-        finished=directory.is_finished,
-        faults=thread.worker.errors,
-    )
-
-
-def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Counts by code, over several places that count."""
-    found: Counter[str] = Counter()
-    for each in counts:
-        found.update(each)
-    return dict(found)
-
-
 _log = logging.getLogger(__name__)
 
 BATCHES_AHEAD = 3
@@ -255,9 +209,9 @@ class Reader(ClusterOrders):
             self.reader_id,
             limits=limits,
             tune_process=tune_process,
-            hello=lambda: _hello(self),
+            hello=self._hello,
             prefetch=self._prefetch,
-            partition=ClientPartition(partition),
+            partition=(0, 1) if partition is None else checked_partition(partition),
             rng=random.Random(seed),
             keys=self._keys,
             context=context,
@@ -321,11 +275,19 @@ class Reader(ClusterOrders):
             Closed: the reader was closed, also from another thread while waiting.
         """
         batch_size = whole("batch_size", batch_size, 1, MAX_BATCH)
-        patience = self._seconds(timeout)
+        patience, began = self._seconds(timeout), time.monotonic()
         with self._monitor.changed:
-            drawn = self._await_batch(batch_size, patience)
-            batch = self._hand_out(drawn, out)
-        self._thread.taken()
+            try:
+                drawn = self._thread.await_batch(batch_size, patience)
+            finally:
+                self._handed_out.waited += time.monotonic() - began
+            batch = drawn.batch(self.schema, self.update_priorities)
+            if out is not None:
+                batch.copy_into(out)
+            self._prefetch.take()  # it is given away by that
+            self._handed_out.batches += 1
+        if self._prefetch.has_room:
+            self._thread.worker.wake()
         self._handed_out.look(drawn, self._thread.newest_model, time.monotonic())
         return batch
 
@@ -364,36 +326,16 @@ class Reader(ClusterOrders):
             Closed: the reader was closed, also from another thread while waiting.
         """
         wanted = TakeRequest(steps, exact, min_clients, release)
-        taken = self._await_rollouts(wanted, self._seconds(timeout))
-        rollouts = Rollouts.of(self.schema, taken, time.monotonic(), self.parameters.discount)
-        self._handed_out.look_taken(rollouts, self._thread.newest_model, time.monotonic())
-        return rollouts
-
-    def _await_rollouts(self, wanted: TakeRequest, patience: float) -> list[Fragment]:
-        began, taken = time.monotonic(), list[Fragment]()
+        patience, began, taken = self._seconds(timeout), time.monotonic(), list[Fragment]()
         try:
             taken = self._thread.sides.take(self._once, wanted, patience)
-            return taken
         finally:
             with self._monitor.changed:
                 self._handed_out.waited += time.monotonic() - began
                 self._handed_out.batches += bool(taken)
-
-    def _await_batch(self, batch_size: int, patience: float) -> PooledBatch:
-        began = time.monotonic()
-        try:
-            return self._thread.await_batch(batch_size, patience)
-        finally:
-            self._handed_out.waited += time.monotonic() - began
-
-    def _hand_out(self, drawn: PooledBatch, out: Mapping[str, Any] | Batch | None) -> Batch:
-        """The next batch, which is given away by that unless it does not fit into `out`."""
-        batch = drawn.batch(self.schema, self.update_priorities)
-        if out is not None:
-            batch.copy_into(out)
-        self._prefetch.take()
-        self._handed_out.batches += 1
-        return batch
+        rollouts = Rollouts.of(self.schema, taken, time.monotonic(), self.parameters.discount)
+        self._handed_out.look_taken(rollouts, self._thread.newest_model, time.monotonic())
+        return rollouts
 
     @overload
     def batches(self, batch_size: int, timeout: float = ...) -> Iterator[Batch]: ...
@@ -450,7 +392,7 @@ class Reader(ClusterOrders):
         if len(errors):
             rows = np.array(ids)
             self._handed_out.feedback += len(errors)
-            self._thread.post(lambda: self._thread.give_feedback(rows, errors))
+            self._thread.worker.post(lambda: self._thread.give_feedback(rows, errors))
         return PriorityUpdate(sent=len(errors))
 
     # ------------------------------------------------------------------------------------------- what it tells
@@ -486,7 +428,7 @@ class Reader(ClusterOrders):
 
         Tries to connect, which takes 0.2 s at most.
         """
-        channels = self._thread.channels.of
+        channels = self._thread.channels
         silent = [address for address in channels if address.endpoint == url and not address.servers]
         return channels[silent[0]].trouble() if silent else ""
 
@@ -494,7 +436,32 @@ class Reader(ClusterOrders):
 
     def stats(self) -> ReaderStats:
         """All figures at this moment."""
-        return stats_of(self.reader_id.hex(), self.name, self._thread, self._handed_out, self._scalars)
+        thread, handed_out, channels = self._thread, self._handed_out, self._thread.channels.values()
+        rounds, terms, known = thread.rounds, self._directory.terms, self._directory.known
+        return ReaderStats(
+            reader=self.reader_id.hex(),
+            name=self.name,
+            servers=tuple(server.name for server in known if not server.is_away),
+            away=tuple(server.name for server in known if server.is_away),
+            batches=handed_out.batches,
+            samples=self._prefetch.samples,
+            rollouts_taken=self._once.taken,
+            rollouts_kept=self._once.kept,
+            rollouts_stale=self._once.stale,
+            short=rounds.short,
+            waited=handed_out.waited,
+            waits_for=rounds.waits_for,
+            prefetched=len(self._prefetch),
+            freshness=handed_out.freshness,
+            scalars=dict(self._scalars),
+            resends=sum(channel.resends for channel in channels),
+            refused=dict(sum((channel.refused for channel in channels), rounds.refused)),
+            feedback_given=handed_out.feedback,
+            feedback_lost=thread.feedback.lost,
+            parameters_version=0 if terms is None else terms.parameters_version,
+            finished=self.finished,
+            faults=thread.worker.errors,
+        )
 
     def liveness(self) -> list[str]:
         """What only a restart can mend, a sentence each. Empty while all is well."""
@@ -506,7 +473,7 @@ class Reader(ClusterOrders):
             return ["closing: this reader is about to end"]
         if self._directory.there:
             return []
-        return [f"servers: none answers. {self._thread.channels.trouble()}"]
+        return [f"servers: none answers. {self._thread.trouble()}"]
 
     def _refuse_calls(self) -> list[FarNode]:
         """The readers of other tables end with it."""
@@ -514,12 +481,11 @@ class Reader(ClusterOrders):
         with self._monitor.changed:
             return list(self._partners.values())
 
+    def _hello(self) -> messages.Hello:
+        """What it says of itself to servers. Called inside of its thread."""
+        figures = self._handed_out.figures(self._prefetch.samples + self._once.taken)
+        table, facts = self._asked_table or self.table, {"codecs": codecs(), "scalars": self._scalars}
+        return self._said("reader", table, self.name, figures=figures, **facts)
+
     def __repr__(self) -> str:
         return f"<memoire.Reader {self.reader_id.hex()[:8]} of {', '.join(self.urls)}>"
-
-
-def _hello(reader: Reader) -> messages.Hello:
-    """What a reader says of itself to servers. Called inside of its thread."""
-    figures = reader._handed_out.figures(reader._prefetch.samples + reader._once.taken)
-    table, facts = reader._asked_table or reader.table, {"codecs": codecs(), "scalars": reader._scalars}
-    return reader._said("reader", table, reader.name, figures=figures, **facts)

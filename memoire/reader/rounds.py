@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,11 +255,6 @@ class DrawRequest:
     samples: int = 0
     """That it takes."""
 
-    @property
-    def server(self) -> FarServer:
-        """The server that it is for."""
-        return self.stock.server
-
 
 @dataclass(slots=True, eq=False)
 class _DrawRound:
@@ -279,29 +275,17 @@ class _DrawRound:
     """Containers that came."""
 
 
-class ClientPartition:
-    """Which part of the clients a reader draws from: of `of` learners it is number `part`, from 0.
+def checked_partition(given: object) -> tuple[int, int]:
+    """Which part of the clients a reader draws from: (i, n) is part i, from 0, of those of n learners.
 
     Raises:
-        ParameterError: `given` is no pair of whole numbers (i, n) with 0 <= i < n < 2**32.
+        ParameterError: it is no pair of whole numbers (i, n) with 0 <= i < n < 2**32.
     """
-
-    def __init__(self, given: object) -> None:
-        self.part, self.of = (0, 1) if given is None else self._checked(given)
-
-    @staticmethod
-    def _checked(given: object) -> tuple[int, int]:
-        if isinstance(given, (tuple, list)) and len(given) == 2:
-            part, of = given
-            if type(part) is int and type(of) is int and 0 <= part < of < 1 << 32:
-                return part, of
-        raise ParameterError("partition", given, "(i, n): learner i, counted from 0, of n")
-
-    def at(self, place: int) -> int:
-        """Its part at one of several servers, by the server's place among them: of few clients at each of several
-        servers, the first ones belong to different learners.
-        """
-        return (self.part + place) % self.of
+    if isinstance(given, (tuple, list)) and len(given) == 2:
+        part, of = given
+        if type(part) is int and type(of) is int and 0 <= part < of < 1 << 32:
+            return part, of
+    raise ParameterError("partition", given, "(i, n): learner i, counted from 0, of n")
 
 
 class Rounds:
@@ -310,7 +294,7 @@ class Rounds:
     Args:
         directory: Which servers are there.
         prefetch: The size of batches, and those that are ready.
-        partition: Which part of the clients to draw from.
+        partition: Which part of the clients to draw from: see `checked_partition`.
         numbers: Of requests: one counter for all messages of the reader.
         rng: Of counts and order.
     """
@@ -319,7 +303,7 @@ class Rounds:
         self,
         directory: FarServers,
         prefetch: BatchQueue,
-        partition: ClientPartition,
+        partition: tuple[int, int],
         *,
         limits: Limits,
         numbers: Iterator[int],
@@ -369,20 +353,13 @@ class Rounds:
             self._stocks[server] = ServerStock(server)
         return self._stocks[server]
 
-    def clients(self) -> list[tuple[FarServer, NDArray[np.uint64]]]:
-        """Each server's clients: [C], as `stock.clients_of` makes them."""
-        return [(server, self.stock(server).clients) for server in self._directory.known]
-
     # Servers that do not answer
 
     def late(self, now: float, down: Collection[object]) -> list[FarServer]:
         """Servers that a batch is not to wait for any longer; `down` are addresses that surely have no connection."""
         stocks = [self.stock(server) for server in self._directory.known]
-        return [
-            stock.server
-            for stock in stocks
-            if stock.late_at <= now or (stock.late_at < float("inf") and stock.server.address in down)
-        ]
+        awaited = [stock for stock in stocks if stock.late_at < float("inf")]
+        return [stock.server for stock in awaited if stock.late_at <= now or stock.server.address in down]
 
     def leave_out(self, server: FarServer) -> None:
         """It did not answer in time: batches go on without it, while the question stays open."""
@@ -441,7 +418,11 @@ class Rounds:
         if terms is None or not there or len(tables) < len(there):
             return None
         if differing := self._directory.differing():
-            self._wait_for_agreement(differing, now)
+            # Batches of servers with different parameters would be mixed: ask them again, and what they have.
+            self.waits_for = f"server {differing[0].name} draws by other parameters"
+            for server in differing:
+                self.stock(server).table, self.stock(server).again_at = None, now + REFUSED_INTERVAL
+            self._directory.ask_soon()
             return None
         batches = self._batches_of(terms, tables)
         size = batches * self._prefetch.batch_size
@@ -469,13 +450,6 @@ class Rounds:
             available = MAX_DRAWN
         return self._prefetch.begin(min(available, MAX_DRAWN))
 
-    def _wait_for_agreement(self, differing: Sequence[FarServer], now: float) -> None:
-        """Batches of servers with different parameters would be mixed: ask all of them again, and what they have."""
-        self.waits_for = f"server {differing[0].name} draws by other parameters"
-        for server in differing:
-            self.stock(server).table, self.stock(server).again_at = None, now + REFUSED_INTERVAL
-        self._directory.ask_soon()
-
     def _wait_for_more(self, there: list[ServerStock], tables: list[NDArray[np.void]], now: float) -> None:
         samples = sum(int(table["reserved"].sum()) for table in tables)
         samples += 0 if self._kept is None else len(self._kept.importance)
@@ -495,42 +469,33 @@ class Rounds:
             stock.again_at = 0.0
             stock.take(counts)
             if len(counts):
-                asks.append(self._draw_from(stock, counts, now))
+                samples = int(counts["count"].sum())
+                self._drawn += samples
+                stock.drawn += samples
+                facts: dict[str, Any] = {"in_pages": True, "packed": self._choice.packs, **self._facts(stock)}
+                asks.append(self._ask(stock, messages.Draw(counts=counts.tobytes(), **facts), now, counts))
                 made.open.add(asks[-1].number)
             elif not stock.is_asked:  # it is to say what it has by the next draw but one
                 asks.append(self._ask(stock, self._sums_of(stock), now))
         return asks
 
-    def _draw_from(self, stock: ServerStock, counts: NDArray[np.void], now: float) -> DrawRequest:
-        samples = int(counts["count"].sum())
-        self._drawn += samples
-        stock.drawn += samples
-        sums = self._sums_of(stock)
-        request = messages.Draw(
-            counts=counts.tobytes(),
-            reserve=sums.reserve,
-            elsewhere=sums.elsewhere,
-            part=sums.part,
-            of=sums.of,
-            band=sums.band,
-            in_pages=True,
-            packed=self._choice.packs,
-        )
-        return self._ask(stock, request, now, counts)
-
     def _sums_of(self, stock: ServerStock) -> messages.Sums:
-        """What this reader says of itself to a server when it asks what the server has."""
+        """What a server is asked that only says what it has."""
+        return messages.Sums(after=stock.after, wanted=min(self._wanted, (1 << 32) - 1), **self._facts(stock))
+
+    def _facts(self, stock: ServerStock) -> dict[str, Any]:
+        """What this reader says of itself to a server whenever it asks it."""
         names = sorted(server.name for server in self._directory.known)
         there = [server.name for server in self._directory.there]
-        return messages.Sums(
-            reserve=self._prefetch.reserve,
-            elsewhere=self._drawn - stock.drawn,
-            part=self._partition.at(names.index(stock.server.name)),
-            of=self._partition.of,
-            wanted=min(self._wanted, (1 << 32) - 1),
-            band=self.balance.band(stock.server.name, there),
-            after=stock.after,
-        )
+        part, of = self._partition
+        return {
+            "reserve": self._prefetch.reserve,
+            "elsewhere": self._drawn - stock.drawn,
+            # Of few clients at each of several servers, the first ones belong to different learners.
+            "part": (part + names.index(stock.server.name)) % of,
+            "of": of,
+            "band": self.balance.band(stock.server.name, there),
+        }
 
     def _ask(
         self, stock: ServerStock, body: messages.Sums | messages.Draw, now: float, counts: NDArray[np.void] = NOTHING
@@ -544,7 +509,7 @@ class Rounds:
     def answered(self, ask: DrawRequest, answer: Answer, now: float) -> None:
         """A request has ended by a reply or an error. Batches may be whole by it, and others may be begun."""
         took = ask.stock.answered(ask.number, now)
-        ask.server.is_away = False
+        ask.stock.server.is_away = False
         said = answer.body if isinstance(answer, Message) else None
         of = (each for each in self._rounds if ask.number in each.open)
         made = self._late.pop(ask.number, None) or next(of, None)
@@ -553,13 +518,16 @@ class Rounds:
             self._choice.carried(ask.samples)
         if isinstance(said, (messages.Summed, messages.Drawn)):
             after = ask.body.after if isinstance(ask.body, messages.Sums) else None
-            self._take_sums(ask.stock, said, after or b"", now)
+            table = ask.stock.collect(sums_of(said.clients), after or b"", is_whole=said.is_whole)
+            ask.stock.server.fingerprint = said.parameters
+            if table is not None:
+                entries = ask.stock.report(table, now)
+                self.balance.heard(ask.stock.server.name, said.epoch, said.standing, entries, len(table))
+                self._directory.reported(ask.stock.server, said.finished)
         else:
             ask.stock.give_up_pages()
             if isinstance(answer, Refused) and answer.code in TOO_LARGE:
-                if (
-                    made is None or made.batch_size == self._prefetch.batch_size
-                ):  # else nobody asks for so many any more
+                if made is None or made.batch_size == self._prefetch.batch_size:  # else no call asks for so many
                     self._prefetch.failed = answer
                 self._drawn -= ask.samples  # nothing was drawn
                 ask.stock.drawn -= ask.samples
@@ -577,15 +545,6 @@ class Rounds:
                 self.refused["parameters"] += 1
         if made not in self._rounds:  # it came late
             self.short -= self._keep(made)
-
-    def _take_sums(self, stock: ServerStock, said: messages.Summed | messages.Drawn, after: bytes, now: float) -> None:
-        table = stock.collect(sums_of(said.clients), after, is_whole=said.is_whole)
-        stock.server.fingerprint = said.parameters
-        if table is None:
-            return
-        entries = stock.report(table, now)
-        self.balance.heard(stock.server.name, said.epoch, said.standing, entries, len(table))
-        self._directory.reported(stock.server, said.finished)
 
     def finished(self) -> list[draws.PooledBatch]:
         """Batches that are whole now, in the order in which they were planned."""

@@ -97,7 +97,7 @@ def test_feedback_of_a_batch_of_any_size_arrives(cluster):
     assert reader.update_priorities(ids, np.ones(len(ids))).sent == 128_000
     until(lambda: server.stats().feedback_given == 128_000)
     assert reader.stats().resends == 0
-    assert [channel.connections for channel in reader._thread.channels.of.values()] == [1]
+    assert [channel.connections for channel in reader._thread.channels.values()] == [1]
 
 
 def test_a_request_that_is_too_long_ends_in_an_error_and_the_next_is_answered(cluster):

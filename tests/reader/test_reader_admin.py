@@ -7,6 +7,7 @@ from memoire.accounting.merge import ServerAccounts
 from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError, Refused, WrongType
 from memoire.limits import Limits
 from memoire.reader.admin import SNAPSHOT_INTERVAL, ClusterOrders
+from memoire.reader.io import ReaderThread
 from memoire.wire import messages
 from memoire.wire.frames import name_hash
 from memoire.wire.rows import ACCOUNT
@@ -56,21 +57,22 @@ class Thread:
 
     def __init__(self, **servers):
         self.monitor, self.directory, self.servers = Monitor(), directory_of(*servers), servers
-        self.sent, self.entered = [], []
+        self.sent, self.entered, self.worker = [], [], self
 
     def post(self, function):
         function()
 
-    def send(self, server, body, finish, deadline, run):
+    gather = ReaderThread.gather
+
+    def ask(self, server, body, finish, deadline, run):
         self.sent.append((server.name, body, deadline, run))
         answer = self.servers[server.name]
         answer = answer(body) if callable(answer) else answer
         if answer is not None:
             finish(answer if isinstance(answer, MemoireError) else message(answer))
 
-    def expect(self, is_done, patience, what):
-        if not self.monitor.wait(is_done, patience):
-            raise MemoireTimeout(what, "tcp://a", patience, "")
+    def silence(self, what, patience):
+        return MemoireTimeout(what, "tcp://a", patience, "")
 
     def enter(self, run):
         self.entered.append(run)

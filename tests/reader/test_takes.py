@@ -1,6 +1,7 @@
 """What a reader takes of rollouts: servers are dispatchers without sockets, and time is passed in."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from memoire.errors import MemoireTimeout, ParameterError
 from memoire.limits import Limits
 from memoire.net.thread import NodeLock
 from memoire.reader.directory import Directory
-from memoire.reader.io_channels import Sides
+from memoire.reader.io import Sides
 from memoire.replay.parameters import Parameters
 from memoire.tables.base import HandsOutOnce
 from memoire.tables.far import REFUSED_INTERVAL, RETRY_INTERVAL
@@ -221,6 +222,8 @@ def test_a_call_wakes_the_thread_that_asks_for_it():
 
     world, worker = TakesWorld("a"), SleepingWorker()
     world.push("a", range(20))
-    sides = Sides({"rollouts": world.takes}, world.directory, worker, None, NodeLock("this reader"), dict)
-    side = sides.offering(HandsOutOnce)
-    assert side is world.takes and sum(map(len, sides.take(side, TakeRequest(20), 0.0))) == 20 and worker.turns == 1
+    thread = SimpleNamespace(worker=worker, publishing=SimpleNamespace(versions={}))
+    thread.monitor, thread.directory, thread.limits = NodeLock("this reader"), world.directory, world.limits
+    sides = Sides(thread)
+    side = world.takes = sides.offering(HandsOutOnce)
+    assert isinstance(side, Takes) and sum(map(len, sides.take(side, TakeRequest(20), 0.0))) == 20 and worker.turns == 1

@@ -8,7 +8,7 @@ import numpy as np
 from memoire.errors import Refused
 from memoire.limits import Limits
 from memoire.reader.directory import Directory
-from memoire.reader.rounds import BatchQueue, ClientPartition, Rounds
+from memoire.reader.rounds import BatchQueue, Rounds
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
@@ -93,7 +93,7 @@ class PoolServer:
 class World:
     """Rounds over servers that are pools. What is asked is answered when `answer` says so."""
 
-    def __init__(self, servers, *, ahead=1, batch_size=32, partition=None, seed=3, parameters=PARAMETERS):
+    def __init__(self, servers, *, ahead=1, batch_size=32, partition=(0, 1), seed=3, parameters=PARAMETERS):
         self.servers, self.now = dict(servers), 10.0
         self.directory = Directory(["tcp://a"], "reader", 0.0)
         names = list(self.servers)
@@ -101,7 +101,7 @@ class World:
         self.prefetch = BatchQueue(ahead)
         self.prefetch.resize(batch_size)
         facts = {"limits": Limits(), "numbers": itertools.count(1), "rng": random.Random(seed)}
-        self.rounds = Rounds(self.directory, self.prefetch, ClientPartition(partition), **facts)
+        self.rounds = Rounds(self.directory, self.prefetch, partition, **facts)
         self.open = []
 
     def begin(self):
@@ -114,7 +114,7 @@ class World:
         """Have some of the open requests answered (all of them by default), by their servers or as `by` says."""
         for ask in asks or list(self.open):
             self.open.remove(ask)
-            self.rounds.answered(ask, by or self.servers[ask.server.name].answer(ask.body), self.now)
+            self.rounds.answered(ask, by or self.servers[ask.stock.server.name].answer(ask.body), self.now)
         found = self.rounds.finished()
         for drawn in found:
             self.prefetch.put(drawn)
