@@ -199,7 +199,7 @@ TIMES = {
     "forgotten": ("memoire.reader.directory.FORGET_TIMEOUT",),
     "unheard": ("memoire.models.topics.UNHEARD_TIMEOUT",),
     "lookup": ("memoire.cli.drain.LOOKUP_TIMEOUT",),
-    "log_flush": ("memoire.server.io_requests.LOG_FLUSH_INTERVAL",),
+    "log_flush": ("memoire.disk.logs.LOG_FLUSH_INTERVAL",),
     "thread_idle": ("memoire.net.thread.IDLE_INTERVAL",),
     "thread_runnable": ("memoire.net.thread.RUNNABLE_TIMEOUT",),
     "wrong_token": ("memoire.dashboard.web.api.WRONG_TOKEN_DELAY",),

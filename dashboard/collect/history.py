@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from memoire.disk import private_files
+from memoire.disk import files
 from memoire.errors import HistoryError
 from memoire.replay.files import FileLock
 
@@ -118,9 +118,9 @@ def stretches_away(times: Sequence[float], bucket: float, patience: float) -> li
 def _make_private(path: Path) -> None:
     """Log lines and figures are for the dashboard's owner; a file of a former version could be read by everybody."""
     if path.exists():
-        private_files.tighten(path)
+        files.tighten(path)
     else:
-        os.close(private_files.create(path))
+        os.close(files.create(path))
 
 
 def _locked(path: str) -> FileLock:
@@ -130,7 +130,7 @@ def _locked(path: str) -> FileLock:
             Path(f"{path}.lock"),
             held=lambda holder: HistoryError(path, f"it is in use by {holder}"),
             foreign=lambda what: HistoryError(path, f"{path}.lock is {what}, not its lock"),
-            opening=private_files.append,
+            opening=files.append,
         )
     except HistoryError:
         raise

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from memoire.disk import private_files, record_file
+from memoire.disk import record_file
+from memoire.disk.files import make_folder, mode_in
 from memoire.disk.record_file import CheckedFile, FileKind
 from memoire.errors import MemoireError, Refused, StateUnusable
 from memoire.replay.files import Fault, no_fault, remove_abandoned_in
@@ -79,7 +80,7 @@ def save(folder: Path, untold: FinalCounts, *, at: Fault = no_fault) -> Path:
     """
     path = folder / f"{_PREFIX}{untold.client.hex()}{_SUFFIX}"
     content = msgspec.msgpack.encode(untold)
-    record_file.write(path, KIND, [(0, content)], mode=private_files.mode_in(folder), at=at)
+    record_file.write(path, KIND, [(0, content)], mode=mode_in(folder), at=at)
     return path
 
 
@@ -124,7 +125,7 @@ def folder_at(place: str | Path) -> Path:
     """The folder, made where it is not there. Raises StateUnusable."""
     path = Path(place).absolute()
     try:
-        private_files.make_folder(path)
+        make_folder(path)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(13, "it is not writable for this user")
     except OSError as error:

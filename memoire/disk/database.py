@@ -12,12 +12,18 @@ The row that seals a state file: how many rows there are, and all their checksum
     the one of checksum 3 becomes one of 9   .next(([3], [9]))             RowsChecksum(1, facts=2, facts_sum=13)
 
 A row that is missing, stale or changed leaves another sum. Pure.
+
+What errors of SQLite and of the disk mean to a state folder: they heal, they are damage, or a person has to act. The
+text of an error decides nothing, only its type and code.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 import struct
+import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -25,15 +31,88 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
 
+import msgspec
+
 from memoire._core import Held
 from memoire.accounting.logbook import LogEntry
 from memoire.accounting.packing import Packed
-from memoire.errors import StateForeign
+from memoire.errors import StateError, StateForeign, StateUnusable
 from memoire.replay.files import drafting
 
-from . import private_files
-from .files import RESTORE, corrupt, is_damage
+from .files import HEALING, RESTORE, corrupt, hindered, mode_in
 from .records import LAST, META, SEAL, FactRow, PartRow, add_up, checked_fact, checked_parts, entry_of
+
+
+@contextmanager
+def as_saved(path: Path) -> Iterator[None]:
+    """Within it, a value that memoire cannot have saved is damage: StateCorrupt."""
+    try:
+        yield
+    except Exception as error:
+        if is_damage(error) or isinstance(error, RecursionError):
+            raise corrupt(path, f"a row says what none can: {error}") from error
+        raise
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether something was read that nobody can have written: a value of another type, a page that is none."""
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", 0) & 255
+        return code in (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
+    wrong = TypeError | ValueError | OverflowError | struct.error | msgspec.MsgspecError
+    return isinstance(error, wrong) and not isinstance(error, StateError)
+
+
+def is_busy(error: Exception) -> bool:
+    """Whether another program holds the file just now."""
+    return getattr(error, "sqlite_errorcode", 0) & 255 in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+_VAGUE: Final = frozenset(
+    getattr(sqlite3, f"SQLITE_{name}")
+    for name in ("FULL", "IOERR_WRITE", "IOERR_TRUNCATE", "IOERR_SHMOPEN", "IOERR_SHMSIZE", "IOERR_SHMMAP", "CANTOPEN")
+)
+
+
+def healing(folder: Path, error: Exception) -> tuple[str, str] | None:
+    """What is wrong with the disk and what to do, if saving may go on after that; None for any other error.
+
+    SQLite does not say what the system said. A file is written to find that out. An error of a sync is never forgiven.
+    """
+    if isinstance(error, OSError):
+        return HEALING.get(error.errno or 0)
+    code = getattr(error, "sqlite_errorcode", 0)
+    if code not in _VAGUE and code & 255 != sqlite3.SQLITE_READONLY:
+        return None
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(1 << 16))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as found:
+        return HEALING.get(found.errno or 0)
+    return HEALING[errno.ENOSPC] if code == sqlite3.SQLITE_FULL else None
+
+
+def words(error: BaseException) -> str:
+    """The error's text, with SQLite's name for it."""
+    name = getattr(error, "sqlite_errorname", "")
+    return f"{error} ({name})" if name else str(error)
+
+
+def translated(error: sqlite3.Error, folder: Path, path: Path) -> StateError:
+    """The state error of a database that cannot be opened."""
+    code = getattr(error, "sqlite_errorcode", 0) & 255
+    if (trouble := healing(folder, error)) is not None:
+        return hindered(folder, trouble)
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+        return StateUnusable(str(folder), words(error), "Make it writable for this user.")
+    if is_busy(error):
+        return StateUnusable(str(folder), "another program has state.db open", "Close it, and start again.")
+    if code == sqlite3.SQLITE_IOERR:
+        return StateUnusable(str(folder), words(error), "Check the disk.")
+    return corrupt(path, f"SQLite says {words(error)}")
+
 
 SUMS: Final = (1 << 64) - 1
 """Sums of facts and of lines keep 64 bits; those of other rows, whose checksums have 31, never have more."""
@@ -125,7 +204,7 @@ def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
 
 def create(path: Path, name: str, at: Callable[[str], None]) -> None:
     """Make an empty state file of the server of this name: it appears whole or not at all."""
-    with drafting(path, mode=private_files.mode_in(path.parent)) as draft:
+    with drafting(path, mode=mode_in(path.parent)) as draft:
         connection = sqlite3.connect(draft, isolation_level=None)
         try:
             connection.execute("PRAGMA journal_mode = MEMORY")  # no file beside a draft that may be abandoned

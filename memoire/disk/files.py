@@ -1,30 +1,32 @@
-"""What errors of SQLite and of the disk mean to a state folder: they heal, they are damage, or somebody has to act.
+"""What a state folder needs of its file system: private files, locks that can be trusted, and what errors of it mean.
 
-Nothing is decided by the text of an error, only by its type and code.
+Files that hold what others may not read are made for their owner alone, and never through a link that somebody left.
 
-What a state folder needs of its file system: locks that can be trusted, and writes that reach the disk.
+The umask of most systems lets everybody read what a program makes, and a folder that was there before may let everybody
+in. So each file of a state folder is made here, with a mode of its own:
+
+    the folder                                         a file in it
+    any                                                0600  the owner reads and writes
+    setgid and writable for its group (2770, 2775)     0660  its group does, too
+
+The second one is how people say that a folder belongs to a group, and what Kubernetes makes of a volume with an
+`fsGroup`: a Pod that has another user and the same group goes on with its state. SQLite makes its other files with the
+mode of the database.
 
 The lock of a folder that one process at a time may write, such as a state folder; its file says which.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import sqlite3
-import struct
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from memoire.errors import StateCorrupt, StateError, StateForeign, StateLocked, StateUnusable
-from memoire.replay.files import FileLock, sync
-
-from . import private_files
+from memoire.errors import StateCorrupt, StateForeign, StateLocked, StateUnusable
+from memoire.replay.files import FileLock
 
 RESTORE: Final = (
     "Put a backup back (the newest is state.db.backup-1): stop the server, move state.db away, remove state.db-wal and "
@@ -39,81 +41,12 @@ def corrupt(path: Path, damage: str) -> StateCorrupt:
     return StateCorrupt(str(path), damage, f"{RESTORE}.")
 
 
-@contextmanager
-def as_saved(path: Path) -> Iterator[None]:
-    """Within it, a value that memoire cannot have saved is damage: StateCorrupt."""
-    try:
-        yield
-    except Exception as error:
-        if is_damage(error) or isinstance(error, RecursionError):
-            raise corrupt(path, f"a row says what none can: {error}") from error
-        raise
-
-
-def is_damage(error: BaseException) -> bool:
-    """Whether something was read that nobody can have written: a value of another type, a page that is none."""
-    if isinstance(error, sqlite3.Error):
-        code = getattr(error, "sqlite_errorcode", 0) & 255
-        return code in (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
-    wrong = TypeError | ValueError | OverflowError | struct.error | msgspec.MsgspecError
-    return isinstance(error, wrong) and not isinstance(error, StateError)
-
-
-def is_busy(error: Exception) -> bool:
-    """Whether another program holds the file just now."""
-    return getattr(error, "sqlite_errorcode", 0) & 255 in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
 HEALING: Final = {
     errno.ENOSPC: ("disk is full", "Make room there"),
     errno.EDQUOT: ("disk quota is used up", "Make room there, or raise the quota"),
     errno.EROFS: ("file system is read-only", "Mount it writable"),
 }
 """Errors that end when somebody acts: what is wrong, and what to do."""
-_VAGUE: Final = frozenset(
-    getattr(sqlite3, f"SQLITE_{name}")
-    for name in ("FULL", "IOERR_WRITE", "IOERR_TRUNCATE", "IOERR_SHMOPEN", "IOERR_SHMSIZE", "IOERR_SHMMAP", "CANTOPEN")
-)
-
-
-def healing(folder: Path, error: Exception) -> tuple[str, str] | None:
-    """What is wrong with the disk and what to do, if saving may go on after that; None for any other error.
-
-    SQLite does not say what the system said. A file is written to find that out. An error of a sync is never forgiven.
-    """
-    if isinstance(error, OSError):
-        return HEALING.get(error.errno or 0)
-    code = getattr(error, "sqlite_errorcode", 0)
-    if code not in _VAGUE and code & 255 != sqlite3.SQLITE_READONLY:
-        return None
-    try:
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(bytes(1 << 16))
-            probe.flush()
-            os.fsync(probe.fileno())
-    except OSError as found:
-        return HEALING.get(found.errno or 0)
-    return HEALING[errno.ENOSPC] if code == sqlite3.SQLITE_FULL else None
-
-
-def words(error: BaseException) -> str:
-    """The error's text, with SQLite's name for it."""
-    name = getattr(error, "sqlite_errorname", "")
-    return f"{error} ({name})" if name else str(error)
-
-
-def translated(error: sqlite3.Error, folder: Path, path: Path) -> StateError:
-    """The state error of a database that cannot be opened."""
-    code = getattr(error, "sqlite_errorcode", 0) & 255
-    if (trouble := healing(folder, error)) is not None:
-        return _hindered(folder, trouble)
-    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
-        return StateUnusable(str(folder), words(error), "Make it writable for this user.")
-    if is_busy(error):
-        return StateUnusable(str(folder), "another program has state.db open", "Close it, and start again.")
-    if code == sqlite3.SQLITE_IOERR:
-        return StateUnusable(str(folder), words(error), "Check the disk.")
-    return corrupt(path, f"SQLite says {words(error)}")
 
 
 def unusable(folder: Path, error: OSError) -> StateUnusable:
@@ -124,51 +57,70 @@ def unusable(folder: Path, error: OSError) -> StateUnusable:
         errno.ENOENT: "Make its parent folder first.",
         errno.ENOTDIR: "Name a folder, not a file.",
     }
-    if (trouble := healing(folder, error)) is not None:
-        return _hindered(folder, trouble)
+    if (trouble := HEALING.get(error.errno or 0)) is not None:
+        return hindered(folder, trouble)
     return StateUnusable(str(folder), error.strerror or str(error), advice.get(error.errno or 0, "Check the disk."))
 
 
-def _hindered(folder: Path, trouble: tuple[str, str]) -> StateUnusable:
+def hindered(folder: Path, trouble: tuple[str, str]) -> StateUnusable:
+    """The state error of a folder that has this trouble."""
     what, advice = trouble
     return StateUnusable(str(folder), f"its {what}", f"{advice}, and start again: nothing is lost.")
 
 
-_REMOTE: Final = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gfs2", "ocfs2", "glusterfs"}
-_LOCAL_FUSE: Final = {"fuseblk", "fuse.fuse-overlayfs"}
-_OURS: Final = (
-    "state.db*",
-    "committed",
-    "lock",
-    "*.snapshot",
-    "log/*.log",
-    "models/*.model",
-    "prompts/*.bodies",
-    "snapshots/*",
-)
+OWNER, GROUP = 0o600, 0o660
+_SHARED = stat.S_ISGID | stat.S_IWGRP
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def mode_in(folder: Path) -> int:
+    """Mode of a file in this folder."""
+    return GROUP if folder.stat().st_mode & _SHARED == _SHARED else OWNER
+
+
+def create(path: Path) -> int:
+    """Make a file and open it to be read and written. Raises FileExistsError: something is there, a link even."""
+    mode = mode_in(path.parent)
+    opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
+    with contextlib.suppress(OSError):  # a file system without modes
+        os.fchmod(opened, mode)  # the umask has taken some away
+    return opened
+
+
+def append(path: Path) -> int:
+    """Open a file to be written to at its end, made where it is not there. Raises OSError: it is a link."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_APPEND | _FLAGS)
+    except FileNotFoundError:
+        os.close(create(path))
+        return os.open(path, os.O_RDWR | os.O_APPEND | _FLAGS)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a state folder that is not there, and have it on disk.
-
-    Raises:
-        StateUnusable: it cannot be made, or something else is there.
-    """
+    """Make a folder for such files; one inside of a group's is the group's, too. One that is there stays as it is."""
     try:
-        if not folder.exists():
-            private_files.make_folder(folder)
-            sync(folder.absolute().parent)
-    except OSError as error:
-        raise unusable(folder, error) from error
-    if not folder.is_dir():
-        raise StateUnusable(str(folder), "it is not a folder", "Name a folder, not a file.")
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return
+    if folder.absolute().parent.stat().st_mode & _SHARED == _SHARED:
+        with contextlib.suppress(OSError):
+            folder.chmod(0o770 | stat.S_ISGID)
 
 
-def tighten(folder: Path) -> None:
-    """Give files of a former version, which everybody could read, the mode that they are made with today."""
-    for pattern in _OURS:
-        for path in folder.glob(pattern):
-            private_files.tighten(path)
+def tighten(path: Path) -> None:
+    """Take from others what a file that was made before lets them do. Links and other people's files stay."""
+    with contextlib.suppress(OSError):
+        facts = path.lstat()
+        mode = stat.S_IMODE(facts.st_mode)
+        wanted = mode & mode_in(path.parent)
+        if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid() and wanted != mode:
+            path.chmod(wanted)
+
+
+_REMOTE: Final = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gfs2", "ocfs2", "glusterfs"}
+_LOCAL_FUSE: Final = {"fuseblk", "fuse.fuse-overlayfs"}
 
 
 def bytes_in(folder: Path) -> int:
@@ -246,7 +198,7 @@ def lock_folder(folder: Path, what: str = "the state folder", user: str = "serve
 
 def _opened(folder: Path, path: Path) -> int:
     try:
-        return private_files.append(path)
+        return append(path)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise _no_lock(path, "a symbolic link") from error

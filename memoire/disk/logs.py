@@ -6,8 +6,8 @@ them, and the lines go on in a new one.
 
     log/ant-7.00000001.log      log/ant-7.00000002.log      log/ant-8.00000003.log
 
-`LogFile` is the log of all clients as one file: appended to through a buffer, flushed by its owner. A disk that is full
-or a file that cannot be opened must not end a server: lines that could not be written are counted.
+`LineFile` is the log of all clients as one file: appended to through a buffer, flushed by its owner. A disk that is
+full must not end a server.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from memoire.accounting.logbook import LogEntry, format_line
 from memoire.errors import ParameterError
 from memoire.replay.files import sync
 
-from . import private_files
+from .files import append, make_folder
 from .records import LogSegment
 
 _log = logging.getLogger(__name__)
@@ -38,67 +39,79 @@ SEGMENTS = 16
 _NAME = re.compile(r".*\.(\d{8})\.log")
 
 
+LOG_FLUSH_INTERVAL = 1.0
+"""Seconds after which lines are in the log file at the latest."""
 MODES = ("a", "w", "x", "a+", "w+", "ab", "wb", "at", "wt")
 
 
-class LogFile:
-    """A text file of lines. Thread-safe.
+class LineFile:
+    """A text file of the log lines that a server receives. There is no file before `open`. Thread-safe.
 
-    Args:
-        path: Made when it is not there; its folder must be.
-        mode: As of fopen: "a" goes on, "w" begins anew, "x" refuses a file that is there. UTF-8, line feeds as they
-        are.
+    UTF-8, line feeds as they are. What cannot be written is lost: the log of the program says so.
     """
 
-    def __init__(self, path: str | Path, mode: str = "a") -> None:
+    def __init__(self) -> None:
+        self.path: str | None = None
+        """Where lines go; None before `open`."""
+        self._lock = threading.Lock()  # guards what follows
+        self._file: IO[str] | None = None
+        self._flush_at = float("inf")
+
+    def open(self, path: str | Path, mode: str) -> None:
+        """Write to this file from now on; the former one is closed.
+
+        Args:
+            path: Made when it is not there; its folder must be.
+            mode: As of fopen: "a" goes on, "w" begins with an empty file, "x" refuses a file that is there.
+        """
         if mode not in MODES:
             raise ParameterError("mode", mode, f"one of {', '.join(map(repr, MODES))}")
-        self.path = Path(path).absolute()
-        self.failed = 0
-        """Lines that could not be written."""
-        self._lock = threading.Lock()
-        opened = mode.replace("b", "").replace("t", "")
-        self._file: IO[str] | None = self.path.open(opened, encoding="utf-8", newline="", buffering=1 << 16)
-        self._is_dirty = False
+        whole = Path(path).absolute()
+        file = whole.open(mode.replace("b", "").replace("t", ""), encoding="utf-8", newline="", buffering=1 << 16)
+        self._replace(file, str(whole))
 
-    def write(self, lines: list[str]) -> None:
-        """Append lines, each with its line break; they are on disk after `flush`."""
+    def write(self, lines: Iterable[LogEntry]) -> None:
+        """Write lines, which are flushed within `LOG_FLUSH_INTERVAL` seconds."""
         with Held(self._lock):
-            if self._file is None:
-                self.failed += len(lines)
-                return
-            try:
-                self._file.writelines(lines)
-                self._is_dirty = True
-            except OSError:
-                self.failed += len(lines)
-                _log.exception("%d lines could not be written to %s", len(lines), self.path)
+            if self._file is not None:
+                self._flush_at = min(self._flush_at, time.monotonic() + LOG_FLUSH_INTERVAL)
+                self._try(self._file.writelines, map(_line_of, lines))
 
-    def flush(self) -> None:
-        """Hand what is buffered to the system."""
+    def next_time(self) -> float:
+        """When `turn` has something to do."""
+        return self._flush_at
+
+    def turn(self, now: float) -> None:
+        """Hand to the system what was written long enough ago."""
         with Held(self._lock):
-            if self._file is not None and self._is_dirty:
-                self._is_dirty = False
-                try:
-                    self._file.flush()
-                except OSError:
-                    _log.exception("%s could not be flushed", self.path)
+            if now >= self._flush_at and self._file is not None:
+                self._flush_at = float("inf")
+                self._try(self._file.flush)
 
     def close(self) -> None:
-        """Flush and close; later lines are counted as failed."""
-        self.flush()
+        """Flush and close the file, if there is one."""
+        self._replace(None, self.path)
+
+    def _replace(self, file: IO[str] | None, path: str | None) -> None:
         with Held(self._lock):
-            file, self._file = self._file, None
-            if file is not None:
-                try:
-                    file.close()
-                except OSError:
-                    _log.exception("%s could not be closed", self.path)
+            if self._file is not None:
+                self._try(self._file.close)
+            self.path, self._file, self._flush_at = path, file, float("inf")
+
+    def _try(self, step: Callable[..., object], *args: object) -> None:
+        try:
+            step(*args)
+        except OSError:
+            _log.exception("%s could not be written", self.path)
+
+
+def _line_of(entry: LogEntry) -> str:
+    return format_line(entry.received, entry.line.label, entry.line.text)
 
 
 def text_of(entry: LogEntry) -> bytes:
     """The line as it is in the file."""
-    return format_line(entry.received, entry.line.label, entry.line.text).encode()
+    return _line_of(entry).encode()
 
 
 def _is_what_a_crash_left(found: bytes, expected: bytes) -> bool:
@@ -157,7 +170,7 @@ class LineLog:
         self._touched: set[int] = set()  # numbers of those that were appended to
         self.trouble = ""
         """Why the text is behind the database; empty when it is not."""
-        private_files.make_folder(folder)
+        make_folder(folder)
         found = [int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         self._next = max([0, *found, *segments]) + 1
 
@@ -215,8 +228,8 @@ class LineLog:
 
     def _create(self, name: str) -> int:
         try:
-            private_files.make_folder(self.folder)
-            return private_files.append(self.folder / name)
+            make_folder(self.folder)
+            return append(self.folder / name)
         except OSError:
             return -1
 
@@ -247,10 +260,10 @@ class LineLog:
             _log.warning("%s was changed by somebody else: the log goes on in a new file", path)
             self._behind.discard(segment.number)
             return False
-        private_files.make_folder(self.folder)
+        make_folder(self.folder)
         same = _common(found, expected)
         self._touched.add(segment.number)
-        with open(private_files.append(path), "ab") as file:
+        with open(append(path), "ab") as file:
             file.truncate(same)
             file.write(expected[same:])
         self._behind.discard(segment.number)

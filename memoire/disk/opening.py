@@ -20,16 +20,16 @@ from typing import Final, TypeAlias
 import msgspec
 
 from memoire.accounting.packing import AccountPacker
-from memoire.errors import StateCorrupt, StateForeign
+from memoire.errors import StateCorrupt, StateForeign, StateUnusable
 from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.replay.files import remove_abandoned_in, replace_file, sync
 from memoire.wire import _bytes
 from memoire.wire.frames import name_hash
 
-from . import database, private_files
-from .database import DatabaseReader
-from .files import RESTORE, as_saved, check_file_system, lock_folder, make_folder, tighten, translated, unusable
+from . import database
+from .database import DatabaseReader, as_saved, translated
+from .files import RESTORE, check_file_system, lock_folder, make_folder, mode_in, tighten, unusable
 from .logs import LineLog
 from .records import META, MODEL, Fact, StoredModel, run_key
 from .state_file import StateFile
@@ -48,6 +48,16 @@ Stored: TypeAlias = dict[tuple[int, str], StoredModel]
 
 
 _FORM: Final = struct.Struct("<8sQQ")
+_OURS: Final = (
+    "state.db*",
+    "committed",
+    "lock",
+    "*.snapshot",
+    "log/*.log",
+    "models/*.model",
+    "prompts/*.bodies",
+    "snapshots/*",
+)
 
 
 class Witness:
@@ -78,7 +88,7 @@ class Witness:
     def begin(self, generation: int) -> None:
         """Write it whole: it may have been damaged, or missing."""
         if self._opened < 0:
-            replace_file(self._path, _testimony(generation), mode=private_files.mode_in(self._path.parent))
+            replace_file(self._path, _testimony(generation), mode=mode_in(self._path.parent))
             self._open()
         os.ftruncate(self._opened, _FORM.size)
         self.write(generation)
@@ -113,7 +123,7 @@ class StoredModels:
         self._stored: Stored = {}
         self.missing: list[str] = []
         """Models that have no body any more, a sentence each."""
-        private_files.make_folder(folder)
+        make_folder(folder)
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Take what the database has of each model, by key; files that it does not name go."""
@@ -186,7 +196,7 @@ class StoredModels:
             if step == "replace":
                 self._at("before model")
 
-        replace_file(path, body, mode=private_files.mode_in(self._folder), at=at)
+        replace_file(path, body, mode=mode_in(self._folder), at=at)
         self._at("after model")
 
     def replace(self, written: Stored) -> None:
@@ -212,16 +222,27 @@ class OpenFolder:
     ) -> None:
         self.folder, self.path = folder, folder / "state.db"
         self._limits, self._clock, self._at = limits, clock, at
-        make_folder(folder)
+        self._make_folder()
         check_file_system(folder)
         self._lock = lock_folder(folder)
-        tighten(folder)
+        for path in (path for pattern in _OURS for path in folder.glob(pattern)):
+            tighten(path)  # a former version made files that everybody could read
         self._witness: Witness | None = None
         try:
             self._open(name, default_name)
         except BaseException:
             self._unlock()
             raise
+
+    def _make_folder(self) -> None:
+        try:
+            if not self.folder.exists():
+                make_folder(self.folder)
+                sync(self.folder.absolute().parent)
+        except OSError as error:
+            raise unusable(self.folder, error) from error
+        if not self.folder.is_dir():
+            raise StateUnusable(str(self.folder), "it is not a folder", "Name a folder, not a file.")
 
     def _open(self, name: str | None, default_name: str) -> None:
         try:

@@ -22,9 +22,8 @@ from memoire.accounting.runs import SavedGroup
 from memoire.errors import StateError, StateLost
 from memoire.replay.files import drafting
 
-from . import private_files
-from .database import DatabaseReader
-from .files import healing, is_busy, words
+from .database import DatabaseReader, healing, is_busy, words
+from .files import mode_in
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ class DatabaseBackups:
         with Held(self._making):
             generation = self._generation()
             first, second = (self._folder / f"state.db.backup-{number}" for number in (1, 2))
-            with drafting(first, mode=private_files.mode_in(self._folder)) as draft:
+            with drafting(first, mode=mode_in(self._folder)) as draft:
                 self._reader.copy_to(draft)
                 self._at("before backups")
                 if first.exists():

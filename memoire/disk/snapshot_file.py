@@ -24,8 +24,8 @@ from memoire.tables import registry
 from memoire.tables.prompts.saving import TableOrder
 from memoire.tables.saved import Count, Identity, Moment, Number, RecordBody, RecordKind, Topic, Weight, Word
 
-from . import private_files
 from . import record_file as checked_file
+from .files import mode_in
 from .record_file import WHOLE, DamagedRecord, FileKind, RecordReader
 
 KIND: Final = FileKind(b"memosnap", 6, "a snapshot of a server")
@@ -236,7 +236,7 @@ def write(
         tally.is_complete = is_complete()
         yield RecordKind.END, tally.end().pack()
 
-    checked_file.write(path, KIND, packed(), mode=private_files.mode_in(path.parent), at=at)
+    checked_file.write(path, KIND, packed(), mode=mode_in(path.parent), at=at)
     return tally.end()
 
 

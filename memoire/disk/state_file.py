@@ -26,6 +26,7 @@ from .database import (
     Change,
     RowsChecksum,
     connect,
+    is_damage,
     read_facts,
     read_head,
     read_parts,
@@ -33,7 +34,7 @@ from .database import (
     write_facts,
     write_seal,
 )
-from .files import RESTORE, corrupt, is_damage
+from .files import RESTORE, corrupt
 from .records import (
     LAST,
     META,

@@ -36,7 +36,8 @@ from memoire.limits import Limits, wall_clock
 from memoire.models.model import Model
 
 from . import records
-from .files import as_saved, bytes_in
+from .database import as_saved
+from .files import bytes_in
 from .opening import OpenFolder
 from .records import LAST, META, SETTING, condition
 from .saver import DatabaseBackups, Saver

@@ -30,8 +30,8 @@ from memoire.replay.files import remove_abandoned_in, sync
 from memoire.tables.prompts.columns import COLUMNS, FACTS, PAYLOAD, Saved
 from memoire.wire import _bytes
 
-from . import private_files, record_file
-from .files import corrupt
+from . import record_file
+from .files import corrupt, make_folder, mode_in
 from .record_file import DamagedRecord, FileKind, salvage
 from .state_file import StateFile
 
@@ -236,10 +236,10 @@ class StoredPrompts:
     def _write_file(self, path: Path, kind: int, payloads: Iterable[bytes]) -> int:
         """Write a file of these records; returns its bytes."""
         if not self._folder.exists():
-            private_files.make_folder(self._folder)
+            make_folder(self._folder)
             sync(self._folder.parent)
         records = ((kind, payload) for payload in payloads)
-        record_file.write(path, KIND, records, mode=private_files.mode_in(self._folder), at=self._at)
+        record_file.write(path, KIND, records, mode=mode_in(self._folder), at=self._at)
         return path.stat().st_size
 
     def replace(self, planned: PlannedPrompts, former: Iterable[bytes]) -> None:

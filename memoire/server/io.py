@@ -24,6 +24,7 @@ import zmq
 
 from memoire._core import Condition
 from memoire.accounting.runs import StateStore
+from memoire.disk.logs import LineFile
 from memoire.errors import MemoireError, ProtocolError
 from memoire.limits import Limits
 from memoire.net import link, process, sockets
@@ -42,7 +43,7 @@ from . import build
 from .build import ServerOptions
 from .dispatch import Dispatcher
 from .durability import Announcements
-from .io_requests import Announcer, LineFile, RequestThread
+from .io_requests import Announcer, RequestThread
 from .io_snapshots import Archive, Restorer
 
 

@@ -29,7 +29,8 @@ from typing import Any, Final
 from memoire._core import Held
 from memoire.accounting.merge import Rows
 from memoire.accounting.runs import StateStore
-from memoire.disk import private_files, snapshot_file, snapshots
+from memoire.disk import snapshot_file, snapshots
+from memoire.disk.files import make_folder
 from memoire.disk.snapshot_file import SnapshotFile
 from memoire.disk.snapshots import RestoreCounts, restore
 from memoire.errors import (
@@ -204,7 +205,7 @@ class Archive:
         path = self._folder / MEMORY
         with self._taking:
             if self.is_kept and path.exists():
-                private_files.make_folder(self._folder / ORDERED)
+                make_folder(self._folder / ORDERED)
                 aside = self._folder / ORDERED / f"kept-{snapshots.heads([path])[path].id.hex()}.snapshot"
                 path.replace(aside)
                 _log.warning("%s: %s is %s from now on", self._dispatcher.name, path, aside)
@@ -265,7 +266,7 @@ class Archive:
         assert self._folder is not None
         folder = self._folder / ORDERED
         try:
-            private_files.make_folder(folder)
+            make_folder(folder)
             made = self.take(folder / f"{body.name}.snapshot")
             told = messages.Snapshot(
                 name=body.name, state="done", path=made.path, bytes=made.bytes, seconds=made.seconds,

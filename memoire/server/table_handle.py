@@ -104,24 +104,10 @@ class TableHandle(StrictAttributes):
             NotEnoughSamples: fewer are held, also after `timeout`.
             Closed: the server was closed, also from another thread while waiting.
         """
-        self._check_open()
-        began = time.monotonic()
-        try:
-            size = whole("batch_size", batch_size, 1, MAX_BATCH)
-            pool = self._table.draws or self._table.offered(DrawsBatches)
-            drawn = self._in_band(size, seconds(timeout, 0.0), lambda left: pool.get(size, timeout=left, out=out))
-        except NotEnoughSamples:
-            self._count_miss()
-            raise
-        except Closed:
-            self._check_open()
-            raise Closed("this server") from None
-        finally:
-            waited = time.monotonic() - began
-            with Held(self._counting):
-                self._waited += waited
-        with Held(self._counting):
-            self._batches += 1
+        size = whole("batch_size", batch_size, 1, MAX_BATCH)
+        pool = self._table.draws or self._table.offered(DrawsBatches)
+        patience = seconds(timeout, 0.0)
+        drawn = self._counted(lambda: self._in_band(size, patience, lambda left: pool.get(size, timeout=left, out=out)))
         if self._looks.is_due(time.monotonic()):
             self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, self._newest_model())
         batch = drawn.batch(self.schema, self.update_priorities)
@@ -143,22 +129,12 @@ class TableHandle(StrictAttributes):
             ParameterError: an argument is out of its range, or this table holds caches.
             NotEnoughSamples: no episode, or no complete group, came in that time.
         """
-        self._check_open()
-        draws = self._table.offered(DrawsEpisodes)
+        draws, patience = self._table.offered(DrawsEpisodes), seconds(timeout, 0.0)
         draw = functools.partial(
             draws.sample_episodes, count, self.update_priorities, group=group, group_size=group_size
         )
-        try:
-            batch = self._in_band(1, seconds(timeout, 0.0), lambda left: draw(timeout=left))
-        except NotEnoughSamples:
-            self._count_miss()
-            raise
-        except Closed:
-            self._check_open()
-            raise Closed("this server") from None
+        batch = self._counted(lambda: self._in_band(1, patience, lambda left: draw(timeout=left)))
         self._table.limiter.drew(int(batch["mask"].sum()) - 1)
-        with Held(self._counting):
-            self._batches += 1
         return batch
 
     @checked_names()
@@ -190,40 +166,37 @@ class TableHandle(StrictAttributes):
             NotEnoughSamples: too few entries came in that time; it says what was missing.
             Closed: the server was closed, also from another thread while waiting.
         """
+        pool, wanted = self._table.offered(HandsOutOnce), TakeRequest(steps, exact, min_clients, release)
+        patience = seconds(timeout, 0.0)
+        taken = self._counted(
+            lambda: self._in_stretches(
+                functools.partial(pool.take, wanted), steps, patience, time.monotonic() + patience
+            )
+        )
+        if self._looks.is_due(time.monotonic()):
+            self._looks.took(taken.age, taken.model_version, self._newest_model())
+        return taken
+
+    def _counted(self, draw: Callable[[], T]) -> T:
+        """What `draw` returns, counted, and how long it waited."""
         self._check_open()
-        pool, limiter, who = self._table.offered(HandsOutOnce), self._table.limiter, object()
-        wanted = TakeRequest(steps, exact, min_clients, release)
-        deadline = time.monotonic() + (patience := seconds(timeout, 0.0))
+        began, batches, missed = time.monotonic(), 0, 0
         try:
-            while True:  # in stretches: actors that have no room hear that somebody waits for them
-                left = deadline - time.monotonic()
-                try:
-                    taken = pool.take(wanted, max(0.0, min(left, WAIT_INTERVAL)))
-                    break
-                except NotEnoughSamples as short:
-                    if left <= WAIT_INTERVAL:
-                        facts = short.wanted, short.unused, short.caches, short.clients, patience, short.reason
-                        raise NotEnoughSamples(*facts) from None
-                limiter.wants(who, steps)
+            drawn = draw()
+            batches = 1
         except NotEnoughSamples:
-            self._count_miss()
+            missed = 1
             raise
         except Closed:
             self._check_open()
             raise Closed("this server") from None
         finally:
-            limiter.wants(who, 0)
+            waited = time.monotonic() - began
             with Held(self._counting):
-                self._waited += time.monotonic() - deadline + patience
-        with Held(self._counting):
-            self._batches += 1
-        if self._looks.is_due(time.monotonic()):
-            self._looks.took(taken.age, taken.model_version, self._newest_model())
-        return taken
-
-    def _count_miss(self) -> None:
-        with Held(self._counting):
-            self._missed += 1
+                self._waited += waited
+                self._batches += batches
+                self._missed += missed
+        return drawn
 
     def _in_band(self, size: int, timeout: float, draw: Callable[[float], T]) -> T:
         """What `draw` returns of at least `size` samples, called with the seconds to wait: as soon as there are enough,
@@ -234,12 +207,23 @@ class TableHandle(StrictAttributes):
             drawn = draw(timeout)
             limiter.drew(size)
             return drawn
-        deadline, who = time.monotonic() + timeout, object()
+        deadline = time.monotonic() + timeout
         if reason := limiter.take(size, timeout):
             old = self._table.parameters.lag_in_words(self._newest_model())
             raise NotEnoughSamples(size, 0, 0, 0, timeout, reason + old)
         try:
-            while True:  # in stretches: actors that were told to wait hear that somebody waits for them
+            return self._in_stretches(draw, size, timeout, deadline)
+        except BaseException:
+            limiter.drew(-size)
+            raise
+
+    def _in_stretches(self, draw: Callable[[float], T], size: int, timeout: float, deadline: float) -> T:
+        """What `draw` returns, called with the seconds to wait until it has `size` samples, or until the deadline.
+        Meanwhile actors that have no room, or were told to wait, hear that a learner waits for them.
+        """
+        limiter, who = self._table.limiter, object()
+        try:
+            while True:
                 left = deadline - time.monotonic()
                 try:
                     return draw(max(0.0, min(left, WAIT_INTERVAL)))
@@ -248,9 +232,6 @@ class TableHandle(StrictAttributes):
                         facts = short.wanted, short.unused, short.caches, short.clients, timeout, short.reason
                         raise NotEnoughSamples(*facts) from None
                 limiter.wants(who, size)
-        except BaseException:
-            limiter.drew(-size)
-            raise
         finally:
             limiter.wants(who, 0)
 

@@ -7,7 +7,7 @@ import pytest
 
 import memoire
 from memoire.dashboard.collect.history import History
-from memoire.disk import private_files
+from memoire.disk import files
 from memoire.errors import StateForeign
 from netkit import SCHEMA
 
@@ -137,7 +137,7 @@ def test_files_of_the_user_s_whose_names_drafts_might_have_stay_as_they_are(tmp_
 
 def test_append_and_create_refuse_links(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for opened in (private_files.append, private_files.create):
+    for opened in (files.append, files.create):
         with pytest.raises(OSError):
             opened(tmp_path / "link")
     assert not (tmp_path / "nowhere").exists()
