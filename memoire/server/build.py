@@ -15,7 +15,7 @@ import msgspec
 
 from memoire import arguments
 from memoire.accounting.ledger import account_bytes
-from memoire.accounting.logbook import LogEntry, line_bytes
+from memoire.accounting.logbook import line_bytes
 from memoire.accounting.runs import StateStore
 from memoire.arguments import mapping, whole
 from memoire.errors import ParameterError, StateCorrupt, WrongType
@@ -27,13 +27,11 @@ from memoire.tables.base import DrawsAtRandom, TablePool
 from memoire.tables.episodes.memory import seed_of
 from memoire.tables.registry import PoolPlace
 from memoire.tables.table import Table, Tables, checked, shared_out
-from memoire.wire import messages
 from memoire.wire.frames import DEFAULT_TABLE, table_number
 from memoire.wire.messages import MAX_INFERENCE
 
 from . import state as recovery
 from .dispatch import Dispatcher
-from .durability import Announcements
 from .settings import Endpoints, Process, State
 
 MODEL_COPIES = 2
@@ -206,42 +204,18 @@ def recover_rows(tables: Tables, store: StateStore | None) -> None:
             _log.warning("%s", store.missing[-1])
 
 
-def make_dispatcher(
-    options: ServerOptions,
-    tables: Tables,
-    store: StateStore | None,
-    announcements: Announcements,
-    *,
-    name: str,
-    epoch: int,
-    endpoints: Callable[[], messages.Endpoints],
-    on_lines: Callable[[list[LogEntry]], None],
-) -> Dispatcher:
+def make_dispatcher(options: ServerOptions, tables: Tables, store: StateStore | None, **facts: Any) -> Dispatcher:
     """What answers requests. If it cannot be made, the state folder is closed again.
 
     Args:
-        name: The server's.
-        epoch: Number of this life, above those of all former ones; a state folder has its own.
-        endpoints: Where clients connect to, read at each HELLO.
-        on_lines: Called with log lines that are new, in order.
+        facts: As of `Dispatcher`.
     """
     try:
         recover_rows(tables, store)
         if store is not None:
             reseed(options, tables, recovery.lives_of(store))
-        return Dispatcher(
-            tables=tables,
-            run=options.run,
-            name=name,
-            limits=options.limits,
-            endpoints=endpoints,
-            on_lines=on_lines,
-            on_model=announcements.add_model,
-            on_news=announcements.add_news,
-            store=store,
-            clock=options.process.clock,
-            epoch=epoch,
-        )
+        clock = options.process.clock
+        return Dispatcher(tables=tables, run=options.run, limits=options.limits, store=store, clock=clock, **facts)
     except BaseException:
         if store is not None:
             store.close(0.0)

@@ -395,35 +395,6 @@ class Dispatcher:
 
     # ----------------------------------------------------------------------------------------------------- saving
 
-    def start_saving(self, hand_out: Callable[[list[Ticket]], None], failed: Callable[[Exception], None]) -> None:
-        """Have the store save from now on, if there is one.
-
-        Args:
-            hand_out: Called on the store's thread with what waited for a group that is on disk now, or can not be
-                saved for a while.
-            failed: Called on it once, when nothing can be saved any more.
-        """
-        if self._store is None:
-            return
-
-        def done(group: SavedGroup) -> None:
-            self.saved()
-            if group.tickets:
-                hand_out(group.tickets)
-
-        def delayed() -> None:
-            with self.lock:
-                refusals = self.committer.refusals()
-            if refusals:
-                hand_out(refusals)
-
-        def lost(error: Exception) -> None:
-            failed(error)
-            delayed()
-
-        self._store.start(self.collect, done, lost, delayed)
-        self._store.wake()
-
     def collect(self) -> SavedGroup | None:
         """What is to be saved next; `saved` is called when it is."""
         with Held(self._lock):

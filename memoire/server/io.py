@@ -1,6 +1,6 @@
 """All that a server does outside of its callers' threads: how it begins, and in which order it ends.
 
-Requests      one thread: answers, notices, log file      Intake        one thread for each address
+Requests      one thread: answers, notices, log file      Pullers       one thread for each address
 Archive       a timer's thread, and one for each order    PlainProxies  in their callers' threads
 
 A plain proxy stands between one address and the workers behind another, and hands whole messages on without a copy. It
@@ -23,10 +23,8 @@ from typing import Any
 import zmq
 
 from memoire._core import Condition
-from memoire.accounting.runs import StateStore
 from memoire.disk.logs import LineFile
 from memoire.errors import MemoireError, ProtocolError
-from memoire.limits import Limits
 from memoire.net import link, process, sockets
 from memoire.net.addresses import beside
 from memoire.net.curve_server import PUSH_PLACE, REQUEST_PLACE, Admission, Gate
@@ -41,10 +39,8 @@ from memoire.wire.byte_budget import ByteHolder
 
 from . import build
 from .build import ServerOptions
-from .dispatch import Dispatcher
-from .durability import Announcements
 from .io_requests import Announcer, RequestThread
-from .io_snapshots import Archive, Restorer
+from .io_snapshots import Archive
 
 
 class BoundAddresses:
@@ -163,67 +159,6 @@ HEADER_BYTES = 1 << 16
 """What a message may have beyond its payload's `limits.message_bytes`."""
 
 
-class IntakeThreads:
-    """Takes what is pushed.
-
-    Args:
-        is_closing: Ends the threads' turns.
-    """
-
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        admission: Admission,
-        addresses: BoundAddresses,
-        *,
-        context: Context,
-        limits: Limits,
-        keys: Keys | None,
-        is_closing: threading.Event,
-    ) -> None:
-        self._dispatcher, self._admission, self._addresses = dispatcher, admission, addresses
-        self._context, self._limits, self._keys, self._is_closing = context, limits, keys, is_closing
-        self.workers: list[Worker] = []
-        limit_pushes(dispatcher.tables, limits.message_bytes)
-
-    def add(self, endpoint: str, bind: bool) -> str:
-        """Take what comes in at one more address, on a thread of its own; returns the address as it is bound.
-
-        Args:
-            bind: False connects to a plain proxy's back instead.
-        """
-        usual, most = self._dispatcher.tables.usual_bytes, self._limits.message_bytes
-        largest = sockets.largest_push(usual, most) + HEADER_BYTES
-        made = sockets.data_receiver(self._context, largest, sockets.data_mark(usual, most))
-        bound, way = self._addresses.bind(made, endpoint) if bind else (endpoint, None)
-        worker = Worker(f"memoire-pull-{len(self.workers)}", functools.partial(self._pull, made))
-        worker.doors.add(made, way=way)
-        try:
-            if not bind:
-                link.dial(worker.doors, made, endpoint, keys=self._keys)
-        except BaseException:
-            worker.stop(0.0)
-            raise
-        self.workers.append(worker)
-        worker.start()
-        return bound
-
-    def _pull(self, made: Socket, ready: dict[object, int]) -> None:
-        # Waits inside of the receive while messages come: with a poll before each one, polls would be half of the work.
-        # Yet a turn ends some time, so that the thread is seen to be alive.
-        for _ in range(CACHES_PER_TURN):
-            frames = None if self._is_closing.is_set() else sockets.receive(made, most=3, wait=True)
-            if frames is None:
-                return
-            message = self._admission.receive_push(made, frames)
-            if message is not None:
-                assert isinstance(message.body, messages.PushedBody)
-                try:
-                    self._dispatcher.arrived(message.header, message.body, message.payload)
-                except ProtocolError:
-                    pass  # counted where it was found
-
-
 def limit_pushes(tables: Tables, message_bytes: int) -> None:
     """Have tables say the largest push that the addresses take."""
     for table in tables:
@@ -244,13 +179,11 @@ class WorkerProxies:
         admission: Admission,
         addresses: BoundAddresses,
         room: ByteHolder,
-        *,
-        context: Context,
-        limits: Limits,
+        options: ServerOptions,
         is_closing: threading.Event,
     ) -> None:
         self._gate, self._admission, self._addresses, self._room = gate, admission, addresses, room
-        self._context, self._limits, self._is_closing = context, limits, is_closing
+        self._context, self._limits, self._is_closing = options.process.context, options.limits, is_closing
         self._changed = Condition()  # guards the one below
         self._running = 0
         self.lanes: list[SendQueues] = []
@@ -320,56 +253,46 @@ MEMORY_SHARE = 0.75
 
 
 class ServerThreads:
-    """The threads of a server, with their sockets. Methods may be called from any thread.
+    """The threads of a server, with their sockets. Nothing is bound, and none has begun, before `open` and `start`.
+    Methods may be called from any thread.
 
     Args:
-        addresses: The server's addresses; none is bound yet.
-        lines: The file for log lines; closed with the server.
         is_closing: Set when the server begins to close.
         owner: Kept alive as long as the threads run.
+
+    Raises:
+        KeyFileError, ParameterError, StateError: an option cannot be had.
     """
 
-    def __init__(
-        self,
-        options: ServerOptions,
-        dispatcher: Dispatcher,
-        store: StateStore | None,
-        *,
-        gate: Gate,
-        addresses: BoundAddresses,
-        announcements: Announcements,
-        lines: LineFile,
-        is_closing: threading.Event,
-        owner: object,
-    ) -> None:
-        self.name, self.dispatcher, self.store, self.gate = dispatcher.name, dispatcher, store, gate
-        self.addresses, self.lines = addresses, lines
+    def __init__(self, options: ServerOptions, is_closing: threading.Event, owner: object) -> None:
         self._options, self._limits, self._is_closing = options, options.limits, is_closing
         self._context: Context = options.process.context
-        state = options.state
-        self._saves_memory = state is not None and state.saves_memory
-        admission = Admission(gate, options.limits, count=dispatcher.refuse, own=dispatcher.own)
-        self._announcer = Announcer(dispatcher, announcements, options.limits, gate.admits)
-        self.requests = RequestThread(dispatcher, admission, store, self._announcer, lines, owner)
-        announcements.wake = self.requests.worker.wake
-        facts: dict[str, Any] = {"context": options.process.context, "limits": options.limits, "is_closing": is_closing}
-        self.intake = IntakeThreads(dispatcher, admission, addresses, keys=gate.keys, **facts)
-        self.proxies = WorkerProxies(gate, admission, addresses, dispatcher.replies, **facts)
-        self.archive = Archive(
-            dispatcher,
-            store=store,
-            every=None if state is None else state.snapshot_every,
-            is_closing=is_closing,
-            clock=options.process.clock,
-        )
-        self.restorer = Restorer(
-            dispatcher,
+        self.gate = gate = Gate(self._context, Keys.of(options.keys, "server"))
+        tables = build.make_tables(options)
+        name = options.name or default_name(options.endpoint.request)
+        self.store = store = build.make_store(options, name)
+        self.name = name if store is None else store.name
+        self.addresses, self.lines, self._announcer = BoundAddresses(self.name, gate), LineFile(), Announcer()
+        self.dispatcher = dispatcher = build.make_dispatcher(
+            options,
+            tables,
             store,
-            limits=options.limits,
-            is_timed=state is not None and state.snapshot_every is not None,
-            keeps_generators=options.seed is not None,
-            clock=options.process.clock,
+            name=self.name,
+            epoch=time.time_ns(),  # whatever clock is given: no two lives have the same number
+            endpoints=lambda: self.addresses.endpoints,
+            on_lines=self.lines.write,
+            on_model=self._announcer.add_model,
+            on_news=self._announcer.add_news,
         )
+        self._admission = admission = Admission(gate, options.limits, count=dispatcher.refuse, own=dispatcher.own)
+        self.requests = RequestThread(dispatcher, admission, store, self._announcer, self.lines, owner)
+        self._announcer.wake = self.requests.worker.wake
+        self.pullers: list[Worker] = []
+        """Take what is pushed, each at its address."""
+        limit_pushes(tables, options.limits.message_bytes)
+        self.proxies = WorkerProxies(gate, admission, self.addresses, dispatcher.replies, options, is_closing)
+        self.archive = Archive(dispatcher, store, options, is_closing)
+        self._saves_memory = options.state is not None and options.state.saves_memory
         dispatcher.answer_with(messages.TakeSnapshot, self.archive.order)
 
     # Its begin
@@ -383,7 +306,7 @@ class ServerThreads:
             push, pub = push or near[0], pub or near[1]
         # First the address that errors should name.
         requested = "" if endpoint is None else self.add_request_worker(endpoint, True)
-        pushed = "" if push is None else self.intake.add(push, True)
+        pushed = "" if push is None else self.add_pull_worker(push, True)
         published = "" if pub is None else self._open_pub(pub)
         self.addresses.endpoints = messages.Endpoints(request=requested, push=pushed, publish=published)
         self.addresses.warn_open()
@@ -393,7 +316,7 @@ class ServerThreads:
     def _open_pub(self, endpoint: str) -> str:
         made = sockets.publisher(self._context)
         bound, way = self.addresses.bind(made, endpoint)
-        self._announcer.open(self.requests.worker.doors.add(made, way=way))
+        self._announcer.open(self.requests.worker.doors.add(made, way=way), self.gate.admits)
         return bound
 
     def add_request_worker(self, endpoint: str, bind: bool) -> str:
@@ -408,13 +331,45 @@ class ServerThreads:
         self.requests.add(made, way)
         return bound
 
+    def add_pull_worker(self, endpoint: str, bind: bool) -> str:
+        """Take what comes in at one more address, on a thread of its own; see `Server.add_pull_worker`."""
+        usual, most = self.dispatcher.tables.usual_bytes, self._limits.message_bytes
+        largest = sockets.largest_push(usual, most) + HEADER_BYTES
+        made = sockets.data_receiver(self._context, largest, sockets.data_mark(usual, most))
+        bound, way = self.addresses.bind(made, endpoint) if bind else (endpoint, None)
+        worker = Worker(f"memoire-pull-{len(self.pullers)}", functools.partial(self._pull, made))
+        worker.doors.add(made, way=way)
+        try:
+            if not bind:
+                link.dial(worker.doors, made, endpoint, keys=self.gate.keys)
+        except BaseException:
+            worker.stop(0.0)
+            raise
+        self.pullers.append(worker)
+        worker.start()
+        return bound
+
+    def _pull(self, made: Socket, ready: dict[object, int]) -> None:
+        # Waits inside of the receive while messages come: with a poll before each one, polls would be half of the work.
+        # Yet a turn ends some time, so that the thread is seen to be alive.
+        for _ in range(CACHES_PER_TURN):
+            frames = None if self._is_closing.is_set() else sockets.receive(made, most=3, wait=True)
+            if frames is None:
+                return
+            message = self._admission.receive_push(made, frames)
+            if message is not None:
+                assert isinstance(message.body, messages.PushedBody)
+                try:
+                    self.dispatcher.arrived(message.header, message.body, message.payload)
+                except ProtocolError:
+                    pass  # counted where it was found
+
     def load(self) -> None:
         """Hold again what the former life held. Raises SnapshotMismatch or DataError; then nothing is saved."""
         if self.store is None:
             return
         saves, self._saves_memory = self._saves_memory, False  # a file that is refused stays
-        state = self._options.state
-        self.archive.is_kept = self.restorer.load(state is not None and state.discard_mismatched)
+        self.archive.load()
         self._saves_memory = saves
 
     def start(self) -> None:
@@ -422,7 +377,7 @@ class ServerThreads:
         self.requests.worker.start()
         self.archive.start()
         self.requests.saving.start()
-        self.restorer.wait_noted()
+        self.archive.wait_noted()
 
     # What is seen of it
 
@@ -438,7 +393,7 @@ class ServerThreads:
         yield from self.proxies.lanes
 
     def _workers(self) -> list[Worker]:
-        return [self.requests.worker, *self.intake.workers]
+        return [self.requests.worker, *self.pullers]
 
     def trouble(self) -> list[str]:
         """What is wrong with threads and disk that only a restart can mend, a sentence each."""
@@ -460,7 +415,7 @@ class ServerThreads:
         """Its part of `ServerStats`."""
         return {
             "restored": 0 if self.store is None else self.store.restored,
-            "missing": (*(() if self.store is None else self.store.missing), *self.restorer.missing),
+            "missing": (*(() if self.store is None else self.store.missing), *self.archive.missing),
             "dropped_replies": sum(lanes.dropped for lanes in self.lanes),
             "requests": self.requests.timings.now(),
             "snapshots": self.archive.taken,
@@ -482,7 +437,7 @@ class ServerThreads:
 
     def close(self, deadline: float) -> None:
         """End everything: what comes in first, then what is saved, then what answers. By one caller at a time."""
-        self._stop(self.intake.workers, deadline)
+        self._stop(self.pullers, deadline)
         self.requests.tell_finished(deadline - LAST_REPLY_DELAY)
         if self.store is not None:
             self.requests.drain(deadline)
@@ -513,41 +468,6 @@ class ServerThreads:
             # A moment also where there is no time: a thread that waits for a cache notices the end only then.
             if not worker.stop(max(END_TIMEOUT, left), linger=max(MIN_LINGER, min(LINGER_TIMEOUT, left))):
                 _log.warning("%s: a thread did not end in time", self.name)
-
-
-def make_threads(options: ServerOptions, is_closing: threading.Event, owner: object) -> ServerThreads:
-    """A server's threads and what they serve; nothing is bound, and none has begun.
-
-    Raises:
-        KeyFileError, ParameterError, StateError: an option cannot be had.
-    """
-    gate = Gate(options.process.context, Keys.of(options.keys, "server"))
-    tables = build.make_tables(options)
-    name = options.name or default_name(options.endpoint.request)
-    store = build.make_store(options, name)
-    name = name if store is None else store.name
-    addresses, announcements, lines = BoundAddresses(name, gate), Announcements(), LineFile()
-    dispatcher = build.make_dispatcher(
-        options,
-        tables,
-        store,
-        announcements,
-        name=name,
-        epoch=time.time_ns(),  # whatever clock is given: no two lives have the same number
-        endpoints=lambda: addresses.endpoints,
-        on_lines=lines.write,
-    )
-    return ServerThreads(
-        options,
-        dispatcher,
-        store,
-        gate=gate,
-        addresses=addresses,
-        announcements=announcements,
-        lines=lines,
-        is_closing=is_closing,
-        owner=owner,
-    )
 
 
 def default_name(endpoint: str | None) -> str:

@@ -6,7 +6,7 @@ Its turn also tells subscribers, flushes the log file and lets silent accounts l
 
 The PUB socket of a server: notices of models, repeated for those who have just subscribed, and news.
 
-publish ──▶ Announcements ──▶ notice, at once, with a small body
+publish ──▶ notice, at once, with a small body
 subscription, or 5 s gone ──▶ Notices ──▶ the same again, without the body
 
 A server's state folder at work: replies that wait until what they say is on disk.
@@ -20,16 +20,16 @@ import functools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import zmq
 
-from memoire.accounting.runs import StateStore, Ticket
+from memoire.accounting.runs import SavedGroup, StateStore, Ticket
 from memoire.disk.logs import LineFile
 from memoire.errors import Closed, ProtocolError
 from memoire.figures import Timings
-from memoire.limits import Limits
 from memoire.models.model import Model, Notices, notice_of
 from memoire.net import sockets
 from memoire.net.curve_server import Admission
@@ -42,60 +42,68 @@ from memoire.wire import messages, types
 from memoire.wire.frames import NEWS_FRAME, Message, MessageHeader, encode
 
 from .dispatch import Dispatcher
-from .durability import Announcements, is_saved_first
+from .durability import is_saved_first
 
 
 class Announcer:
-    """Tells subscribers. Belongs to the requests' thread, but for `open`, which is called before that begins.
-
-    Args:
-        admits: Whether to mind a subscription that came in by a socket.
+    """Tells subscribers of models that are new, and that clients should ask soon. Belongs to the requests' thread, but
+    for `add_model` and `add_news`, which any may call, and `open`, which is called before that thread begins.
     """
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        announcements: Announcements,
-        limits: Limits,
-        admits: Callable[[Socket, zmq.Frame], bool],
-    ) -> None:
-        self._dispatcher, self._announcements, self._limits, self._admits = dispatcher, announcements, limits, admits
+    def __init__(self) -> None:
+        self._models: deque[Model] = deque()
+        self._has_news = False
         self._schedule = Notices(time.monotonic())
         self._pub: Socket | None = None
+        self.wake: Callable[[], None] = lambda: None
+        """Has the requests' thread take its turn; set by that thread's owner."""
 
-    def open(self, pub: Socket) -> None:
-        """Tell them by this socket from now on; without one nobody is told."""
-        self._pub = pub
+    def open(self, pub: Socket, admits: Callable[[Socket, zmq.Frame], bool]) -> None:
+        """Tell them by this socket from now on; without one no subscriber is told.
+
+        Args:
+            admits: Whether to mind a subscription that came in by a socket.
+        """
+        self._pub, self._admits = pub, admits
+
+    def add_model(self, model: Model) -> None:
+        """A model is new: its topic's subscribers get it or fetch it."""
+        self._models.append(model)
+        self.wake()
+
+    def add_news(self) -> None:
+        """All clients should send an UPDATE soon."""
+        self._has_news = True
+        self.wake()
 
     def next_time(self) -> float:
         """When `turn` has something to do."""
-        return time.monotonic() if self._announcements else self._schedule.next_time()
+        return time.monotonic() if self._has_news or self._models else self._schedule.next_time()
 
-    def turn(self, ready: dict[object, int]) -> None:
+    def turn(self, dispatcher: Dispatcher, ready: dict[object, int]) -> None:
         """Repeat what is due, and tell what is new."""
         if self._pub is not None:
-            self._repeat(self._pub, self._pub in ready)
-        while (model := self._announcements.next_model()) is not None:
-            self._send(self._notice(model))
-        if self._announcements.take_news():
-            self._send([NEWS_FRAME, *encode(messages.News(epoch=self._dispatcher.epoch))])
+            self._repeat(dispatcher, self._pub, self._pub in ready)
+        while self._models:
+            self._tell(dispatcher, self._models.popleft())
+        if self._has_news:
+            self._has_news = False  # before they are told: what comes meanwhile is told again
+            self._send([NEWS_FRAME, *encode(messages.News(epoch=dispatcher.epoch))])
 
-    def _repeat(self, pub: Socket, is_asked: bool) -> None:
+    def _repeat(self, dispatcher: Dispatcher, pub: Socket, is_asked: bool) -> None:
         """Tell those who have just subscribed what is newest: they miss nothing that was published while they were
         connecting. Every few seconds tell everybody.
         """
-        dispatcher, now = self._dispatcher, time.monotonic()
+        now = time.monotonic()
         with dispatcher.lock:
             if is_asked:
                 self._schedule.subscribed(sockets.subscribed(pub, self._admits), dispatcher.models, now)
             for model in self._schedule.due(dispatcher.models, now):
-                self._send(self._notice(model, again=True))
+                self._tell(dispatcher, model, again=True)
 
-    def _notice(self, model: Model, *, again: bool = False) -> list[Any]:
-        dispatcher = self._dispatcher
-        return notice_of(
-            model, self._limits, home=dispatcher.home, epoch=dispatcher.epoch, run=dispatcher.run, again=again
-        )
+    def _tell(self, dispatcher: Dispatcher, model: Model, *, again: bool = False) -> None:
+        home, epoch, run = dispatcher.home, dispatcher.epoch, dispatcher.run
+        self._send(notice_of(model, dispatcher.limits, home=home, epoch=epoch, run=run, again=again))
 
     def _send(self, frames: list[Any]) -> None:
         if self._pub is not None:
@@ -117,11 +125,32 @@ class ReplySaver:
 
     def start(self) -> None:
         """Begin to save."""
-        self._dispatcher.start_saving(self._deliver, self._lose)
+        if self._store is not None:
+            self._store.start(self._dispatcher.collect, self._saved, self._lose, self._refuse)
+            self._store.wake()
+
+    # On the store's thread; what waited is sent by the requests' thread
+
+    def _saved(self, group: SavedGroup) -> None:
+        self._dispatcher.saved()
+        self._deliver(group.tickets)
+
+    def _refuse(self) -> None:
+        """Saving has to wait for room: replies that wait for the disk say so."""
+        with self._dispatcher.lock:
+            refusals = self._dispatcher.committer.refusals()
+        self._deliver(refusals)
+
+    def _lose(self, error: Exception) -> None:
+        self.lost = error
+        _log.critical("%s: %s", self._dispatcher.name, error)
+        for table in self._dispatcher.tables:
+            table.pool.close()
+        self._refuse()
 
     def _deliver(self, tickets: list[Ticket]) -> None:
-        """Have the requests' thread send what waited for the disk."""
-        self._worker.post(functools.partial(self._hand_out, tickets))
+        if tickets:
+            self._worker.post(functools.partial(self._hand_out, tickets))
 
     def _hand_out(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
@@ -130,12 +159,6 @@ class ReplySaver:
             except Exception:
                 self._worker.errors += 1
                 _log.exception("%s: something that waited for the disk failed", self._dispatcher.name)
-
-    def _lose(self, error: Exception) -> None:
-        self.lost = error
-        _log.critical("%s: %s", self._dispatcher.name, error)
-        for table in self._dispatcher.tables:
-            table.pool.close()
 
     def close(self, timeout: float) -> None:
         """Save what is left, and let go of the folder."""
@@ -220,7 +243,7 @@ class RequestThread:
             self._stop_reading()
         for made in self._sockets.intersection(ready):
             self._take(made)
-        self._announcer.turn(ready)
+        self._announcer.turn(self._dispatcher, ready)
         self.lanes.turn(time.monotonic())
         if time.monotonic() >= self._fold_at:
             self._fold_at = time.monotonic() + FOLD_INTERVAL

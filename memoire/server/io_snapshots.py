@@ -43,13 +43,13 @@ from memoire.errors import (
     SnapshotMismatch,
     escape,
 )
-from memoire.limits import Limits
 from memoire.replay.files import remove_abandoned_in
 from memoire.replay.parameters import Parameters
 from memoire.tables.registry import Reply
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
 
+from .build import ServerOptions
 from .dispatch import Dispatcher
 
 MAX_ORDERS: Final = 64
@@ -121,30 +121,39 @@ class Snapshot:
     """Whether all is in it that was held: a server that has to end may not have had the time."""
 
 
+_WITHOUT: Final = (
+    "discard_mismatched=True (--discard-mismatched) starts with what is whole and fits; then the next snapshot takes "
+    "the file's place."
+)
+NOTE_TIMEOUT: Final = 5.0
+"""Seconds that a start waits for its note of the file that it holds again."""
+_RESTORED: Final = "restored"  # the setting that names files that were restored once
+
+
 class Archive:
-    """The snapshots of one server. Thread-safe.
+    """The snapshots of one server: takes them, and puts back what files hold. Thread-safe.
 
     Args:
         store: Its state folder; None where it has none, and then nothing is ordered or timed.
-        every: Seconds between two that the timer takes; None takes none.
+        options: Of the server. With `state.snapshot_every` a timer replaces the folder's own file, and each start holds
+            again what that has. Else only one life does, so that a crash does not serve its samples again. With a seed,
+            a file that another server wrote does not change the generator of the draws.
         is_closing: Whether the server ends: what is being written is given up then.
-        clock: Seconds since 1970.
         at: Called with the name of each point between two steps, so that a test can end the process there.
     """
 
     def __init__(
         self,
         dispatcher: Dispatcher,
-        *,
         store: StateStore | None,
-        every: float | None,
+        options: ServerOptions,
         is_closing: threading.Event,
-        clock: Callable[[], float],
         at: Callable[[str], None] = lambda point: None,
     ) -> None:
-        self._dispatcher, self._every = dispatcher, every
+        self._dispatcher, self._store, self._options = dispatcher, store, options
+        self._every = None if options.state is None else options.state.snapshot_every
         self._folder = None if store is None else store.folder
-        self._is_closing, self._clock, self._at = is_closing, clock, at
+        self._is_closing, self._clock, self._at = is_closing, options.process.clock, at
         self._taking = threading.RLock()
         self._lock = threading.Lock()  # for all that follows
         self._orders = SnapshotOrders()
@@ -153,23 +162,21 @@ class Archive:
         """Snapshots that were written whole."""
         self.trouble = ""
         """Why the timer's last one was not; empty where it was."""
-        self.newest: Snapshot | None = None
-        self.is_kept = False
-        """Whether `MEMORY` has what is not held here: it is put aside, not replaced."""
+        self.missing: list[str] = []
+        """What the server was begun without, a sentence each."""
+        self._is_kept = self._has_noted = False
+        """Whether `MEMORY` has what is not held here: it is put aside, not replaced. Whether `HELD` was set."""
 
     # ---------------------------------------------------------------------------------------------------- taking
 
-    def take(self, path: str | Path) -> Snapshot:
-        """Write all that the tables hold to a file, while everything goes on.
+    def take(self, path: Path, deadline: float | None = None) -> Snapshot:
+        """Write all that the tables hold to a file, while everything goes on, or nothing; with a deadline as much as
+        there is time for, also where the server ends.
 
         Raises:
             OSError: it cannot be written; a former file of this name is as it was.
             Closed, Refused: the server was closed, or another run began, meanwhile; likewise.
         """
-        return self._take(Path(path))
-
-    def _take(self, path: Path, deadline: float | None = None) -> Snapshot:
-        """All that is held, or nothing; with a deadline as much as there is time for, also where the server ends."""
         dispatcher, began = self._dispatcher, time.monotonic()
         with self._taking:
             with dispatcher.lock:
@@ -193,24 +200,27 @@ class Archive:
             records = snapshots.records(tables, run, finished, accounts, go_on)
             # Asked once more at the end: of pools that were closed meanwhile nothing more came.
             end = snapshot_file.write(path, about, records, at=self._at, is_complete=go_on)
-            made = _snapshot(path, end, time.monotonic() - began)
+            sums = {
+                name: sum(getattr(counts, name) for counts in end.tables)
+                for name in ("caches", "samples", "unused", "episodes", "entries")
+            }
+            size, took = path.stat().st_size, time.monotonic() - began
             with Held(self._lock):
                 self.taken += 1
-                self.newest = made
-            return made
+            return Snapshot(str(path), size, took, **sums, complete=end.complete)
 
     def _replace(self, deadline: float | None = None) -> Snapshot:
         """Take one in the place of the folder's own file; that which must not go is in `ORDERED` then."""
         assert self._folder is not None
         path = self._folder / MEMORY
         with self._taking:
-            if self.is_kept and path.exists():
+            if self._is_kept and path.exists():
                 make_folder(self._folder / ORDERED)
                 aside = self._folder / ORDERED / f"kept-{snapshots.heads([path])[path].id.hex()}.snapshot"
                 path.replace(aside)
                 _log.warning("%s: %s is %s from now on", self._dispatcher.name, path, aside)
-            self.is_kept = False
-            made = self._take(path, deadline)
+            self._is_kept = False
+            made = self.take(path, deadline)
         with self._dispatcher.lock:
             self._dispatcher.committer.add_setting(HELD, "saved")
         return made
@@ -280,56 +290,7 @@ class Archive:
         with Held(self._lock):
             self._orders.finish(body, told)
 
-
-def _snapshot(path: Path, end: snapshot_file.EndRecord, seconds: float) -> Snapshot:
-    def total(name: str) -> int:
-        return sum(getattr(counts, name) for counts in end.tables)
-
-    return Snapshot(
-        path=str(path),
-        bytes=path.stat().st_size,
-        seconds=seconds,
-        complete=end.complete,
-        **{name: total(name) for name in ("caches", "samples", "unused", "episodes", "entries")},
-    )
-
-
-_WITHOUT: Final = (
-    "discard_mismatched=True (--discard-mismatched) starts with what is whole and fits; then the next snapshot takes "
-    "the file's place."
-)
-NOTE_TIMEOUT: Final = 5.0
-"""Seconds that a start waits for its note of the file that it holds again."""
-_RESTORED: Final = "restored"  # the setting that names files that were restored once
-
-
-class Restorer:
-    """Puts what files hold into a server's tables. Thread-safe.
-
-    Args:
-        store: Its state folder; None if it has none.
-        is_timed: Whether a timer replaces the folder's own file: then each start holds again what that has. Else only
-            one life does, so that a crash does not serve its samples again.
-        keeps_generators: Whether a seed was given: then a file that another server wrote does not change the draws'
-            generator.
-        clock: Seconds since 1970.
-    """
-
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        store: StateStore | None,
-        *,
-        limits: Limits,
-        is_timed: bool,
-        keeps_generators: bool,
-        clock: Callable[[], float],
-    ) -> None:
-        self._keeps_generators = keeps_generators
-        self._dispatcher, self._store, self._limits, self._clock = dispatcher, store, limits, clock
-        self._is_timed, self._has_noted = is_timed, False
-        self.missing: list[str] = []
-        """What the server was begun without, a sentence each."""
+    # ----------------------------------------------------------------------------------------- putting back
 
     def restore(
         self,
@@ -355,10 +316,10 @@ class Restorer:
                 skip_damaged=skip_damaged,
                 stays=stays,
                 is_same=is_same,
-                keeps_generators=self._keeps_generators,
+                keeps_generators=self._options.seed is not None,
                 configure=configure,
                 discard_mismatched=discard_mismatched,
-                limits=self._limits,
+                limits=self._options.limits,
                 now=self._clock(),
                 inherit=self._inherit,
                 take_parameters=self._configure,
@@ -389,21 +350,15 @@ class Restorer:
         except ProtocolError as error:
             raise ParameterError("paths", run, f"of a run that fits in here: {error.detail}") from error
 
-    def load(self, discard_mismatched: bool) -> bool:
+    def load(self) -> None:
         """At the server's begin: hold again what its former life held at its end, if that counted the same run.
-
-        Args:
-            discard_mismatched: Begin without what was made with other values than hold now, or is damaged.
-
-        Returns:
-            Whether the folder's file has something that is not held again, and that nobody discarded.
 
         Raises:
             SnapshotMismatch: it was made with other values, and the file stays as it is.
             DataError: the file is of another form, or damaged; likewise.
         """
-        assert self._store is not None
-        folder, dispatcher = self._store.folder, self._dispatcher
+        assert self._store is not None and self._options.state is not None
+        folder, discards = self._store.folder, self._options.state.discard_mismatched
         for place in (folder, folder / ORDERED):
             if place.is_dir():
                 remove_abandoned_in(place, ".snapshot")  # of a life that was killed while it wrote
@@ -412,31 +367,32 @@ class Restorer:
             if known:
                 self._miss(f"{path} is gone: what the former life held is not held again")
                 self._note("")
-            return False
+            return
         try:
             head = snapshots.heads([path])[path]
-            if head.about.run != dispatcher.run_name:
+            if head.about.run != self._dispatcher.run_name:
+                self._is_kept = True
                 self._miss(
                     f"{path} stays and is not held again: it is of run {head.about.run!r}, and this server counts "
-                    f"{dispatcher.run_name!r}. Server.restore takes it"
+                    f"{self._dispatcher.run_name!r}. Server.restore takes it"
                 )
-                return True
-            if known == head.id.hex() and not self._is_timed:
+                return
+            if known == head.id.hex() and self._every is None:
                 self._miss(
                     f"{path} stays and is not held again: a former life did, and ended without a snapshot of its own. "
                     "Server.restore takes it; samples that were drawn since may be drawn once more"
                 )
-                return False
-            is_whole = self._load(path, skip_damaged=discard_mismatched)
+                return
+            is_whole = self._load(path, skip_damaged=discards)
         except SnapshotMismatch as error:
             raise SnapshotMismatch(error.path, error.problem, f"{error.advice} {_WITHOUT}") from error
         except DataError as error:
-            if not discard_mismatched:
+            if not discards:
                 raise DataError(error.path, f"{error.problem}. {_WITHOUT}") from error
             self._miss(f"what the former life held is not held again: {error}")
-            return False
-        self._note("" if self._is_timed else head.id.hex())
-        return not (is_whole or discard_mismatched)
+            return
+        self._note("" if self._every is not None else head.id.hex())
+        self._is_kept = not (is_whole or discards)
 
     def _load(self, path: Path, *, skip_damaged: bool) -> bool:
         """Hold again what is in the file; whether that is all of it."""

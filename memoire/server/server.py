@@ -47,7 +47,7 @@ from memoire.tables.table import OpenTable, Table, table_settings
 from memoire.wire import messages
 
 from .build import ServerOptions, check_bytes
-from .io import make_threads
+from .io import ServerThreads
 from .io_snapshots import Snapshot
 from .settings import Endpoints, Process, State
 from .stats import ClientStats, Queries, ServerStats, figures_of
@@ -126,7 +126,7 @@ class Server(Node):
         self._limits, self._pid, self._started = options.limits, os.getpid(), time.monotonic()
         self._closing, self._close_lock = threading.Event(), threading.Lock()
         self._scalars: dict[str, float] = {}
-        self._io = made = make_threads(options, self._closing, owner=self)
+        self._io = made = ServerThreads(options, self._closing, owner=self)
         self.name, self._gate, self._store, self._dispatcher = made.name, made.gate, made.store, made.dispatcher
         self._tables, self._archive, self._queries = (
             made.dispatcher.tables,
@@ -191,7 +191,7 @@ class Server(Node):
         Raises:
             EndpointError: the address is in use or malformed.
         """
-        return self._add_worker(self._io.intake.add, endpoint, bind)
+        return self._add_worker(self._io.add_pull_worker, endpoint, bind)
 
     def _add_worker(self, add: Callable[[str, bool], str], endpoint: str, bind: bool) -> str:
         with Held(self._close_lock):
@@ -523,7 +523,7 @@ class Server(Node):
             Closed, Refused: the server was closed, or another run began, meanwhile.
         """
         self._check_open()
-        return self._archive.take(path)
+        return self._archive.take(Path(path))
 
     def restore(
         self,
@@ -559,8 +559,8 @@ class Server(Node):
             ParameterError: `part` is malformed, or a table's parameters cannot be taken; nothing was taken.
         """
         self._check_open()
-        restorer = self._io.restorer
-        return restorer.restore(paths, part=part, configure=configure, skip_damaged=skip_damaged, once=once)
+        options = {"part": part, "configure": configure, "skip_damaged": skip_damaged}
+        return self._archive.restore(paths, once=once, **options)
 
     # ------------------------------------------------------------------------------------------------- its state
 

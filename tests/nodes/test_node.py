@@ -367,7 +367,7 @@ def test_a_stuck_thread_makes_a_node_neither_alive_nor_ready(server, pages, time
 def test_a_server_that_takes_caches_without_a_pause_is_alive(monkeypatch):
     """The thread that takes them need not wait for anything, but it comes by."""
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
-        (puller,) = server._io.intake.workers
+        (puller,) = server._io.pullers
         monkeypatch.setattr(memoire.net.sockets, "receive", lambda *_, **__: [b"no cache"])
         puller.post(lambda: puller._turn({}))
         until(lambda: sum(server.stats().refused.values()))

@@ -197,7 +197,7 @@ def test_caches_for_a_server_that_takes_none_are_bounded_and_the_others_go_on(cl
         clients.append(cluster.client(proxy))
     stuck = next(client for client in clients if client.home == NAMES[0])
     free = next(client for client in clients if client.home == NAMES[1])
-    servers[0]._io.intake.workers[0].stop(5.0)  # its caches are no longer taken, its requests are
+    servers[0]._io.pullers[0].stop(5.0)  # its caches are no longer taken, its requests are
     for client in (stuck, free):
         record(client)
     for number in range(1, 21):

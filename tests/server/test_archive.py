@@ -29,12 +29,14 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Greedy, Linear, Prioritized, RankBased, Uniform
 from memoire.server.io_snapshots import MEMORY, Archive
+from memoire.server.settings import Process
 from memoire.tables.keyed.pool import RowChange
 from memoire.tables.prompts.columns import packed, raw_columns
 from memoire.tables.registry import BUILT_IN
 from memoire.tables.table import Table
 from memoire.wire import containers, messages
 from netkit import QUICK, SCHEMA, pool_in, record, server_of, table_in, until
+from serverkit import server_options
 
 pytestmark = pytest.mark.slow
 
@@ -165,14 +167,8 @@ def archive_of(folder, at=lambda dispatcher: None, begun=lambda dispatcher: None
     """
     dispatcher = made_dispatcher({"lines": [], "models": []})
     arrive(dispatcher, cache_of())
-    return Archive(
-        dispatcher,
-        store=MemoryStore(Disk(folder)),
-        every=None,
-        is_closing=threading.Event(),
-        clock=lambda: begun(dispatcher) or 1000.0,
-        at=lambda point: at(dispatcher),
-    )
+    options = server_options(process=Process(clock=lambda: begun(dispatcher) or 1000.0))
+    return Archive(dispatcher, MemoryStore(Disk(folder)), options, threading.Event(), at=lambda point: at(dispatcher))
 
 
 def test_a_run_that_begins_meanwhile_is_not_mixed_in(tmp_path):

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import time
 
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ from memoire.replay.parameters import Parameters
 from memoire.server import build
 from memoire.server.build import ServerOptions, check_bytes
 from memoire.server.dispatch import Dispatcher
-from memoire.server.durability import Announcements
 from memoire.server.handlers.control import MAX_UPLOADS, UPLOAD_TIMEOUT, Uploads
 from memoire.server.io import limit_pushes
+from memoire.server.io_requests import Announcer
 from memoire.server.io_snapshots import MAX_ORDERS, SnapshotOrders, failed
 from memoire.server.server import Server
 from memoire.server.settings import State
@@ -28,7 +29,7 @@ from memoire.tables.episodes.pool import EpisodePool
 from memoire.tables.table import Table, Tables
 from memoire.wire import _bytes, messages
 from memoire.wire.byte_budget import ByteBudget
-from memoire.wire.frames import encode, parse
+from memoire.wire.frames import NEWS_FRAME, encode, parse, topic_frame
 from netkit import SCHEMA
 from serverkit import ME, server_options
 
@@ -110,20 +111,17 @@ def test_a_state_folder_goes_by_the_default_name_until_it_has_one(tmp_path):
 
 def desk_of(store=None, **changes):
     made = options(**changes)
-    announcements, facts = Announcements(), {"name": "home", "epoch": 5, "endpoints": messages.Endpoints}
-    dispatcher = build.make_dispatcher(
-        made, build.make_tables(made), store, announcements, on_lines=lambda lines: None, **facts
-    )
-    return dispatcher, announcements
+    told, facts = [], {"name": "home", "epoch": 5, "endpoints": messages.Endpoints}
+    facts |= {"on_model": told.append, "on_news": lambda: told.append("news")}
+    return build.make_dispatcher(made, build.make_tables(made), store, **facts), told
 
 
 def test_a_desk_tells_what_is_published_and_that_a_run_is_over():
-    dispatcher, announcements = desk_of(run="one")
+    dispatcher, told = desk_of(run="one")
     dispatcher.publish("policy", b"1")
     dispatcher.finish()
     assert (dispatcher.run_name, dispatcher.epoch) == ("one", 5)
-    assert announcements.next_model().topic == "policy" and announcements.take_news()
-    assert not announcements
+    assert (told[0].topic, told[1:]) == ("policy", ["news"])
 
 
 def test_a_state_folder_is_closed_if_no_desk_can_be_made():
@@ -203,15 +201,21 @@ def test_any_other_number_of_bytes_is_refused_by_name(value):
 
 
 def test_announcements_wake_who_tells_them_and_are_told_once():
-    announcements, woken = Announcements(), []
-    announcements.add_model(make("a", b"1", 1))  # nobody tells them yet
-    announcements.wake = lambda: woken.append(bool(announcements))
-    announcements.add_model(make("b", b"2", 1))
-    announcements.add_news()
+    class Telling(Announcer):
+        def _send(self, frames):
+            told.append(frames)
+
+    announcer, woken, told = Telling(), [], []
+    announcer.add_model(make("a", b"1", 1))  # no thread tells them yet
+    announcer.wake = lambda: woken.append(announcer.next_time() <= time.monotonic())
+    announcer.add_model(make("b", b"2", 1))
+    announcer.add_news()
     assert woken == [True, True]
-    assert [announcements.next_model().topic for _ in range(2)] == ["a", "b"]
-    assert announcements.next_model() is None and announcements
-    assert announcements.take_news() and not announcements.take_news() and not announcements
+    dispatcher, _ = desk_of()
+    announcer.turn(dispatcher, {})
+    assert [bytes(frames[0]) for frames in told] == [topic_frame("a"), topic_frame("b"), NEWS_FRAME]
+    announcer.turn(dispatcher, {})
+    assert len(told) == 3 and announcer.next_time() > time.monotonic()
 
 
 # --- What a server knows of its runs, asked of a dispatcher without a socket; and the figures that follow from it
