@@ -292,19 +292,12 @@ class Archive:
 
     # ----------------------------------------------------------------------------------------- putting back
 
-    def restore(
-        self,
-        paths: Sequence[str | Path],
-        *,
-        part: tuple[int, int] = (0, 1),
-        configure: bool = False,
-        skip_damaged: bool = False,
-        stays: bool = True,
-        is_same: bool = False,
-        once: bool = False,
-        discard_mismatched: bool = False,
-    ) -> RestoreCounts:
-        """Put what files hold into the tables; see `Server.restore` and `snapshot.restore`."""
+    def restore(self, paths: Sequence[str | Path], *, once: bool = False, **options: Any) -> RestoreCounts:
+        """Put what files hold into the tables; see `Server.restore`.
+
+        Args:
+            options: As of `snapshots.restore`.
+        """
         heads = snapshots.heads(paths)
         wanted = [path for path, head in heads.items() if not (once and head.id in self._restored())]
         done = RestoreCounts()
@@ -312,17 +305,12 @@ class Archive:
             done = restore(
                 wanted,
                 self._dispatcher.tables,
-                part=part,
-                skip_damaged=skip_damaged,
-                stays=stays,
-                is_same=is_same,
                 keeps_generators=self._options.seed is not None,
-                configure=configure,
-                discard_mismatched=discard_mismatched,
                 limits=self._options.limits,
                 now=self._clock(),
                 inherit=self._inherit,
                 take_parameters=self._configure,
+                **options,
             )
         self._remember(list(heads.values()), once)
         return done

@@ -559,8 +559,7 @@ class Server(Node):
             ParameterError: `part` is malformed, or a table's parameters cannot be taken; nothing was taken.
         """
         self._check_open()
-        options = {"part": part, "configure": configure, "skip_damaged": skip_damaged}
-        return self._archive.restore(paths, once=once, **options)
+        return self._archive.restore(paths, once=once, part=part, configure=configure, skip_damaged=skip_damaged)
 
     # ------------------------------------------------------------------------------------------------- its state
 
