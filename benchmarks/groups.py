@@ -27,7 +27,7 @@ import numpy as np
 
 import memoire
 from memoire.errors import MemoireTimeout
-from memoire.tables.prompts.servers import balanced, dealt
+from memoire.prompts.servers import balanced, dealt
 
 GROUP, GROUPS, RANKS, LEASED = 8, 64, 4, 32
 COLUMNS = {
@@ -56,7 +56,7 @@ def filled(prompts: int) -> tuple[memoire.Server, object]:
     """A server with so many ready groups, whose answers are short: what is stored is many, not large."""
     table = memoire.Table(COLUMNS, storage="prompts", group=GROUP, keep=0, byte_limit=8 << 30)
     server = memoire.Server(f"inproc://groups{prompts}", tables={"t": table})
-    calls, rng = server.prompts("t"), np.random.default_rng(0)
+    calls, rng = server.table("t").calls(), np.random.default_rng(0)
     calls.add(dict.fromkeys(range(prompts), b"2+2="), timeout=600.0)
     answers = {index: answer_of(rng, 8.0) for index in range(GROUP)}
     left = prompts

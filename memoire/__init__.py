@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from memoire.errors import MemoireError as MemoireError
     from memoire.inference.node import Inference as Inference
     from memoire.inference.policy import RemotePolicy as RemotePolicy
+    from memoire.prompts.calls import Prompts as Prompts
     from memoire.proxy.proxy import Proxy as Proxy
-    from memoire.reader.calls import Prompts as Prompts
     from memoire.reader.reader import Reader as Reader
     from memoire.replay.batch import Batch as Batch
     from memoire.replay.buffer import Buffer as Buffer
@@ -81,7 +81,7 @@ __version__ = VERSION
 
 __all__ = ["Schema", "Column", "Buffer", "Server", "connect", "Prioritized", "Uniform", "Table"]
 
-EXTENSIONS = ("classic", "minari", "rl", "sb3", "tmrl", "torch", "tq", "trl")
+EXTENSIONS = ("classic", "keyed", "minari", "prompts", "rl", "sb3", "tmrl", "torch", "tq", "trl")
 """What stands on the rest by public names alone, and may be left out of an installation."""
 
 

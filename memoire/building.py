@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from memoire._core import PriorityTree as PriorityTree
     from memoire._core import at_once as at_once
     from memoire._core import setting as setting
+    from memoire.arguments import FOR_EVER as FOR_EVER
     from memoire.arguments import checked_names as checked_names
+    from memoire.arguments import finite as finite
     from memoire.arguments import hint as hint
+    from memoire.arguments import mapping as mapping
+    from memoire.arguments import model_version as model_version
     from memoire.arguments import name as name
     from memoire.arguments import one_of as one_of
     from memoire.arguments import process_name as process_name
@@ -47,12 +51,14 @@ if TYPE_CHECKING:
     from memoire.inference.policy import Pending as Pending
     from memoire.models import tensors as tensors
     from memoire.models.model import Model as Model
+    from memoire.replay import conversion as conversion
     from memoire.replay import rollouts as rollouts
     from memoire.replay.batch import GatheredSamples as GatheredSamples
     from memoire.replay.batch import TorchBatch as TorchBatch
     from memoire.replay.batch import as_tensor as as_tensor
     from memoire.replay.batch import device_of as device_of
     from memoire.replay.batch import pinned as pinned
+    from memoire.replay.columns import ENTRY_BYTES as ENTRY_BYTES
     from memoire.replay.conversion import is_finite as is_finite
     from memoire.replay.files import Fault as Fault
     from memoire.replay.files import FileLock as FileLock
@@ -71,13 +77,13 @@ if TYPE_CHECKING:
     from memoire.replay.sampling import ForkedGenerator as ForkedGenerator
     from memoire.replay.sampling import Sampler as Sampler
     from memoire.replay.sampling import importance as importance
+    from memoire.replay.schema import NoColumns as NoColumns
     from memoire.replay.schema import RowSchema as RowSchema
     from memoire.replay.schema import row_schema_from as row_schema_from
     from memoire.replay.schema import schema_from as schema_from
     from memoire.security.access import is_loopback as is_loopback
     from memoire.security.keys import Given as Given
     from memoire.security.keys import Keys as Keys
-    from memoire.tables.prompts.trainer import Step as Step
     from memoire.wire._bytes import checksum as checksum
 
 

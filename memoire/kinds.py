@@ -21,6 +21,7 @@ from memoire.building import deferred
 if TYPE_CHECKING:
     from memoire.client.episodes import EpisodesSide as EpisodesSide
     from memoire.client.pushes import ActorSide as ActorSide
+    from memoire.figures import adding as adding
     from memoire.figures import catalogue as catalogue
     from memoire.figures import counter as counter
     from memoire.figures import gauge as gauge
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from memoire.reader.calls import FarCalls as FarCalls
     from memoire.security.roles import EnvelopedRequest as EnvelopedRequest
     from memoire.tables import registry as registry
+    from memoire.tables.base import DEFAULTS as DEFAULTS
+    from memoire.tables.base import MAX_INSPECTED as MAX_INSPECTED
     from memoire.tables.base import BelongsToRun as BelongsToRun
     from memoire.tables.base import DrawsAtRandom as DrawsAtRandom
     from memoire.tables.base import DrawsBatches as DrawsBatches
@@ -53,7 +56,6 @@ if TYPE_CHECKING:
     from memoire.tables.base import HasCalls as HasCalls
     from memoire.tables.base import HasRoom as HasRoom
     from memoire.tables.base import HearsSums as HearsSums
-    from memoire.tables.base import HoldsRows as HoldsRows
     from memoire.tables.base import KeepsLayout as KeepsLayout
     from memoire.tables.base import PoolCounts as PoolCounts
     from memoire.tables.base import PoolStats as PoolStats
@@ -62,24 +64,34 @@ if TYPE_CHECKING:
     from memoire.tables.base import TablePool as TablePool
     from memoire.tables.base import TakesPriorities as TakesPriorities
     from memoire.tables.base import TakesPushes as TakesPushes
+    from memoire.tables.calls import DEFAULT_TIMEOUT as DEFAULT_TIMEOUT
     from memoire.tables.calls import CalledServers as CalledServers
+    from memoire.tables.calls import CallReply as CallReply
     from memoire.tables.calls import Request as Request
     from memoire.tables.calls import Transport as Transport
+    from memoire.tables.calls import Work as Work
+    from memoire.tables.inspection import Distribution as Distribution
+    from memoire.tables.inspection import Histogram as Histogram
     from memoire.tables.pools import LastingPool as LastingPool
     from memoire.tables.registry import Desk as Desk
     from memoire.tables.registry import Handler as Handler
     from memoire.tables.registry import Kind as Kind
     from memoire.tables.registry import PoolPlace as PoolPlace
+    from memoire.tables.registry import PushLimits as PushLimits
     from memoire.tables.registry import Reply as Reply
     from memoire.tables.registry import TableSettings as TableSettings
     from memoire.tables.registry import add as add
+    from memoire.tables.registry import check_once as check_once
     from memoire.tables.rollouts import transport as transport
+    from memoire.tables.saved import Number as Number
     from memoire.tables.saved import PutBack as PutBack
     from memoire.tables.saved import RecordBody as RecordBody
     from memoire.tables.saved import SavedRecord as SavedRecord
+    from memoire.tables.saved import SavedRow as SavedRow
     from memoire.wire import messages as messages
     from memoire.wire import types as types
     from memoire.wire import values as values
+    from memoire.wire._bytes import count_values as count_values
     from memoire.wire.byte_budget import ByteBudget as ByteBudget
     from memoire.wire.byte_budget import ByteHolder as ByteHolder
     from memoire.wire.byte_budget import PeerTable as PeerTable
@@ -89,6 +101,7 @@ if TYPE_CHECKING:
     from memoire.wire.frames import Message as Message
     from memoire.wire.frames import MessageHeader as MessageHeader
     from memoire.wire.frames import check_payload as check_payload
+    from memoire.wire.frames import encoded_bytes as encoded_bytes
     from memoire.wire.frames import reply as reply
     from memoire.wire.messages import Body as Body
     from memoire.wire.messages import Count as Count
@@ -97,13 +110,16 @@ if TYPE_CHECKING:
     from memoire.wire.messages import Seconds as Seconds
     from memoire.wire.messages import Signed as Signed
     from memoire.wire.messages import Small as Small
+    from memoire.wire.messages import StepNumber as StepNumber
     from memoire.wire.messages import TailRow as TailRow
     from memoire.wire.messages import Text as Text
+    from memoire.wire.messages import Weight as Weight
     from memoire.wire.messages import Word as Word
     from memoire.wire.messages import body as body
     from memoire.wire.receivers import Page as Page
     from memoire.wire.receivers import Receiver as Receiver
     from memoire.wire.receivers import Receivers as Receivers
+    from memoire.wire.receivers import too_large as too_large
     from memoire.wire.row_container import exact_rows as exact_rows
     from memoire.wire.row_container import unpack_rows as unpack_rows
     from memoire.wire.values import KINDS as KINDS

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from memoire import Column, Prompts, Ragged
 from memoire.building import RowSchema
 from memoire.limits import wall_clock
-from memoire.tables.prompts.trainer import Step
+from memoire.prompts.trainer import Step
 
 from .errors import Closed, EpochOver, MemoireTimeout, NotInstalled, ParameterError, ProtocolMoved
 

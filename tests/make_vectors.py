@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from memoire.keyed import messages as keyed
+from memoire.prompts import messages as prompt_messages
 from memoire.replay.columns import Column
 from memoire.replay.schema import RowSchema, Schema
-from memoire.tables.keyed import messages as keyed
-from memoire.tables.prompts import messages as prompt_messages
 from memoire.tables.rollouts import transport
 from memoire.wire import messages as wire
 from memoire.wire.frames import NO_CLIENT, encode, name_hash, table_number
@@ -392,7 +392,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "change_rows_further": (keyed.ChangeRows(call="stage", upload=3, offset=4), b"\x01\x02\x03"),
         "control_drain": (wire.Control(run="ant-8", drain=True, discard_mismatched=True), b""),
         "snapshot_episodes": (wire.Snapshot(name="nightly", state="done", episodes=2, entries=70), b""),
-        "accounts_finished": (wire.Accounts(run_name="ant-7", epoch=5, durable=True, runs=[], accounts=b"", more=False, finished=True, applied=5, stale=2, guests=1, prompts=3), b""),
+        "accounts_finished": (wire.Accounts(run_name="ant-7", epoch=5, durable=True, runs=[], accounts=b"", more=False, finished=True, applied=5, stale=2, guests=1, unfinished=3), b""),
         "refused_version": (wire.Refused(code="version", text="another version", versions=[3]), b""),
     }  # fmt: skip
 

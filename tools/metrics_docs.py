@@ -13,7 +13,8 @@ from memoire.dashboard.collect.answers import Overview
 from memoire.dashboard.web.metrics import ScrapedDashboard
 from memoire.figures import catalogue
 from memoire.inference.batching import InferenceStats
-from memoire.nodes.metrics import BUILD_INFO, ScrapedNode
+from memoire.nodes.metrics import BUILD_INFO, ScrapedNode, by_table
+from memoire.prompts.table import PromptStats
 from memoire.proxy.proxy import ProxyStats
 from memoire.reader.reader import ReaderStats
 from memoire.rl.step_clock import TrainerStanding, WorkerStanding
@@ -29,6 +30,7 @@ BEGIN, END = "<!-- Written by tools/metrics_docs.py. -->\n", "<!-- Until here. -
 SECTIONS = {
     "": ("Every node", ScrapedNode),
     "server": ("Servers", ServerStats),
+    "prompts": ("Servers with tables of prompts", by_table(PromptStats)),
     "proxy": ("Proxies and relays", ProxyStats),
     "actor": ("Actors", ClientStats),
     "learner": ("Learners far away", ReaderStats),

@@ -26,7 +26,6 @@ from memoire.server.stats import RecentEpisodes, TableStats
 from memoire.tables import registry
 from memoire.tables.base import HandsOutOnce
 from memoire.tables.inspection import SampleFreshness
-from memoire.tables.prompts.table import LeaseHolder, PromptStats
 
 from .verdict import CODES, Verdict
 
@@ -269,19 +268,13 @@ class InferenceRow:
 
 
 @dataclass(frozen=True, slots=True)
-class HolderRow(LeaseHolder):
-    """A worker that has leases of prompts at a server."""
-
-    server: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptsRow(PromptStats):
-    """A table of prompts over all servers that answer: their figures, added up."""
+class OwnRow:
+    """Figures of a table that only its kind has, added up over all servers that answer."""
 
     table: str
     servers: int
-    holders: Annotated[list[HolderRow], figure_of(PromptStats, "holders")]  # type: ignore[assignment]  # each with its server
+    figures: Any
+    """As the kind declares them. Of a list, each element has the name of its `server`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,8 +356,8 @@ class Overview:
     """Inference nodes that answer."""
     starts: list[StartsRow] = field(default_factory=list)
     """Archives of start states, of all nodes that keep one."""
-    prompts: list[PromptsRow] = field(default_factory=list)
-    """Tables that store prompts."""
+    own: dict[str, list[OwnRow]] = field(default_factory=dict)
+    """Of tables with figures that only their kind has, by the kind."""
     actor_lag: ActorLag | None = None
     """None if no active actor has said which model it uses."""
     open: list[str] = field(default_factory=list)
@@ -706,9 +699,9 @@ def terms() -> Iterator[tuple[str, Figure]]:
     """
     explained = (
         Overview, Totals, Learning, Actors, Forecast, TableRow, SampleFreshness, ActorRow, LearnerRow, InferenceRow,
-        StartsRow, PromptsRow, NodeRow, HeldSample, ClusterDistribution,
+        StartsRow, NodeRow, HeldSample, ClusterDistribution,
     )  # fmt: skip
-    for kind in explained:
+    for kind in (*explained, *filter(None, [each.own_figures() for each in registry.known()])):
         for name, figure in figures_of(kind).items():
             if figure.title:
                 yield f"{kind.__name__}.{name}", figure

@@ -2,7 +2,7 @@
 
 Inference nodes: how many rows they answer, how long that takes, and with which model.
 
-Tables of prompts over all servers that answer: where prompts stand, who has them, what ranks got.
+Figures that only some kinds of tables have, over all servers that answer, such as where prompts stand.
 
 Archives of start states, as the nodes that keep them say.
 
@@ -20,7 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
 from memoire.dashboard.settings import Settings
@@ -30,16 +30,14 @@ from memoire.server.stats import FigureSpread, RecentEpisodes, TableStats
 from memoire.tables import registry
 from memoire.tables.base import HandsOutOnce, HearsSums
 from memoire.tables.inspection import SampleFreshness
-from memoire.tables.prompts.table import PromptStats
 
 from .answers import (
-    HolderRow,
     InferenceRow,
     LearnerRow,
     Learning,
     NodeRow,
     Overview,
-    PromptsRow,
+    OwnRow,
     RoleCount,
     StartsRow,
     TableRow,
@@ -50,10 +48,6 @@ from .verdict import InferenceSigns, TableFigure, TableRatio, VerdictInputs
 
 REASONS = ("full", "everyone", "wait")
 """What makes a batch due."""
-
-
-MAX_HOLDERS: Final = 32
-"""Workers of each table that are shown."""
 
 
 MAX_ARCHIVES = 64
@@ -101,21 +95,27 @@ def _number(value: object) -> float | None:
     return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
 
 
-def prompts_of(nodes: Iterable[NodeState]) -> list[PromptsRow]:
-    """Each table that stores prompts, added up over its servers."""
-    tables: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+def own_of(nodes: Iterable[NodeState]) -> dict[str, list[OwnRow]]:
+    """Each table with figures that only its kind has, added up over its servers; by the kind."""
+    found: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for node in nodes:
         for name, table in (node.stats.get("tables") or {}).items() if node.is_up else ():
-            if table.get("prompts"):
-                tables.setdefault(name, []).append((node.name, table["prompts"]))
-    return [_prompt_row(name, told) for name, told in tables.items()]
+            if table.get("own"):
+                tables = found.setdefault(table.get("storage", ""), {})
+                tables.setdefault(name, []).append(
+                    {key: _placed(each, node.name) for key, each in table["own"].items()}
+                )
+    return {
+        storage: [OwnRow(name, len(parts), total(figures, parts)) for name, parts in tables.items()]
+        for storage, tables in found.items()
+        if (kind := registry.find(storage)) is not None and (figures := kind.own_figures()) is not None
+    }
 
 
-def _prompt_row(table: str, told: list[tuple[str, Mapping[str, Any]]]) -> PromptsRow:
-    holders = [HolderRow(**each, server=server) for server, stats in told for each in stats.get("holders") or ()]
-    most = sorted(holders, key=lambda each: (-each.leases, each.worker, each.server))[:MAX_HOLDERS]
-    figures = summed(PromptStats, (stats for _, stats in told)) | {"holders": most}
-    return PromptsRow(table=table, servers=len(told), **figures)
+def _placed(value: Any, server: str) -> Any:
+    """A figure; of a list of objects, each of them names the server that has said it."""
+    is_listed = isinstance(value, list) and all(isinstance(each, Mapping) for each in value)
+    return [{**each, "server": server} for each in value] if is_listed else value
 
 
 def inference_of(
@@ -403,8 +403,9 @@ def figures_of(overview: Overview) -> dict[str, HistoryPoint]:
         figures |= curves(f"inference.{node.name}.", node)
         figures |= {f"inference.{node.name}.batches_{reason}": part for reason, part in node.batches.items()}
     figures |= {f"starts.{archive.name}.best": archive.best for archive in overview.starts}
-    for prompts in overview.prompts:
-        figures |= curves(f"prompts.{prompts.table}.", prompts)
+    for storage, rows in overview.own.items():
+        for row in rows:
+            figures |= curves(f"{storage}.{row.table}.", row.figures)
     if overview.actor_lag is not None:
         figures |= {"actor_lag_mean": overview.actor_lag.mean, "actor_lag_max": float(overview.actor_lag.max)}
     figures |= {f"model.{topic}": float(version) for topic, version in overview.models.items()}

@@ -101,7 +101,7 @@ def main() -> None:
         workers = [context.Process(target=answer, args=(server.endpoint, seed), daemon=True) for seed in (1, 2, 3)]
         [worker.start() for worker in workers]
         server.publish("policy", packed(policy))
-        prompts, epoch = server.prompts("sums"), 0
+        prompts, epoch = server.table("sums").calls(), 0
         for step in range(STEPS):
             while prompts.counts()["waiting"] < 2 * len(sums.PROMPTS):
                 prompts.add(enumerate(sums.PROMPTS), "sums", epoch)

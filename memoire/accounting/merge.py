@@ -80,8 +80,8 @@ class ServerAccounts:
     """Clients that were heard lately and have counted nothing. If the server is being drained, only those that it has
     not told to go elsewhere.
     """
-    prompts: int = 0
-    """Those of all its tables that somebody has yet to answer, to draw or to commit."""
+    unfinished: int = 0
+    """What users of its tables have yet to answer, draw, commit or clear: prompts, or rows by key."""
 
 
 _CUMULATIVE = (

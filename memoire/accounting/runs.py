@@ -71,8 +71,8 @@ class SavedGroup:
     """Rows of `rows.ACCOUNT`, packed: each replaces what is stored for its run, client and home."""
     settings: dict[str, str] = field(default_factory=dict)
     """Small texts by name, that the server wants to find again."""
-    prompts: dict[str, list[tuple[int, bytes, bytes | None]]] = field(default_factory=dict)
-    """Changes of tables of prompts, by the table's name: kind, key and body; None takes it out."""
+    rows: dict[str, list[tuple[int, bytes, bytes | None]]] = field(default_factory=dict)
+    """Rows of tables that save each change, by the table's name: kind, key and body; None takes it out."""
     tickets: list[Ticket] = field(default_factory=list)
     """Replies that wait until this group is on disk; nothing for a store to save."""
 
@@ -80,7 +80,7 @@ class SavedGroup:
     def is_empty(self) -> bool:
         """Whether there is nothing to save; there may be tickets."""
         return not (
-            self.accounts or self.lines or self.runs or self.models or self.inherited or self.settings or self.prompts
+            self.accounts or self.lines or self.runs or self.models or self.inherited or self.settings or self.rows
         )
 
 
@@ -279,8 +279,8 @@ class StateStore(SavedState, Protocol):
         nothing can be saved any more, ever, and each time when saving has to wait until the disk has room again.
         """
 
-    def prompts(self, table: str) -> Iterator[tuple[int, bytes, bytes | None]]:
-        """What is saved of a table of prompts: kind, key and body of each row."""
+    def rows(self, table: str) -> Iterator[tuple[int, bytes, bytes | None]]:
+        """What a table has saved as it happened: kind, key and body of each row."""
 
     @property
     def trouble(self) -> str:

@@ -69,7 +69,7 @@ def drain(
             rows = _copy(reader, name, heir, run, deadline)
             copied += rows
             say(f"{heir} has the {rows} accounts of run {run!r}")
-        _await_prompts(reader, name, deadline, say)
+        _await_unfinished(reader, name, deadline, say)
         say(f"{name} may be stopped, and taken off its proxies' lists")
         return copied
 
@@ -208,9 +208,9 @@ def _await_clients(reader: Reader, name: str, others: Sequence[str], deadline: f
         time.sleep(POLL_INTERVAL)
 
 
-def _await_prompts(reader: Reader, name: str, deadline: float, say: Callable[[str], object]) -> None:
+def _await_unfinished(reader: Reader, name: str, deadline: float, say: Callable[[str], object]) -> None:
     """Wait until no prompt there is left to be answered, drawn or committed, and no row by key to be cleared."""
-    began, left = time.monotonic(), _accounts(reader, [name], deadline)[name].prompts
+    began, left = time.monotonic(), _accounts(reader, [name], deadline)[name].unfinished
     if left:
         say(f"{name} has {left} prompts or rows that workers and trainers have yet to finish or clear")
     while left:
@@ -222,7 +222,7 @@ def _await_prompts(reader: Reader, name: str, deadline: float, say: Callable[[st
             )
             raise MemoireTimeout(f"prompts and rows of {name} to be finished", name, time.monotonic() - began, advice)
         time.sleep(POLL_INTERVAL)
-        left = _accounts(reader, [name], deadline)[name].prompts
+        left = _accounts(reader, [name], deadline)[name].unfinished
 
 
 def clients_here(mine: ServerAccounts, home: int, others: Sequence[ServerAccounts]) -> list[bytes]:

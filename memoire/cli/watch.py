@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from memoire import extension
 from memoire.dashboard.settings import Settings
 from memoire.errors import NotInstalled, ParameterError
 
@@ -270,16 +271,15 @@ def _add_asking(command: argparse.ArgumentParser) -> None:
 
 def _prompts(given: argparse.Namespace) -> int:
     """Print the states of all prompts of a table, added up over its servers."""
-    from memoire.reader.calls import Prompts
-    from memoire.tables.prompts.calls import STATES
+    calls = extension("memoire.prompts.calls")
 
     endpoints = [endpoint_of(each) for each in given.endpoints]
-    with Prompts(endpoints, given.table, timeout=given.timeout, keys=given.keys) as prompts:
+    with calls.Prompts(endpoints, given.table, timeout=given.timeout, keys=given.keys) as prompts:
         figures, name, servers = prompts.figures(), prompts.table, prompts.servers
     if given.json:
         print(json.dumps({"table": name, "servers": servers, **figures}))
         return 0
-    states = (*STATES, "forgotten")
+    states = (*calls.STATES, "forgotten")
     print(f"table {name!r} at {', '.join(servers)}: {figures['given']:,} prompts")
     for each in states:
         print(f"  {each:<18}{figures[each]:>16,}")

@@ -133,8 +133,8 @@ class RowsChecksum(NamedTuple):
     lines_sum: int = 0
     accounts: int = 0
     accounts_sum: int = 0
-    prompts: int = 0
-    prompts_sum: int = 0
+    table_rows: int = 0
+    table_rows_sum: int = 0
 
     @staticmethod
     def unpack(body: bytes) -> RowsChecksum:
@@ -146,8 +146,8 @@ class RowsChecksum(NamedTuple):
         return _FORM.pack(*self)
 
     def next(self, *changes: Change) -> RowsChecksum:
-        """Of one more transaction, in which rows have gone and others have come: facts, lines, accounts and prompts, in
-        this order.
+        """Of one more transaction, in which rows have gone and others have come: facts, lines, accounts and rows of
+        tables, in this order.
         """
         sums = [*self]
         sums[0] += 1
@@ -168,7 +168,7 @@ VERSION: Final = 4
 """Of the tables, as SQLite's user_version."""
 BUSY_TIMEOUT: Final = 5.0
 """Seconds to wait for another program that has the file open, such as a shell of SQLite."""
-PARTS: Final = ("accounts", "prompts")
+PARTS: Final = ("accounts", "table_rows")
 """Tables whose rows are many and alike: number of the run, or kind; key, body, checksum."""
 PART_COLUMNS: Final = "part, key, body, sum"
 LINE_COLUMNS: Final = "id, client, number, received, label, said, text, sum"
@@ -178,7 +178,7 @@ CREATE TABLE facts (kind INTEGER NOT NULL, key BLOB NOT NULL, body BLOB NOT NULL
                     PRIMARY KEY (kind, key)) WITHOUT ROWID;
 CREATE TABLE accounts (part INTEGER NOT NULL, key BLOB NOT NULL, sum INTEGER NOT NULL, body BLOB NOT NULL,
                        PRIMARY KEY (part, key)) WITHOUT ROWID;
-CREATE TABLE prompts (part INTEGER NOT NULL, key BLOB NOT NULL, sum INTEGER NOT NULL, body BLOB NOT NULL,
+CREATE TABLE table_rows (part INTEGER NOT NULL, key BLOB NOT NULL, sum INTEGER NOT NULL, body BLOB NOT NULL,
                       PRIMARY KEY (part, key)) WITHOUT ROWID;
 CREATE TABLE lines (id INTEGER PRIMARY KEY, client BLOB NOT NULL, number INTEGER NOT NULL, received REAL NOT NULL,
                     label INTEGER NOT NULL, said REAL NOT NULL, text TEXT NOT NULL, sum INTEGER NOT NULL);
@@ -298,7 +298,7 @@ def read_parts(
     before: bytes,
     order: str = "key",
 ) -> Iterator[Packed]:
-    """Keys and bodies of at most so many rows of `accounts` or `prompts`, checked, in the order of their keys or
+    """Keys and bodies of at most so many rows of `accounts` or `table_rows`, checked, in the order of their keys or
     bodies: those whose key is `begin` or above it, and below `before`.
     """
     query = f"SELECT {PART_COLUMNS} FROM {table} WHERE part = ? AND key >= ? AND key < ? ORDER BY {order} LIMIT ?"  # noqa: S608
@@ -352,7 +352,7 @@ def copy_into(source: sqlite3.Connection, path: Path, target: Path) -> None:
             ).rowcount
             for table in PARTS
         ]
-        if seal is None or [seal.facts, seal.accounts, seal.prompts] != [facts, *written]:
+        if seal is None or [seal.facts, seal.accounts, seal.table_rows] != [facts, *written]:
             raise corrupt(path, "rows are missing")
         write_seal(copy, seal.without_lines())
         copy.execute("COMMIT")

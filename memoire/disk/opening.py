@@ -33,7 +33,7 @@ from .files import RESTORE, check_file_system, lock_folder, make_folder, mode_in
 from .logs import LineLog
 from .records import META, MODEL, Fact, StoredModel, run_key
 from .state_file import StateFile
-from .table_rows import StoredPrompts
+from .table_rows import StoredRows
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ _OURS: Final = (
     "*.snapshot",
     "log/*.log",
     "models/*.model",
-    "prompts/*.bodies",
+    "rows/*.bodies",
     "snapshots/*",
 )
 
@@ -254,7 +254,7 @@ class OpenFolder:
             try:
                 with as_saved(self.path):
                     self.name = self._check_name(name, default_name)
-                    self.prompts = StoredPrompts(self.folder / "prompts", self.file, self._at)
+                    self.rows = StoredRows(self.folder / "rows", self.file, self._at)
                     self._begin(self._witness)
             except BaseException:
                 self.file.close()
@@ -269,8 +269,7 @@ class OpenFolder:
         left = sorted(
             path.name
             for path in self.folder.iterdir()
-            if path.name.startswith(("state.db.backup-", "committed"))
-            or path.name in ("log", "models", "prompts", "prompts.db")
+            if path.name.startswith(("state.db.backup-", "committed")) or path.name in ("log", "models", "rows")
         )
         if left:
             raise StateCorrupt(str(self.path), f"it is missing, while {', '.join(left)} are there", f"{RESTORE}.")
@@ -336,7 +335,7 @@ class OpenFolder:
         self.lines.recover(was_clean=was_clean)
         self.lines.complete()
         self.models.load(file.rows(MODEL))
-        self.prompts.tidy()
+        self.rows.tidy()
         self.packing = AccountPacker(name_hash(self.name), file.contents.words)
         self.reader = DatabaseReader(self.path)
 

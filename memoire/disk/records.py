@@ -3,7 +3,7 @@
 facts      kind, key, body, sum     runs, models, settings, ...: one row for each thing, replaced when it changes
 accounts   part, key, body, sum     what each client has counted in a run, packed (`packed_accounts`): there may be
                                     millions
-prompts    part, key, body, sum     prompts, their steps, and where their payloads and answers are (`stored_prompts`)
+table_rows part, key, body, sum     what tables save as it happens, and where large bodies are (`table_rows`)
 lines      run << 40 | index, ...   log lines as the log file has them, oldest first
 
 A search of log lines is a condition of SQLite's (`condition`).
@@ -43,7 +43,7 @@ Fact: TypeAlias = tuple[int, bytes, bytes | None]
 FactRow: TypeAlias = tuple[int, bytes, bytes, int]
 """Kind, key, body and checksum."""
 PartRow: TypeAlias = tuple[int, bytes, bytes, int]
-"""A row of `accounts` or `prompts`: number of the run, or kind; key, body and checksum."""
+"""A row of `accounts` or `table_rows`: number of the run, or kind; key, body and checksum."""
 PartChanges: TypeAlias = Mapping[tuple[int, bytes], bytes | None]
 """The bodies that such rows get, by number and key; None takes a row out."""
 LineRow: TypeAlias = tuple[int, bytes, int, float, int, float, str, int]
@@ -92,7 +92,7 @@ def add_up(kind: int, key: bytes, body: bytes) -> int:
 
 
 def part_sum(part: int, key: bytes, body: bytes) -> int:
-    """Checksum of a row of accounts or prompts, in 31 bits: there are many of them."""
+    """Checksum of a row of accounts or rows, in 31 bits: there are many of them."""
     return _bytes.checksum(b"%d %b%b" % (part, key, body)) >> 33
 
 
@@ -266,7 +266,7 @@ def checked_fact(row: FactRow, path: Path) -> FactRow:
 
 
 def checked_parts(rows: Iterable[PartRow], path: Path, table: str) -> Iterator[PartRow]:
-    """The rows of `accounts` or `prompts` as they are. Raises StateCorrupt: a checksum is wrong."""
+    """The rows of `accounts` or `table_rows` as they are. Raises StateCorrupt: a checksum is wrong."""
     for part, key, body, check in rows:
         if part_sum(part, key, body) != check:
             raise corrupt(path, f"a row of {table} has a wrong checksum")

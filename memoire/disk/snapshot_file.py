@@ -21,7 +21,6 @@ from memoire.errors import DataError
 from memoire.replay.files import Fault, no_fault
 from memoire.replay.schema import Schema
 from memoire.tables import registry
-from memoire.tables.prompts.saving import TableOrder
 from memoire.tables.saved import Count, Identity, Moment, Number, RecordBody, RecordKind, Topic, Weight, Word
 
 from . import record_file as checked_file
@@ -45,7 +44,7 @@ class TableAbout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parameters: dict[str, Any]
     parameters_version: Count = 0
     making: dict[str, Any] = {}
-    """Settings beside the parameters that what it holds was made with: of prompts, those of groups and scores."""
+    """Settings beside the parameters that what it holds was made with."""
 
     def read_schema(self) -> Schema:
         """Its columns. Raises SchemaError."""
@@ -103,7 +102,8 @@ class TableRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     until_publish: Count = 0
     """Entries of rollouts that were taken, and whose room is given back with the next model."""
     limiter: LimiterState | None = None
-    prompts: TableOrder | None = None
+    own: bytes = b""
+    """What only its kind's pool says, in msgpack."""
     max_priority: Weight = 0.0
     """The largest so far."""
     memory: str = ""
@@ -137,11 +137,10 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Samples never drawn."""
     episodes: int = 0
     entries: int = 0
-    prompts: int = 0
     rows: int = 0
-    """By key."""
+    """Of other kinds: prompts, or rows by key."""
     bytes: int = 0
-    """Of caches, episodes, prompts or rows."""
+    """Of caches, episodes or rows."""
     is_still: bool = False
     """Whether no entry of an episode moved while the table was saved, so that the layout in the file holds."""
 
@@ -298,7 +297,7 @@ class SnapshotFile:
     def is_empty(self, table: int) -> bool:
         """Whether the file says that it has nothing of what this table held."""
         counts = None if self.end is None else self.end.tables[table]
-        return counts is not None and not (counts.caches or counts.episodes or counts.prompts or counts.rows)
+        return counts is not None and not (counts.caches or counts.episodes or counts.rows)
 
     def records(self, damage: FileDamage | None = None) -> Iterator[Record]:
         """All records but the first and the last; those with a damaged payload have None there. What is missing is in

@@ -215,9 +215,8 @@ class RestoreCounts:
     """Of these episodes."""
     clients: int = 0
     """Clients with a cache among them."""
-    prompts: int = 0
     rows: int = 0
-    """By key."""
+    """Of other kinds: prompts, or rows by key."""
     known: int = 0
     """Caches and episodes that were here already."""
     elsewhere: int = 0
@@ -236,9 +235,8 @@ class RestoreCounts:
     def __str__(self) -> str:
         words = [f"{self.caches} caches with {self.unused} of {self.samples} samples left"] if self.caches else []
         words += [f"{self.episodes} episodes with {self.entries} entries"] if self.episodes else []
-        words += [f"{getattr(self, name)} {name}" for name in ("prompts", "rows") if getattr(self, name)]
-        words = words or ["nothing"]
-        for name in ("known", "elsewhere", "damaged", "overwritten"):
+        words = words or ([] if self.rows else ["nothing"])
+        for name in ("rows", "known", "elsewhere", "damaged", "overwritten"):
             words += [f"{getattr(self, name)} {name}"] if getattr(self, name) else []
         words += [f"{count} refused ({code})" for code, count in self.refused.items()]
         text = "; ".join(self.refusals)

@@ -60,7 +60,7 @@ from .records import (
 SHORT_BYTES: Final = 64
 """Bytes of a row's body that is handed back when the row goes."""
 MAX_RECENT: Final = 8192
-"""Of `accounts`, and of `prompts`."""
+"""Of `accounts`, and of `table_rows`."""
 MAX_TRIMMED_ROWS: Final = 5_000
 """Old lines that leave with one transaction: more would hold up those who wait for theirs."""
 _NO_CHANGES: Final[PartChanges] = MappingProxyType({})
@@ -86,7 +86,7 @@ class StateFile:
         path: Of the file, which must be there: see `database.create`. Nothing is written before `go_live`.
         witnessed: Transactions that it must have had; None where nobody knows any more.
         at: Called at named points, so that a test may end the process there.
-        recent: Rows of `accounts`, and of `prompts`, whose checksums are remembered: those that were written last.
+        recent: Rows of `accounts`, and of `table_rows`, whose checksums are remembered: those that were written last.
     """
 
     def __init__(
@@ -155,14 +155,14 @@ class StateFile:
         ).fetchone()
         lines_sum = (high << 32) + low & SUMS
         # A key of another type would be out of the order in which accounts are looked for.
-        accounts, prompts = (
+        accounts, table_rows = (
             self._connection.execute(
                 f"SELECT count(*), coalesce(sum(sum + part), 0) FROM {table} "  # noqa: S608
                 "WHERE typeof(part) = 'integer' AND typeof(key) = 'blob' AND typeof(body) = 'blob'"
             ).fetchone()
             for table in PARTS
         )
-        if seal is None or seal != RowsChecksum(seal.generation, *facts, lines, lines_sum, *accounts, *prompts):
+        if seal is None or seal != RowsChecksum(seal.generation, *facts, lines, lines_sum, *accounts, *table_rows):
             raise corrupt(self.path, "rows are missing, or older than others")
         self.seal = seal
         self._saved_words = len(self.contents.words)
@@ -236,11 +236,11 @@ class StateFile:
         rows = read_parts(self._connection, self.path, "accounts", run, key, 1, key + b"\0")
         return next((body for _, body in rows), None)
 
-    def prompts(
+    def table_rows(
         self, kind: int, begin: bytes = b"", before: bytes = LAST, *, order: Literal["key", "body"] = "key"
     ) -> Iterator[Packed]:
-        """Keys and bodies of the rows of prompts of a kind, checked: those from `begin` on, and below `before`."""
-        return read_parts(self._connection, self.path, "prompts", kind, begin, -1, before, order)
+        """Keys and bodies of the rows of tables of a kind, checked: those from `begin` on, and below `before`."""
+        return read_parts(self._connection, self.path, "table_rows", kind, begin, -1, before, order)
 
     # ------------------------------------------------------------------------------------------------ writing
 
@@ -249,17 +249,17 @@ class StateFile:
         facts: Sequence[Fact],
         lines: Sequence[tuple[int, LogEntry]],
         accounts: PartChanges = _NO_CHANGES,
-        prompts: PartChanges = _NO_CHANGES,
+        table_rows: PartChanges = _NO_CHANGES,
         *,
         application: int = 0,
     ) -> list[bytes]:
         """One transaction: facts, new lines (number of the run, entry), accounts (by number of the run and key) and
-        rows of prompts (by kind and key).
+        rows of tables (by kind and key).
 
         On disk when it returns. Raises `sqlite3.Error`, and nothing was saved.
 
         Returns:
-            The bodies of the rows of prompts that have gone or were replaced, the short ones.
+            The bodies of the rows of tables that have gone or were replaced, the short ones.
         """
         words = self.contents.words
         if len(words) > self._saved_words:
@@ -270,8 +270,8 @@ class StateFile:
         gone = [(kind, key) for kind, key, body in changed if body is None]
         former = [self._sums[kind, key] for kind, key, _ in changed if (kind, key) in self._sums]
         new = [line_row(run, entry) for run, entry in lines]
-        seal, former_prompts = self.seal, list[bytes]()
-        accounts_come, prompts_come = list[PartRow](), list[PartRow]()
+        seal, former_rows = self.seal, list[bytes]()
+        accounts_come, rows_come = list[PartRow](), list[PartRow]()
 
         def write() -> None:
             nonlocal seal
@@ -281,18 +281,18 @@ class StateFile:
                 (former, [row[-1] for row in rows]),
                 ((), [row[0] + row[-1] for row in new]),
                 self._write_parts("accounts", accounts, accounts_come),
-                self._write_parts("prompts", prompts, prompts_come, former_prompts),
+                self._write_parts("table_rows", table_rows, rows_come, former_rows),
             )
             self._write_all(rows, gone, new, seal)
 
         self._transact(write)
         self._apply(rows, gone)
         self._remember("accounts", accounts, accounts_come)
-        self._remember("prompts", prompts, prompts_come)
+        self._remember("table_rows", table_rows, rows_come)
         self.seal = seal
         self._saved_words = len(words)
         self._at("after commit")
-        return former_prompts
+        return former_rows
 
     def _write_parts(
         self, table: str, changes: PartChanges, come: list[PartRow], short: list[bytes] | None = None

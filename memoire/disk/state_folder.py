@@ -4,7 +4,7 @@
             state.db.backup-1   a copy without log lines, made now and then; -2 is the one before
             lock, committed     which process writes; how many transactions there must be
             log/  models/       text of log lines for people; bodies of models that are too large for the database
-            prompts/            payloads and answers of tables of prompts (`stored_prompts.py`)
+            rows/               large bodies of what tables save as it happens (`table_rows.py`)
             memory.snapshot, snapshots/     what the server held, if asked for (`snapshot.py`)
 
 One thread writes (`saver`). While it saves one group, the next one gathers (`journal`), so that three hundred clients
@@ -116,9 +116,9 @@ class Store:
         self.missing = opened.models.missing
         """What was not there, or not whole, when it was opened, a sentence each: the log has them, too."""
         self._file, self._lines, self._models = opened.file, opened.lines, opened.models
-        self._prompts = opened.prompts
-        self.prompts = opened.prompts.rows
-        """Kind, key and body of each row that is saved of a table of prompts, by its name. Before `start`."""
+        self._rows = opened.rows
+        self.rows = opened.rows.rows
+        """Kind, key and body of each row that a table has saved, by its name. Before `start`."""
         self._contents, self._reader = opened.file.contents, opened.reader
         self._saver = Saver(self.folder, self.save, self._trim, self._look_after)
         self._backups = DatabaseBackups(
@@ -220,7 +220,7 @@ class Store:
         Raises:
             sqlite3.Error, OSError: nothing of it was saved.
         """
-        if group.is_empty and not self._prompts.is_sparse:
+        if group.is_empty and not self._rows.is_sparse:
             return
         file = self._file
         runs = dict(file.contents.runs)
@@ -232,15 +232,15 @@ class Store:
         facts += [*model_facts, *(piece.segment.fact for piece in pieces)]
         accounts = records.pack_accounts(group, runs, self._opened.packing, file.account)
         try:
-            prompts = self._prompts.write(group.prompts)
-            former = file.save(facts, lines, accounts, prompts.rows)
+            rows = self._rows.write(group.rows)
+            former = file.save(facts, lines, accounts, rows.rows)
         except BaseException:
             self._lines.drop(pieces)
             raise
         self._opened.testify()
         self._lines.finish(pieces)
         self._models.replace(written)
-        self._prompts.replace(prompts, former)
+        self._rows.replace(rows, former)
 
     def _trim(self) -> None:
         """Let the oldest text go where there is too much."""
@@ -254,8 +254,8 @@ class Store:
             self._lines.forget(oldest)
 
     def _look_after(self) -> None:
-        """What nobody waits for: larger files of prompts than needed, text that is behind, a backup now and then."""
-        if self._prompts.is_sparse:
+        """What nobody waits for: larger files of rows than needed, text that is behind, a backup now and then."""
+        if self._rows.is_sparse:
             self.save(SavedGroup())
         now = time.monotonic()
         if self._lines.trouble and now >= self._mend_due:

@@ -1,11 +1,12 @@
-"""Tables of prompts in a state folder: their rows are in the database, payloads and answers in files beside it.
+"""Rows of tables that save each change (`SavesRows`), in a state folder: small ones are in the database, and large ones
+are in files beside it.
 
-    state.db, table prompts            a row for each prompt, step and plan; and where each payload and answer is
-    prompts/0123456789abcdef.bodies    the payloads, or the answers, of one group that was saved (`checked_file.py`)
+    state.db, table table_rows      each small row, such as one of a prompt; and where each large one is
+    rows/0123456789abcdef.bodies    the large ones of a kind, such as answers, of one group that was saved
 
-Payloads and answers are large, and come and go: in the database each would be written twice, and copied by each backup.
-A file of its own for each would cost a sync, an inode and a block of the disk: of a million prompts 4 GB. So those of a
-group that is saved share a file, and those of a small group are in their rows: a file would cost more than it spares.
+Large rows come and go: in the database each would be written twice, and copied by each backup. A file of its own for
+each would cost a sync, an inode and a block of the disk: of a million rows 4 GB. So those of a group that is saved
+share a file, and those of a small group are in the database, too: a file would cost more than it spares.
 A file's name is the checksum of what is in it; its first record has the keys of the rows. It is on disk before the
 database names it, and leaves when no row names it any more. Of a file that is less than half named, what is named is
 written again, with a group that is saved: so all files take at most twice what is named, and `SPARSE_BYTES`.
@@ -13,12 +14,12 @@ written again, with a group that is saved: so all files take at most twice what 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -27,7 +28,7 @@ import msgspec
 from memoire.errors import DataError
 from memoire.limits import KiB, MiB
 from memoire.replay.files import remove_abandoned_in, sync
-from memoire.tables.prompts.columns import COLUMNS, FACTS, PAYLOAD, Saved
+from memoire.tables.saved import LARGE_ROWS, LOSABLE_ROWS, SMALL_ROWS, SavedRow
 from memoire.wire import _bytes
 
 from . import record_file
@@ -37,11 +38,11 @@ from .state_file import StateFile
 
 _log = logging.getLogger(__name__)
 
-KIND: Final = FileKind(b"memobody", 1, "a file of payloads or answers of prompts")
-_FILED: Final = (PAYLOAD, COLUMNS)
+KIND: Final = FileKind(b"memobody", 1, "a file of rows of tables")
+_FILED: Final = (*LARGE_ROWS, *LOSABLE_ROWS)
 """Kinds of rows whose bodies are in files."""
 INLINE_BYTES: Final = 64 * KiB
-"""Bytes of the payloads, or of the answers, of a group that are stored in the rows themselves."""
+"""Bytes of the large rows of a kind, of a group, that are stored in the database itself."""
 SPARSE_BYTES: Final = 4 * MiB
 """Bytes of files that are less than half named; with more of them some are written again, at most so many at once."""
 _INLINE, _PLACED = b"\0", b"\1"  # the first byte of such a row: the body follows, or where it is
@@ -50,7 +51,7 @@ _RECORD_BYTES: Final = 64  # of a record beside its body, about
 _NAME: Final = re.compile(r"[0-9a-f]{16}\.bodies")
 
 
-class PlannedPrompts(NamedTuple):
+class PlannedRows(NamedTuple):
     """Changes whose files are on disk."""
 
     rows: dict[tuple[int, bytes], bytes | None]
@@ -59,8 +60,8 @@ class PlannedPrompts(NamedTuple):
     """How many bytes of each file they name."""
 
 
-class StoredPrompts:
-    """The tables of prompts of a state folder. Nothing is written before `tidy`; then one thread writes.
+class StoredRows:
+    """The rows of all tables of a state folder. Nothing is written before `tidy`; then one thread writes.
 
     Args:
         folder: Of the files; made when the first one is written.
@@ -68,7 +69,8 @@ class StoredPrompts:
         at: Called before each step of writing a file, so that a test may let it fail.
 
     Raises:
-        StateCorrupt: a row is damaged or missing; or a payload is, unless the database is a backup that was put back.
+        StateCorrupt: a row of the database is damaged or missing; or one of `LARGE_ROWS` is, unless the database is a
+            backup that was put back.
     """
 
     def __init__(self, folder: Path, file: StateFile, at: Callable[[str], None]) -> None:
@@ -78,19 +80,19 @@ class StoredPrompts:
         self._sparse = set[int]()  # files that are less than half named
         self._is_saved = True  # whether what was written last is in the database
         rows = 0
-        for kind in range(FACTS + 1):
-            for _, body in file.prompts(kind):
+        for kind in (*SMALL_ROWS, *_FILED):
+            for _, body in file.table_rows(kind):
                 rows += 1
                 self._named.update(_named_by(body))
-        if rows != file.seal.prompts:
-            raise corrupt(file.path, "rows of prompts are out of order")  # whoever looks for them would not find them
+        if rows != file.seal.table_rows:
+            raise corrupt(file.path, "rows of tables are out of order")  # whoever looks for them would not find them
         if not file.was_backup:
-            self._check_payloads()
+            self._check_large()
 
-    def _check_payloads(self) -> None:
-        for path, bodies in self._read(PAYLOAD):
+    def _check_large(self) -> None:
+        for path, bodies in itertools.chain.from_iterable(map(self._read, LARGE_ROWS)):
             if lost := sum(body is None for _, body in bodies):
-                raise corrupt(path, f"it is missing or damaged, and has the payloads of {lost} prompts")
+                raise corrupt(path, f"it is missing or damaged, and has {lost} rows that the tables cannot do without")
 
     def tidy(self) -> None:
         """Remove files that no row names: a transaction was not committed, or a backup was put back."""
@@ -113,15 +115,15 @@ class StoredPrompts:
 
     # Reading
 
-    def rows(self, owner: str) -> Iterator[Saved]:
-        """Kind, key and body of all that is saved of a table; None for a payload or answer that is missing or damaged.
+    def rows(self, owner: str) -> Iterator[SavedRow]:
+        """Kind, key and body of all that is saved of a table; None for one whose file is missing or damaged.
 
         Raises:
             StateCorrupt: a row is damaged.
         """
         prefix = _prefix(owner)
-        for kind in range(FACTS + 1):
-            for key, body in self._file.prompts(kind, *prefix):
+        for kind in (*SMALL_ROWS, *_FILED):
+            for key, body in self._file.table_rows(kind, *prefix):
                 if kind not in _FILED:
                     yield kind, key[len(prefix[0]) :], body
                 elif body.startswith(_INLINE):
@@ -131,14 +133,13 @@ class StoredPrompts:
                 for key, stored in bodies:
                     yield kind, key[len(prefix[0]) :], stored
                 if lost := sum(stored is None for _, stored in bodies):
-                    what = "payloads" if kind == PAYLOAD else "answers"
-                    _log.warning("%s is missing or damaged: table %r has lost %d %s", path, owner, lost, what)
+                    _log.warning("%s is missing or damaged: table %r has lost %d rows", path, owner, lost)
 
     def _read(self, kind: int, *prefix: bytes) -> Iterator[tuple[Path, list[tuple[bytes, bytes | None]]]]:
         """Keys and bodies by file; None for one that is missing or damaged. One file is in memory at a time."""
-        found = self._file.prompts(kind, *prefix, order="body")
+        found = self._file.table_rows(kind, *prefix, order="body")
         places = ((*_PLACE.unpack(body), key) for key, body in found if body.startswith(_PLACED))
-        for name, rows in groupby(places, key=lambda each: each[1]):
+        for name, rows in itertools.groupby(places, key=lambda each: each[1]):
             records = enumerate(salvage(self._path(name), KIND, list[DataError]()), -1)  # keys are first
             place, record, bodies = -1, None, list[tuple[bytes, bytes | None]]()
             for _, _, wanted, check, _, key in rows:
@@ -151,8 +152,8 @@ class StoredPrompts:
 
     # Writing
 
-    def write(self, changes: Mapping[str, Sequence[Saved]]) -> PlannedPrompts:
-        """Have payloads and answers on disk when this returns, before the database names them.
+    def write(self, changes: Mapping[str, Sequence[SavedRow]]) -> PlannedRows:
+        """Have large rows on disk when this returns, before the database names them.
 
         Returns:
             What is to be handed to `replace` once its rows are in the database. If they do not come there, the files
@@ -175,9 +176,9 @@ class StoredPrompts:
                 raise
             return self._plan(new)
 
-    def _plan(self, rows: dict[tuple[int, bytes], bytes | None]) -> PlannedPrompts:
+    def _plan(self, rows: dict[tuple[int, bytes], bytes | None]) -> PlannedRows:
         """Have the files of these rows on disk."""
-        planned = PlannedPrompts({}, {})
+        planned = PlannedRows({}, {})
         filed_of: dict[int, dict[tuple[int, bytes], bytes]] = {kind: {} for kind in _FILED}
         for name, body in rows.items():
             if body is None or name[0] not in filed_of:
@@ -229,7 +230,7 @@ class StoredPrompts:
             zip(msgspec.msgpack.decode(first.payload, type=list[bytes]), records, strict=False)
         ):
             expected = _PLACE.pack(_PLACED, name, place, _bytes.checksum(record.payload), len(record.payload))
-            if [expected] == [body for _, body in self._file.prompts(first.tag, key, key + b"\0")]:
+            if [expected] == [body for _, body in self._file.table_rows(first.tag, key, key + b"\0")]:
                 rows[first.tag, key] = record.payload
         return rows
 
@@ -242,7 +243,7 @@ class StoredPrompts:
         record_file.write(path, KIND, records, mode=mode_in(self._folder), at=self._at)
         return path.stat().st_size
 
-    def replace(self, planned: PlannedPrompts, former: Iterable[bytes]) -> None:
+    def replace(self, planned: PlannedRows, former: Iterable[bytes]) -> None:
         """The database has these changes, in the place of rows with the bodies `former`: files that no row names any
         more go.
         """

@@ -119,11 +119,12 @@ def own_figures(stats: Any) -> Iterator[Any]:
     for name, table in getattr(stats, "tables", {}).items():
         if table.own is not None:
             found.setdefault(type(table.own), {})[name] = table.own
-    yield from (_tables_of(kind)(tables) for kind, tables in found.items())
+    yield from (by_table(kind)(tables) for kind, tables in found.items())
 
 
 @functools.cache
-def _tables_of(kind: type) -> type[Any]:
+def by_table(kind: type) -> type[Any]:
+    """A class of figures that tables have on their own, with the tables' names as a label."""
     return dataclasses.make_dataclass("OwnFigures", [("tables", Annotated[dict[str, kind], by("table")])])  # type: ignore[valid-type]
 
 

@@ -72,7 +72,7 @@ def order(
 
 def _held(counts: Mapping[str, int]) -> str:
     words = [f"{counts['episodes']} episodes of {counts['entries']} entries"] if counts["episodes"] else []
-    words += [f"{counts[name]} {name}" for name in ("prompts", "rows") if counts.get(name)]
+    words += [f"{counts['rows']} rows"] if counts.get("rows") else []
     if counts["caches"] or not words:
         words.insert(0, f"{counts['caches']} caches of {counts['samples']} samples")
     return " and ".join(words)
@@ -150,7 +150,7 @@ def schema_of(given: str | None, env: str | None, storage: str | None = None) ->
     """The schema in a JSON file, in `given` itself where that is JSON, or of a Gymnasium environment.
 
     Args:
-        storage: Of its table: with "prompts" the columns are those of an answer, none of which has a role.
+        storage: Of its table: columns of some kinds have no roles.
 
     Raises:
         ParameterError: neither is given.

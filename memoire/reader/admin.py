@@ -374,7 +374,7 @@ def _server_accounts(said: messages.Accounts, rows: Rows) -> ServerAccounts:
         applied=said.applied,
         stale=said.stale,
         guests=said.guests,
-        prompts=said.prompts,
+        unfinished=said.unfinished,
     )
 
 

@@ -1,10 +1,5 @@
-"""Calls of a kind of table far away: prompts, rows by key.
-
-  giver ──add──▶                        ──lease, answer──  worker
-                   Table(storage="prompts")
-trainer ◀─draw──                        ──list, amend────  reward model
-
-How their users reach the servers over the network: through proxies, directly, or both.
+"""Calls of a kind of table far away, and how their users reach its servers over the network: through proxies, directly,
+or both.
 """
 
 from __future__ import annotations
@@ -15,17 +10,15 @@ import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from memoire.arguments import checked_names, process_name, seconds, table_name
+from memoire.arguments import process_name, table_name
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
 from memoire.limits import Limits
 from memoire.net.sockets import Context
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
 from memoire.tables import registry
-from memoire.tables.base import AnswersPrompts
-from memoire.tables.calls import DEFAULT_TIMEOUT, Request
+from memoire.tables.calls import Request
 from memoire.tables.far import FarServer
-from memoire.tables.prompts.calls import PromptCalls, checked_rank
 from memoire.wire.frames import Answer
 
 from .io import ANSWER_GRACE, FarNode, ReaderThread
@@ -36,11 +29,11 @@ class FarTransport:
     """A `Transport` over a reader's thread.
 
     Args:
-        capability: What the table has to be able to do.
+        storage: Kind that the table has to be of.
     """
 
-    def __init__(self, thread: ReaderThread, limits: Limits, capability: type) -> None:
-        self.limits, self._thread, self._capability = limits, thread, capability
+    def __init__(self, thread: ReaderThread, limits: Limits, storage: str) -> None:
+        self.limits, self._thread, self._storage = limits, thread, storage
         self._monitor, self._directory = thread.monitor, thread.directory
 
     def table(self, deadline: float) -> tuple[str, Schema]:
@@ -55,11 +48,10 @@ class FarTransport:
         self._monitor.check_open()
         terms = self._directory.terms
         assert terms is not None
-        if not registry.offers(terms.storage, self._capability):
-            (name,) = registry.names_of(self._capability)
-            kind = registry.find(terms.storage)
+        if terms.storage != self._storage:
+            mine, kind = registry.named(self._storage), registry.find(terms.storage)
             use = kind.instead if kind is not None and kind.no_pushes else "memoire.connect"
-            expected = f"{name!r} for {registry.named(name).instead}; table {terms.table!r} is for {use}"
+            expected = f"{mine.name!r} for {mine.instead}; table {terms.table!r} is for {use}"
             raise ParameterError("storage", terms.storage, expected)
         return terms.table, terms.schema
 
@@ -144,7 +136,6 @@ class FarCalls(FarNode):
     Args:
         addresses: Of servers, proxies or both.
         storage: Kind of the table: where no name is given, the first of this kind.
-        capability: What the table has to be able to do.
         table: Its name; None is the first table of this kind, or the first of all.
         keys: This process' keys folder. None takes $MEMOIRE_KEYS, and without it no key.
         role: Whose keys it takes of a cluster's folder.
@@ -158,7 +149,6 @@ class FarCalls(FarNode):
         self,
         addresses: str | Sequence[str],
         storage: str,
-        capability: type,
         *,
         table: str | None = None,
         keys: Given = None,
@@ -183,60 +173,9 @@ class FarCalls(FarNode):
             keys=Keys.of(keys, role),
             context=context,
         )
-        self._far = FarTransport(self._thread, self._limits, capability)
+        self._far = FarTransport(self._thread, self._limits, storage)
 
     def _meet(self, timeout: float | None) -> None:
         """Begin, and wait so long for a server; None does not wait. Without one it is closed again."""
         self._begin(None if timeout is None else lambda: self._far.table(self._monitor.now() + timeout))
         self._guard()
-
-
-class Prompts(PromptCalls, FarCalls):
-    """A table of prompts at one or several servers. All methods may be called from any thread, those of a trainer by
-    one at a time.
-
-    What each process may call is for its key: an actor's key leases, answers and amends; a reader's lists and fetches;
-    a learner's may do everything.
-
-    Args:
-        addresses: Of servers, proxies or both.
-        table: Its name; None is the first table of prompts.
-        keys: This process' keys folder. None takes $MEMOIRE_KEYS, and without it no key.
-        rank: Which one of how many trainers that learn as one: each draws its part of a step.
-        timeout: Seconds that a call takes at most if it is given no other number; also this one.
-        session: What all ranks of one start of the trainer call it, such as a text that rank 0 made and sent to them.
-            "" makes one, for a single rank.
-        name: What people see of this process.
-
-    Raises:
-        MemoireTimeout, AuthError: no server answered in `timeout` seconds.
-        ParameterError: the table stores something else.
-        Refused: there is no such table.
-    """
-
-    CALLED = "this user of prompts"
-
-    @checked_names()
-    def __init__(
-        self,
-        addresses: str | Sequence[str],
-        table: str | None = None,
-        *,
-        keys: Given = None,
-        rank: tuple[int, int] = (0, 1),
-        timeout: float = DEFAULT_TIMEOUT,
-        session: str = "",
-        name: str = "",
-        limits: Limits | None = None,
-        context: Context | None = None,
-        tune_process: bool = True,
-    ) -> None:
-        self.rank = checked_rank(rank, session)
-        facts: dict[str, Any] = {"limits": limits, "context": context, "tune_process": tune_process}
-        FarCalls.__init__(self, addresses, "prompts", AnswersPrompts, table=table, keys=keys, name=name, **facts)
-        patience = seconds(timeout, DEFAULT_TIMEOUT)
-        PromptCalls.__init__(self, self._far, self.rank, patience, session)
-        self._meet(patience)
-
-    def __repr__(self) -> str:
-        return f"<memoire.Prompts {self.client_id.hex()[:8]} of {', '.join(self.urls)}>"

@@ -177,7 +177,7 @@ def open_store(
 
 
 def recover_rows(tables: Tables, store: StateStore | None) -> None:
-    """Hold again what the former life held of prompts, and have changes of them saved from now on.
+    """Hold again what tables saved in the former life as it happened, and have their changes saved from now on.
 
     Raises:
         StateCorrupt: what was saved is nothing of these tables'.
@@ -187,20 +187,17 @@ def recover_rows(tables: Tables, store: StateStore | None) -> None:
         if store is None or table.rows is None:
             continue
         table.rows.keep_changes()
-        if next(iter(store.prompts(table.name)), None) is not None:
+        if next(iter(store.rows(table.name)), None) is not None:
             recovery.check_making(table, store, str(store.folder))
         try:
-            again, dropped = table.rows.restore(store.prompts(table.name))
+            missing = table.rows.restore(store.rows(table.name))
         except (msgspec.MsgspecError, ValueError) as error:
-            advice = "Start it with the settings that it had (group, schema), or give the server another state folder."
+            advice = "Start it with the schema and settings that it had, or give the server another state folder."
             raise StateCorrupt(
                 str(store.folder), f"table {table.name!r} cannot be restored: {error}", advice
             ) from error
-        if again or dropped:
-            store.missing.append(
-                f"{store.folder}: table {table.name!r}: answers of {again} prompts are missing, which wait for them "
-                f"again if they are not over; {dropped} prompts were dropped, because their payload is missing"
-            )
+        if missing:
+            store.missing.append(f"{store.folder}: table {table.name!r}: {missing}")
             _log.warning("%s", store.missing[-1])
 
 

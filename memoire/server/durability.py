@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
 
 from memoire.accounting.account import Account
 from memoire.accounting.logbook import LogEntry
@@ -20,37 +19,10 @@ from memoire.accounting.merge import Rows
 from memoire.accounting.runs import RunFacts, Runs, SavedGroup, StateStore, Ticket, UnsavedChanges
 from memoire.errors import ProtocolError
 from memoire.models.model import Model
-from memoire.tables.prompts import messages as prompt_messages
 from memoire.tables.registry import Reply
 from memoire.tables.table import OpenTable
 from memoire.wire import messages
 from memoire.wire.frames import MessageHeader
-
-CHANGING: Final = frozenset(
-    {
-        messages.Publish,
-        messages.Control,
-        messages.Inherit,
-        prompt_messages.Prompts,
-        prompt_messages.Answers,
-        prompt_messages.Groups,
-    }
-)
-"""Requests whose replies wait until what they say is on disk. HELLO and UPDATE of a client that counts do, too; but
-these are heard while the disk is full: a client that is not heard from has gone. The HELLO of `memoire doctor` asks
-whether all is well.
-"""
-WITHOUT_DISK: Final = frozenset(
-    {(prompt_messages.Answers, "lease"), (prompt_messages.Answers, "renew"), (prompt_messages.Groups, "known")}
-)
-"""Calls of these that save nothing."""
-
-
-def is_saved_first(body: messages.Body) -> bool:
-    """Whether a request is granted only if what it changes can be saved."""
-    if isinstance(body, messages.Hello):
-        return body.role == "doctor"
-    return type(body) in CHANGING and (type(body), getattr(body, "call", "")) not in WITHOUT_DISK
 
 
 class HeldReply:
@@ -147,7 +119,7 @@ class Committer:
         Raises:
             ProtocolError: (code "disk") it says what is wrong with the disk, where, and what to do.
         """
-        if self._store is not None and not self._store.is_healthy and is_saved_first(body):
+        if self._store is not None and not self._store.is_healthy and body.is_saved_first:
             raise ProtocolError("disk", self._store.trouble)
 
     def hold(self, header: MessageHeader, reply: Reply, send: Callable[[Reply], None]) -> Reply | None:
@@ -179,17 +151,16 @@ class Committer:
     def collect(self, runs: Runs, tables: Iterable[OpenTable] = ()) -> SavedGroup | None:
         """What is to be saved next; `saved` is called when it is.
 
-        Tickets are taken before prompts: what a reply tells of these had happened by then.
+        Tickets are taken before tables' rows: what a reply tells of these had happened by then.
         """
         assert self._journal is not None
         for run in runs:
             run.kept.taken()
         group = self._journal.take()
-        prompts = {table.name: table.rows.take_changes() for table in tables if table.rows is not None}
-        changed = {name: rows for name, rows in prompts.items() if rows}
-        if changed:
+        taken = {table.name: table.rows.take_changes() for table in tables if table.rows is not None}
+        if changed := {name: rows for name, rows in taken.items() if rows}:
             group = group or SavedGroup()
-            group.prompts = changed
+            group.rows = changed
         self._saving = [] if group is None else group.tickets
         return group
 

@@ -42,7 +42,6 @@ from memoire.wire import messages, types
 from memoire.wire.frames import NEWS_FRAME, Message, MessageHeader, encode
 
 from .dispatch import Dispatcher
-from .durability import is_saved_first
 
 
 class Announcer:
@@ -276,7 +275,7 @@ class RequestThread:
             if refusal is not None:
                 self.lanes.send(made, refusal, time.monotonic())
             return
-        if self.saving.lost is not None and not is_saved_first(message.body):
+        if self.saving.lost is not None and not message.body.is_saved_first:
             return  # it would count as a server that works: clients are to go elsewhere until it is started again
         began = time.perf_counter()
         reply = self._answer(message)

@@ -41,8 +41,6 @@ from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
-from memoire.tables.base import AnswersPrompts
-from memoire.tables.prompts.calls import PromptCalls
 from memoire.tables.table import OpenTable, Table, table_settings
 from memoire.wire import messages
 
@@ -267,18 +265,6 @@ class Server(Node):
     ) -> EpisodeBatch:
         """Draw whole episodes of the first table, which stores them: see `TableHandle.sample_episodes`."""
         return self._first.sample_episodes(count, timeout, group=group, group_size=group_size)
-
-    def prompts(self, table: str | None = None, *, rank: tuple[int, int] = (0, 1), session: str = "") -> PromptCalls:
-        """The calls of `memoire.Prompts` for a table of this server, without a network.
-
-        Args:
-            table: Its name; None is the first table of prompts.
-            rank, session: As of `memoire.Prompts`.
-        """
-        handle = self.table(table or self._tables.first_of("prompts").name)
-        self._tables[handle.name].offered(AnswersPrompts)
-        made: PromptCalls = handle.calls(rank=rank, session=session)
-        return made
 
     @checked_names()
     def update_priorities(self, ids: Any, td_errors: Any) -> PriorityUpdate:

@@ -46,7 +46,6 @@ from memoire.figures import (
 from memoire.replay.limiter import RateStats
 from memoire.security.access import Security
 from memoire.tables.inspection import Freshness
-from memoire.tables.prompts.table import PromptStats
 from memoire.wire import messages
 from memoire.wire.messages import TEST, TRAIN, Ended
 
@@ -207,8 +206,6 @@ class TableStats:
     """How drawing stands beside recording, and who waits for what."""
     freshness: Freshness | None
     """Of the samples of a recent batch that was drawn in this process; None before the first one."""
-    prompts: PromptStats | None
-    """If the table stores prompts."""
     own: Any = None
     """Figures that only its kind has."""
     # fmt: on
@@ -389,7 +386,6 @@ def table_stats(
         samples_per_insert_target=table.parameters.samples_per_insert,
         rate=table.limiter.stats(),
         freshness=freshness,
-        prompts=None if table.prompts is None else table.prompts.figures(),
         own=pool.own,
     )
 

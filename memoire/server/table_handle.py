@@ -300,8 +300,7 @@ class TableHandle(StrictAttributes):
         return gone
 
     def calls(self, **options: Any) -> Any:
-        """The calls that this kind of table has of its own, without a network: of prompts those of `memoire.Prompts`,
-        of rows by key those of `tables.keyed.calls.KeyedCalls`.
+        """The calls that this kind of table has of its own, without a network: of prompts those of `memoire.Prompts`.
 
         Args:
             options: Of these calls: of prompts `rank` and `session`, as of `memoire.Prompts`.

@@ -5,10 +5,9 @@
     HasRoom          has room for so many entries                 DrawsEpisodes    hands out whole episodes
     HearsSums        hears of what its clients hold               TakesPriorities  learners set priorities here
     BelongsToRun     is emptied where another run begins          HandsOutOnce     hands each entry out once, in order
-    DrawsAtRandom    draws by a generator that has a seed         AnswersPrompts   prompts are leased, answered, drawn
-    ShowsSamples     shows copies of samples                      SavesRows        saves each change, as it happens
-    HasCalls         is used by calls of its own
-    KeepsLayout      entries come back to where they lay          HoldsRows        keeps rows by key until they go
+    DrawsAtRandom    draws by a generator that has a seed         SavesRows        saves each change, as it happens
+    ShowsSamples     shows copies of samples                      HasCalls         is used by calls of its own
+    KeepsLayout      entries come back to where they lay
 
 A pool derives from what it does, and from nothing else. Who opens a table looks up what its pool can do, once:
 `tables.OpenTable` has it, so that no message and no draw asks again.
@@ -18,7 +17,6 @@ Figures of a pool: what it counts, and the frozen picture that it gives.
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -45,10 +43,8 @@ if TYPE_CHECKING:
     from .draws import PooledBatch
     from .episodes.saving import HasLayout, TakenTable
     from .inspection import Distribution, PeekedSample
-    from .prompts.columns import Saved
-    from .prompts.table import PromptStats, PromptTable
     from .rollouts.queue import TakeRequest
-    from .saved import PutBack, RecordBody, SavedRecord
+    from .saved import PutBack, RecordBody, SavedRecord, SavedRow
 
 
 @dataclass(slots=True)
@@ -169,7 +165,7 @@ class TablePool(ABC):
 
     @abstractmethod
     def entries(self) -> int:
-        """Entries that can be handed out, or whose samples can come; of prompts, groups."""
+        """Entries that can be handed out, or whose samples can come."""
 
     @property
     def unfinished(self) -> int:
@@ -386,34 +382,6 @@ class HasCalls(ABC):
         """These calls, by this way to the servers."""
 
 
-class AnswersPrompts(HasRoom, HasCalls, ABC):
-    """Holds prompts, which workers answer and trainers draw by `memoire.Prompts`."""
-
-    WANTED: ClassVar = "where prompts are given and answered"
-
-    @abstractmethod
-    def held(self, client: bytes = b"") -> contextlib.AbstractContextManager[PromptTable]:
-        """The table of prompts, with the lock. Raises Closed."""
-
-    @abstractmethod
-    def now(self) -> float:
-        """The clock of leases."""
-
-    @abstractmethod
-    def figures(self) -> PromptStats:
-        """Prompts in each state, and other figures."""
-
-
-class HoldsRows(HasCalls, ABC):
-    """Keeps rows by partition and key, which `memoire.tq` writes, reads and clears."""
-
-    WANTED: ClassVar = "where rows are kept by key"
-
-    @abstractmethod
-    def rows(self, client: bytes) -> Any:
-        """Its rows; a sign of life of who asks for them. Raises Closed."""
-
-
 class ShowsSamples(ABC):
     """Shows copies of held samples."""
 
@@ -432,12 +400,16 @@ class SavesRows(ABC):
         """Remember from now on what is to be saved."""
 
     @abstractmethod
-    def take_changes(self) -> list[Saved]:
+    def take_changes(self) -> list[SavedRow]:
         """All that changed since the last call."""
 
     @abstractmethod
-    def restore(self, saved: Iterable[Saved]) -> tuple[int, int]:
-        """Go on from what was saved: see `PromptPool`."""
+    def restore(self, saved: Iterable[SavedRow]) -> str:
+        """Go on from what was saved; what is missing of it, and what becomes of that, in words.
+
+        Raises:
+            msgspec.MsgspecError, ValueError: it was saved by a table with other settings.
+        """
 
 
 class KeepsLayout(ABC):

@@ -3,7 +3,7 @@
     a kind's calls ──▶ CalledServers ──▶ Transport     memoire.reader: over the network
                                                        memoire.server: in the server's own process
 
-Prompts and rows by key have such calls (`HasCalls`).
+Tables whose pools have such calls are a `HasCalls`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Request(NamedTuple):
     """Its name, or its own address; "": what the request stands under says it."""
 
 
-class Reply(NamedTuple):
+class CallReply(NamedTuple):
     """What it answers."""
 
     body: Any
     payload: memoryview
 
 
-Work: TypeAlias = Generator[Request, Reply, T]
+Work: TypeAlias = Generator[Request, CallReply, T]
 """Requests to one server, one after the other, made of the replies; returns what is found."""
 
 
@@ -105,7 +105,7 @@ class CalledServers:
         staying = [name for name in self.names if name not in leaving] or self.names
         return max(staying, key=lambda name: (_bytes.checksum(key, _bytes.checksum(name.encode())), name))
 
-    def one(self, name: str, request: Request, deadline: float) -> Reply:
+    def one(self, name: str, request: Request, deadline: float) -> CallReply:
         """The answer of one server. Raises what ended the request."""
         return self.all({name: request}, deadline)[name]
 
@@ -123,12 +123,12 @@ class CalledServers:
                 raise MemoireTimeout("server", ", ".join(missing), self.transport.now() - began, advice)
             self.transport.pause(min(left, MAX_PAUSE))
 
-    def every(self, body: Any, deadline: float) -> dict[str, Reply]:
+    def every(self, body: Any, deadline: float) -> dict[str, CallReply]:
         """The answers of all servers to the same question. Raises if one of them does not answer."""
         self.complete(deadline)
         return self.all(dict.fromkeys(self.names, Request(body)), deadline)
 
-    def all(self, requests: Mapping[K, Request], deadline: float, each: float = math.inf) -> dict[K, Reply]:
+    def all(self, requests: Mapping[K, Request], deadline: float, each: float = math.inf) -> dict[K, CallReply]:
         """The answers to these requests, which stand under their servers' names.
 
         Raises:
@@ -143,17 +143,17 @@ class CalledServers:
                 raise MemoireTimeout(f"answer of server {name!r}", answer.endpoint, answer.seconds, said)
             if isinstance(answer, MemoireError):
                 raise answer
-        return {key: answer for key, answer in answers.items() if isinstance(answer, Reply)}
+        return {key: answer for key, answer in answers.items() if isinstance(answer, CallReply)}
 
     def some(
         self, requests: Mapping[K, Request], deadline: float, each: float = math.inf
-    ) -> dict[K, Reply | MemoireError]:
+    ) -> dict[K, CallReply | MemoireError]:
         """The same, with the errors of those that did not answer. What a server declines for a while is asked again.
 
         Args:
             each: Seconds that an answer may take, before the deadline.
         """
-        told: dict[K, Reply | MemoireError] = {}
+        told: dict[K, CallReply | MemoireError] = {}
         asked, pause = dict(requests), MIN_PAUSE
         while asked:
             until = min(deadline, self.transport.now() + each)
@@ -182,7 +182,7 @@ class CalledServers:
         asked: dict[int, Request] = {}
         waiting = list(range(len(works)))[::-1]
 
-        def go_on(place: int, reply: Reply | None) -> None:
+        def go_on(place: int, reply: CallReply | None) -> None:
             server, work = works[place]
             try:
                 request = next(work) if reply is None else work.send(reply)
@@ -226,9 +226,9 @@ class CalledServers:
             self.transport.pause(min(pause, left))
             pause = min(2 * pause, MAX_PAUSE)
 
-    def _reply_of(self, name: str, answer: Answer) -> Reply | MemoireError:
+    def _reply_of(self, name: str, answer: Answer) -> CallReply | MemoireError:
         if isinstance(answer, Message) and isinstance(answer.body, self.ANSWER):
-            return Reply(answer.body, memoryview(answer.payload if answer.payload is not None else b"").cast("B"))
+            return CallReply(answer.body, memoryview(answer.payload if answer.payload is not None else b"").cast("B"))
         if isinstance(answer, MemoireError):
             return answer
         return Refused(name, "unexpected", f"answered {type(answer.body).__name__}")

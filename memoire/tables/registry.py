@@ -190,6 +190,8 @@ class Kind:
     """Settings of a table that follow from others if they are not given."""
     pool: ClassVar[str]
     """The class of its pools, at a server."""
+    figures: ClassVar[str] = ""
+    """The class of the figures that only its tables have (`PoolStats.own`)."""
     saved: ClassVar[str] = ""
     """The records of a snapshot that are its own, "module:class class"."""
     answers: ClassVar[str] = ""
@@ -216,6 +218,10 @@ class Kind:
         """The class of its pools."""
         found: type[Any] = loaded(self.pool)
         return found
+
+    def own_figures(self) -> type[Any] | None:
+        """The class of the figures that only its tables have; None if they have none."""
+        return loaded(self.figures) if self.figures else None
 
     def record_bodies(self) -> list[type[RecordBody]]:
         """What its pools write into a snapshot."""
@@ -329,8 +335,11 @@ def check_once(parameters: Parameters, storage: str) -> None:
 
 DEFAULT: Final = "caches"
 """The kind of a table that names none."""
-BUILT_IN: Final = ("caches", "episodes", "rollouts", "prompts", "keyed")
-"""Those of memoire: the `KIND` of each is in the package of its name."""
+BUILT_IN: Final = {
+    "caches": "tables.caches", "episodes": "tables.episodes", "rollouts": "tables.rollouts", "prompts": "prompts",
+    "keyed": "keyed",
+}  # fmt: skip
+"""Those of memoire, and the package of each, which has its `KIND`. The last two are extensions."""
 _ADDED: Final[dict[str, Kind]] = {}
 
 
@@ -354,9 +363,9 @@ def find(storage: Any) -> Kind | None:
 def _installed(storage: str) -> Kind | None:
     if storage in BUILT_IN:
         try:
-            kind: Kind = importlib.import_module(f"memoire.tables.{storage}").KIND
+            kind: Kind = importlib.import_module(f"memoire.{BUILT_IN[storage]}").KIND
         except ModuleNotFoundError as error:
-            if error.name != f"memoire.tables.{storage}":
+            if error.name != f"memoire.{BUILT_IN[storage]}":
                 raise
             return None  # its folder was left out of this installation
         return kind
@@ -379,7 +388,7 @@ def named(storage: Any) -> Kind:
     """The kind of this name. Raises ParameterError, or NotInstalled: its folder was left out of this installation."""
     kind = find(storage)
     if kind is None and storage in BUILT_IN:
-        raise NotInstalled(f"memoire.tables.{storage}", "pip install --force-reinstall memoire-rl")
+        raise NotInstalled(f"memoire.{BUILT_IN[storage]}", "pip install --force-reinstall memoire-rl")
     if kind is None:
         raise ParameterError("storage", storage, one_of(storage, [each.name for each in known()]))
     return kind

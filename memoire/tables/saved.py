@@ -25,9 +25,18 @@ Weight: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.7976931348623157e308)]
 Identity: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Topic: TypeAlias = Annotated[str, Meta(max_length=256)]
 
+SavedRow: TypeAlias = tuple[int, bytes, bytes | None]
+"""A change that a table has saved as it happens (`SavesRows`): number of a kind of rows, key, and body; None takes the
+row out, or says that its file is missing or damaged.
+"""
+SMALL_ROWS, LARGE_ROWS, LOSABLE_ROWS = range(8), range(8, 12), range(12, 16)
+"""Numbers of kinds of rows, as tables choose them. Bodies of large and losable ones are in files beside the database.
+If a large one is missing, the server does not start; losable ones the table can get in another way.
+"""
+
 
 class RecordKind(enum.IntEnum):
-    """What a record is: numbers that never change their meaning."""
+    """What a record is: numbers that never change their meaning. 7, 10 and 11 are of kinds of memoire's extensions."""
 
     ABOUT = 1
     CLIENT = 2
@@ -35,11 +44,8 @@ class RecordKind(enum.IntEnum):
     EPISODE = 4
     ACCOUNTS = 5
     END = 6
-    PROMPT = 7
     TABLE = 8
     TABLE_END = 9
-    PARTITION = 10
-    KEYED_ROW = 11
 
 
 class RecordBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

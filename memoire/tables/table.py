@@ -29,7 +29,6 @@ from memoire.wire.frames import DEFAULT_TABLE, ROUNDTRIP, table_number
 from . import registry as kinds
 from .base import (
     DEFAULTS,
-    AnswersPrompts,
     BelongsToRun,
     DrawsBatches,
     HandsOutOnce,
@@ -177,7 +176,6 @@ class OpenTable:
         self.draws = _able(pool, DrawsBatches)
         self.priorities = _able(pool, TakesPriorities)
         self.once = _able(pool, HandsOutOnce)
-        self.prompts = _able(pool, AnswersPrompts)
         self.rows = _able(pool, SavesRows)
         check_size(settings.parameters, self.capacity)
         self._check_messages(settings.parameters, pool.byte_limit)

@@ -11,10 +11,10 @@ from tensordict import TensorDict
 
 from memoire.building import Given, text
 from memoire.errors import MemoireError
-from memoire.kinds import FarCalls, HoldsRows, Request, messages
+from memoire.keyed import messages as keyed
+from memoire.keyed.calls import KeyedCalls, Row
+from memoire.kinds import FarCalls, Request, messages
 from memoire.limits import Limits
-from memoire.tables.keyed import messages as keyed
-from memoire.tables.keyed.calls import KeyedCalls, Row
 
 from . import values
 from .metadata import BatchMeta
@@ -59,7 +59,7 @@ class KeyedClient(FarCalls):
     def __init__(self, servers: Sequence[str], *, limits: Limits | None = None, keys: Given = None) -> None:
         self.servers = tuple(sorted(set(servers)))
         """Addresses of the servers."""
-        super().__init__(self.servers, "keyed", HoldsRows, keys=keys, role="actor", limits=limits, tune_process=False)
+        super().__init__(self.servers, "keyed", keys=keys, role="actor", limits=limits, tune_process=False)
         self._calls = KeyedCalls(self._far, self.servers)
         self._meet(None)
 

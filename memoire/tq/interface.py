@@ -40,8 +40,8 @@ from memoire.building import (
 )
 from memoire.building import record_file as checked_file
 from memoire.errors import DataError, ParameterError
-from memoire.tables.keyed import messages as keyed
-from memoire.tables.keyed.calls import Row
+from memoire.keyed import messages as keyed
+from memoire.keyed.calls import Row
 
 from . import values
 from .client import KeyedClient, Stored, Values, encoded

@@ -1,5 +1,4 @@
-"""The messages: what the tail of each one holds, with all bounds in the types. Those about prompts, keyed rows and
-rollouts are with these kinds of tables.
+"""The messages: what the tail of each one holds, with all bounds in the types. Those of a kind of table are with it.
 
 `frames` turns a message into bytes and back, `rows` is what some of them carry packed, `identity` how names are said.
 docs/wire.md has each message on its own.
@@ -49,6 +48,13 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The tail of a message: a msgpack map of the fields that differ from their defaults; unknown ones are ignored."""
 
     type: ClassVar[Type]
+    changes: ClassVar[bool] = False
+    """Whether its reply waits until what it changes is on disk."""
+
+    @property
+    def is_saved_first(self) -> bool:
+        """Whether a server takes it only while its state folder can be written."""
+        return self.changes
 
 
 class PushedBody(Body, frozen=True, kw_only=True, omit_defaults=True):
@@ -131,6 +137,13 @@ class Hello(Body, frozen=True, kw_only=True, omit_defaults=True):
     figures: Annotated[dict[Name, float], Meta(max_length=32)] = {}  # of a reader: what it has counted by itself
     inserted: Count = 0  # of an actor: steps of this run, less passed_steps, that it has recorded until now
     takes: Annotated[dict[Name, Count], Meta(max_length=32)] = {}  # limits on replies to it that are not the default
+
+    @property
+    def is_saved_first(self) -> bool:
+        """`memoire doctor` asks whether all is well. Clients that count are heard while a disk fails: one that is not
+        heard from has gone.
+        """
+        return self.role == "doctor"
 
 
 class Endpoints(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -334,6 +347,7 @@ class Chunk(Body, frozen=True, kw_only=True, omit_defaults=True):
 class Publish(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Brings a stretch of a new model to a server; stretches come in order, each is answered by PUBLISHED."""
 
+    changes: ClassVar = True
     topic: Topic
     size: Count
     checksum: Hash  # XXH3 of the whole body
@@ -479,6 +493,7 @@ class Result(Body, frozen=True, kw_only=True, omit_defaults=True):
 class Control(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A learner or operator changes parameters, begins or ends a run, or drains a server; answered by TAKEN."""
 
+    changes: ClassVar = True
     parameters: Parameters = {}  # those to change
     finish: bool = False
     run: Name = ""  # begin this run, or go on with it
@@ -516,7 +531,7 @@ class Accounts(Body, frozen=True, kw_only=True, omit_defaults=True):
     stale: Count = 0  # and of entries that had made room
     time: Seconds = 0.0  # unix, of the server's clock
     guests: Count = 0  # clients that have counted nothing and were heard lately, and do not know that it is drained
-    prompts: Count = 0  # and rows by key, of all its tables, that somebody has yet to answer, draw, commit or clear
+    unfinished: Count = 0  # what users of tables have yet to answer, draw, commit or clear
 
     def __post_init__(self) -> None:
         unpack_accounts(self.accounts)
@@ -526,6 +541,7 @@ class Accounts(Body, frozen=True, kw_only=True, omit_defaults=True):
 class Inherit(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Brings accounts of a server that is being drained to another one, which keeps them; answered by TAKEN."""
 
+    changes: ClassVar = True
     run_name: Name
     finished: bool = False
     accounts: Annotated[bytes, Meta(max_length=2**18)] = b""

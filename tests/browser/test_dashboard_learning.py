@@ -196,7 +196,7 @@ def prompts_scene():
         answer(worker, 3, rewards=(1.0, 1.0))
         assert len(worker.lease(6)) == 6
         board = keep(watch(keep(NodePages("127.0.0.1:0", server)).url))
-        until(lambda: board.aggregator.newest and board.aggregator.newest.prompts)
+        until(lambda: board.aggregator.newest and board.aggregator.newest.own)
         yield board, worker.client_id.hex()
 
 

@@ -11,7 +11,7 @@ from memoire.dashboard.collect.actors import acting_versions, behind
 from memoire.dashboard.collect.answers import StartsRow
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.counters import NodeAnswer, NodeState
-from memoire.dashboard.collect.overview import MAX_LINEAGE, prompts_of, starts_of
+from memoire.dashboard.collect.overview import MAX_LINEAGE, own_of, starts_of
 from memoire.dashboard.settings import Settings
 from memoire.figures import BOUNDS
 
@@ -148,7 +148,11 @@ def test_ranks_and_holders_of_several_servers_are_added_up():
     def node(name, state="up", **changed):
         figures = {"given": 0, "oldest_lease": 0.0, "lag": 0} | changed
         found = NodeState(f"http://{name}", 0.0, state=state, name=name)
-        found.status = {"stats": {"tables": {"math": {"prompts": figures}, "other": {"prompts": None}}}}
+        found.status = {
+            "stats": {
+                "tables": {"math": {"storage": "prompts", "own": figures}, "other": {"storage": "caches", "own": None}}
+            }
+        }
         return found
 
     holder = {"worker": "ab", "leases": 2, "oldest": 9.0, "left": 1.0}
@@ -156,8 +160,9 @@ def test_ranks_and_holders_of_several_servers_are_added_up():
         "a", ready=3, given=3, oldest_lease=9.0, lag=2, rank_tokens=[5, 7], holders=[holder], reasons={"full": 1}
     )
     two = node("b", ready=1, given=2, leased=1, oldest_lease=4.0, lag=5, rank_tokens=[1], reasons={"full": 2})
-    (row,) = prompts_of([one, two, node("c", "down", ready=50, given=50)])
-    assert (row.table, row.servers, row.given, row.ready, row.leased) == ("math", 2, 5, 4, 1)
-    assert (row.oldest_lease, row.lag, row.rank_tokens, row.reasons) == (9.0, 5, (6, 7), {"full": 3})
-    assert [(each.worker, each.server) for each in row.holders] == [("ab", "a")]
-    assert prompts_of([node("c", "down")]) == []
+    ((row,),) = own_of([one, two, node("c", "down", ready=50, given=50)]).values()
+    said = row.figures
+    assert (row.table, row.servers, said.given, said.ready, said.leased) == ("math", 2, 5, 4, 1)
+    assert (said.oldest_lease, said.lag, said.rank_tokens, said.reasons) == (9.0, 5, (6, 7), {"full": 3})
+    assert [(each["worker"], each["server"]) for each in said.holders] == [("ab", "a")]
+    assert own_of([node("c", "down")]) == {}

@@ -33,6 +33,11 @@ from memoire.disk.state_folder import Store
 from memoire.errors import DataError, MemoireError, StateCorrupt, StateLocked, StateUnusable
 from memoire.limits import Limits
 from memoire.models.model import make as make_model
+from memoire.prompts.columns import PAYLOAD, packed, packed_key
+from memoire.prompts.rows import PromptRules, PromptState
+from memoire.prompts.saving import restore as restore_prompts
+from memoire.prompts.saving import take_changes
+from memoire.prompts.table import PromptTable
 from memoire.replay import saving as dataset_writing
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
@@ -43,11 +48,6 @@ from memoire.rl import weights
 from memoire.rl.demo import learner
 from memoire.rl.samples import SampleJournal
 from memoire.tables.caches.pool import Pool
-from memoire.tables.prompts.columns import PAYLOAD, packed, packed_key
-from memoire.tables.prompts.rows import PromptRules, PromptState
-from memoire.tables.prompts.saving import restore as restore_prompts
-from memoire.tables.prompts.saving import take_changes
-from memoire.tables.prompts.table import PromptTable
 from memoire.tables.table import OpenTable, Table
 from memoire.wire import messages
 from memoire.wire.frames import tail_of, update_of
@@ -287,7 +287,7 @@ TOKENS = row_schema_from("schema", {"tokens": (np.int32, (None,))})
 def prompt_table(store):
     table = PromptTable(TOKENS, PromptRules(group=1, at_least=1))
     table.store.saves = {}
-    return table, restore_prompts(table, store.prompts("t"), 0.0)
+    return table, restore_prompts(table, store.rows("t"), 0.0)
 
 
 def payload(number):
@@ -313,7 +313,7 @@ def prompts(folder, number, at):
         if number > 1:
             table.commit(number - 2, "trainer")
         table.bring_on(row)
-        return SavedGroup(prompts={"t": take_changes(table)})
+        return SavedGroup(rows={"t": take_changes(table)})
 
     in_store(folder, at, group)
 
@@ -329,7 +329,7 @@ def read_prompts(folder):
         logger.filters.clear()
     table.check_invariants()
     number = len(table.book.rows) - 1
-    assert bool(incomplete) == bool(warnings) and all(str(folder / "prompts") in each for each in warnings)
+    assert bool(incomplete) == bool(warnings) and all(str(folder / "rows") in each for each in warnings)
     for n in range(number + 1):
         row = table.book.rows["d", 0, n]
         assert table.store.payload(row.key) == payload(n)
@@ -346,7 +346,7 @@ def read_prompts(folder):
 
 def sparse_prompts(folder, number, at):
     """Save a file of five payloads; of the file before, four are needed no more."""
-    in_store(folder, at, lambda _: SavedGroup(prompts={"t": sparse_rows(number)}))
+    in_store(folder, at, lambda _: SavedGroup(rows={"t": sparse_rows(number)}))
 
 
 def sparse_rows(number):
@@ -360,7 +360,7 @@ def large(number, n):
 
 def read_sparse_prompts(folder):
     with Store(folder, "home") as store:
-        found = {key: body for _, key, body in store.prompts("t")}
+        found = {key: body for _, key, body in store.rows("t")}
     number = len(found) - 5
     keys = [(each, 0) for each in range(number)] + [(number, n) for n in range(5)]
     assert found == {packed_key("d", *key): large(*key) for key in keys}
@@ -673,7 +673,7 @@ def kill_at(kind, folder, place, number):
 
 
 def size_of_bodies(folder):
-    return sum(path.stat().st_size for path in (folder / "prompts").iterdir())
+    return sum(path.stat().st_size for path in (folder / "rows").iterdir())
 
 
 @every(SPARSE)
@@ -698,17 +698,15 @@ def test_files_of_prompts_become_smaller_while_nothing_comes(kind, folder):
 @pytest.mark.parametrize("damaged", [120, 1_000], ids=["keys", "payload"])
 def test_a_file_of_prompts_that_is_damaged_stays_and_is_named(kind, folder, damaged, caplog):
     with open_state(folder) as store:
-        path = min(
-            (folder / "prompts").iterdir(), key=lambda path: path.stat().st_ctime_ns
-        )  # four of five are not needed
+        path = min((folder / "rows").iterdir(), key=lambda path: path.stat().st_ctime_ns)  # four of five are not needed
         content = bytearray(path.read_bytes())
         content[damaged] ^= 1
         path.write_bytes(content)
-        store.save(SavedGroup(prompts={"t": sparse_rows(VALUES)}))
+        store.save(SavedGroup(rows={"t": sparse_rows(VALUES)}))
     assert path.read_bytes() == content and size_of_bodies(folder) < 6_000_000
     assert f"{path} is missing or damaged, and stays as it is" in caplog.text
     if damaged == 1_000:
-        with pytest.raises(StateCorrupt, match="has the payloads of 1 prompts"):
+        with pytest.raises(StateCorrupt, match="has 1 rows that the tables cannot do without"):
             kind.read(folder)
     else:
         assert kind.read(folder) == VALUES

@@ -392,7 +392,7 @@ def test_rows_are_sealed_right_whatever_is_remembered_of_former_ones(history, re
         if failing and point == "before commit":
             raise sqlite3.OperationalError(failing.pop())
 
-    there = {"accounts": {}, "prompts": {}}
+    there = {"accounts": {}, "table_rows": {}}
     with folder_in_memory() as folder:
         path = folder / "state.db"
         database.create(path, "home", lambda point: None)
@@ -403,18 +403,18 @@ def test_rows_are_sealed_right_whatever_is_remembered_of_former_ones(history, re
                 failing.append("database or disk is full")
                 with pytest.raises(sqlite3.OperationalError):
                     file.save([], [], prompts, accounts)  # the other way round: nothing of it may be remembered
-            was = there["prompts"]
+            was = there["table_rows"]
             gone = [was[name] for name in prompts if name in was]
             assert sorted(file.save([], [], accounts, prompts)) == sorted(body for body in gone if len(body) <= 64)
-            for table, changes in (("accounts", accounts), ("prompts", prompts)):
+            for table, changes in (("accounts", accounts), ("table_rows", prompts)):
                 kept = there[table] | changes
                 there[table] = {name: body for name, body in kept.items() if body is not None}
         file.close()
         file = StateFile(path, 0)
-        kinds = itertools.chain.from_iterable([(kind, *row) for row in file.prompts(kind)] for kind in range(4))
-        assert {(kind, key): body for kind, key, body in kinds} == there["prompts"]
+        kinds = itertools.chain.from_iterable([(kind, *row) for row in file.table_rows(kind)] for kind in range(4))
+        assert {(kind, key): body for kind, key, body in kinds} == there["table_rows"]
         assert all(file.account(*name) == body for name, body in there["accounts"].items())
-        assert (file.seal.accounts, file.seal.prompts) == (len(there["accounts"]), len(there["prompts"]))
+        assert (file.seal.accounts, file.seal.table_rows) == (len(there["accounts"]), len(there["table_rows"]))
         file.close()
 
 

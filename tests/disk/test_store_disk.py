@@ -18,7 +18,7 @@ from memoire.disk.state_folder import Store
 from memoire.errors import MemoireTimeout, Refused, StateLost, StateUnusable
 from memoire.limits import Limits
 from memoire.models.model import make
-from memoire.reader.calls import Prompts
+from memoire.prompts.calls import Prompts
 from memoire.tables.table import Table
 from netkit import QUICK, SCHEMA, until
 from powerkit import check_state
@@ -102,7 +102,10 @@ class Users:
         self.server = self.start()
         client = Prompts(self.server.endpoint, table="p", timeout=100.0, context=cluster.context, limits=QUICK)
         self.prompts = prompts = cluster.keep(client)
-        local, self.reader = self.server.prompts("p"), cluster.reader([self.server], table="default", limits=QUICK)
+        local, self.reader = (
+            self.server.table("p").calls(),
+            cluster.reader([self.server], table="default", limits=QUICK),
+        )
         prompts.add({0: b"x"})
         lease = prompts.lease()[0]
         self.calls = {
@@ -133,7 +136,7 @@ class Users:
 
     def check_kept(self):
         """After a restart the acknowledged prompt is there, and nothing that was refused."""
-        counts = self.start().prompts("p").counts()
+        counts = self.start().table("p").calls().counts()
         assert sum(counts[state] for state in ("waiting", "leased", "answered", "ready", "drawn", "committed")) == 1
 
     def check_going_on(self):

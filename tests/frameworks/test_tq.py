@@ -17,8 +17,8 @@ import tq_calls  # noqa: E402
 
 from memoire import Server, tq  # noqa: E402
 from memoire.errors import DataError, NotPlain, ProtocolError  # noqa: E402
+from memoire.keyed.calls import Row  # noqa: E402
 from memoire.limits import Limits  # noqa: E402
-from memoire.tables.keyed.calls import Row  # noqa: E402
 from memoire.tq import values  # noqa: E402
 from memoire.tq.client import KeyedClient  # noqa: E402
 

@@ -11,14 +11,14 @@ import numpy as np
 
 from fuzz.choices import Choices
 from memoire.errors import ProtocolError
+from memoire.keyed import messages as keyed
+from memoire.keyed.pool import KeyedPool
 from memoire.limits import Limits
+from memoire.prompts import messages as prompt_messages
+from memoire.prompts.pool import PromptPool
+from memoire.prompts.rows import PromptState
+from memoire.prompts.table import counts_of
 from memoire.server.dispatch import Dispatcher
-from memoire.tables.keyed import messages as keyed
-from memoire.tables.keyed.pool import KeyedPool
-from memoire.tables.prompts import messages as prompt_messages
-from memoire.tables.prompts.pool import PromptPool
-from memoire.tables.prompts.rows import PromptState
-from memoire.tables.prompts.table import counts_of
 from memoire.tables.table import Table, Tables
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse, table_number
@@ -79,7 +79,7 @@ def _order(choices: Choices) -> tuple[prompt_messages.Groups, bytes | None]:
 
 
 def _lease(choices: Choices, pool: PromptPool) -> int:
-    with pool.held() as table:
+    with pool.locked() as table:
         known = [row.lease for rows in table.leases.held().values() for row in rows]
     return choices.pick((*known, *known, 0, 1, 2**64 - 1))
 
@@ -102,7 +102,7 @@ def _work(choices: Choices, pool: PromptPool) -> tuple[prompt_messages.Answers, 
         columns, long = choices.below(9), choices.below(4)
         lengths = [long for place in range(2) if columns >> place & 1]
         own = 4 * sum(lengths) + 4 * bool(columns & 4) + (not choices.below(16))
-        with pool.held() as table:
+        with pool.locked() as table:
             leased = [row for rows in table.leases.held().values() for row in rows]
         row = choices.pick((*leased, None))
         key, lease = (_key(choices), _lease(choices, pool)) if row is None else (row.key, row.lease)
@@ -179,7 +179,7 @@ def one(data: bytes) -> str:
             break
         told.add(_tell(dispatcher, pool, choices))
         clock[0] += choices.pick((0.0, 0.0, 1.0, 1e4))
-        with pool.held() as table:
+        with pool.locked() as table:
             table.check_invariants()
             counts = counts_of(table.book)
             assert sum(counts.values()) == len(table.book.rows) + table.book.forgotten
@@ -190,7 +190,7 @@ def one(data: bytes) -> str:
                 disk[kind, key] = body
     again = pool_of(clock)
     again.restore([(kind, key, body) for (kind, key), body in sorted(disk.items())])
-    with pool.held() as table, again.held() as other:
+    with pool.locked() as table, again.locked() as other:
         other.check_invariants()
         assert counts_of(other.book) == counts_of(table.book)
         assert {key: row.state for key, row in other.book.rows.items()} == {

@@ -31,8 +31,8 @@ from memoire.loggers import JsonLines, TensorBoard
 from memoire.nodes.local import LaunchOptions, Nodes
 from memoire.nodes.roles import ServersFile
 from memoire.nodes.supervision import ProcessOutput
+from memoire.prompts.calls import Prompts
 from memoire.proxy.proxy import Proxy
-from memoire.reader.calls import Prompts
 from memoire.reader.reader import Reader
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
@@ -221,7 +221,7 @@ NO_TEXT = {
 """Parameters of which no text is sent or saved; `columns` are compared with the schema."""
 IN_MEMORY_ONLY = {
     "Server.clients", "Server.lines", "Server.model", "Server.search", "Server.totals", "Server.accounts", "Server.account_page",
-    "Server.table", "Server.sample_episodes", "Server.prompts table",
+    "Server.table", "Server.sample_episodes",
     "Client.report", "Client.writer",
     "Reader.accounts servers", "Reader.ask", "Reader.tell", "Reader.servers_at", "Reader.trouble_at",
     "Prompts.list state", "Prompts.draw balance",
@@ -236,7 +236,7 @@ TEXTS = {
     "Server.publish topic": lambda it: it.server.publish(LONE, b"x"),
     "Server.publish content": lambda it: it.server.publish("policy", LONE),
     "Server.scalars values": lambda it: it.server.scalars({LONE: 1.0}),
-    "Server.prompts session": lambda it: it.server.prompts("p", session=LONE),
+    "TableHandle.calls session": lambda it: it.server.table("p").calls(session=LONE),
     "Client.model topic": lambda it: it.client.model(LONE),
     "Client.subscribe topic": lambda it: it.client.subscribe(LONE),
     "Client.scalars values": lambda it: it.client.scalars({LONE: 1.0}),
@@ -267,7 +267,7 @@ TEXTS = {
     "Client table": lambda it: connect(it.server.endpoint, table=LONE, timeout=0.0),
     "Client name": lambda it: connect(it.server.endpoint, name=LONE, timeout=0.0),
     "Reader urls": lambda it: Reader([f"tcp://{LONE}:5560"], timeout=0.0),
-    "Prompts rank": lambda it: it.server.prompts("p", rank=(0, 2), session=LONE),
+    "Prompts rank": lambda it: it.server.table("p").calls(rank=(0, 2), session=LONE),
     "Prompts session": lambda it: Prompts(it.server.endpoint, table="p", session=LONE),
     "Inference topic": lambda it: Inference("inproc://node", SCHEMA, SCHEMA, lambda columns: columns, topic=LONE),
 }  # fmt: skip
@@ -284,7 +284,7 @@ def texts(tmp_path_factory):
     far = cluster.keep(Prompts(server.endpoint, table="p", context=cluster.context))
     far.add({0: "a", 1: "b"})
     users = SimpleNamespace(server=server, client=cluster.client(server), reader=cluster.reader([server]))
-    near = server.prompts("p")
+    near = server.table("p").calls()
     yield [SimpleNamespace(prompts=each, lease=each.lease(1)[0], **vars(users)) for each in (far, near)]
     cluster.close()
 

@@ -134,13 +134,13 @@ def test_a_model_version_is_right_or_refused_at_every_door(door, number, servers
 
 
 VERSIONS_OF_PROMPTS = {
-    "memoire.tables.prompts.calls.WorkerCalls.answer": lambda p, lease, v: p.answer(lease, 0, {"reward": 1.0}, v),
-    "memoire.tables.prompts.calls.WorkerCalls.answers": lambda p, lease, v: p.answers(lease, {0: {"reward": 1.0}}, v),
-    "memoire.tables.prompts.calls.WorkerCalls.answer_all": lambda p, lease, v: p.answer_all([(lease, {})], v),
-    "memoire.tables.prompts.calls.WorkerCalls.lease": lambda p, lease, v: p.lease(version=v, timeout=0.0),
-    "memoire.tables.prompts.calls.GiverCalls.saw_model": lambda p, lease, v: p.saw_model(v),
-    "memoire.tables.prompts.calls.TrainerCalls.rewind": lambda p, lease, v: p.rewind(-1, version=v),
-    "memoire.tables.prompts.calls.TrainerCalls.resume": lambda p, lease, v: p.resume(-1, version=v),
+    "memoire.prompts.calls.WorkerCalls.answer": lambda p, lease, v: p.answer(lease, 0, {"reward": 1.0}, v),
+    "memoire.prompts.calls.WorkerCalls.answers": lambda p, lease, v: p.answers(lease, {0: {"reward": 1.0}}, v),
+    "memoire.prompts.calls.WorkerCalls.answer_all": lambda p, lease, v: p.answer_all([(lease, {})], v),
+    "memoire.prompts.calls.WorkerCalls.lease": lambda p, lease, v: p.lease(version=v, timeout=0.0),
+    "memoire.prompts.calls.GiverCalls.saw_model": lambda p, lease, v: p.saw_model(v),
+    "memoire.prompts.calls.TrainerCalls.rewind": lambda p, lease, v: p.rewind(-1, version=v),
+    "memoire.prompts.calls.TrainerCalls.resume": lambda p, lease, v: p.resume(-1, version=v),
 }
 OPTIONAL = ("lease", "rewind", "resume")  # whose version may be None
 
@@ -157,7 +157,7 @@ def test_every_call_for_prompts_with_a_version_is_tested_here():
 def test_versions_and_priorities_of_prompts_are_refused_near_and_far_alike(is_far, servers):
     server = servers["prompts", 2]
     far = memoire.Prompts(server.endpoint, "answers") if is_far else None
-    with far or nullcontext(server.prompts("answers")) as prompts:
+    with far or nullcontext(server.table("answers").calls()) as prompts:
         prompts.add([(0, b"?")], f"set-{is_far}")
         lease = prompts.lease(timeout=10.0)[0]
         for name, use in VERSIONS_OF_PROMPTS.items():

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from history.ports import address
 from memoire.errors import Closed, EndpointError, ForkedError, InsecureWarning, MemoireTimeout
+from memoire.keyed import messages as keyed
 from memoire.net import sockets
 from memoire.net.poller import SendQueue
 from memoire.proxy.proxy import Proxy
 from memoire.proxy.router import rendezvous
-from memoire.tables.keyed import messages as keyed
 from memoire.wire import messages
 from memoire.wire.frames import CODES, encode, name_hash, parse
 from netkit import DEADLINE, QUICK, SCHEMA, KeepingContext, in_thread, record, until

@@ -373,7 +373,7 @@ HOLDERS = {
     "rl/demo/actor.py": [], "rl/ppo.py": [], "replay/rollouts.py": [],  # need torch, a cluster, rollouts: a ForkedGenerator
 }  # fmt: skip
 LOCAL = {
-    "tables/prompts/steps.py",
+    "prompts/steps.py",
     "rl/__main__.py",
     "rl/saving.py",
     "rl/demo/qlearning.py",

@@ -23,15 +23,15 @@ from memoire.cli import main
 from memoire.disk import snapshots as snapshot
 from memoire.disk.snapshot_file import SnapshotFile
 from memoire.errors import Closed, DataError, Refused, SnapshotMismatch
+from memoire.keyed.pool import RowChange
 from memoire.nodes import roles as snapshots
+from memoire.prompts.columns import packed, raw_columns
 from memoire.replay import dataset, sampling
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Greedy, Linear, Prioritized, RankBased, Uniform
 from memoire.server.io_snapshots import MEMORY, Archive
 from memoire.server.settings import Process
-from memoire.tables.keyed.pool import RowChange
-from memoire.tables.prompts.columns import packed, raw_columns
 from memoire.tables.registry import BUILT_IN
 from memoire.tables.table import Table
 from memoire.wire import containers, messages
@@ -413,7 +413,7 @@ def fill(server, numbers):
         pool.put("c", [])
         return
     if table.storage == "prompts":
-        with pool.held() as prompts:
+        with pool.locked() as prompts:
             prompts.book.share_out({"a": 0.7, "b": 0.3})
             for number in numbers:
                 prompts.add([("ab"[number % 2], 0, number)], [b"prompt"], priority=number % 3)
@@ -445,7 +445,7 @@ def drawn(server, batches):
     found = []
     for _ in range(batches):
         if table_in(server).storage == "prompts":
-            with pool_in(server).held() as prompts:
+            with pool_in(server).locked() as prompts:
                 found.append(led(prompts))
             continue
         if table_in(server).storage == "keyed":
@@ -512,7 +512,7 @@ def restored(server, options, folder):
     again = server_of(None, **{name: value for name, value in options.items() if name not in ("seed", "state")})
     again.restore([folder / "a.snapshot"])
     if table_in(again).storage == "prompts":
-        with pool_in(again).held() as prompts:  # which steps are committed is for the trainer to say
+        with pool_in(again).locked() as prompts:  # which steps are committed is for the trainer to say
             session = prompts.book.facts.former.pop()
             prompts.rewind(prompts.book.facts.committed, session)
     return again

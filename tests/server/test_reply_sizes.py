@@ -13,19 +13,19 @@ import memoire
 import readerkit
 from dispatchkit import made_dispatcher
 from memoire.errors import EntryError, ParameterError, ProtocolError, Refused
+from memoire.keyed import messages as keyed
 from memoire.limits import Limits
 from memoire.models.model import make, notice_of
+from memoire.prompts import messages as prompt_messages
+from memoire.prompts.calls import PromptCalls
+from memoire.prompts.columns import check_requests
+from memoire.prompts.pool import PromptPool
 from memoire.replay.memory import Memory
 from memoire.replay.schema import RowSchema
 from memoire.rl.jobs import JobContent, Jobs, JobService
 from memoire.server.dispatch import Dispatcher
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool
-from memoire.tables.keyed import messages as keyed
-from memoire.tables.prompts import messages as prompt_messages
-from memoire.tables.prompts.calls import PromptCalls
-from memoire.tables.prompts.columns import check_requests
-from memoire.tables.prompts.pool import PromptPool
 from memoire.tables.rollouts import transport
 from memoire.tables.rollouts.far import Takes
 from memoire.tables.rollouts.queue import TakeRequest

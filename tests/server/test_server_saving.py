@@ -9,15 +9,15 @@ import pytest
 
 from fake_store import Disk, MemoryStore
 from memoire.errors import ParameterError, UnknownName
+from memoire.keyed import messages as keyed
 from memoire.limits import Limits
+from memoire.prompts import messages as prompt_messages
+from memoire.prompts.pool import PromptPool
 from memoire.server.dispatch import Dispatcher
-from memoire.server.durability import Committer, is_saved_first
+from memoire.server.durability import Committer
 from memoire.server.io_requests import ReplySaver
 from memoire.server.state import recover, run_to_count
 from memoire.tables.caches.pool import Pool
-from memoire.tables.keyed import messages as keyed
-from memoire.tables.prompts import messages as prompt_messages
-from memoire.tables.prompts.pool import PromptPool
 from memoire.tables.registry import Reply
 from memoire.tables.rollouts import transport
 from memoire.tables.table import Table, Tables
@@ -249,7 +249,7 @@ def test_a_full_disk_refuses_at_once_what_would_wait_for_it_and_has_half_of_noth
         disk.folder.is_healthy = False
         reply = scenario.ask(body, payload)
         is_refused = isinstance(reply.body, messages.Refused) and reply.body.code == "disk"
-        if is_saved_first(body):
+        if body.is_saved_first:
             assert is_refused and reply.body.text == disk.folder.trouble, body
             assert disk.folder.collect() is None, f"{body} has changed something"
         disk.folder.is_healthy = True

@@ -412,7 +412,7 @@ def polls_for_what_it_never_takes() -> None:
 @planted("prompts: ", storage="prompts")
 def steps_drawn_anew() -> None:
     """A trainer that draws a step again gets other groups: the first ones are trained on by nobody."""
-    from memoire.tables.prompts.steps import PromptSteps
+    from memoire.prompts.steps import PromptSteps
 
     replace(PromptSteps, "find", lambda self, step, session: self.enter(session))
 
@@ -420,7 +420,7 @@ def steps_drawn_anew() -> None:
 @planted("prompts: ", storage="prompts")
 def rewinds_that_commit() -> None:
     """A trainer that goes back to a checkpoint does not get what it drew after that."""
-    from memoire.tables.prompts.steps import PromptSteps
+    from memoire.prompts.steps import PromptSteps
 
     replace(PromptSteps, "_take_back", lambda self, rows: None)
 

@@ -17,7 +17,7 @@ import numpy as np
 import memoire
 from memoire.errors import EpochOver, MemoireError, MemoireTimeout, ParameterError, Refused
 from memoire.limits import Limits
-from memoire.reader.calls import Prompts
+from memoire.prompts.calls import Prompts
 
 if TYPE_CHECKING:
     from .trial import Trial

@@ -20,7 +20,7 @@ from structure_imports import tree_of
 
 ROOT = Path(__file__).resolve().parents[2] / "memoire"
 ROOMS = (
-    "server", "inference", "net", "dashboard", "tq", "tables", "reader", "client", "proxy",
+    "server", "inference", "net", "dashboard", "tq", "tables", "prompts", "keyed", "reader", "client", "proxy",
     "wire", "security", "accounting", "models", "nodes",
 )  # fmt: skip
 OF_OBSERVERS = ("rl/agent.py", "rl/jobs.py", "rl/observer.py", "rl/starts.py")
@@ -68,8 +68,8 @@ HARMLESS = {
     "nodes/http:NodePages._serve": "self._ended.wait()",
     "nodes/http:NodePages.joined": "ends the one that was made first, which its peer sees",
     "tables/caches/queues:CacheQueues.make_room": "self.counts.overwritten += 1",
-    "tables/prompts/steps:PromptSteps.rewind": "as any new session may",
-    "tables/prompts/worker:PromptWorker.learn": "each server is asked",
+    "prompts/steps:PromptSteps.rewind": "as any new session may",
+    "prompts/worker:PromptWorker.learn": "each server is asked",
     "proxy/router:Backend._keep_epoch": "as many as a WELCOME can name",
     "proxy/io:BackendLink._send_request": "beyond, it is told again",
     "proxy/requests:Requests.__init__": "the client of the oldest asks again",

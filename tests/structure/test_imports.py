@@ -47,7 +47,7 @@ FACES = {
     "inference/policy": {"memoire.net", "time"},
 }
 """Faces beside the file with the folder's name."""
-WITHOUT_IO = {"replay", "wire", "tables", "models", "accounting"}
+WITHOUT_IO = {"replay", "wire", "tables", "models", "accounting", "prompts", "keyed"}
 """Folders that know no socket, no file and no process but in a file that is named io; they may measure time."""
 KNOW_ZMQ = {"net", "security", "models", *ENDS}  # pairs of CURVE keys are made by ZeroMQ
 NEVER = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
@@ -122,7 +122,7 @@ def test_no_files_of_a_folder_import_each_other_in_a_circle() -> None:
 
 def test_modules_import_from_modules_and_not_from_memoire_itself() -> None:
     """`from memoire import Buffer` inside the package would hide which way the import points."""
-    top = HEAVY | {"classic", *FOR_USERS} | ENTRY_FILES
+    top = HEAVY | {"classic", "keyed", "prompts", *FOR_USERS} | ENTRY_FILES
     wrong = [
         f"{where}: {name}"
         for package, where, name in everywhere()

@@ -138,7 +138,7 @@ def test_every_extra_is_in_all() -> None:
 
 # --- Extensions
 
-STANDS_ON = {"tmrl": ("rl",), "tq": ("tables.keyed",), "trl": ("tables.prompts",)}
+STANDS_ON = {"tmrl": ("rl",), "tq": ("keyed",), "trl": ("prompts",)}
 """Extensions that another one is made for."""
 
 
@@ -175,12 +175,6 @@ def test_an_extension_imports_public_names_alone(extension: str) -> None:
     assert not_public(extension) == set()
 
 
-@pytest.mark.parametrize(("kind", "most"), [("tables.prompts", 75), ("tables.keyed", 44)])
-def test_a_kind_of_table_that_extends_memoire_imports_no_more_names_than_before(kind: str, most: int) -> None:
-    """They are found by name, and import `tables.base` and the wire directly: `memoire.kinds` has what they need."""
-    assert len(not_public(kind)) <= most
-
-
 WITHOUT = """
 import json, sys
 import memoire
@@ -189,7 +183,7 @@ from memoire.errors import NotInstalled
 said = []
 for name in sys.argv[1:]:
     try:
-        memoire.Table(storage=name) if name == "keyed" else getattr(memoire, name)
+        memoire.Table(storage="keyed") if name == "storage keyed" else getattr(memoire, name)
     except NotInstalled as error:
         said.append(str(error))
 print(json.dumps(said))
@@ -199,8 +193,15 @@ import sys
 sys.meta_path[:] = [each for each in sys.meta_path if "Editable" not in repr(each)]
 """
 """Python would else find the rest in the folder of an editable installation."""
-CORE = ("accounting", "client", "models", "reader")
-"""Folders of tests that import no extension."""
+CORE = ("accounting", "client", "disk", "models", "reader", "server", "tables")
+"""Folders of tests of the core. Those of its files count that name no extension."""
+OF_EXTENSIONS = re.compile(r"memoire[. ](import )?(keyed|prompts|Prompts)|classic_help|bytekit")
+
+
+def core_files(folder: str) -> list[str]:
+    """Files of tests that run without the extensions."""
+    found = sorted((ROOT / "tests" / folder).glob("test_*.py"))
+    return [str(path) for path in found if not OF_EXTENSIONS.search(path.read_text("utf-8"))]
 
 
 @pytest.fixture(scope="module")
@@ -208,25 +209,25 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process that finds memoire without its extensions."""
     folder = tmp_path_factory.mktemp("core")
     (folder / "memoire").mkdir()
-    (folder / "memoire" / "tables").mkdir()
-    for path in (*PACKAGE.iterdir(), *(PACKAGE / "tables").iterdir()):
-        if path.stem not in (*memoire.EXTENSIONS, "keyed", "tables", "__pycache__"):
-            (folder / path.relative_to(PACKAGE.parent)).symlink_to(path.resolve())
+    for path in PACKAGE.iterdir():
+        if path.stem not in (*memoire.EXTENSIONS, "__pycache__"):
+            (folder / "memoire" / path.name).symlink_to(path.resolve())
     (folder / "sitecustomize.py").write_text(NOT_EDITABLE)
     return os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @pytest.mark.slow
-def test_the_core_s_tests_pass_without_the_extensions(core: dict[str, str]) -> None:
-    files = [str(ROOT / "tests" / name) for name in CORE]
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *files]
+@pytest.mark.parametrize("folder", CORE)
+def test_the_core_s_tests_pass_without_the_extensions(folder: str, core: dict[str, str]) -> None:
+    options = ["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    command = [sys.executable, *options, *core_files(folder)]
     done = subprocess.run(command, env=core, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
 
 
 @pytest.mark.slow
 def test_an_extension_that_is_left_out_is_named(core: dict[str, str]) -> None:
-    names = [*memoire.EXTENSIONS, "ReplayMemory", "keyed"]
+    names = [*memoire.EXTENSIONS, "ReplayMemory", "Prompts", "storage keyed"]
     done = subprocess.run(
         [sys.executable, "-P", "-c", WITHOUT, *names], env=core, capture_output=True, text=True, timeout=100, check=True
     )

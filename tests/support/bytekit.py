@@ -9,13 +9,13 @@ import itertools
 
 import numpy as np
 
+from memoire.keyed import messages as keyed
 from memoire.net import sockets
+from memoire.prompts import messages as prompt_messages
 from memoire.replay.batch import ID
 from memoire.replay.columns import Ragged
 from memoire.replay.memory import Memory
 from memoire.replay.schema import RowSchema, Schema
-from memoire.tables.keyed import messages as keyed
-from memoire.tables.prompts import messages as prompt_messages
 from memoire.tables.table import Table
 from memoire.wire import containers, messages
 from memoire.wire._bytes import checksum

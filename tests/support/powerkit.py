@@ -18,7 +18,7 @@ from memoire.disk.logs import text_of
 from memoire.disk.snapshot_file import Counts, EndRecord, SnapshotFile
 from memoire.disk.state_folder import Store
 from memoire.limits import Limits
-from memoire.tables.prompts.columns import COLUMNS, PAYLOAD, ROW
+from memoire.tables.saved import LARGE_ROWS, LOSABLE_ROWS, SMALL_ROWS
 from statekit import CLIENTS, RUN, lines_through, own_accounts, text_of_log
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -299,10 +299,10 @@ def check_state(folder, acknowledged):
             assert lines_through(store) == {CLIENTS[0]: 2 * step}
             big, small = store.models(RUN)
             assert (big.version, big.value, small.value) == (step, bytes([step % 256]) * 20_000, f"{step}")
-        stored = {(kind, key): body for kind, key, body in store.prompts("t")}
-        payloads = {(PAYLOAD, b"%d" % n): bytes([n % 256]) * 70_000 for n in range(max(1, step - 1), step + 1)}
-        answers = {(COLUMNS, b"%d" % n): b"answer %d" % n for n in range(max(1, step - 2), step + 1)}
-        assert stored == ({(ROW, b"newest"): b"%d" % step} if step else {}) | payloads | answers
+        stored = {(kind, key): body for kind, key, body in store.rows("t")}
+        payloads = {(LARGE_ROWS[0], b"%d" % n): bytes([n % 256]) * 70_000 for n in range(max(1, step - 1), step + 1)}
+        answers = {(LOSABLE_ROWS[0], b"%d" % n): b"answer %d" % n for n in range(max(1, step - 2), step + 1)}
+        assert stored == ({(SMALL_ROWS[0], b"newest"): b"%d" % step} if step else {}) | payloads | answers
         found = store.search(RUN, most=10_000)
         assert [entry.line.number for entry in found] == list(range(2 * step - len(found) + 1, 2 * step + 1))
         assert text_of_log(folder).endswith(b"".join(map(text_of, found)))

@@ -147,7 +147,7 @@ class BestEpisodes(StackCalls, FarCalls):
     """These calls far away."""
 
     def __init__(self, addresses: str, table: str) -> None:
-        FarCalls.__init__(self, addresses, "stack", StackPool, table=table)
+        FarCalls.__init__(self, addresses, "stack", table=table)
         StackCalls.__init__(self, self._far)
         self._meet(20.0)
 

@@ -57,7 +57,7 @@ class Keeper:
         self.store = Store(folder, name, **options)
         self.journal, self.lock = UnsavedChanges(), threading.Lock()
         self.acknowledged, self.failures = [], []
-        self.run, self.prompts = run, {}
+        self.run, self.rows = run, {}
         self.known = {account.client: account for account in own_accounts(self.store, run)}
         self.count = self.store.line_count(run)
         self.hold = threading.Event()
@@ -71,7 +71,7 @@ class Keeper:
         with self.lock:
             group = self.journal.take()
             if group is not None:
-                group.prompts, self.prompts = self.prompts, {}
+                group.rows, self.rows = self.rows, {}
             return group
 
     def done(self, group):
@@ -89,12 +89,12 @@ class Keeper:
         settings=None,
         ticket=None,
         run=None,
-        prompts=None,
+        rows=None,
     ):
         """Hand something over to be saved; returns its ticket. Lines are (client, number, text)."""
         run = run or self.run
         with self.lock:
-            self.prompts |= prompts or {}
+            self.rows |= rows or {}
             for facts in runs:
                 self.journal.run(facts)
             for changed in accounts:

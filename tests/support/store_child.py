@@ -20,7 +20,7 @@ from memoire.disk.snapshot_file import Record, SnapshotHeader, TableAbout
 from memoire.limits import Limits
 from memoire.models.model import make
 from memoire.tables.caches.inspection import ClientRecord
-from memoire.tables.prompts.columns import COLUMNS, PAYLOAD, ROW
+from memoire.tables.saved import LARGE_ROWS, LOSABLE_ROWS, SMALL_ROWS
 from statekit import CLIENTS, RUN, Keeper, account
 
 HITS = (1, 4)
@@ -37,9 +37,12 @@ def step_of(keeper):
 
 def prompts_of(step):
     """A payload that is a file, a small answer, and those of former steps leave."""
-    former = [(PAYLOAD, b"%d" % (step - 2), None), (COLUMNS, b"%d" % (step - 3), None)]
-    new = [(PAYLOAD, b"%d" % step, bytes([step % 256]) * 70_000), (COLUMNS, b"%d" % step, b"answer %d" % step)]
-    return [*former, *new, (ROW, b"newest", b"%d" % step)]
+    former = [(LARGE_ROWS[0], b"%d" % (step - 2), None), (LOSABLE_ROWS[0], b"%d" % (step - 3), None)]
+    new = [
+        (LARGE_ROWS[0], b"%d" % step, bytes([step % 256]) * 70_000),
+        (LOSABLE_ROWS[0], b"%d" % step, b"answer %d" % step),
+    ]
+    return [*former, *new, (SMALL_ROWS[0], b"newest", b"%d" % step)]
 
 
 def run(folder, acks, at, steps):
@@ -53,7 +56,7 @@ def run(folder, acks, at, steps):
             models=[make("big", bytes([step % 256]) * 20_000, step), make("small", f"{step}", step)],
             runs=[RunFacts(RUN, began=1.0), RunFacts(f"run {step}", began=float(step))],
             settings={"step": str(step)},
-            prompts={"t": prompts_of(step)},
+            rows={"t": prompts_of(step)},
         )
         os.write(acks, b".")
         if step % 2 == 0:

@@ -225,12 +225,12 @@ def test_what_is_too_large_to_be_looked_at_is_not_shown() -> None:
 
 # --- Kinds of tables: each pool offers what its kind says, and nothing that it does not do
 
-STORAGES = tuple(registry.BUILT_IN)
+STORAGES = tuple(kind.name for kind in registry.built_in())
 CAPABILITIES = {
     base
     for kind in registry.known()
     for each in kind.offers
-    for base in getattr(interface, each).__mro__
+    for base in getattr(interface, each, object).__mro__
     if inspect.isabstract(base)
 }
 USUAL = {"obs": np.float32, "action": np.int64, "reward": np.float32}
@@ -247,7 +247,8 @@ def opened(storage: str) -> OpenTable:
 def test_a_pool_offers_what_its_kind_says_and_nothing_else(storage: str) -> None:
     table = opened(storage)
     offered = {each for each in CAPABILITIES if isinstance(table.pool, each)}
-    said = {base for each in table.kind.offers for base in getattr(interface, each).__mro__ if base in CAPABILITIES}
+    offers = [getattr(interface, each, object) for each in table.kind.offers]
+    said = {base for each in offers for base in each.__mro__ if base in CAPABILITIES}
     assert offered == said and type(table.pool) is table.kind.pool_class()
     others = {name for each in CAPABILITIES if each not in offered for name in vars(each) if not name.startswith("_")}
     owned = {name for each in offered for name in vars(each)} | set(vars(interface.TablePool))

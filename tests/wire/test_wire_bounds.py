@@ -140,7 +140,7 @@ FIELDS = {
     "UPDATED.received_bytes UPDATED.lost UPDATED.lost_bytes UPDATED.credit UPDATED.parameters_version "
     "UPDATED.feedback_through UPDATED.granted_steps CACHE.number CACHE.pushed_bytes EPISODE.number EPISODE.pushed_bytes "
     "TAKEN.samples TAKEN.lost TAKEN.parameters_version NOTICE.version NOTICE.size FETCH.version FETCH.offset FETCH.size "
-    "CHUNK.version CHUNK.size CHUNK.offset PUBLISH.size ACCOUNTS.prompts PUBLISH.offset PUBLISH.version PUBLISHED.received "
+    "CHUNK.version CHUNK.size CHUNK.offset PUBLISH.size ACCOUNTS.unfinished PUBLISH.offset PUBLISH.version PUBLISHED.received "
     "PUBLISHED.version INFER.min_version INFER.job WORK.job JOB.number RESULT.job INFERRED.version ROLLOUTS.held ROLLOUTS.clients ROLLOUTS.capacity SUMS.elsewhere DRAW.elsewhere REFUSED.limit ACCOUNTS.applied ACCOUNTS.stale SNAPSHOT.bytes "
     "SNAPSHOT.caches SNAPSHOT.samples SNAPSHOT.episodes SNAPSHOT.entries ServerRate.inserted ServerRate.drawn ClusterRate.inserted "
     "ClusterRate.drawn ClusterRate.entries Line.number Ended.number Ended.length",

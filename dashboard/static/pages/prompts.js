@@ -35,10 +35,10 @@ const REASONS = [
 export function openPrompts({root, parameters, stream, signal}) {
   const state = Object.fromEntries(parameters);
   const [cards, message, over] = [h("div", h("p.quiet", "Loading …")), h("div"), h("div", {hidden: true})];
-  const open = makeChart({title: "Prompts on their way", unit: "by state", named: "PromptsRow.waiting", format: count, sync: "prompts"});
-  const done = makeChart({title: "Prompts that are over", unit: "by state", named: "PromptsRow.waiting", format: count, sync: "prompts"});
-  const oldest = makeChart({title: "Oldest lease", named: "PromptsRow.oldest_lease", format: duration, sync: "prompts"});
-  const lag = makeChart({title: "Models behind, of the newest step", unit: "versions", named: "PromptsRow.lag", sync: "prompts"});
+  const open = makeChart({title: "Prompts on their way", unit: "by state", named: "PromptStats.waiting", format: count, sync: "prompts"});
+  const done = makeChart({title: "Prompts that are over", unit: "by state", named: "PromptStats.waiting", format: count, sync: "prompts"});
+  const oldest = makeChart({title: "Oldest lease", named: "PromptStats.oldest_lease", format: duration, sync: "prompts"});
+  const lag = makeChart({title: "Models behind, of the newest step", unit: "versions", named: "PromptStats.lag", sync: "prompts"});
   const charts = [open, done, oldest, lag];
   signal.addEventListener("abort", () => charts.forEach((chart) => chart.close()));
   const range = choice("Range", RANGES, state.range ?? "300", (chosen) => {
@@ -51,7 +51,7 @@ export function openPrompts({root, parameters, stream, signal}) {
   const refresh = every(3, signal, stream, async () => {
     try {
       const tables = (await get("figures", {}, signal)).map((name) => name.match(IS_TABLE)?.[1]).filter(Boolean);
-      over.hidden = !tables.length && !stream.newest?.prompts.length;
+      over.hidden = !tables.length && !stream.newest?.own.prompts?.length;
       if (over.hidden) return;
       const name = tables.flatMap((each) => [...STATES, "oldest_lease", "lag"].map((one) => `prompts.${each}.${one}`));
       const found = await get("curves", {name, points: 300, ...spanOf(state, stream)}, signal);
@@ -67,31 +67,33 @@ export function openPrompts({root, parameters, stream, signal}) {
       if (error.name !== "AbortError") showProblem(message, error);
     }
   });
-  return {update: ({prompts}) => patch(cards, prompts.length ? prompts.map(shown) : nothing())};
+  return {update: ({own}) => patch(cards, own.prompts?.length ? own.prompts.map(shown) : nothing())};
 }
 
 /** One table: an answer in words, its states as a bar, and who holds what. */
-function shown(row) {
-  const {reasons, holders, rank_tokens: tokens} = row;
+function shown({table: name, figures}) {
+  const row = {...figures, table: name};
+  const {reasons, rank_tokens: tokens} = row;
+  const holders = [...row.holders].sort((one, other) => other.leases - one.leases).slice(0, 32);
   const mean = tokens.reduce((sum, each) => sum + each, 0) / Math.max(1, tokens.length);
   const most = mean ? Math.max(...tokens) / mean : null;
   return h("div.prompts",
     h("section.card", h("h2", `Table ${row.table}`), h("p.answer", answerOf(row)), bar(row), facts([
-      [term("PromptsRow.waiting", "Prompts given"), count(row.given)],
-      [term("PromptsRow.holders", "Workers with a lease"), count(row.workers)],
-      [term("PromptsRow.oldest_lease"), row.workers ? duration(row.oldest_lease) : NONE],
+      [term("PromptStats.waiting", "Prompts given"), count(row.given)],
+      [term("PromptStats.holders", "Workers with a lease"), count(row.workers)],
+      [term("PromptStats.oldest_lease"), row.workers ? duration(row.oldest_lease) : NONE],
       ["Leases that ended unfinished", count(row.expired)],
       ["Answers too late, failed", `${count(row.late)}, ${count(row.failed)}`],
-      [term("PromptsRow.dead"), count(reasons["no signal"] ?? 0)],
-      [term("PromptsRow.replayable"), count(row.replayable)],
+      [term("PromptStats.dead"), count(reasons["no signal"] ?? 0)],
+      [term("PromptStats.replayable"), count(row.replayable)],
       ["Tokens drawn", figure(row.tokens_drawn)],
-      [term("PromptsRow.lag", "Models behind, newest step"), row.drawn || row.committed ? count(row.lag) : NONE],
-      [term("PromptsRow.rank_tokens", "Most tokens of a rank"), most === null ? NONE : `${share(most)} of the mean`],
+      [term("PromptStats.lag", "Models behind, newest step"), row.drawn || row.committed ? count(row.lag) : NONE],
+      [term("PromptStats.rank_tokens", "Most tokens of a rank"), most === null ? NONE : `${share(most)} of the mean`],
     ])),
     h("div.grid.wide",
-      holders.length && h("section.card", h("h2", term("PromptsRow.holders")), table(`Workers with leases of ${row.table}`, HOLDERS, holders)),
-      tokens.length > 1 && h("section.card", h("h2", term("PromptsRow.rank_tokens")), table(`Tokens of each rank of ${row.table}`, RANKS, tokens.map((each, rank) => ({rank, tokens: each, part: mean ? each / mean : null})))),
-      Object.keys(reasons).length > 0 && h("section.card", h("h2", term("PromptsRow.reasons")),
+      holders.length && h("section.card", h("h2", term("PromptStats.holders")), table(`Workers with leases of ${row.table}`, HOLDERS, holders)),
+      tokens.length > 1 && h("section.card", h("h2", term("PromptStats.rank_tokens")), table(`Tokens of each rank of ${row.table}`, RANKS, tokens.map((each, rank) => ({rank, tokens: each, part: mean ? each / mean : null})))),
+      Object.keys(reasons).length > 0 && h("section.card", h("h2", term("PromptStats.reasons")),
         table(`Dropped prompts of ${row.table}`, REASONS, Object.entries(reasons).sort(([, one], [, other]) => other - one)))));
 }
 

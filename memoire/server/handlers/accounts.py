@@ -96,7 +96,7 @@ class AccountsHandler:
                 applied=sum(pool.applied for pool in pools),
                 stale=sum(pool.stale for pool in pools),
                 guests=state.ledger.guests_since(now - SILENCE_TIMEOUT),
-                prompts=sum(table.pool.unfinished for table in state.tables),
+                unfinished=sum(table.pool.unfinished for table in state.tables),
             )
         )
 

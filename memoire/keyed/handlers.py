@@ -11,12 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memoire.errors import ProtocolError
-from memoire.tables.base import DEFAULTS, HoldsRows
-from memoire.tables.registry import Desk, Handler, Reply
-from memoire.wire import types
-from memoire.wire.frames import MessageHeader, encoded_bytes
-from memoire.wire.messages import Body
-from memoire.wire.receivers import Page
+from memoire.kinds import DEFAULTS, Body, Desk, Handler, MessageHeader, Page, Reply, encoded_bytes, types
 
 from . import messages as keyed
 from .pool import KeyedPool, KeyedRow, RowChange
@@ -48,7 +43,7 @@ class KeyedHandler:
 
     def _pool_of(self, header: MessageHeader) -> KeyedPool:
         """The rows of the table that a request is about. Raises ProtocolError (code "table")."""
-        found: KeyedPool = self._desk.table(header).asked(HoldsRows, header.type.name).rows(header.client)
+        found: KeyedPool = self._desk.table(header).asked(KeyedPool, header.type.name).rows(header.client)
         return found
 
     def find(self, _: float, header: MessageHeader, body: keyed.FindRows, payload: Any) -> Reply:

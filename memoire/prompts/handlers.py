@@ -17,15 +17,11 @@ from typing import Any, Final
 import msgspec
 
 from memoire.errors import ProtocolError
-from memoire.tables.base import AnswersPrompts
-from memoire.tables.registry import Desk, Handler, Reply
-from memoire.wire import types
-from memoire.wire.frames import MessageHeader, encoded_bytes
-from memoire.wire.messages import Body
-from memoire.wire.receivers import Page, too_large
+from memoire.kinds import Body, Desk, Handler, MessageHeader, Page, Reply, encoded_bytes, too_large, types
 
 from . import messages
 from .columns import NOTHING, PIECE_BYTES, Packed, checked
+from .pool import PromptPool
 from .rows import Key, PromptRow, PromptState
 from .table import PromptTable, counts_of, figures_of, why_not
 
@@ -52,7 +48,7 @@ class PromptsHandler:
     def ask(self, _: float, header: MessageHeader, body: messages.Prompts, __: Any) -> Reply:
         """Tell how prompts stand, and what they hold."""
         pool = self._pool_of(header)
-        with pool.held(header.client) as table:
+        with pool.locked(header.client) as table:
             if body.call == "counts":
                 return self._reply(table, counts=counts_of(table.book) | figures_of(table))
             if body.call == "forget":
@@ -66,7 +62,7 @@ class PromptsHandler:
     def work(self, _: float, header: MessageHeader, body: messages.Answers, payload: Any) -> Reply:
         """Lease prompts, take answers in, let leases end."""
         pool, worker = self._pool_of(header), header.client
-        with pool.held(worker) as table:
+        with pool.locked(worker) as table:
             if body.call == "lease":
                 return self._lease(table, worker, body, pool.now())
             if body.call in ("renew", "release"):
@@ -76,7 +72,7 @@ class PromptsHandler:
     def lead(self, _: float, header: MessageHeader, body: messages.Groups, payload: Any) -> Reply:
         """Take prompts in, hand groups out, commit and rewind."""
         pool = self._pool_of(header)
-        with pool.held(header.client) as table:
+        with pool.locked(header.client) as table:
             if body.call == "add":
                 return self._add(table, body, memoryview(payload or b"").cast("B"))
             if body.call == "draw":
@@ -276,8 +272,8 @@ class PromptsHandler:
         body = messages.Prompted(**facts, is_over=table.is_over, is_empty=is_empty, **said)
         return Reply(body, payload or None, until_saved=not is_saved and table.store.saves is not None)
 
-    def _pool_of(self, header: MessageHeader) -> AnswersPrompts:
-        return self._desk.table(header).asked(AnswersPrompts, header.type.name)
+    def _pool_of(self, header: MessageHeader) -> PromptPool:
+        return self._desk.table(header).asked(PromptPool, header.type.name)
 
 
 def _key_of(key: messages.PromptKey) -> Key:

@@ -1,14 +1,8 @@
-"""The calls of those who look at prompts and change nothing: reward models, evaluations, people.
+"""All calls of those who use a table of prompts: givers, workers, listeners and trainers.
 
-The calls of workers, who lease prompts and answer them, and of those who amend answers.
-
-All calls of those who use a table of prompts: givers, workers, listeners and trainers.
-
-The calls of those who give prompts, and order them.
-
-The calls of trainers: steps of groups, commits, and the way back to a checkpoint.
-
-What all calls of a table of prompts share: its servers, and how long a call may take.
+  giver ──add──▶                        ──lease, answer──  worker
+                   Table(storage="prompts")
+trainer ◀─draw──                        ──list, amend────  reward model
 """
 
 from __future__ import annotations
@@ -17,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from memoire import arguments
-from memoire.arguments import checked_names, finite, mapping, model_version, one_of, seconds, text, whole
+from memoire import Schema
+from memoire.building import Given, checked_names, finite, mapping, model_version, one_of, seconds, text, whole
 from memoire.errors import EpochOver, ParameterError, WrongType
-from memoire.replay.schema import Schema
-from memoire.tables.calls import Request, Transport
+from memoire.kinds import DEFAULT_TIMEOUT, Context, FarCalls, Request, Transport
+from memoire.limits import Limits
 
 from . import messages
 from .columns import gathered, mask_of, places_of
@@ -273,7 +267,7 @@ class WorkerCalls(TableCalls):
             MemoireTimeout: none came in that time; it says why.
         """
         wanted, lasting = whole("count", count, 1, 1024), _lasting(seconds)
-        acting = None if version is None else arguments.model_version(version, "version")
+        acting = None if version is None else model_version(version, "version")
         return self._worker.lease(wanted, lasting, acting, self._patience(timeout))
 
     def renew(self, lease: Lease, seconds: float | None = None, timeout: float | None = None) -> bool:
@@ -340,12 +334,12 @@ class WorkerCalls(TableCalls):
         worker has several groups at once. For each prompt whether its answers count.
         """
         patience = self._patience(timeout)
-        given = [(checked_lease(lease), arguments.mapping("answers", each)) for lease, each in answers]
+        given = [(checked_lease(lease), mapping("answers", each)) for lease, each in answers]
         for _, each in given:
             for index in each:
                 whole("index", index, 0)
         facts: dict[str, Any] = {
-            "version": arguments.model_version(version, "version"),
+            "version": model_version(version, "version"),
             "piece": piece,
             "is_last": last,
         }
@@ -370,12 +364,12 @@ class WorkerCalls(TableCalls):
         return self._worker.amend(checked_keys([key])[0], whole("index", index, 0), columns, self.schema, patience)
 
 
-def _lasting(seconds: float | None) -> float:
+def _lasting(given: float | None) -> float:
     """Seconds of a lease as they travel: 0 for what the table says. Raises ParameterError."""
-    if seconds is None:
+    if given is None:
         return 0.0
-    if not (found := arguments.seconds(seconds, 0.0)):
-        raise ParameterError("seconds", seconds, "above 0, or None for what the table says (`lease`)")
+    if not (found := seconds(given, 0.0)):
+        raise ParameterError("seconds", given, "above 0, or None for what the table says (`lease`)")
     return found
 
 
@@ -477,14 +471,14 @@ class GiverCalls(TableCalls):
 
     def shares(self, shares: Mapping[str, float], timeout: float | None = None) -> None:
         """Lease and draw data sets in these shares from now on, such as {"math": 0.7, "code": 0.3}; {} by age alone."""
-        given = {checked_dataset(name): float(share) for name, share in arguments.mapping("shares", shares).items()}
+        given = {checked_dataset(name): float(share) for name, share in mapping("shares", shares).items()}
         if any(not 0.0 < share < float("inf") for share in given.values()):
             raise ParameterError("shares", shares, "numbers above 0")
         self._order("shares", timeout, shares=given)
 
     def saw_model(self, version: int, timeout: float | None = None) -> None:
         """There is a model of this version, from which `max_model_lag` counts: for those who publish it elsewhere."""
-        self._order("model", timeout, version=arguments.model_version(version, "version"))
+        self._order("model", timeout, version=model_version(version, "version"))
 
     def _order(self, call: Order, timeout: float | None, **facts: Any) -> int:
         deadline = self._transport.now() + self._patience(timeout)
@@ -592,3 +586,54 @@ class TrainerCalls(TableCalls):
 
 class PromptCalls(GiverCalls, WorkerCalls, ListenerCalls, TrainerCalls):
     """See `memoire.Prompts`."""
+
+
+class Prompts(PromptCalls, FarCalls):
+    """A table of prompts at one or several servers. All methods may be called from any thread, those of a trainer by
+    one at a time.
+
+    What each process may call is for its key: an actor's key leases, answers and amends; a reader's lists and fetches;
+    a learner's may do everything.
+
+    Args:
+        addresses: Of servers, proxies or both.
+        table: Its name; None is the first table of prompts.
+        keys: This process' keys folder. None takes $MEMOIRE_KEYS, and without it no key.
+        rank: Which one of how many trainers that learn as one: each draws its part of a step.
+        timeout: Seconds that a call takes at most if it is given no other number; also this one.
+        session: What all ranks of one start of the trainer call it, such as a text that rank 0 made and sent to them.
+            "" makes one, for a single rank.
+        name: What people see of this process.
+
+    Raises:
+        MemoireTimeout, AuthError: no server answered in `timeout` seconds.
+        ParameterError: the table stores something else.
+        Refused: there is no such table.
+    """
+
+    CALLED = "this user of prompts"
+
+    @checked_names()
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        table: str | None = None,
+        *,
+        keys: Given = None,
+        rank: tuple[int, int] = (0, 1),
+        timeout: float = DEFAULT_TIMEOUT,
+        session: str = "",
+        name: str = "",
+        limits: Limits | None = None,
+        context: Context | None = None,
+        tune_process: bool = True,
+    ) -> None:
+        self.rank = checked_rank(rank, session)
+        facts: dict[str, Any] = {"limits": limits, "context": context, "tune_process": tune_process}
+        FarCalls.__init__(self, addresses, "prompts", table=table, keys=keys, name=name, **facts)
+        patience = seconds(timeout, DEFAULT_TIMEOUT)
+        PromptCalls.__init__(self, self._far, self.rank, patience, session)
+        self._meet(patience)
+
+    def __repr__(self) -> str:
+        return f"<memoire.Prompts {self.client_id.hex()[:8]} of {', '.join(self.urls)}>"

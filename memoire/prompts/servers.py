@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.tables.calls import CalledServers
+from memoire.kinds import CalledServers
 
 from . import messages
 

@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from memoire._core import Held
-from memoire.arguments import text
-from memoire.tables.calls import CalledServers, Reply, Request, Transport, Work
-from memoire.wire import _bytes
-from memoire.wire.messages import Body
+from memoire.building import Held, checksum, text
+from memoire.kinds import Body, CalledServers, CallReply, Request, Transport, Work
 
 from . import messages as keyed
 
@@ -63,7 +60,7 @@ class KeyedCalls:
     def __init__(self, transport: Transport, homes: Sequence[str]) -> None:
         self._transport, self._servers = transport, KeyedServers(transport)
         self._homes = tuple(sorted(set(homes)))
-        self._hashes = {home: _bytes.checksum(home.encode()) for home in self._homes}
+        self._hashes = {home: checksum(home.encode()) for home in self._homes}
         self._uploads, self._making = itertools.count(1), threading.Lock()
         self._newest_made = 0  # microseconds, of the newest row that was written: none is older than one before it
 
@@ -147,7 +144,7 @@ class KeyedCalls:
         found: dict[str, list[int]] = {}
         for place, name in enumerate(names):
             content = f"{partition}\0{name}".encode()
-            best = max(self._homes, key=lambda home: _bytes.checksum(content, self._hashes[home]))
+            best = max(self._homes, key=lambda home: checksum(content, self._hashes[home]))
             found.setdefault(best, []).append(place)
         return found
 
@@ -231,7 +228,7 @@ def _one(body: Body, payload: bytes | None = None) -> Work[None]:
     yield Request(body, payload)
 
 
-def _payload(reply: Reply) -> memoryview | None:
+def _payload(reply: CallReply) -> memoryview | None:
     return reply.payload if len(reply.payload) else None
 
 

@@ -16,11 +16,11 @@ from interrupts import everywhere
 from memoire.cli.drain import drain
 from memoire.errors import EntryError, EpochOver, MemoireTimeout, NoSuchField, ParameterError, Refused
 from memoire.limits import Limits
+from memoire.prompts import messages as messages_of_prompt_worker
+from memoire.prompts.book import MAX_CONSUMERS
+from memoire.prompts.servers import PromptServers, most_of
+from memoire.prompts.worker import PromptWorker
 from memoire.replay.schema import RowSchema
-from memoire.tables.prompts import messages as messages_of_prompt_worker
-from memoire.tables.prompts.book import MAX_CONSUMERS
-from memoire.tables.prompts.servers import PromptServers, most_of
-from memoire.tables.prompts.worker import PromptWorker
 from memoire.tables.table import TABLE_NAMES
 from memoire.wire import messages
 from netkit import in_thread, until
@@ -298,7 +298,7 @@ def test_a_drain_waits_until_the_prompts_of_the_server_that_leaves_are_committed
         assert "error" not in box and said[-1] == "old may be stopped, and taken off its proxies' lists"
         with memoire.Prompts([old.endpoint, new.endpoint], "t", timeout=10.0) as both:
             both.add(dict.fromkeys(range(10, 14), ""), "d")
-            assert (old.prompts().counts()["waiting"], new.prompts().counts()["waiting"]) == (0, 4)
+            assert (old.table("t").calls().counts()["waiting"], new.table("t").calls().counts()["waiting"]) == (0, 4)
 
 
 @pytest.mark.slow
@@ -309,7 +309,7 @@ def test_several_servers_share_prompts_and_each_is_trained_on_once():
             prompts.add(dict.fromkeys(range(40), ""), "d") == 40 and prompts.add(dict.fromkeys(range(40), ""), "d") == 0
         )
         prompts.finish("d")
-        held = [each.prompts().counts()["waiting"] for each in servers]
+        held = [each.table("t").calls().counts()["waiting"] for each in servers]
         assert sum(held) == 40 and min(held) > 0
         worker = threading.Thread(target=answer_all, args=(prompts,), kwargs={"timeout": 2.0})
         worker.start()
@@ -341,7 +341,7 @@ def test_a_server_that_is_drained_gets_no_new_prompts_and_those_that_it_has_are_
     urls, given = [each.endpoint for each in servers], [0]
 
     def there():
-        return servers[1].stats().tables["t"].prompts.given
+        return servers[1].stats().tables["t"].own.given
 
     def add_elsewhere():
         """Whether the other server got sixteen more."""
@@ -359,7 +359,7 @@ def test_a_server_that_is_drained_gets_no_new_prompts_and_those_that_it_has_are_
         trained = [key[2] for step in prompts.groups(8) for key in step.keys]
         assert sorted(trained) == list(range(given[0]))
         prompts.commit(given[0])
-        assert servers[1].stats().tables["t"].prompts.committed == there() > 0
+        assert servers[1].stats().tables["t"].own.committed == there() > 0
     for each in servers:
         each.close()
 
@@ -367,7 +367,7 @@ def test_a_server_that_is_drained_gets_no_new_prompts_and_those_that_it_has_are_
 @pytest.mark.slow
 def test_a_snapshot_goes_into_another_number_of_servers(tmp_path):
     with memoire.Server(ANY, tables={"t": table()}, state=tmp_path / "one", name="s") as server:
-        prompts = server.prompts()
+        prompts = server.table("t").calls()
         prompts.add({i: f"p{i}" for i in range(20)}, "d")
         answer_all(prompts, 12)
         for step in range(3):
@@ -475,12 +475,12 @@ def test_listeners_go_on_where_they_were(prompts):
 def test_dead_groups_are_dropped_and_informative_ones_replayed():
     settings = {"score": "variance", "drop_dead": True, "replay_limit": 8, "keep": 0}
     with memoire.Server(ANY, tables={"t": table(**settings)}) as server:
-        prompts = server.prompts()
+        prompts = server.table("t").calls()
         prompts.add(dict.fromkeys(range(12), ""), "d")
         for lease in prompts.lease(12):
             rewards = (1.0, 1.0) if lease.index % 3 == 0 else (0.0, 1.0)
             prompts.answers(lease, {i: {"tokens": [1], "reward": rewards[i]} for i in lease.missing})
-        assert prompts.counts()["dropped"] == 4 and server.stats().tables["t"].prompts.dead == 4
+        assert prompts.counts()["dropped"] == 4 and server.stats().tables["t"].own.dead == 4
         first = prompts.draw(0, 4)
         prompts.commit(0)
         step = prompts.draw(1, 4, replay=0.5)
@@ -495,7 +495,7 @@ def test_replay_fills_up_what_fresh_groups_lack_and_a_step_of_replayed_ones_alon
     settings = {"score": "variance", "replay_limit": 8, "keep": 0}
     tables = {"t": table(**settings)}
     with memoire.Server(ANY, tables=tables, state=tmp_path) as server:
-        prompts = server.prompts(session="s")
+        prompts = server.table("t").calls(session="s")
         prompts.add(dict.fromkeys(range(8), ""), "d")
         answer_all(prompts, 5)
         with pytest.raises(MemoireTimeout, match="5 of 6 groups ready"):
@@ -509,7 +509,7 @@ def test_replay_fills_up_what_fresh_groups_lack_and_a_step_of_replayed_ones_alon
         alone = prompts.draw(2, 4, replay=1.0)
         assert alone.is_replayed.all() and len(set(alone.keys)) == 4
     with memoire.Server(ANY, tables=tables, state=tmp_path) as server:
-        prompts = server.prompts(session="s")
+        prompts = server.table("t").calls(session="s")
         assert prompts.draw(2, 4, replay=1.0).keys == alone.keys and prompts.draw(1, 4).keys == step.keys
         prompts.finish("d")
         answer_all(prompts)
@@ -527,7 +527,7 @@ def test_a_server_can_give_the_largest_number_of_groups_that_its_ready_ones_allo
 @pytest.mark.parametrize("on_stale", ["drop", "wait", "pace"])
 def test_groups_that_are_too_old_are_not_handed_out(on_stale):
     with memoire.Server(ANY, tables={"t": table(max_model_lag=1, on_stale=on_stale)}) as server:
-        prompts = server.prompts()
+        prompts = server.table("t").calls()
         prompts.add(dict.fromkeys(range(4), ""), "d")
         if on_stale == "pace":
             with pytest.raises(MemoireTimeout, match="waits for the first draw"):
@@ -560,7 +560,7 @@ def test_settings_that_do_not_fit_are_refused_by_name(server):
         with pytest.raises(ParameterError, match="table 'default' is for memoire.connect"):
             memoire.Prompts(other.endpoint, timeout=10.0)
         with pytest.raises(ParameterError, match="storage"):
-            other.prompts()
+            other.table("default").calls()
 
 
 def test_the_terminal_shows_how_prompts_stand(server, prompts, capsys):

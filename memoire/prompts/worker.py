@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from memoire import _core
+from memoire import Schema
+from memoire.building import Held
 from memoire.errors import EntryError, MemoireError, MemoireTimeout, Refused
-from memoire.replay.schema import Schema
-from memoire.tables.calls import Reply, Request
+from memoire.kinds import CallReply, Request
 
 from . import messages
 from .columns import ANSWER_PART, Packed, RawColumns, packed, raw_columns
@@ -76,7 +76,7 @@ class PromptWorker:
 
     def lease(self, count: int, seconds: float, version: int | None, patience: float) -> list[Lease]:
         """At least one prompt, at most `count`. Raises MemoireTimeout."""
-        with _core.Held(self._one_lease):
+        with Held(self._one_lease):
             return self._servers.wait(
                 "lease", patience, lambda deadline: self._lease(count, seconds, version, deadline)
             )
@@ -102,7 +102,7 @@ class PromptWorker:
             reasons.append(answer.body.wait if len(names) == 1 else f"server {name!r}: {answer.body.wait}")
         return None, "; ".join(reasons) or "no server is known"
 
-    def _take(self, name: str, answer: Reply) -> list[Lease]:
+    def _take(self, name: str, answer: CallReply) -> list[Lease]:
         leases, begin, now = [], 0, self._servers.transport.now()
         for told in answer.body.leases:
             payload = bytes(answer.payload[begin : begin + told.bytes])
@@ -111,7 +111,7 @@ class PromptWorker:
             leases.append(
                 Lease(key, told.lease, payload, tuple(told.missing), until, told.is_evaluation, told.tags, name)
             )
-        with _core.Held(self._lock):
+        with Held(self._lock):
             held = self._held.setdefault(name, {})
             for lease in leases:
                 self._ends[name, lease.number] = lease.until  # first: one without an end would be held for good
@@ -121,13 +121,13 @@ class PromptWorker:
 
     def forget(self, lease: Lease) -> None:
         """A lease is over, as far as this worker is concerned."""
-        with _core.Held(self._lock):
+        with Held(self._lock):
             self._held.get(lease.server, {}).pop(lease.number, None)
             self._ends.pop((lease.server, lease.number), None)
 
     def _renewed(self, lease: Lease, seconds: float) -> None:
         """A lease goes on. Without `seconds` it does as long as the table says, which this worker does not know."""
-        with _core.Held(self._lock):
+        with Held(self._lock):
             if seconds:
                 self._ends[lease.server, lease.number] = self._servers.transport.now() + seconds
             else:
@@ -136,7 +136,7 @@ class PromptWorker:
     def _having(self, name: str) -> list[int]:
         """Numbers of the leases at a server that this worker knows of, without those whose time has passed."""
         now = self._servers.transport.now()
-        with _core.Held(self._lock):
+        with Held(self._lock):
             held = self._held.get(name, {})
             for number in [number for number in held if self._ends.get((name, number), math.inf) < now]:
                 del held[number], self._ends[name, number]
@@ -144,7 +144,7 @@ class PromptWorker:
 
     def _settle(self, lease: Lease, indexes: Iterable[int]) -> None:
         """These answers are not wanted of this worker any more; a lease without others is over."""
-        with _core.Held(self._lock):
+        with Held(self._lock):
             wanted = self._held.get(lease.server, {}).get(lease.number)
             if wanted is not None:
                 wanted.difference_update(indexes)
@@ -241,25 +241,25 @@ class PromptWorker:
 
     def learn(self, keys: Iterable[Key], server: str) -> None:
         """These prompts are at this server."""
-        with _core.Held(self._lock):
+        with Held(self._lock):
             if len(self._homes) > 1 << 18:
                 self._homes.clear()  # for a prompt whose server is not known, each server is asked
             self._homes.update((key, server) for key in keys)
 
-    def at_home(self, key: Key, request: Request, deadline: float) -> Reply:
+    def at_home(self, key: Key, request: Request, deadline: float) -> CallReply:
         """Ask the server that has a prompt: the one that is known, or else each of them."""
-        with _core.Held(self._lock):
+        with Held(self._lock):
             home = self._homes.get(key)
         if home in self._servers.names:
             assert home is not None
             answer = self._servers.some({home: request}, deadline)[home]
-            if isinstance(answer, Reply):
+            if isinstance(answer, CallReply):
                 return answer
             if not (isinstance(answer, Refused) and answer.code == "missing"):
                 raise answer
         answers = self._servers.some(dict.fromkeys(self._servers.names, request), deadline)
         for name, answer in answers.items():
-            if isinstance(answer, Reply):
+            if isinstance(answer, CallReply):
                 self.learn([key], name)
                 return answer
         errors = [answer for answer in answers.values() if isinstance(answer, MemoireError)]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from memoire.errors import ProtocolError
+from memoire.prompts import saving as snapshot
+from memoire.prompts.columns import COLUMNS, PAYLOAD, packed, packed_key, raw_columns
+from memoire.prompts.rows import PromptRules, PromptState
+from memoire.prompts.saving import NO_PAYLOAD, restore, take_changes
+from memoire.prompts.table import PromptTable, counts_of
 from memoire.replay.schema import RowSchema
-from memoire.tables.prompts import saving as snapshot
-from memoire.tables.prompts.columns import COLUMNS, PAYLOAD, packed, packed_key, raw_columns
-from memoire.tables.prompts.rows import PromptRules, PromptState
-from memoire.tables.prompts.saving import NO_PAYLOAD, restore, take_changes
-from memoire.tables.prompts.table import PromptTable, counts_of
 from prompt_model import ATTEMPTS, KEEP, LAG, LEASE, ModelTable
 
 SCHEMA = RowSchema({"tokens": (np.int32, (None,)), "reward": np.float32})

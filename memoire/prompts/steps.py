@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from memoire._core import PriorityTree
+from memoire.building import PriorityTree
 from memoire.errors import ProtocolError
 
 from .book import PromptBook

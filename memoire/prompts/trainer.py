@@ -20,11 +20,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.arguments import finite
+from memoire import Ragged, Schema
+from memoire.building import finite
 from memoire.errors import EpochOver, MemoireTimeout, NoSuchField, ParameterError, Refused
-from memoire.replay.columns import Ragged
-from memoire.replay.schema import Schema
-from memoire.tables.calls import Reply, Request
+from memoire.kinds import CallReply, Request
 
 from . import messages
 from .columns import NOTHING, RawColumns, checked, gathered, mask_of, mask_of_places, places_of, unpacked
@@ -245,7 +244,7 @@ class PromptTrainer:
         return self._fix(step, groups, replay, plan, deadline)
 
     def _propose(
-        self, step: int, groups: int, replay: float, told: Mapping[str, Reply]
+        self, step: int, groups: int, replay: float, told: Mapping[str, CallReply]
     ) -> tuple[messages.StepPlan | None, str]:
         """The first plan of a step, once enough groups are ready. Raises EpochOver if none come any more."""
         fixed = {name: len(each.body.groups) for name, each in told.items() if each.body.groups}
@@ -260,7 +259,7 @@ class PromptTrainer:
         names = sorted({*shares, *fixed})
         return messages.StepPlan(1, {name: shares.get(name, 0) + fixed.get(name, 0) for name in names}, groups), ""
 
-    def _is_over(self, told: Mapping[str, Reply]) -> bool:
+    def _is_over(self, told: Mapping[str, CallReply]) -> bool:
         """Whether no more groups come: every server that was given prompts says so."""
         given = [each.body for each in told.values() if each.body.is_over or not each.body.is_empty]
         return bool(given) and all(body.is_over for body in given)
@@ -284,7 +283,7 @@ class PromptTrainer:
         return None, _reasons(told)
 
     def _replan(
-        self, step: int, groups: int, replay: float, plan: messages.StepPlan, told: Mapping[str, Reply],
+        self, step: int, groups: int, replay: float, plan: messages.StepPlan, told: Mapping[str, CallReply],
         deadline: float,
     ) -> None:  # fmt: skip
         """Servers that lack groups give what they have, if others can give the rest, or nothing more comes."""
@@ -319,7 +318,7 @@ class PromptTrainer:
             is_last=is_last, after=0,
         )  # fmt: skip
 
-    def _whole(self, told: Mapping[str, Reply], step: int, deadline: float) -> dict[str, Reply]:
+    def _whole(self, told: Mapping[str, CallReply], step: int, deadline: float) -> dict[str, CallReply]:
         """The same replies with all groups of a step: what was left of them is asked for."""
         whole = dict(told)
         for name, reply in told.items():
@@ -333,7 +332,7 @@ class PromptTrainer:
                     groups, page = [], msgspec.structs.replace(page, is_whole=False)
                     continue
                 groups += page.groups
-            whole[name] = Reply(msgspec.structs.replace(reply.body, groups=groups), reply.payload)
+            whole[name] = CallReply(msgspec.structs.replace(reply.body, groups=groups), reply.payload)
         return whole
 
     def _fetch(
@@ -426,7 +425,7 @@ def fetched(
     return found
 
 
-def _complete(plan: messages.StepPlan, told: Mapping[str, Reply]) -> list[DrawnGroup] | None:
+def _complete(plan: messages.StepPlan, told: Mapping[str, CallReply]) -> list[DrawnGroup] | None:
     """All groups of a plan, in an order that is the same everywhere; None while some are not fixed."""
     drawn: list[DrawnGroup] = []
     for name in sorted(plan.groups):
@@ -445,7 +444,7 @@ def _spare(body: messages.Prompted, replay: float, groups: int) -> int:
     return most_of(counts.get("ready", 0), counts.get("replayable", 0), replay, groups)
 
 
-def _reasons(told: Mapping[str, Reply]) -> str:
+def _reasons(told: Mapping[str, CallReply]) -> str:
     reasons = {name: each.body.wait for name, each in told.items() if each.body.wait}
     if len(told) == 1:
         return next(iter(reasons.values()), "")

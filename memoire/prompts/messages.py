@@ -1,11 +1,10 @@
 """What messages about prompts say: a giver adds prompts, workers answer them, trainers draw groups of answers."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from memoire.wire import types
-from memoire.wire.messages import (
+from memoire.kinds import (
     Body,
     Count,
     Name,
@@ -18,6 +17,7 @@ from memoire.wire.messages import (
     Weight,
     Word,
     body,
+    types,
 )
 
 
@@ -124,6 +124,7 @@ class AnswerColumns(TailRow, frozen=True, array_like=True):
 class Prompts(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Asks for prompts of a table that stores them; only cursors of consumers are changed. Answered by PROMPTED."""
 
+    changes: ClassVar = True
     call: Literal["counts", "list", "fetch", "payloads", "forget"]
     states: Annotated[list[Small], Meta(max_length=16)] = []  # none: any
     tags: Annotated[dict[Name, Name], Meta(max_length=32)] = {}  # that a prompt has to have
@@ -144,6 +145,7 @@ class Prompts(Body, frozen=True, kw_only=True, omit_defaults=True):
 class Answers(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A worker leases prompts, answers them or gives them back; anybody amends answers. Answered by PROMPTED."""
 
+    changes: ClassVar = True
     call: Literal["lease", "renew", "answer", "amend", "fail", "release"]
     count: Small = 1  # leases
     seconds: Seconds = 0.0  # that a lease lasts; 0: as the table says
@@ -151,11 +153,17 @@ class Answers(Body, frozen=True, kw_only=True, omit_defaults=True):
     leases: Annotated[list[Word], Meta(max_length=65536)] = []  # that the worker has; or that it renews or releases
     pieces: Annotated[list[AnswerPiece], Meta(max_length=65536)] = []
 
+    @property
+    def is_saved_first(self) -> bool:
+        """Leases save nothing."""
+        return self.call not in {"lease", "renew"}
+
 
 @body(types.GROUPS)
 class Groups(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A giver adds prompts and orders them; a trainer draws groups, commits and rewinds. Answered by PROMPTED."""
 
+    changes: ClassVar = True
     call: Literal[
         "add",
         "known",
@@ -189,6 +197,11 @@ class Groups(Body, frozen=True, kw_only=True, omit_defaults=True):
     after: Small | None = None  # draw: groups of the step that came already; null: all of them come in one reply
     plan: StepPlan | None = None  # to be kept here
     version: Count | None = None  # of the newest model
+
+    @property
+    def is_saved_first(self) -> bool:
+        """All but "known", which only asks."""
+        return self.call != "known"
 
 
 @body(types.PROMPTED)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from memoire.replay.parameters import Parameters
-from memoire.tables.registry import Kind, PoolPlace, PushLimits, TableSettings, check_once
+from memoire import Parameters
+from memoire.kinds import Kind, PoolPlace, PushLimits, TableSettings, check_once
 
 if TYPE_CHECKING:
-    from memoire.replay.schema import Schema
-    from memoire.tables.base import TablePool
+    from memoire import Schema
+    from memoire.kinds import TablePool
 
 
 class PromptsKind(Kind):
@@ -18,23 +18,24 @@ class PromptsKind(Kind):
 
     name = holds = room = "prompts"
     weighed = "Scores of the groups that are ready."
-    pool = "memoire.tables.prompts.pool:PromptPool"
-    saved = "memoire.tables.prompts.pool:PromptRecord"
-    answers = "memoire.tables.prompts.handlers:answers"
-    settings = "memoire.tables.prompts.settings:PromptSettings"
-    offers = ("HasRoom", "AnswersPrompts", "HasCalls", "SavesRows")
+    pool = "memoire.prompts.pool:PromptPool"
+    figures = "memoire.prompts.table:PromptStats"
+    saved = "memoire.prompts.pool:PromptRecord"
+    answers = "memoire.prompts.handlers:answers"
+    settings = "memoire.prompts.settings:PromptSettings"
+    offers = ("HasRoom", "HasCalls", "SavesRows", "PromptPool")
     instead = "memoire.Prompts"
     no_pushes = "this table stores prompts, which are answered by ANSWERS: use memoire.Prompts"
 
     def schema_class(self) -> type[Schema]:
         """No column of an answer has a role."""
-        from memoire.replay.schema import RowSchema
+        from memoire.building import RowSchema
 
         return RowSchema
 
     def schema_from(self, given: Schema | Mapping[str, Any] | None) -> Schema:
         """The columns of an answer."""
-        from memoire.replay.schema import row_schema_from
+        from memoire.building import row_schema_from
 
         return row_schema_from("schema", given)
 

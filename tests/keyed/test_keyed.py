@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from dispatchkit import ME, YOU, Asker, made_dispatcher
 from memoire import Server, Table
 from memoire.errors import ParameterError, ProtocolError
+from memoire.keyed import messages as keyed
+from memoire.keyed.calls import KeyedCalls, Row
+from memoire.keyed.handlers import KeyedHandler
+from memoire.keyed.pool import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedPool, RowChange
 from memoire.limits import Limits
 from memoire.reader.calls import FarCalls
-from memoire.tables.base import HoldsRows
-from memoire.tables.keyed import messages as keyed
-from memoire.tables.keyed.calls import KeyedCalls, Row
-from memoire.tables.keyed.handlers import KeyedHandler
-from memoire.tables.keyed.pool import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedPool, RowChange
 from memoire.wire import types
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.receivers import Page, Receiver
@@ -142,7 +141,7 @@ def test_it_holds_what_plain_dictionaries_hold_and_knows_its_bytes(changes):
 
 class FarRows(FarCalls):
     def __init__(self, addresses):
-        super().__init__(addresses, "keyed", HoldsRows, role="actor", limits=SMALL, tune_process=False)
+        super().__init__(addresses, "keyed", role="actor", limits=SMALL, tune_process=False)
         self.calls = KeyedCalls(self._far, self.urls)
         self._meet(10.0)
 

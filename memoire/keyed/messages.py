@@ -12,9 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from memoire.errors import ProtocolError
-from memoire.wire import _bytes, types
-from memoire.wire.frames import Buffer
-from memoire.wire.messages import Body, Count, Name, Small, TailRow, Word, body
+from memoire.kinds import Body, Buffer, Count, Name, Small, TailRow, Word, body, count_values, types
 
 Key: TypeAlias = Annotated[str, Meta(max_length=1024)]
 MAX_FIELDS: Final = 1024
@@ -118,7 +116,7 @@ def unpacked_size(payload: Buffer | None) -> int:
     """Bytes that rows or keys take when they are unpacked, about: to be asked for before that. 0: it is malformed."""
     if payload is None:
         return 0
-    values: int = _bytes.count_values(payload)
+    values: int = count_values(payload)
     return values and values * VALUE_BYTES + memoryview(payload).nbytes
 
 

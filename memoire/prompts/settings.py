@@ -16,10 +16,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.arguments import FOR_EVER, hint, one_of, whole
+from memoire import Parameters, Schema
+from memoire.building import FOR_EVER, hint, one_of, whole
 from memoire.errors import NoSuchField, ParameterError
-from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Schema
 
 from .columns import check_columns, mask_of
 from .rows import PromptRules

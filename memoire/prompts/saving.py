@@ -15,9 +15,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from memoire.errors import ParameterError, ProtocolError
+from memoire.kinds import SavedRow
 
 from .book import TableFacts
-from .columns import COLUMNS, FACTS, NOTHING, PAYLOAD, PLAN, ROW, STEP, Packed, Saved, checked, chosen, packed_key
+from .columns import COLUMNS, FACTS, NOTHING, PAYLOAD, PLAN, ROW, STEP, Packed, checked, chosen, packed_key
 from .messages import StepPlan
 from .rows import RESTORED, AnswerRow, Key, PromptRow, PromptState, StepRow
 from .steps import NO_PLACE
@@ -150,7 +151,7 @@ _PAYLOAD: Final = -1
 """In the place of an answer's number."""
 
 
-def take_changes(table: PromptTable) -> list[Saved]:
+def take_changes(table: PromptTable) -> list[SavedRow]:
     """All that changed since the last call, to be saved together; nothing if the table saves nothing."""
     if table.store.saves is None:
         return []
@@ -158,7 +159,7 @@ def take_changes(table: PromptTable) -> list[Saved]:
     book.note_turns()
     if not (table.store.saves or book.dirty or steps.dirty or table.new_plans or book.has_new_facts):
         return []
-    found: list[Saved] = [(kind, key, body) for (kind, key), body in table.store.saves.items()]
+    found: list[SavedRow] = [(kind, key, body) for (kind, key), body in table.store.saves.items()]
     found += [(ROW, packed_key(*row.key), encode(row)) for row in book.dirty.values()]
     found += [(STEP, packed_key(step), None if row is None else encode(row)) for step, row in steps.dirty.items()]
     found += [
@@ -171,7 +172,7 @@ def take_changes(table: PromptTable) -> list[Saved]:
     return found
 
 
-def restore(table: PromptTable, saved: Iterable[Saved], now: float) -> list[PromptRow]:
+def restore(table: PromptTable, saved: Iterable[SavedRow], now: float) -> list[PromptRow]:
     """Take what was saved, into an empty table. A payload or a piece of an answer without a body is missing.
 
     Returns:

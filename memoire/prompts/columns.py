@@ -19,10 +19,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
+from memoire import Column, Ragged, Schema
+from memoire.building import ENTRY_BYTES, conversion, is_finite
 from memoire.errors import EntryError, NoSuchField, ParameterError, ProtocolError
-from memoire.replay.columns import ENTRY_BYTES, Column, Ragged
-from memoire.replay.conversion import exact, finite, is_finite
-from memoire.replay.schema import Schema
 
 from .rows import Key
 
@@ -106,8 +105,8 @@ def raw_columns(schema: Schema, columns: Mapping[str, Any]) -> RawColumns:
         if name in columns:
             column, value = schema[name], columns[name]
             if not _is_exact(column, value):
-                value = exact(name, column, value)
-            found[place] = (finite(name, column, value) if column.is_finite else value).tobytes()
+                value = conversion.exact(name, column, value)
+            found[place] = (conversion.finite(name, column, value) if column.is_finite else value).tobytes()
     if len(found) < len(columns):
         mask_of(schema, columns)  # names the one that is not there
     if not found:
@@ -226,10 +225,8 @@ def gathered(schema: Schema, place: int, parts: Sequence[bytes | None]) -> Any:
     return np.frombuffer(data, column.dtype).reshape(len(parts), *column.shape)
 
 
-ROW, PAYLOAD, COLUMNS, STEP, PLAN, FACTS = range(6)
-"""Kinds of what is saved."""
-Saved: TypeAlias = tuple[int, bytes, bytes | None]
-"""Kind, key and body of something that is saved; None takes it out, or says that its file is missing or damaged."""
+ROW, STEP, PLAN, FACTS, PAYLOAD, COLUMNS = 0, 1, 2, 3, 8, 12
+"""Kinds of saved rows: payloads are large, and columns of answers can come again."""
 
 
 def packed_key(*parts: str | int) -> bytes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from memoire import Parameters
 from memoire.errors import ParameterError
-from memoire.replay.parameters import Parameters
-from memoire.tables.registry import Kind, PoolPlace, PushLimits, TableSettings, check_once
+from memoire.kinds import Kind, PoolPlace, PushLimits, TableSettings, check_once
 
 if TYPE_CHECKING:
-    from memoire.replay.schema import Schema
+    from memoire import Schema
 
 
 class KeyedKind(Kind):
@@ -18,10 +18,10 @@ class KeyedKind(Kind):
 
     name, holds = "keyed", "rows"
     weighed = "Bytes of rows."
-    pool = "memoire.tables.keyed.pool:KeyedPool"
-    saved = "memoire.tables.keyed.pool:PartitionRecord KeyedRecord"
-    answers = "memoire.tables.keyed.handlers:answers"
-    offers = ("HoldsRows", "HasCalls")
+    pool = "memoire.keyed.pool:KeyedPool"
+    saved = "memoire.keyed.pool:PartitionRecord KeyedRecord"
+    answers = "memoire.keyed.handlers:answers"
+    offers = ("HasCalls", "KeyedPool")
     instead = "memoire.tq"
     no_pushes = "this table stores rows by key, which are written by CHANGE_ROWS: use memoire.tq"
     has_columns = False
@@ -29,7 +29,7 @@ class KeyedKind(Kind):
 
     def schema_class(self) -> type[Schema]:
         """Rows have no columns."""
-        from memoire.replay.schema import NoColumns
+        from memoire.building import NoColumns
 
         return NoColumns
 

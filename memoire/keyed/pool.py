@@ -23,18 +23,26 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from memoire import Parameters, Schema
 from memoire.errors import ProtocolError
+from memoire.kinds import (
+    DEFAULTS,
+    MAX_INSPECTED,
+    Buffer,
+    ByteBudget,
+    Distribution,
+    HasCalls,
+    Histogram,
+    LastingPool,
+    Name,
+    Number,
+    PoolStats,
+    PutBack,
+    RecordBody,
+    SavedRecord,
+    Transport,
+)
 from memoire.limits import HELD_BYTES
-from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Schema
-from memoire.tables.base import DEFAULTS, MAX_INSPECTED, HoldsRows, PoolStats
-from memoire.tables.calls import Transport
-from memoire.tables.inspection import Distribution, Histogram
-from memoire.tables.pools import LastingPool
-from memoire.tables.saved import Number, PutBack, RecordBody, RecordKind, SavedRecord
-from memoire.wire.byte_budget import ByteBudget
-from memoire.wire.frames import Buffer
-from memoire.wire.messages import Name
 
 from . import messages as keyed
 
@@ -105,7 +113,7 @@ def _row_size(key: str, row: KeyedRow) -> int:
 class PartitionRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """A partition, before its rows."""
 
-    kind: ClassVar = RecordKind.PARTITION
+    kind: ClassVar = 10
     is_heading: ClassVar = True
     name: Name
 
@@ -113,7 +121,7 @@ class PartitionRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True)
 class KeyedRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """A row of the partition before it; the record's payload is its fields in msgpack."""
 
-    kind: ClassVar = RecordKind.KEYED_ROW
+    kind: ClassVar = 11
     has_payload: ClassVar = True
     key: keyed.Key
     number: Number
@@ -133,7 +141,7 @@ class KeyedRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 _FIELDS: Final = msgspec.msgpack.Decoder(keyed.Fields)
 
 
-class KeyedPool(LastingPool, HoldsRows):
+class KeyedPool(LastingPool, HasCalls):
     """The rows of one table. Thread-safe.
 
     Args:

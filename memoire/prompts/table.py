@@ -16,9 +16,9 @@ from typing import Annotated, Final
 
 import numpy as np
 
+from memoire import Schema
 from memoire.errors import ProtocolError
-from memoire.figures import adding, counter, gauge, shown
-from memoire.replay.schema import Schema
+from memoire.kinds import adding, counter, gauge, shown
 
 from .book import PromptBook, nothing_waits
 from .columns import PIECE_BYTES, ROW, Packed, PromptBytes, chosen, gathered, packed_key
