@@ -56,9 +56,13 @@ if TYPE_CHECKING:
     from memoire.tables.base import HasCalls as HasCalls
     from memoire.tables.base import HasRoom as HasRoom
     from memoire.tables.base import HearsSums as HearsSums
-    from memoire.tables.base import KeepsLayout as KeepsLayout
+    from memoire.tables.base import Number as Number
     from memoire.tables.base import PoolCounts as PoolCounts
     from memoire.tables.base import PoolStats as PoolStats
+    from memoire.tables.base import PutBack as PutBack
+    from memoire.tables.base import RecordBody as RecordBody
+    from memoire.tables.base import SavedRecord as SavedRecord
+    from memoire.tables.base import SavedRow as SavedRow
     from memoire.tables.base import SavesRows as SavesRows
     from memoire.tables.base import ShowsSamples as ShowsSamples
     from memoire.tables.base import TablePool as TablePool
@@ -70,6 +74,7 @@ if TYPE_CHECKING:
     from memoire.tables.calls import Request as Request
     from memoire.tables.calls import Transport as Transport
     from memoire.tables.calls import Work as Work
+    from memoire.tables.episodes.saving import KeepsLayout as KeepsLayout
     from memoire.tables.inspection import Distribution as Distribution
     from memoire.tables.inspection import Histogram as Histogram
     from memoire.tables.pools import LastingPool as LastingPool
@@ -82,12 +87,7 @@ if TYPE_CHECKING:
     from memoire.tables.registry import TableSettings as TableSettings
     from memoire.tables.registry import add as add
     from memoire.tables.registry import check_once as check_once
-    from memoire.tables.rollouts import transport as transport
-    from memoire.tables.saved import Number as Number
-    from memoire.tables.saved import PutBack as PutBack
-    from memoire.tables.saved import RecordBody as RecordBody
-    from memoire.tables.saved import SavedRecord as SavedRecord
-    from memoire.tables.saved import SavedRow as SavedRow
+    from memoire.tables.rollouts import fragments as fragments
     from memoire.wire import messages as messages
     from memoire.wire import types as types
     from memoire.wire import values as values

@@ -194,7 +194,7 @@ TIMES = {
     "heartbeat": ("memoire.client.session.HEARTBEAT_INTERVAL",),
     "home_away": ("memoire.client.session.AWAY_TIMEOUT",),
     "server_away": ("memoire.proxy.io.AWAY_TIMEOUT",),
-    "left_out": ("memoire.tables.far.LEFT_OUT_TIMEOUT",),
+    "left_out": ("memoire.tables.calls.LEFT_OUT_TIMEOUT",),
     "reader_hello": ("memoire.reader.directory.HELLO_INTERVAL",),
     "forgotten": ("memoire.reader.directory.FORGET_TIMEOUT",),
     "unheard": ("memoire.models.topics.UNHEARD_TIMEOUT",),

@@ -16,7 +16,7 @@ from memoire.keyed import messages as keyed
 from memoire.prompts import messages as prompt_messages
 from memoire.replay.columns import Column
 from memoire.replay.schema import RowSchema, Schema
-from memoire.tables.rollouts import transport
+from memoire.tables.rollouts import fragments
 from memoire.wire import messages as wire
 from memoire.wire.frames import NO_CLIENT, encode, name_hash, table_number
 from memoire.wire.parts import ContainerKind, Part
@@ -288,9 +288,9 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
             ),
             b"2+2?",
         ),
-        "take": (transport.Take(steps=800, least=512, release="publish", wanted=1024), b""),
+        "take": (fragments.Take(steps=800, least=512, release="publish", wanted=1024), b""),
         "rollouts": (
-            transport.Rollouts(
+            fragments.Rollouts(
                 epoch=5, held=224, clients=2, capacity=4096,
                 fragments=[wire.FragmentRow(CLIENT, 7, len(made["episode"]), True, False, True, [0.5])],
             ),
@@ -382,8 +382,8 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "prompted_part": (
             prompt_messages.Prompted(columns=[prompt_messages.AnswerColumns(0, 3, 9, 2, [], 4)], rest=8192, changed=77, is_whole=False), b"2+2?"
         ),
-        "take_whole": (transport.Take(steps=800, exact=False), b""),
-        "rollouts_finished": (transport.Rollouts(epoch=5, finished=True), b""),
+        "take_whole": (fragments.Take(steps=800, exact=False), b""),
+        "rollouts_finished": (fragments.Rollouts(epoch=5, finished=True), b""),
         "find_rows_part": (keyed.FindRows(call="values", partition="train", after=1, known=3, version=9), keyed.pack(["p7", "p8"])),
         "keyed_rows_part": (
             keyed.KeyedRows(epoch=5, after=1, known=4, version=9, is_whole=False, rows=1, bytes=600),

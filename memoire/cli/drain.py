@@ -26,7 +26,7 @@ from memoire.arguments import whole
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
 from memoire.net.addresses import LookupResult, NameResolver, shared_names
 from memoire.reader.reader import Reader
-from memoire.tables.far import LEFT_OUT_TIMEOUT
+from memoire.tables.calls import LEFT_OUT_TIMEOUT
 from memoire.wire import messages
 from memoire.wire.frames import name_hash
 

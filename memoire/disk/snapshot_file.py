@@ -21,7 +21,7 @@ from memoire.errors import DataError
 from memoire.replay.files import Fault, no_fault
 from memoire.replay.schema import Schema
 from memoire.tables import registry
-from memoire.tables.saved import Count, Identity, Moment, Number, RecordBody, RecordKind, Topic, Weight, Word
+from memoire.tables.base import Count, Identity, Moment, Number, RecordBody, RecordKind, Topic, Weight, Word
 
 from . import record_file as checked_file
 from .files import mode_in

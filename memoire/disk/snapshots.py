@@ -41,9 +41,8 @@ from memoire.limits import Limits
 from memoire.replay.parameters import Parameters, differing
 from memoire.replay.schema import Schema
 from memoire.tables import registry
-from memoire.tables.base import KeepsLayout, SavesRows, TablePool, TakesPriorities
-from memoire.tables.episodes.saving import TakenTable
-from memoire.tables.saved import PutBack, RecordBody, SavedRecord
+from memoire.tables.base import PutBack, RecordBody, SavedRecord, SavesRows, TablePool, TakesPriorities
+from memoire.tables.episodes.saving import KeepsLayout, TakenTable
 from memoire.wire import _bytes
 from memoire.wire.rows import unpack_accounts
 

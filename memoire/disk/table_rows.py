@@ -28,7 +28,7 @@ import msgspec
 from memoire.errors import DataError
 from memoire.limits import KiB, MiB
 from memoire.replay.files import remove_abandoned_in, sync
-from memoire.tables.saved import LARGE_ROWS, LOSABLE_ROWS, SMALL_ROWS, SavedRow
+from memoire.tables.base import LARGE_ROWS, LOSABLE_ROWS, SMALL_ROWS, SavedRow
 from memoire.wire import _bytes
 
 from . import record_file

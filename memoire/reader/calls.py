@@ -17,8 +17,7 @@ from memoire.net.sockets import Context
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
 from memoire.tables import registry
-from memoire.tables.calls import Request
-from memoire.tables.far import FarServer
+from memoire.tables.calls import FarServer, Request
 from memoire.wire.frames import Answer
 
 from .io import ANSWER_GRACE, FarNode, ReaderThread

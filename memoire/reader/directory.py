@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 from memoire.errors import ParameterError, SchemaMismatch
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.tables import far, registry
+from memoire.tables import calls, registry
 from memoire.tables.caches._draw import take_counts
-from memoire.tables.far import FarServer, TableTerms
+from memoire.tables.calls import FarServer, TableTerms
 from memoire.wire import containers, messages
 from memoire.wire.frames import Answer, HelloSchedule, Message, MessageHeader, name_hash
 from memoire.wire.parts import Payload
@@ -152,7 +152,7 @@ class Directory:
     @property
     def meets_until(self) -> float:
         """Until when an address that has not answered has its time: a batch without it would leave it out."""
-        return self._began + far.LEFT_OUT_TIMEOUT
+        return self._began + calls.LEFT_OUT_TIMEOUT
 
     def is_meeting(self, now: float) -> bool:
         """Whether an address has not answered yet, and still has its time."""
@@ -286,7 +286,7 @@ NOTHING: NDArray[np.void] = np.empty(0, CLIENT_COUNTS)
 class ServerStock:
     """What one server has, and which requests to it are open. Belongs to the reader's thread."""
 
-    def __init__(self, server: far.FarServer) -> None:
+    def __init__(self, server: calls.FarServer) -> None:
         self.server = server
         self.table: NDArray[np.void] | None = None  # [C] rows of CLIENT_SUMS; None if it has to say so again
         self.clients: NDArray[np.uint64] = np.empty(0, np.uint64)  # [C] who was in its newest table
@@ -316,7 +316,7 @@ class ServerStock:
     def late_at(self) -> float:
         """When a batch no longer waits for its answer; infinity while no batch does."""
         is_awaited = self.is_asked and not self.server.is_away
-        return self._asked_at + far.LEFT_OUT_TIMEOUT if is_awaited else float("inf")
+        return self._asked_at + calls.LEFT_OUT_TIMEOUT if is_awaited else float("inf")
 
     def is_older(self, age: float, now: float) -> bool:
         """Whether it has said nothing for this many seconds, or what it said does not hold."""

@@ -47,10 +47,9 @@ from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, NodeLock, Worker
 from memoire.replay.parameters import Parameters, check_batch
 from memoire.security.keys import Keys
 from memoire.tables import registry
-from memoire.tables.base import DrawsBatches
+from memoire.tables.base import DrawsBatches, TakeRequest
+from memoire.tables.calls import FarRequest, FarServer, FarSide
 from memoire.tables.draws import PooledBatch
-from memoire.tables.far import FarRequest, FarServer, FarSide
-from memoire.tables.rollouts.queue import TakeRequest
 from memoire.version import SOFTWARE
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, MessageHeader, welcome_of

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from memoire.errors import Closed, MemoireError, MemoireTimeout, Refused, escape
 from memoire.models.model import Model
-from memoire.tables import far
+from memoire.tables import calls
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message
 
@@ -212,7 +212,7 @@ class Publishing:
         if not order.there:  # nobody was: the first server that comes
             return any(self._has(server, order) for server in self._directory.known)
         missing = self.missing(order)
-        if len(missing) < len(order.there) and now >= order.began + far.LEFT_OUT_TIMEOUT:
+        if len(missing) < len(order.there) and now >= order.began + calls.LEFT_OUT_TIMEOUT:
             return all(self._is_passed_over(server, order.model.topic) for server in missing)
         return not missing
 

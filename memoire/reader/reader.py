@@ -44,10 +44,9 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment, Rollouts
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
-from memoire.tables.base import HandsOutOnce
+from memoire.tables.base import HandsOutOnce, Release, TakeRequest
 from memoire.tables.draws import MAX_BATCH, PooledBatch
 from memoire.tables.inspection import Freshness, FreshnessMonitor
-from memoire.tables.rollouts.queue import Release, TakeRequest
 from memoire.wire import messages
 from memoire.wire.compression import codecs
 

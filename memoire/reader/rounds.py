@@ -38,9 +38,8 @@ from memoire.replay.limiter import band_settings, why_not_draw
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.tables import draws
-from memoire.tables.caches.queues import MAX_DRAWN
-from memoire.tables.draws import PooledBatch
-from memoire.tables.far import REFUSED_INTERVAL, RETRY_INTERVAL, FarServer, FarServers, TableTerms
+from memoire.tables.calls import REFUSED_INTERVAL, RETRY_INTERVAL, FarServer, FarServers, TableTerms
+from memoire.tables.draws import MAX_DRAWN, PooledBatch
 from memoire.wire import containers, messages, types
 from memoire.wire.compression import CompressionChoice
 from memoire.wire.frames import TOO_LARGE, Answer, Buffer, Message

@@ -52,7 +52,7 @@ from memoire.kinds import (
     reply,
     types,
 )
-from memoire.kinds import transport as rollout_transport
+from memoire.kinds import fragments as rollout_fragments
 from memoire.limits import HELD_BYTES, Limits
 
 RECONNECT_TIMEOUT = 2.0
@@ -433,11 +433,11 @@ class JobService:
         if kept is None:
             if header.fingerprint != self.entries.fingerprint:
                 raise ProtocolError("schema", f"entries of another schema; this agent takes {self.entries!r}"[:1000])
-            with self.room.taken(rollout_transport.unpacked_size(body.fragments, message.payload)):
+            with self.room.taken(rollout_fragments.unpacked_size(body.fragments, message.payload)):
                 # The frames are ZeroMQ's: what is kept has to be a copy.
                 payload = None if message.payload is None else bytes(message.payload)
                 facts: dict[str, Any] = {"now": now, "limits": self.limits}
-                fragments = rollout_transport.unpacked(body.fragments, payload, self.entries, **facts)
+                fragments = rollout_fragments.unpacked(body.fragments, payload, self.entries, **facts)
             found = [dataclasses.replace(each, client=header.client, number=body.job) for each in fragments]
             failed = body.text if body.status == "failed" else None
             counts = self.jobs.finish(header.client, body.job, found, failed)

@@ -64,7 +64,7 @@ from memoire.kinds import (
     shared_context,
     unpack_rows,
 )
-from memoire.kinds import transport as rollout_transport
+from memoire.kinds import fragments as rollout_fragments
 from memoire.limits import Limits
 
 _log = logging.getLogger(__name__)
@@ -489,7 +489,7 @@ class Observer(Asker):
             ended = bool(entries) and bool(entries[-1].get("terminated"))
             facts: dict[str, Any] = {"terminated": ended, "client": self._client, "number": job.number}
             made = fragment_of(agent.entries, entries, versions, final, **facts)
-            rows_of, payload = rollout_transport.packed([made], agent.entries, now=made.arrived, wall=0.0)
+            rows_of, payload = rollout_fragments.packed([made], agent.entries, now=made.arrived, wall=0.0)
         except JobCancelled:
             raise
         except Exception as error:

@@ -20,12 +20,11 @@ from memoire.replay.parameters import NAMES, Parameters, StrictAttributes
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.sampling import Sampler, changes_of
 from memoire.replay.schema import Schema
-from memoire.tables.base import DrawsBatches, DrawsEpisodes, HandsOutOnce, HasCalls, ShowsSamples
+from memoire.tables.base import DrawsBatches, DrawsEpisodes, HandsOutOnce, HasCalls, Release, ShowsSamples, TakeRequest
 from memoire.tables.calls import Request
 from memoire.tables.draws import MAX_BATCH
 from memoire.tables.inspection import Distribution, FreshnessMonitor, InspectedSample
 from memoire.tables.registry import Reply
-from memoire.tables.rollouts.queue import Release, TakeRequest
 from memoire.tables.table import OpenTable
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, MessageHeader

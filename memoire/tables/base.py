@@ -7,21 +7,32 @@
     BelongsToRun     is emptied where another run begins          HandsOutOnce     hands each entry out once, in order
     DrawsAtRandom    draws by a generator that has a seed         SavesRows        saves each change, as it happens
     ShowsSamples     shows copies of samples                      HasCalls         is used by calls of its own
-    KeepsLayout      entries come back to where they lay
 
 A pool derives from what it does, and from nothing else. Who opens a table looks up what its pool can do, once:
 `tables.OpenTable` has it, so that no message and no draw asks again.
 
 Figures of a pool: what it counts, and the frozen picture that it gives.
+
+Records of a snapshot: what a pool saves of what it holds, one by one, and takes back, here or elsewhere. A kind's own
+records stand beside its pool; what every one of them can say is here. Bodies are msgpack.
+
+    pool.records() ──▶ (body, payload), ... ──▶ a file ──▶ SavedRecord(body, payload, heading) ──▶ pool.put_record
 """
 
 from __future__ import annotations
 
+import enum
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
+import msgspec
+from msgspec import Meta
+
+from memoire.arguments import one_of, whole
+from memoire.errors import ParameterError
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
 
@@ -32,7 +43,6 @@ if TYPE_CHECKING:
     from memoire.replay.batch import GatheredSamples
     from memoire.replay.episode_store import Changes
     from memoire.replay.episodes import EpisodeBatch
-    from memoire.replay.memory import Memory
     from memoire.replay.rollouts import Rollouts
     from memoire.wire import messages
     from memoire.wire.byte_budget import ByteBudget
@@ -41,10 +51,7 @@ if TYPE_CHECKING:
 
     from .calls import Transport
     from .draws import PooledBatch
-    from .episodes.saving import HasLayout, TakenTable
     from .inspection import Distribution, PeekedSample
-    from .rollouts.queue import TakeRequest
-    from .saved import PutBack, RecordBody, SavedRecord, SavedRow
 
 
 @dataclass(slots=True)
@@ -100,6 +107,101 @@ class PoolStats:
     """Fragments of rollouts that a take has split."""
     own: Any = None
     """Figures that only this kind has: a dataclass whose fields are declared as those of `memoire.figures`."""
+
+
+# A file may be anybody's: what could spoil a server's sums or numbers is refused where it is read.
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
+Word: TypeAlias = Annotated[int, Meta(ge=0)]  # msgpack has none beyond 64 bits
+Moment: TypeAlias = Annotated[float, Meta(ge=-1.7976931348623157e308, le=1.7976931348623157e308)]
+Weight: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.7976931348623157e308)]
+Identity: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Topic: TypeAlias = Annotated[str, Meta(max_length=256)]
+
+SavedRow: TypeAlias = tuple[int, bytes, bytes | None]
+"""A change that a table has saved as it happens (`SavesRows`): number of a kind of rows, key, and body; None takes the
+row out, or says that its file is missing or damaged.
+"""
+SMALL_ROWS, LARGE_ROWS, LOSABLE_ROWS = range(8), range(8, 12), range(12, 16)
+"""Numbers of kinds of rows, as tables choose them. Bodies of large and losable ones are in files beside the database.
+If a large one is missing, the server does not start; losable ones the table can get in another way.
+"""
+
+
+class RecordKind(enum.IntEnum):
+    """What a record is: numbers that never change their meaning. 7, 10 and 11 are of kinds of memoire's extensions."""
+
+    ABOUT = 1
+    CLIENT = 2
+    CACHE = 3
+    EPISODE = 4
+    ACCOUNTS = 5
+    END = 6
+    TABLE = 8
+    TABLE_END = 9
+
+
+class RecordBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A msgpack map of the fields that differ from their defaults; unknown ones are ignored."""
+
+    kind: ClassVar[int]
+    """A `RecordKind`; 128 to 254 are for kinds of tables from outside, each of which has its own."""
+    has_payload: ClassVar[bool] = False
+    is_heading: ClassVar[bool] = False
+    """Whether those behind it belong to it."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is put back: not a heading that those behind it bring along."""
+        return True
+
+    @property
+    def time(self) -> float:
+        """What brings records of several files into one order."""
+        return -math.inf
+
+    def counted(self, payload_bytes: int) -> dict[str, int]:
+        """What the counts of its table in a file have of it, by name."""
+        return {}
+
+    def older(self, seconds: float) -> RecordBody:
+        """The same, so long after it was saved."""
+        return self
+
+    def belongs_to(self, heading: RecordBody | None) -> bytes | None:
+        """What decides to which of several servers it belongs; None: to each of them."""
+        return None
+
+    def called(self, heading: RecordBody | None) -> str:
+        """What a refusal calls it."""
+        return f"a record of kind {getattr(self.kind, 'name', self.kind)}"
+
+
+class SavedRecord(NamedTuple):
+    """A record on its way back into a pool."""
+
+    body: RecordBody
+    payload: bytes
+    heading: RecordBody | None
+    """The newest one before it, of its file."""
+    stays: bool
+    """Whether clients that are known by this alone stay until they are heard of."""
+    is_remade: bool
+    """Whether priorities are computed again, but for those that learners reported."""
+    limits: Limits
+
+
+class PutBack(NamedTuple):
+    """What became of a record."""
+
+    is_new: bool
+    """Whether what it holds was not here already."""
+    overwritten: int = 0
+    """What had to make room for it."""
+    counts: dict[str, int] = {}
+    """What came back by it, by the names of `RestoreCounts`."""
+    client: bytes = b""
+    """To which client it belongs, if to one."""
 
 
 DEFAULTS: Final = Limits()
@@ -350,6 +452,36 @@ class TakesPriorities(ABC):
         """
 
 
+Release = Literal["now", "publish"]
+RELEASES: Final = ("now", "publish")
+
+
+@dataclass(frozen=True, slots=True)
+class TakeRequest:
+    """What a learner asks for.
+
+    Args:
+        steps: Entries, at least 1.
+        exact: Split the last fragment, if it has more entries than are missing; else it is taken whole.
+        min_clients: Clients of which entries have to be held.
+        release: When the room of what is taken is given back.
+
+    Raises:
+        ParameterError: one of them is out of its range.
+    """
+
+    steps: int
+    exact: bool = True
+    min_clients: int = 0
+    release: Release = "now"
+
+    def __post_init__(self) -> None:
+        if self.release not in RELEASES:
+            raise ParameterError("release", self.release, one_of(self.release, RELEASES))
+        whole("steps", self.steps, 1)
+        whole("min_clients", self.min_clients, 0)
+
+
 class HandsOutOnce(HasRoom, ABC):
     """Hands each entry out once, in order of arrival."""
 
@@ -410,29 +542,3 @@ class SavesRows(ABC):
         Raises:
             msgspec.MsgspecError, ValueError: it was saved by a table with other settings.
         """
-
-
-class KeepsLayout(ABC):
-    """Draws depend on where entries lie, and a snapshot can bring them back there."""
-
-    @abstractmethod
-    def saved_layout(self) -> tuple[dict[str, Any], bytes, int]:
-        """Where entries lie: fields of a `TableRecord`, and its payload; and a number that is another one after any
-        change of an entry.
-        """
-
-    @abstractmethod
-    def heir(
-        self,
-        body: HasLayout,
-        payload: bytes,
-        parameters: Parameters,
-        *,
-        keeps_generator: bool,
-        wrong: Callable[[str], Exception],
-    ) -> TakenTable:
-        """What is to become of this pool what was saved, with these parameters: the episodes' records make it whole."""
-
-    @abstractmethod
-    def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
-        """Go on with what an heir has. False if something came in meanwhile: then nothing was changed."""

@@ -6,7 +6,7 @@ what they sent.
 Samples that a draw took: how long they waited, and the container in which a server sends them to a reader.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from memoire.errors import ProtocolError
 from memoire.replay import mixing
-from memoire.replay.batch import Batch, GatheredSamples
+from memoire.replay.batch import Batch, GatheredSamples, place
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire._container import HeldCache, container_bytes
@@ -167,6 +167,14 @@ def _fill_drawn(target: Payload, picks: Picks, distinct: Frames, source: int, fo
 
 MAX_BATCH: Final = (1 << 31) - 1
 """Samples of one batch."""
+MAX_DRAWN: Final = 1 << 20
+"""Samples that a reader may take at once."""
+
+
+def check_count(samples: int) -> None:
+    """Refuse to draw more than `MAX_DRAWN` samples at once. Raises ProtocolError."""
+    if samples > MAX_DRAWN:
+        raise ProtocolError("too_large", f"{samples} samples at once; {MAX_DRAWN} are allowed. Draw smaller batches")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +230,19 @@ def _divided(importance: NDArray[np.float32], divisor: float, is_global: bool) -
         return importance, divisor
     most = float(importance.max())
     return importance / np.float32(most), divisor * most
+
+
+def arrays_for(
+    schema: Schema, layout: ContainerLayout, samples: int, out: GatheredSamples | Mapping[str, NDArray[Any]] | None
+) -> GatheredSamples:
+    """Arrays for a batch of B samples: the caller's [B, ...], or new ones. Raises ParameterError: one does not fit."""
+    if isinstance(out, GatheredSamples):
+        layout.check_out(out, samples)
+        return out
+    made = layout.allocate(samples)
+    if out is not None:
+        place(schema, made, out)
+    return made
 
 
 def gathered_from(

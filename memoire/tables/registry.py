@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from memoire.wire.frames import MessageHeader
     from memoire.wire.receivers import Page
 
-    from .base import TablePool
-    from .saved import RecordBody
+    from .base import RecordBody, TablePool
 
 C = TypeVar("C")
 
@@ -206,7 +205,7 @@ class Kind:
     instead: ClassVar[str] = "get_batch(batch_size)"
     """How a learner gets what is held."""
     far: ClassVar[str] = ""
-    """What a learner far away asks of it beside draws: a `far.FarSide`."""
+    """What a learner far away asks of it beside draws: a `calls.FarSide`."""
     no_pushes: ClassVar[str] = ""
     """Why nothing is pushed to it, where nothing is."""
     has_columns: ClassVar[bool] = True

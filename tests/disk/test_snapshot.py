@@ -24,7 +24,7 @@ from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
 from memoire.server.settings import State
-from memoire.tables.caches.inspection import ClientRecord, KeptClient
+from memoire.tables.caches.inspection import ClientRecord
 from memoire.tables.caches.pool import Pool
 from memoire.tables.draws import plan
 from memoire.tables.episodes import saving as episode_records
@@ -112,7 +112,7 @@ def test_parts_share_everything_out_and_each_client_goes_to_one(tmp_path_factory
     after = [part.stats() for part in pools]
     assert sum(each.caches for each in after) == sum(each.caches for each in done) == before.caches
     assert sum(each.unused for each in after) == before.unused
-    assert sum(each.clients for each in after) == len({c for c, held in pool._queues.clients.items() if held.positives})
+    assert sum(each.clients for each in after) == len({c for c, held in pool.clients.items() if held.positives})
     for each in done:
         assert each.caches + each.elsewhere == before.caches and each.known == 0
 
@@ -150,11 +150,11 @@ def test_the_pool_goes_on_while_it_is_walked(tmp_path):
     """Caches that come and go meanwhile: each client is there, and no cache twice."""
     pool = pool_of([15, 15, 15])
     seen, clients = [], []
-    for step, kept in enumerate(pool.walk()):
-        if isinstance(kept, KeptClient):
+    for step, (kept, payload) in enumerate(pool.records()):
+        if isinstance(kept, ClientRecord):
             clients.append(kept.id)
             continue
-        held = containers.check(kept.payload, pool.layout)
+        held = containers.check(payload, pool.layout)
         seen.append((clients[-1], np.frombuffer(held.part(Part.NUMBER), "<i8")[0]))
         for i in range(3):  # everything that was held at the beginning is soon overwritten
             pool.add(name(i), 100 + step, made(5, first=1000 * step + 5, total=10.0 * (i + 1)))

@@ -151,5 +151,5 @@ def one(data: bytes) -> str:
     else:
         assert np.isfinite(pooled.importance).all()
     table.pool.reserve(b"r" * 16, 5).tobytes()
-    list(table.pool.walk())
+    list(table.pool.records())
     return "restored" if done.caches or done.episodes or done.accounts else "empty"

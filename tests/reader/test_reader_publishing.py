@@ -8,7 +8,7 @@ from memoire.models.model import make
 from memoire.reader.directory import FeedbackRouter, RunChange, clients_of
 from memoire.reader.publishing import Publishing
 from memoire.replay.batch import ID
-from memoire.tables.far import LEFT_OUT_TIMEOUT
+from memoire.tables.calls import LEFT_OUT_TIMEOUT
 from memoire.wire import messages
 from readerkit import SCHEMA, directory_of, learn, message, refused, welcome
 

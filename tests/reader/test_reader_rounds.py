@@ -20,7 +20,7 @@ from memoire.reader.rounds import (
     checked_partition,
 )
 from memoire.replay.parameters import NAMES, Parameters
-from memoire.tables.far import LEFT_OUT_TIMEOUT
+from memoire.tables.calls import LEFT_OUT_TIMEOUT
 from memoire.wire import messages
 from memoire.wire.messages import Draw, ServerRate, Sums
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_counts

@@ -13,10 +13,9 @@ from memoire.net.thread import NodeLock
 from memoire.reader.directory import Directory
 from memoire.reader.io import Sides
 from memoire.replay.parameters import Parameters
-from memoire.tables.base import HandsOutOnce
-from memoire.tables.far import REFUSED_INTERVAL, RETRY_INTERVAL
+from memoire.tables.base import HandsOutOnce, TakeRequest
+from memoire.tables.calls import REFUSED_INTERVAL, RETRY_INTERVAL
 from memoire.tables.rollouts.far import Takes, shares
-from memoire.tables.rollouts.queue import TakeRequest
 from readerkit import learn, message, refused, welcome
 from rolloutkit import SCHEMA, TakesServer
 

@@ -31,7 +31,7 @@ from memoire.replay.limiter import (
 from memoire.replay.parameters import Parameters, check_batch, check_size
 from memoire.replay.sampling import Prioritized
 from memoire.replay.schema import Schema
-from memoire.tables.rollouts.queue import STALLED_TIMEOUT, RoomLimiter
+from memoire.tables.rollouts.pool import STALLED_TIMEOUT, RoomLimiter
 from memoire.wire.messages import ServerRate
 from memory_checks import check_memory
 from poolkit import Clock

@@ -28,7 +28,7 @@ from memoire.replay.schema import Schema
 from memoire.rl import Agent, Observer, StartStates
 from memoire.rl.jobs import Jobs
 from memoire.rl.observer import fragment_of
-from memoire.tables.rollouts import transport
+from memoire.tables.rollouts import fragments
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 
@@ -492,7 +492,7 @@ def asked(endpoint, *requests):
 def result(number, **changed):
     schema = Schema(ENTRIES)
     entry = {"obs": np.zeros(2, np.float32), "action": 1, "reward": 1.0}
-    rows, payload = transport.packed([fragment_of(schema, [entry], [3])], schema, now=0.0, wall=0.0)
+    rows, payload = fragments.packed([fragment_of(schema, [entry], [3])], schema, now=0.0, wall=0.0)
     facts = {"job": number, "fragments": rows} | changed
     return messages.Result(**facts), payload, schema.fingerprint
 

@@ -65,7 +65,7 @@ def test_what_a_reader_draws_is_what_the_pool_holds(parameters) -> None:
     pool.add(b"client-number-01", 1, containers.check(containers.build(memory, 60, now=1.0), pool.layout))
     layouts = [layout_of(SCHEMA, parameters, kind) for kind in (ContainerKind.CACHE, ContainerKind.DRAWN)]
     client = held_of(pool)[0]
-    picks = pool._queues.held.take(layouts[0].core, b"reader", [(client, 25)], True)
+    picks = pool.held.take(layouts[0].core, b"reader", [(client, 25)], True)
     drawn = containers.check(draws.pack_drawn(picks, *layouts, now=2.0), layouts[1])
     one = np.ones(1)
     assembled = _draw.assemble(layouts[1].core, [drawn], [one], [one], 1.0, 0.0, 1.0, 7)

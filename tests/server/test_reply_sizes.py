@@ -24,12 +24,12 @@ from memoire.replay.memory import Memory
 from memoire.replay.schema import RowSchema
 from memoire.rl.jobs import JobContent, Jobs, JobService
 from memoire.server.dispatch import Dispatcher
+from memoire.tables.base import TakeRequest
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool
-from memoire.tables.rollouts import transport
+from memoire.tables.rollouts import fragments
 from memoire.tables.rollouts.far import Takes
-from memoire.tables.rollouts.queue import TakeRequest
-from memoire.tables.rollouts.transport import packed, unpacked
+from memoire.tables.rollouts.fragments import packed, unpacked
 from memoire.tables.table import Tables
 from memoire.wire import containers, messages, types
 from memoire.wire.frames import encode, parse, table_number
@@ -377,7 +377,7 @@ def test_rollouts_come_in_pages_of_what_their_reader_takes():
         served.push(first.to_bytes(16, "big"), range(first, first + 20))
     end, found = SmallEnd(served.dispatcher, SMALL, "rollouts", "reader"), []
     while len(found) < 1000:
-        reply = end.one(transport.Take(steps=1000 - len(found)))
+        reply = end.one(fragments.Take(steps=1000 - len(found)))
         parts = unpacked(reply.body.fragments, reply.payload, served.pool.schema, now=5.0, limits=SMALL)
         found += [int(number) for part in parts for number in part.episode.columns["obs"]]
     assert found == list(range(1000)) and len(end.replies) > 10
@@ -390,7 +390,7 @@ def test_a_fragment_that_fits_into_no_reply_comes_in_parts(is_exact):
     served.push(b"b" * 16, range(500, 510))
     end, came = SmallEnd(served.dispatcher, SMALL, "rollouts", "reader"), []
     while sum(map(len, came)) < 510:
-        reply = end.one(transport.Take(steps=510 - sum(map(len, came)), exact=is_exact))
+        reply = end.one(fragments.Take(steps=510 - sum(map(len, came)), exact=is_exact))
         came += unpacked(reply.body.fragments, reply.payload, served.pool.schema, now=5.0, limits=SMALL)
     episodes = [each.episode for each in came]
     assert np.concatenate([each.columns["obs"] for each in episodes]).tolist() == list(range(510)) and len(came) > 9

@@ -19,7 +19,7 @@ from memoire.server.io_requests import ReplySaver
 from memoire.server.state import recover, run_to_count
 from memoire.tables.caches.pool import Pool
 from memoire.tables.registry import Reply
-from memoire.tables.rollouts import transport
+from memoire.tables.rollouts import fragments
 from memoire.tables.table import Table, Tables
 from memoire.wire import _bytes, messages
 from memoire.wire.frames import encode, parse, table_number
@@ -193,7 +193,7 @@ def requests(lease):
     yield messages.Inherit(run_name="former"), None
     yield messages.Sums(), None
     yield messages.Draw(), None
-    yield transport.Take(), None
+    yield fragments.Take(), None
     yield messages.Feedback(), b"x"
     yield keyed.FindRows(call="tags"), None
     yield keyed.ChangeRows(call="reset"), None

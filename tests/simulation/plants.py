@@ -156,7 +156,7 @@ def older_models() -> None:
 @planted("rollouts: ", storage="rollouts")
 def doubled_rollouts() -> None:
     """Servers hand some fragments out twice."""
-    from memoire.tables.rollouts.queue import RolloutQueue
+    from memoire.tables.rollouts.fragments import RolloutQueue
 
     give = RolloutQueue.give
 

@@ -67,7 +67,7 @@ HARMLESS = {
     "nodes/launcher:Child.__init__": "Lines of each child's output that are kept.",
     "nodes/http:NodePages._serve": "self._ended.wait()",
     "nodes/http:NodePages.joined": "ends the one that was made first, which its peer sees",
-    "tables/caches/queues:CacheQueues.make_room": "self.counts.overwritten += 1",
+    "tables/caches/queues:CacheRoom.make": "self._counts.overwritten += 1",
     "prompts/steps:PromptSteps.rewind": "as any new session may",
     "prompts/worker:PromptWorker.learn": "each server is asked",
     "proxy/router:Backend._keep_epoch": "as many as a WELCOME can name",

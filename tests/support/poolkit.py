@@ -80,4 +80,4 @@ def pool_of(unused: list[int], parameters: Parameters = PLAIN, **options: Any) -
 
 def held_of(pool: Pool) -> list[Any]:
     """What a pool of caches holds of each client."""
-    return list(pool._queues.held)
+    return list(pool.held)

@@ -18,7 +18,7 @@ from memoire.disk.logs import text_of
 from memoire.disk.snapshot_file import Counts, EndRecord, SnapshotFile
 from memoire.disk.state_folder import Store
 from memoire.limits import Limits
-from memoire.tables.saved import LARGE_ROWS, LOSABLE_ROWS, SMALL_ROWS
+from memoire.tables.base import LARGE_ROWS, LOSABLE_ROWS, SMALL_ROWS
 from statekit import CLIENTS, RUN, lines_through, own_accounts, text_of_log
 
 TESTS = Path(__file__).resolve().parents[1]

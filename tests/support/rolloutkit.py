@@ -8,9 +8,9 @@ from memoire.replay.rollouts import Fragment
 from memoire.replay.schema import Schema
 from memoire.server.dispatch import Dispatcher
 from memoire.tables.episodes.memory import CheckedEpisode
-from memoire.tables.rollouts import transport
+from memoire.tables.rollouts import fragments
+from memoire.tables.rollouts.fragments import unpacked
 from memoire.tables.rollouts.pool import RolloutPool
-from memoire.tables.rollouts.transport import unpacked
 from memoire.tables.table import Table, Tables
 from memoire.wire.frames import encode, parse, table_number
 from serverkit import NOW, READER
@@ -58,9 +58,9 @@ class TakesServer:
 
     def ask(self, reader=READER, *, again=False, **what):
         self.numbers[reader] = self.numbers.get(reader, 0) + (not again)
-        frames = encode(transport.Take(**what), client=reader, sequence=self.numbers[reader], table=TABLE)
+        frames = encode(fragments.Take(**what), client=reader, sequence=self.numbers[reader], table=TABLE)
         return self.dispatcher.answer(parse(frames))
 
     def got(self, reply):
-        assert isinstance(reply.body, transport.Rollouts), reply.body
+        assert isinstance(reply.body, fragments.Rollouts), reply.body
         return unpacked(reply.body.fragments, reply.payload, SCHEMA, now=5.0, limits=self.limits)

@@ -232,7 +232,7 @@ STATES = Schema({"obs": Column(np.float32, (3,), "state"), "reward": Column(np.f
 def episodes_of(memory):
     """A pool around a memory."""
     pool = EpisodePool(memory.schema, memory.parameters, capacity=memory.capacity)
-    pool._stored.now = NamedMemory(memory, pool.owner)
+    pool.now = NamedMemory(memory, pool.owner)
     return pool
 
 

@@ -19,8 +19,8 @@ from memoire.disk import snapshot_file
 from memoire.disk.snapshot_file import Record, SnapshotHeader, TableAbout
 from memoire.limits import Limits
 from memoire.models.model import make
+from memoire.tables.base import LARGE_ROWS, LOSABLE_ROWS, SMALL_ROWS
 from memoire.tables.caches.inspection import ClientRecord
-from memoire.tables.saved import LARGE_ROWS, LOSABLE_ROWS, SMALL_ROWS
 from statekit import CLIENTS, RUN, Keeper, account
 
 HITS = (1, 4)

@@ -26,14 +26,11 @@ from memoire.replay import dataset
 from memoire.replay.batch import ID, GatheredSamples
 from memoire.replay.columns import Column
 from memoire.replay.conversion import ENTRY_OVERHEAD
-from memoire.replay.dataset import KeptEpisode
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.tables.caches.queues import MAX_DRAWN
-from memoire.tables.draws import finish, plan
-from memoire.tables.episodes.draw import drawn_for, why_nothing
-from memoire.tables.episodes.memory import ByteRoom, CheckedEpisode, EpisodeMemory, NamedMemory
+from memoire.tables.draws import MAX_DRAWN, finish, plan
+from memoire.tables.episodes.memory import CheckedEpisode, NamedMemory, drawn_for, why_nothing
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.wire import _bytes, containers, messages
 from memoire.wire.containers import pack_episode
@@ -581,26 +578,16 @@ def episode_of(length: int, schema: Schema = SCHEMA_EPISODE_MEMORY) -> CheckedEp
     return CheckedEpisode(made, np.zeros(length, np.float32), length)
 
 
-def stored(*lengths: int, capacity: int = 20, parameters: Parameters | None = None) -> EpisodeMemory:
-    made = EpisodeMemory(ByteRoom(SCHEMA_EPISODE_MEMORY, capacity), parameters, 1 << 20, seed=1)
+def stored(*lengths: int, capacity: int = 20, parameters: Parameters | None = None) -> EpisodePool:
+    made = EpisodePool(SCHEMA_EPISODE_MEMORY, parameters, capacity=capacity, byte_limit=1 << 20, seed=1)
     for length in lengths:
-        made.add(episode_of(length))
+        made.add(b"c" * 16, 1, episode_of(length))
     return made
-
-
-def kept_of(made: EpisodeMemory) -> list[KeptEpisode]:
-    return [KeptEpisode(made.now.owner, number, episode) for number, episode in dataset.walk(made.now.memory)]
-
-
-# Room
-
-
-# What comes in
 
 
 def test_names_of_episodes_that_have_left_are_forgotten() -> None:
     source, made = stored(1), stored(capacity=4)
-    (kept,) = kept_of(source)
+    (kept,) = source.walk()
     for number in range(500):
         assert made.put_back(kept._replace(number=number))[0]
         assert len(made._put_back) <= 2 * made.now.memory.num_episodes + 100
@@ -611,12 +598,12 @@ def test_names_of_episodes_that_have_left_are_forgotten() -> None:
 
 
 def test_another_limit_of_bytes_moves_the_newest_episodes_into_a_memory_with_another_name() -> None:
-    made = EpisodeMemory(ByteRoom(SCHEMA_EPISODE_MEMORY, 0), None, 20 * SIZE, seed=1)
+    made = EpisodePool(SCHEMA_EPISODE_MEMORY, byte_limit=20 * SIZE, seed=1)
     for length in (8, 8, 2):
-        made.add(episode_of(length))
+        made.add(b"c" * 16, 1, episode_of(length))
     first = made.now
     first.memory.saw_model(7)
-    kept = kept_of(made)
+    kept = list(made.walk())
     assert made.limit(12 * SIZE) == 1 and made.byte_limit == 12 * SIZE
     assert made.now.owner != first.owner and (made.now.memory.capacity, made.now.memory.num_entries) == (12, 10)
     assert made.now.memory.newest_model == 7
@@ -630,8 +617,8 @@ def test_another_limit_of_bytes_moves_the_newest_episodes_into_a_memory_with_ano
 
 
 def test_episodes_that_were_put_back_keep_their_names_when_they_move() -> None:
-    made = EpisodeMemory(ByteRoom(SCHEMA_EPISODE_MEMORY, 0), None, 20 * SIZE, seed=1)
-    kept = kept_of(stored(5, 6))
+    made = EpisodePool(SCHEMA_EPISODE_MEMORY, byte_limit=20 * SIZE, seed=1)
+    kept = list(stored(5, 6).walk())
     for each in kept:
         made.put_back(each)
     assert made.limit(8 * SIZE) == 1

@@ -225,14 +225,17 @@ def test_what_is_too_large_to_be_looked_at_is_not_shown() -> None:
 
 # --- Kinds of tables: each pool offers what its kind says, and nothing that it does not do
 
-STORAGES = tuple(kind.name for kind in registry.built_in())
-CAPABILITIES = {
-    base
-    for kind in registry.known()
-    for each in kind.offers
-    for base in getattr(interface, each, object).__mro__
-    if inspect.isabstract(base)
-}
+STORAGES = tuple(registry.BUILT_IN)
+
+
+def said_of(kind: registry.Kind) -> set[type]:
+    """Capabilities that a kind says its pool offers, and those that they derive from."""
+    pool = kind.pool_class().__mro__
+    named = [next(each for each in pool if each.__name__ == name) for name in kind.offers]
+    return {base for each in named for base in each.__mro__ if inspect.isabstract(base)}
+
+
+CAPABILITIES = set().union(*map(said_of, registry.known()))
 USUAL = {"obs": np.float32, "action": np.int64, "reward": np.float32}
 COLUMNS = {"prompts": {"answer": np.float32}, "keyed": None}
 
@@ -247,9 +250,7 @@ def opened(storage: str) -> OpenTable:
 def test_a_pool_offers_what_its_kind_says_and_nothing_else(storage: str) -> None:
     table = opened(storage)
     offered = {each for each in CAPABILITIES if isinstance(table.pool, each)}
-    offers = [getattr(interface, each, object) for each in table.kind.offers]
-    said = {base for each in offers for base in each.__mro__ if base in CAPABILITIES}
-    assert offered == said and type(table.pool) is table.kind.pool_class()
+    assert offered == said_of(table.kind) and type(table.pool) is table.kind.pool_class()
     others = {name for each in CAPABILITIES if each not in offered for name in vars(each) if not name.startswith("_")}
     owned = {name for each in offered for name in vars(each)} | set(vars(interface.TablePool))
     lies = {name for name in others - owned if callable(getattr(table.pool, name, None))}

@@ -1,7 +1,6 @@
 """Queues of held caches, their readers, waits, walks, limits, and how far actors may run ahead."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,38 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memoire.errors import NotEnoughSamples, ParameterError, ProtocolError
+from memoire.limits import Limits
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.tables.caches import queues as readers
-from memoire.tables.caches.inspection import CacheRestore, CacheWalk, KeptCache, KeptClient
+from memoire.tables import draws
+from memoire.tables.base import SavedRecord
+from memoire.tables.caches.inspection import CacheRecord, ClientRecord
 from memoire.tables.caches.pool import Pool
-from memoire.tables.caches.queues import (
-    DRAWING_TIMEOUT,
-    MAX_READERS,
-    SHORTAGE_TIMEOUT,
-    CacheQueues,
-    Demand,
-    Readers,
-)
+from memoire.tables.caches.queues import DRAWING_TIMEOUT, MAX_READERS, SHORTAGE_TIMEOUT, Demand
 from memoire.wire import containers
 from memoire.wire.layout import layout_of
 from memoire.wire.rows import CLIENT_COUNTS
-from poolkit import PLAIN, SCHEMA, Clock, cache_of, held, name
+from poolkit import PLAIN, SCHEMA, Clock, cache_of, held, name, pool_of
 from readerkit import PARAMETERS, READER
 from readerkit import SCHEMA as SCHEMA_DEMAND
 
 # --- Readers of a pool, request by request: what is kept for each, what it takes, and when it is forgotten
 
 ONE, OTHER = b"1" * 16, b"2" * 16
-WHOLE = (0, 1)
-
-
-def made(*counts: int, parameters: Parameters = PLAIN) -> tuple[CacheQueues, Readers]:
-    """Client i has a cache of counts[i] samples; readers are silent after 10 s."""
-    queues = CacheQueues(SCHEMA, parameters, byte_limit=1 << 30, cache_limit=0, seed=1)
-    for i, count in enumerate(counts):
-        queues.add(name(i), 1, cache_of(count, 100 * i, parameters=parameters), 100.0)
-    return queues, Readers(queues, 10.0, 100.0)
 
 
 def counts_of(*wanted: tuple[int, int]) -> np.ndarray:
@@ -51,118 +36,107 @@ def counts_of(*wanted: tuple[int, int]) -> np.ndarray:
     return rows
 
 
-def reserved(rows: Iterable[np.void]) -> list[int]:
-    return [int(row["reserved"]) for row in rows]
-
-
 def test_samples_below_zero_are_refused() -> None:
     with pytest.raises(ParameterError, match="samples must be at least 0"):
-        made(5)[1].reserve(ONE, -1, 0, WHOLE, 100.0)
+        pool_of([5]).reserve(ONE, -1)
 
 
 def test_draws_from_other_pools_count_between_two_caches_of_a_client() -> None:
-    queues, each = made(10)
+    clock = Clock()
+    pool = pool_of([5], clock=clock)
     for told in (500, 600, 550, 900):  # 500 were drawn before it came here; an older message says 550
-        each.reserve(ONE, 0, told, WHOLE, 100.0)
-    queues.add(name(0), 2, cache_of(5), 101.0)
-    assert queues.clients[name(0)].between == 400.0
-    each.expire(200.0)
-    each.reserve(ONE, 0, 5000, WHOLE, 200.0)
-    queues.add(name(0), 3, cache_of(5), 201.0)
-    assert queues.clients[name(0)].between == 300.0, "what a forgotten reader drew meanwhile counts for nobody"
+        pool.reserve(ONE, 0, told)
+    pool.add(name(0), 20, cache_of(5))
+    assert pool.clients[name(0)].between == 400.0
+    clock.now += 100.0
+    pool.reserve(ONE, 0, 5000)
+    pool.add(name(0), 21, cache_of(5))
+    assert pool.clients[name(0)].between == 300.0, "what a forgotten reader drew meanwhile counts for nobody"
 
 
 def test_there_is_a_limit_of_readers_and_those_that_are_known_may_go_on() -> None:
-    _, each = made(10)
+    clock = Clock()
+    pool = pool_of([10], clock=clock, client_timeout=10.0)
     for reader in (ONE, *(number.to_bytes(16, "little") for number in range(1, MAX_READERS))):
-        each.reserve(reader, int(reader == ONE), 0, WHOLE, 100.0)
-    for ask in (lambda: each.reserve(OTHER, 1, 0, WHOLE, 100.0), lambda: each.take(OTHER, counts_of((0, 1)), 100.0)):
+        pool.reserve(reader, int(reader == ONE))
+    for ask in (lambda: pool.reserve(OTHER, 1), lambda: pool.draw_counts(OTHER, counts_of((0, 1)))):
         with pytest.raises(ProtocolError, match="1024 readers draw from this server already"):
             ask()
-    assert each.take(ONE, counts_of((0, 1)), 109.0)[0].size == 1
-    each.expire(119.5)
-    assert each.take(OTHER, counts_of((0, 1)), 120.0)[0].size == 1
+    clock.now += 9.0
+    assert pool.draw_counts(ONE, counts_of((0, 1))) is not None
+    clock.now += 10.5
+    pool.expire()
+    pool.add(name(0), 20, cache_of(5))
+    assert pool.draw_counts(OTHER, counts_of((0, 1))) is not None
 
 
 def test_more_samples_at_once_than_a_message_may_ask_for_are_refused() -> None:
-    readers.check_count(readers.MAX_DRAWN)
+    draws.check_count(draws.MAX_DRAWN)
     with pytest.raises(ProtocolError, match=r"1048577 samples at once; 1048576 are allowed. Draw smaller batches"):
-        readers.check_count(readers.MAX_DRAWN + 1)
+        draws.check_count(draws.MAX_DRAWN + 1)
 
 
 # --- A walk over held caches and the way back, step by step, while caches come and go between two steps
 
 
-def queues_of_of_pool_walk(*counts: int) -> CacheQueues:
-    """Client i has counts[i] caches of 4 samples, each of which came at 100 + its number."""
-    made = CacheQueues(SCHEMA, PLAIN, byte_limit=1 << 30, cache_limit=0, seed=1)
+def walked(*counts: int) -> tuple[Pool, Clock]:
+    """Client i has counts[i] caches of 4 samples, each of which came at 100 + its number; it is 110 now."""
+    clock = Clock()
+    made = Pool(SCHEMA, PLAIN, clock=clock, seed=1)
     for i, count in enumerate(counts):
-        made.sums(name(i), 1, 10.0, 50, 0.5, 100.0)
+        made.sums(name(i), 1, 10.0, 50, 0.5)
         for number in range(count):
-            made.add(name(i), 2 + number, cache_of(4, 100 * i + 10 * number), 100.0 + number)
-    return made
-
-
-def rest_of(walk: CacheWalk, now: float = 110.0) -> list[KeptClient | KeptCache]:
-    """What all steps give that are left."""
-    found = []
-    while not walk.is_over:
-        kept = walk.step(now)
-        found += [] if kept is None else [kept]
-    return found
-
-
-def words(kept: list[KeptClient | KeptCache]) -> list[bytes | float]:
-    """Of a client its id, of a cache its age."""
-    return [each.id if isinstance(each, KeptClient) else each.age for each in kept]
+            clock.now = 100.0 + number
+            made.add(name(i), 2 + number, cache_of(4, 100 * i + 10 * number))
+    clock.now = 110.0
+    return made, clock
 
 
 def test_caches_that_leave_between_two_steps_are_passed_by_and_newcomers_do_not_lengthen_the_walk() -> None:
-    queues = queues_of_of_pool_walk(4)
-    walk = CacheWalk(queues)
-    walk.step(110.0), walk.step(110.0)
+    pool, _ = walked(4)
+    walk = pool.records()
+    next(walk), next(walk)
     for _ in range(2):  # the one that was given, and the next
-        queues.held.drop_oldest(queues.clients[name(0)])
+        pool.held.drop_oldest(pool.clients[name(0)])
     for sequence in (20, 21):
-        queues.add(name(0), sequence, cache_of(4), 110.0)
-    assert words(rest_of(walk)) == [8.0, 7.0, 0.0], "four caches of this client at most"
+        pool.add(name(0), sequence, cache_of(4))
+    assert [body.age for body, _ in walk] == [8.0, 7.0, 0.0], "four caches of this client at most"
 
 
 def test_a_client_that_has_left_before_its_turn_does_not_come() -> None:
-    queues = queues_of_of_pool_walk(1, 1)
-    walk = CacheWalk(queues)
-    walk.step(110.0)
-    queues.forget(name(0))
-    queues.forget(name(1))
-    queues.add(name(5), 1, cache_of(4), 110.0)
-    assert rest_of(walk) == []
+    pool, _ = walked(1, 1)
+    walk = pool.records()
+    next(walk)
+    pool.forget(name(0))
+    pool.forget(name(1))
+    pool.add(name(5), 1, cache_of(4))
+    assert list(walk) == []
 
 
-def put_back(restore: CacheRestore, client: KeptClient, kept: KeptCache, **options: object) -> tuple[bool, int]:
-    held = containers.check(kept.payload, layout_of(SCHEMA, PLAIN))
-    return restore.put_back(client, held, **{"age": kept.age, "stays": True, "now": 50.0} | options)
+def saved_record(cache: Any, client: ClientRecord, *, stays: bool = True) -> SavedRecord:
+    return SavedRecord(CacheRecord(samples=cache.samples), bytes(cache.payload), client, stays, False, Limits())
 
 
 def test_a_cache_that_only_looks_like_a_held_one_is_another() -> None:
-    queues = queues_of_of_pool_walk(1)
-    restore = CacheRestore(queues)
-    client = KeptClient(name(0), 1, 10.0, 50.0, 0.5, 7.0)
+    pool, _ = walked(1)
+    client = ClientRecord(id=name(0), sequence=1, total_weight=10.0, positives=50.0, minimum=0.5, between=7.0)
     for seed, expected in ((0, False), (1, True), (1, False)):
-        cache = cache_of(4, seed=seed)
-        assert restore.put_back(client, cache, age=0.0, stays=True, now=100.0)[0] is expected
-    assert queues.clients[name(0)].between == 7.0
-    queues.add(name(0), 9, cache_of(4, total=11.0), 100.0)  # the queue changed without the restore
-    assert not restore.put_back(client, cache_of(4, total=11.0), age=0.0, stays=True, now=100.0)[0]
+        assert pool.put_record(saved_record(cache_of(4, seed=seed), client)).is_new is expected
+    assert pool.clients[name(0)].between == 7.0
+    pool.add(name(0), 9, cache_of(4, total=11.0))  # the queue changed without a record
+    assert not pool.put_record(saved_record(cache_of(4, total=11.0), client)).is_new
 
 
 def test_a_client_known_from_a_snapshot_alone_stays_or_counts_as_heard_now() -> None:
-    client, kept = rest_of(CacheWalk(queues_of_of_pool_walk(1)))
+    (client, _), (_, payload) = walked(1)[0].records()
+    cache, clock = containers.check(payload, layout_of(SCHEMA, PLAIN)), Clock(50.0)
     for stays, heard in ((True, math.inf), (False, 50.0)):
-        again = CacheQueues(SCHEMA, PLAIN, byte_limit=1 << 30, cache_limit=0, seed=1)
-        put_back(CacheRestore(again), client, kept, stays=stays)
+        again = Pool(SCHEMA, PLAIN, clock=clock)
+        again.put_record(saved_record(cache, client, stays=stays))
         assert again.clients[name(0)].heard == heard
-    again.heard(name(0), 60.0)
-    put_back(CacheRestore(again), client, kept)
+    clock.now = 60.0
+    again.heard(name(0))
+    again.put_record(saved_record(cache, client))
     assert again.clients[name(0)].heard == 60.0, "an actor of its own was heard"
 
 
@@ -294,14 +268,6 @@ def test_a_stock_has_two_caches_at_least_and_a_part_of_four_large_draws():
 # ------------------------------------------------------------------------------------------------- pools
 
 
-class Now:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 def pushed(pool, caches, number=0, client=CLIENT):
     memory = Memory(SCHEMA_DEMAND, 50, pool.parameters, seed=1)
     memory.open(0)
@@ -312,8 +278,8 @@ def pushed(pool, caches, number=0, client=CLIENT):
         pool.add(client, number + place + 1, containers.check(containers.build(memory, 64, now=0.0), pool.layout))
 
 
-def pool_of(parameters=PARAMETERS):
-    clock = Now()
+def demand_pool(parameters=PARAMETERS):
+    clock = Clock()
     return Pool(SCHEMA_DEMAND, parameters, seed=1, clock=clock), clock
 
 
@@ -330,7 +296,7 @@ def draw_far(pool, reader=READER):
 
 @pytest.mark.parametrize("draw", [draw_here, draw_far])
 def test_a_pool_holds_a_client_back_whose_samples_are_not_drawn(draw):
-    pool, clock = pool_of()
+    pool, clock = demand_pool()
     assert pool.room(CLIENT, 1) is None, "nobody knows it"
     pushed(pool, 20)
     assert pool.room(CLIENT, 1) is None, "nobody draws"
@@ -342,7 +308,7 @@ def test_a_pool_holds_a_client_back_whose_samples_are_not_drawn(draw):
 
 
 def test_a_pool_wants_everything_that_a_reader_waits_for_which_cannot_draw_as_much_as_it_wants_now():
-    pool, clock = pool_of()
+    pool, clock = demand_pool()
     pushed(pool, 20)
     draw_far(pool)
     pool.reserve(READER, 1 << 20, wanted=1 << 19)
@@ -373,7 +339,7 @@ def test_a_stock_has_four_draws_of_each_reader_that_shares_the_clients_or_of_the
 
 
 def test_a_reader_leaves_samples_to_others_that_draw_from_the_same_clients_unless_it_waits():
-    pool, _ = pool_of()
+    pool, _ = demand_pool()
     pushed(pool, 20)
 
     def kept(reader, wanted=0, **more):
@@ -394,7 +360,7 @@ def test_a_reader_leaves_samples_to_others_that_draw_from_the_same_clients_unles
 @pytest.mark.parametrize("ratio", [1.0, 0.25, 8.0])
 def test_a_free_actor_and_a_slow_learner_keep_each_others_pace(ratio):
     """A simulation: the actor brings whatever it may, the learner draws 1,000 samples a second."""
-    pool, clock = pool_of(Parameters(cache_size=64, samples_per_insert=ratio))
+    pool, clock = demand_pool(Parameters(cache_size=64, samples_per_insert=ratio))
     pushed(pool, 4)
     number = brought = 4
     for _ in range(200):
@@ -415,7 +381,7 @@ def test_free_actors_keep_the_pace_of_slow_readers_of_several_servers_with_large
     """A simulation: four actors bring whatever they may, and two readers draw 1,024 samples each every 1.5 s. They ask
     for many more, since they cannot know which server they will draw from.
     """
-    pool, clock = pool_of()
+    pool, clock = demand_pool()
     readers, clients = (READER, OTHER_DEMAND), [bytes([number]) * 16 for number in range(4)]
     numbers = dict.fromkeys(clients, 0)
 

@@ -21,10 +21,10 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema
 from memoire.server.dispatch import Dispatcher
-from memoire.tables.rollouts import transport
+from memoire.tables.base import TakeRequest
+from memoire.tables.rollouts import fragments
+from memoire.tables.rollouts.fragments import check_entries, unpacked
 from memoire.tables.rollouts.pool import RolloutPool
-from memoire.tables.rollouts.queue import TakeRequest
-from memoire.tables.rollouts.transport import check_entries, unpacked
 from memoire.tables.table import Table
 from memoire.wire import _bytes, messages
 from memoire.wire.containers import pack_episode
@@ -427,11 +427,11 @@ def test_another_table_and_another_schema_are_refused():
     served = TakesServer()
     served.push(bytes(16), range(4))
     table = served.tables.numbered(TABLE)
-    frames = encode(transport.Take(steps=4), client=READER, sequence=1, table=TABLE, fingerprint=table.fingerprint + 1)
+    frames = encode(fragments.Take(steps=4), client=READER, sequence=1, table=TABLE, fingerprint=table.fingerprint + 1)
     assert served.dispatcher.answer(parse(frames)).body.code == "schema" and served.pool.entries() == 4
     tables = tables_of()
     dispatcher = Dispatcher(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: NOW, epoch=7)
-    frames = encode(transport.Take(steps=4), client=READER, sequence=1, table=tables.first.number)
+    frames = encode(fragments.Take(steps=4), client=READER, sequence=1, table=tables.first.number)
     refused = dispatcher.answer(parse(frames)).body
     assert refused.code == "table" and "stores caches; TAKE is for rollouts" in refused.text
 

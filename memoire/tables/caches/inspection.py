@@ -1,7 +1,4 @@
-"""What a snapshot keeps of held caches: a walk over them, a step at a time, and the way back. Pure.
-
-CacheWalk    client 7, its caches, client 9, its caches, ...
-CacheRestore puts each of these back once, here or at another server
+"""Records of a snapshot: clients that have entries, and their held caches. Pure.
 
 Held caches, looked at without taking anything: how their samples are spread, and a copy of one. Pure.
 
@@ -24,59 +21,14 @@ from numpy.typing import NDArray
 
 from memoire.errors import ProtocolError
 from memoire.tables import draws
+from memoire.tables.base import Count, Identity, Moment, RecordBody, RecordKind, Weight, Word
 from memoire.tables.inspection import Distribution, EntryPlace, Histogram, PeekedSample
-from memoire.tables.saved import Count, Identity, Moment, RecordBody, RecordKind, Weight, Word
 from memoire.wire import _bytes, containers
 from memoire.wire._container import HeldCache
 from memoire.wire.layout import ContainerLayout
 from memoire.wire.parts import Part
 
 from ._draw import HeldClient, HeldPool
-from .queues import CacheQueues
-
-
-class KeptClient(NamedTuple):
-    """A client that has entries, as a snapshot keeps it."""
-
-    id: bytes
-    sequence: int
-    """Of the message that its newest sums came with."""
-    total_weight: float
-    positives: float
-    minimum: float
-    between: float
-    """D_c: samples that anyone drew between two of its caches."""
-    since: int = 0
-    """Samples that anyone drew since its newest cache came."""
-    has_caches: bool = True
-    """Whether caches of it are held, too."""
-
-
-class LeftSamples(NamedTuple):
-    """What is left of a held cache of which samples were passed over, or drawn as often as they may be."""
-
-    samples: bytes
-    """uint32: their places."""
-    times: bytes
-    """uint32 of all samples: how often each was drawn; empty if that is not counted."""
-    eldest: float | None
-    """Seconds since the eldest entry was recorded; None is not known."""
-    least_model: int
-    positives: float
-    """N_k: entries that they stand for."""
-
-
-class KeptCache(NamedTuple):
-    """A held cache, as a snapshot keeps it."""
-
-    samples: int
-    used: int
-    """Samples that can be drawn no more."""
-    age: float
-    """Seconds since it came."""
-    payload: memoryview
-    left: LeftSamples | None = None
-    """None: all that come after those that were used."""
 
 
 class ClientRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -89,9 +41,9 @@ class ClientRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     positives: Annotated[float, Meta(ge=0.0, le=2.0**53)] = 0.0
     minimum: Weight = 0.0
     between: Weight = 0.0
-    """Samples that were drawn between two of its caches."""
+    """D_c: samples that were drawn between two of its caches."""
     since: Word = 0
-    """And since its newest one came."""
+    """Samples that were drawn since its newest cache came."""
     has_caches: bool = True
     """Whether caches of it follow; else only its sums are known."""
 
@@ -110,9 +62,13 @@ class ClientRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
         """Each client goes whole to one server."""
         return self.id
 
-    def kept(self) -> KeptClient:
-        """The client of it."""
-        return KeptClient(*(getattr(self, name) for name in KeptClient._fields))
+    @classmethod
+    def of(cls, client: HeldClient, since: int) -> ClientRecord:
+        """A client as it is now; `since` is of its pool."""
+        return cls(
+            id=client.id, sequence=client.sequence, total_weight=client.total_weight, positives=client.positives,
+            minimum=client.minimum, between=client.between, since=since, has_caches=client.caches > 0,
+        )  # fmt: skip
 
 
 class CacheRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -152,144 +108,66 @@ class CacheRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
         """A cache of a client."""
         return f"a cache of client {heading.id.hex()}" if isinstance(heading, ClientRecord) else "a cache"
 
-    def left_samples(self) -> LeftSamples | None:
-        """What is left of the cache, if not all but the first."""
+    def go_on(self, cache: HeldCache, now: float) -> None:
+        """Have the cache be drawn from as it was when it was saved. Raises ProtocolError: that cannot be.
+
+        Args:
+            now: In seconds of the pool's clock.
+        """
+        cache.arrived = now - self.age
         if self.left is None:
-            return None
-        return LeftSamples(self.left, self.times, self.eldest, self.least_model, self.positives)
+            cache.go_on_at(self.used)
+            return
+        eldest = -math.inf if self.eldest is None else now - self.eldest
+        try:
+            cache.go_on_with(self.left, self.times, eldest, self.least_model, self.positives)
+        except ValueError as error:
+            raise ProtocolError("container", str(error)) from error
 
 
-def record_of(kept: KeptClient | KeptCache) -> tuple[RecordBody, memoryview | bytes]:
-    """Body and payload of what is saved of caches."""
-    if isinstance(kept, KeptClient):
-        return ClientRecord(**kept._asdict()), b""
-    left = {} if kept.left is None else {**kept.left._asdict(), "left": kept.left.samples}
-    facts = {"samples": kept.samples, "used": kept.used, "age": kept.age}
-    return CacheRecord(**left | facts), kept.payload
-
-
-class CacheWalk:
-    """Each client that has entries, followed by its caches, oldest first; the queues go on between two steps.
-
-    Nothing is copied, and no cache lives longer for the walk but the one that was given last. So each client is as it
-    is when its turn comes; of its caches there are as many as it had then at most. It ends early where caches of
-    another form than at its beginning are held.
-    """
-
-    def __init__(self, queues: CacheQueues) -> None:
-        self._queues, self._layout = queues, queues.layout
-        self._clients = iter(queues.held)  # in the order in which a draw goes through them
-        self._client: HeldClient | None = None
-        self._left = 0  # caches of this client that may come yet
-        self._place = 0  # of the next one, among all that the client ever pushed
-        self.is_over = False
-        """Whether no step gives anything any more."""
-
-    def step(self, now: float) -> KeptClient | KeptCache | None:
-        """What comes next; None where this step gives nothing."""
-        return self._next_client() if self._client is None else self._next_cache(self._client, now)
-
-    def _next_client(self) -> KeptClient | None:
-        client = next(self._clients, None)
-        self.is_over = client is None
-        has_left = client is None or self._queues.clients.get(client.id) is not client
-        if client is None or has_left or not (client.caches or client.positives):
-            return None
-        if client.caches:
-            self._client, self._left, self._place = client, client.caches, client.pushed - client.caches
-        return KeptClient(
-            client.id, client.sequence, client.total_weight, client.positives, client.minimum, client.between,
-            self._queues.held.since(client), client.caches > 0,
-        )  # fmt: skip
-
-    def _next_cache(self, client: HeldClient, now: float) -> KeptCache | None:
-        gone = client.pushed - client.caches  # caches that it has had: the first in its queue has this place
-        self._place = max(self._place, gone)
-        queue = client.queued()[self._place - gone :]
-        if not queue or self._queues.layout is not self._layout:
-            self._client = None
-            return None
-        self._place, self._left = self._place + 1, self._left - 1
-        if not self._left:
-            self._client = None
-        cache = queue[0]
-        return _kept(cache, now)
-
-
-class CacheRestore:
-    """Puts caches back that were walked over, here or elsewhere, each once."""
-
-    def __init__(self, queues: CacheQueues) -> None:
-        self._queues = queues
-        self._seen: set[tuple[float, ...]] = set()  # what caches of one client look like
-        self._seen_of: tuple[HeldClient | None, int] = None, 0  # which client's, when it had pushed so many
-
-    def put_back(
-        self,
-        kept: KeptClient,
-        cache: HeldCache,
-        *,
-        age: float,
-        stays: bool,
-        now: float,
-        left: LeftSamples | None = None,
-    ) -> tuple[bool, int]:
-        """Queue a checked cache: see `Pool.put_back`. Returns whether it was not held already, and how many were
-        overwritten.
-        """
-        queues, client = self._queues, self.put_client(kept, math.inf if stays else now)
-        if self._is_held(client, cache):
-            return False, 0
-        cache.arrived = now - age
-        if left is not None:
-            eldest = -math.inf if left.eldest is None else now - left.eldest
-            try:
-                cache.go_on_with(left.samples, left.times, eldest, left.least_model, left.positives)
-            except ValueError as error:
-                raise ProtocolError("container", str(error)) from error
-        queues.held.push(client, cache)
-        self._seen.add(_looks_of(cache))
-        self._seen_of = client, client.pushed
-        client.between = kept.between
-        queues.held.set_since(client, kept.since)
-        return True, queues.make_room()
-
-    def put_client(self, kept: KeptClient, heard: float) -> HeldClient:
-        """Know a client of a file, with its sums, which was heard then if it is new here."""
-        queues = self._queues
-        client = queues.clients.get(kept.id)
-        if client is None:
-            client = queues.enter(kept.id)
-            client.heard = heard
-        client.hear(kept.sequence, kept.total_weight, kept.positives, kept.minimum, queues.is_limited)
-        return client
-
-    def _is_held(self, client: HeldClient, cache: HeldCache) -> bool:
-        """Whether a client's cache is held already. Its caches come one after the other: what they look like is noted,
-        and only one that looks like another is compared.
-        """
-        if self._seen_of != (client, client.pushed):
-            self._seen = set(map(_looks_of, client.queued()))
-            self._seen_of = client, client.pushed
-        return _looks_of(cache) in self._seen and any(_is_same(cache, other) for other in client.queued())
-
-
-def _kept(cache: HeldCache, now: float) -> KeptCache:
+def record_of(cache: HeldCache, now: float) -> CacheRecord:
+    """What is saved of a held cache beside its bytes; `now` is in seconds of the pool's clock."""
     age, over = now - cache.arrived, cache.left_over()
     if over is None:
-        return KeptCache(cache.samples, cache.drawn, age, cache.payload)
-    samples, times, eldest, least_model, positives = over
-    left = LeftSamples(samples, times, now - eldest if math.isfinite(eldest) else None, least_model, positives)
-    return KeptCache(cache.samples, cache.samples - len(samples) // 4, age, cache.payload, left)
+        return CacheRecord(samples=cache.samples, used=cache.drawn, age=age)
+    left, times, eldest, least_model, positives = over
+    return CacheRecord(
+        samples=cache.samples,
+        used=cache.samples - len(left) // 4,
+        age=age,
+        left=left,
+        times=times,
+        eldest=now - eldest if math.isfinite(eldest) else None,
+        least_model=least_model,
+        positives=positives,
+    )
+
+
+class HeldOnce:
+    """Knows a cache that is put back twice. A client's caches come one after the other: what they look like is noted,
+    and only one that looks like another is compared.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[float, ...]] = set()  # what caches of one client look like
+        self._of: tuple[HeldClient | None, int] = None, 0  # which client's, when it had pushed so many
+
+    def is_new(self, client: HeldClient, cache: HeldCache) -> bool:
+        """Whether the client has no cache of the same bytes."""
+        if self._of != (client, client.pushed):
+            self._seen, self._of = set(map(_looks_of, client.queued())), (client, client.pushed)
+        looks = _looks_of(cache)
+        alike = [other for other in client.queued() if _looks_of(other) == looks] if looks in self._seen else []
+        return not any(_bytes.checksum(cache.payload) == _bytes.checksum(other.payload) for other in alike)
+
+    def pushed(self, client: HeldClient, cache: HeldCache) -> None:
+        """The client has this one from now on."""
+        self._seen.add(_looks_of(cache))
+        self._of = client, client.pushed
 
 
 def _looks_of(cache: HeldCache) -> tuple[float, ...]:
     return cache.made_at, cache.samples, cache.total_weight, cache.nbytes
-
-
-def _is_same(one: HeldCache, other: HeldCache) -> bool:
-    """Whether two caches came as the same bytes."""
-    return _looks_of(one) == _looks_of(other) and _bytes.checksum(one.payload) == _bytes.checksum(other.payload)
 
 
 MAX_CLIENTS: Final = 512
@@ -309,15 +187,14 @@ class ChosenCaches(NamedTuple):
     clock: float
 
 
-def choose_caches(queues: CacheQueues, now: float, rng: random.Random, most_samples: int) -> ChosenCaches:
+def choose_caches(held: HeldPool, reuse: bool, now: float, rng: random.Random, most_samples: int) -> ChosenCaches:
     """Choose the caches that a histogram is made of: of clients chosen at random, some caches each, about
     `most_samples` samples in all. `now` is in seconds of the pool's clock.
     """
-    held, reuse = queues.held, queues.parameters.reuse_cache
     # Over the largest: sums of what clients say could overflow.
-    most = max((client.total_weight for client in queues.clients.values()), default=0.0)
-    parts = math.fsum(client.total_weight / most for client in queues.clients.values()) if most > 0.0 else 0.0
-    chosen = _some_caches(queues, rng, most_samples)
+    most = max((client.total_weight for client in held), default=0.0)
+    parts = math.fsum(client.total_weight / most for client in held) if most > 0.0 else 0.0
+    chosen = _some_caches(held, rng, most_samples)
     return ChosenCaches(
         caches=[(client.total_weight / most / parts, caches) for client, caches in chosen],
         reuse=reuse,
@@ -328,11 +205,9 @@ def choose_caches(queues: CacheQueues, now: float, rng: random.Random, most_samp
     )
 
 
-def _some_caches(
-    queues: CacheQueues, rng: random.Random, most_samples: int
-) -> list[tuple[HeldClient, list[HeldCache]]]:
+def _some_caches(held: HeldPool, rng: random.Random, most_samples: int) -> list[tuple[HeldClient, list[HeldCache]]]:
     """Caches of clients that can be drawn from, of all or of some at random, for so many samples together."""
-    able = _able(queues)
+    able = _able(held)
     able = rng.sample(able, min(len(able), MAX_CLIENTS))
     chosen = []
     for client in able:
@@ -342,9 +217,9 @@ def _some_caches(
     return chosen
 
 
-def _able(queues: CacheQueues) -> list[HeldClient]:
+def _able(held: HeldPool) -> list[HeldClient]:
     """Clients that can be drawn from."""
-    return [client for client in queues.clients.values() if client.caches and client.total_weight > 0.0]
+    return [client for client in held if client.caches and client.total_weight > 0.0]
 
 
 def distribution_of(chosen: ChosenCaches, most_samples: int) -> Distribution:
@@ -406,12 +281,12 @@ class ChosenSample(NamedTuple):
 
 
 def choose_sample(
-    queues: CacheQueues, now: float, rng: random.Random, of: tuple[bytes, int] | None = None
+    held: HeldPool, layout: ContainerLayout, now: float, rng: random.Random, of: tuple[bytes, int] | None = None
 ) -> ChosenSample | None:
     """Where to take a sample: of a client by its share of the weight, or of the client and entry that are named. None
     where nothing is held, or of that client nothing.
     """
-    clients = _able(queues)
+    clients = _able(held)
     most = max((client.total_weight for client in clients), default=0.0)
     parts = [client.total_weight / most for client in clients]  # sums of what clients say could overflow
     wanted = [client for client in clients if of is None or client.id == of[0]]
@@ -421,11 +296,11 @@ def choose_sample(
     return ChosenSample(
         caches=client.queued(),
         number=None if of is None else of[1],
-        layout=queues.layout,
+        layout=layout,
         client=client.id,
         sums=(client.sequence, client.total_weight, float(client.positives), client.minimum),
         share=client.total_weight / most / math.fsum(parts),
-        population=float(queues.held.entries()),
+        population=float(held.entries()),
         seed=rng.getrandbits(64),
         clock=now,
     )

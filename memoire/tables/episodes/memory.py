@@ -1,17 +1,19 @@
-"""The memory that holds a table's episodes, its name, and how many entries a limit of bytes has room for.
+"""A memory of a table's episodes: what comes in is completely checked, what is drawn, and a look at it. Pure.
 
     limit of 1 MB, entries of 100 bytes     plain columns: room for 10,000 entries
                                             ragged columns: 5,000 entries, and 0.5 MB for their values
 
-Another number of entries is another memory, with another name. The engine locks itself; one thread at a time may call
-what changes the episodes, and any may read `now`.
-
-Received episodes, completely checked before a memory takes them. Pure.
+sampled        a batch for a learner here, with ids that name the memory ──▶ `pooled` adds importance
+sums_of        what a reader far away may draw: the memory as if it were one client
+drawn_for      the samples that it asks for
+copied         the copy of a sample that is looked at, and not taken
 """
 
 from __future__ import annotations
 
-import secrets
+import math
+import random
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,18 +22,23 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import EpisodeTooLong, MemoireError, ParameterError, ProtocolError, StaleEntry
+from memoire import _core
+from memoire.errors import EmptyMemory, EpisodeTooLong, ParameterError, ProtocolError, StaleEntry, UsedUp
 from memoire.limits import Limits
 from memoire.replay import dataset
+from memoire.replay.batch import ID, GatheredSamples
 from memoire.replay.conversion import ENTRY_OVERHEAD, is_finite
-from memoire.replay.dataset import KeptEpisode
 from memoire.replay.memory import MAX_ROWS, Memory
-from memoire.replay.memory_state import SavedLayout
 from memoire.replay.parameters import Parameters, reward_size
 from memoire.replay.schema import Schema
+from memoire.tables.base import MAX_INSPECTED
+from memoire.tables.draws import PooledBatch, check_count
+from memoire.tables.inspection import Distribution, EntryPlace, Histogram, PeekedSample
 from memoire.wire import _bytes, containers, messages
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import ContainerKind
+from memoire.wire.parts import ContainerKind, Payload
+from memoire.wire.receivers import Page
+from memoire.wire.rows import CLIENT_SUMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,128 +170,6 @@ class ByteRoom:
         return max(1, byte_limit - entries * self.entry_bytes) if self.schema.ragged else 0
 
 
-class EpisodeMemory:
-    """Takes episodes in, and is replaced by a memory of another size where that is asked for.
-
-    Raises:
-        ParameterError: not one entry fits into `byte_limit`, or the room's capacity does not.
-    """
-
-    def __init__(self, room: ByteRoom, parameters: Parameters | None, byte_limit: int, seed: int | None) -> None:
-        self.room, self._seed, self._made = room, seed, 0
-        self.byte_limit = byte_limit
-        self.now = self._make(room.entries(byte_limit), byte_limit, parameters)
-        """The memory of this moment."""
-        self._put_back: dict[int, int] = {}  # checksum of the name of each episode that came from a file: its number
-
-    def _make(self, entries: int, byte_limit: int, parameters: Parameters | None) -> NamedMemory:
-        limit = self.room.value_bytes(entries, byte_limit)
-        seed = seed_of(self._seed, self._made)
-        made = Memory(self.room.schema, entries, parameters, seed=seed, ragged_limit=limit, container=None)
-        self._made += 1
-        return NamedMemory(made, secrets.token_bytes(16))
-
-    @property
-    def reserved(self) -> int:
-        """Bytes that the entries may take in all."""
-        memory = self.now.memory
-        return memory.capacity * self.room.entry_bytes + self.room.value_bytes(memory.capacity, self.byte_limit)
-
-    def reseed(self, seed: int) -> None:
-        """Draw as a memory that was made with this seed; while it is empty."""
-        self._seed, self._made = seed, 0
-        old = self.now.memory
-        self._replace(self._make(old.capacity, self.byte_limit, old.parameters))
-
-    def add(self, checked: CheckedEpisode) -> tuple[int, int]:
-        """Store a checked episode; the oldest make room. Returns how many episodes left, and entries.
-
-        Raises:
-            ProtocolError: the memory has become too small for it meanwhile.
-        """
-        memory, episode = self.now.memory, checked.episode
-        values = [episode.columns[name] for name in self.room.schema.entry_names]
-        with memory.held():
-            episodes, entries = memory.num_episodes, memory.num_entries
-            try:
-                memory.insert(values, episode.init_w, episode.model_version, checked.age, **episode.end)
-            except MemoireError as error:
-                raise ProtocolError("too_large", str(error)) from error
-            return episodes + 1 - memory.num_episodes, entries + checked.samples - memory.num_entries
-
-    def put_back(self, kept: KeptEpisode) -> tuple[bool, int]:
-        """Store an episode that was walked over: see `EpisodePool.put_back`. Returns whether it was not here already,
-        and how many left.
-        """
-        name, (memory, owner) = _name_of(kept.owner, kept.number), self.now
-        number = kept.number if kept.owner == owner else self._put_back.get(name)
-        if number is not None and _has(memory, number):
-            return False, 0
-        with memory.held():
-            before = memory.num_episodes
-            number = int(dataset.put(memory, kept.episode)[0])
-            gone = before + 1 - memory.num_episodes
-        self._put_back[name] = number
-        if len(self._put_back) > 2 * memory.num_episodes + 100:  # most of them have left since
-            self._put_back = {name: number for name, number in self._put_back.items() if _has(memory, number)}
-        return True, gone
-
-    def heir(
-        self, layout: SavedLayout, parameters: Parameters, *, keeps_generator: bool
-    ) -> tuple[Memory, SavedLayout] | None:
-        """An empty memory for the state of another one: see `EpisodePool.heir`."""
-        old, numbers = self.now.memory, layout.numbers
-        mine = old._counters()["random"], old.generator.bit_generator.state
-        form = {"capacity": old.capacity, "page_rows": old.contents()["page_rows"], "live": old.live}
-        if any(numbers[name] != value for name, value in form.items()):
-            return None
-        numbers = numbers | {"ragged_limit": old.ragged_limit}
-        if keeps_generator:
-            numbers |= {"engine": numbers["engine"] | {"random": mine[0]}, "generator": mine[1]}
-        return Memory(self.room.schema, old.capacity, parameters, container=None), SavedLayout(numbers, layout.arrays)
-
-    def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> None:
-        """Go on with this memory: see `EpisodePool.take_over`."""
-        memory.limit_ragged(self.now.memory.ragged_limit)
-        self._replace(NamedMemory(memory, secrets.token_bytes(16)))
-        self._put_back = {_name_of(*name): number for number, name in names.items()}
-
-    def configure(self, parameters: Parameters) -> int:
-        """Weigh and cut everything stored by new parameters; returns how many episodes `max_episode` let go."""
-        memory = self.now.memory
-        with memory.held():
-            before = memory.num_episodes
-            memory.configure(parameters)
-            return before - memory.num_episodes
-
-    def limit(self, byte_limit: int) -> int:
-        """Have room for this many bytes from now on; returns how many episodes had to go: see `EpisodePool.limit`."""
-        entries, old = self.room.entries(byte_limit), self.now.memory
-        if entries != old.capacity:
-            fresh = self._make(entries, byte_limit, old.parameters)
-            moved = _move(old, fresh.memory)
-            gone = old.num_episodes - fresh.memory.num_episodes
-            self._put_back = {name: moved[was] for name, was in self._put_back.items() if was in moved}
-            self._replace(fresh)
-        else:
-            before = old.num_episodes
-            old.limit_ragged(self.room.value_bytes(entries, byte_limit))
-            gone = before - old.num_episodes
-        self.byte_limit = byte_limit
-        return gone
-
-    def clear(self) -> int:
-        """Let all episodes go; returns how many."""
-        old = self.now.memory
-        self._put_back.clear()
-        self._replace(self._make(old.capacity, self.byte_limit, old.parameters))
-        return old.num_episodes
-
-    def _replace(self, fresh: NamedMemory) -> None:
-        fresh.memory.saw_model(self.now.memory.newest_model)
-        self.now = fresh
-
-
 def seed_of(seed: int | None, life: int) -> int | None:
     """The seed of so many former lives, or memories, of one that was given this seed: none draws as another did."""
     if seed is None or life == 0:
@@ -292,26 +177,224 @@ def seed_of(seed: int | None, life: int) -> int | None:
     return int(np.random.SeedSequence(seed & (2**64 - 1), spawn_key=(life,)).generate_state(1, np.uint64)[0])
 
 
-def _move(old: Memory, fresh: Memory) -> dict[int, int]:
+def move_episodes(old: Memory, fresh: Memory) -> dict[int, int]:
     """Put all episodes that have room into a fresh memory; returns the new number of each, by its old one."""
-    moved = {}
+    numbers = {}
     with old.held():
         for number, episode in dataset.walk(old):
             if len(episode) <= fresh.capacity:
                 with suppress(EpisodeTooLong):  # its ragged values have no room
-                    moved[number] = int(dataset.put(fresh, episode)[0])
-    return moved
+                    numbers[number] = int(dataset.put(fresh, episode)[0])
+    return numbers
 
 
-def _name_of(owner: bytes, number: int) -> int:
-    """What names an episode for ever."""
+def name_of(owner: bytes, number: int) -> int:
+    """What names an episode for good."""
     return _bytes.checksum(owner + number.to_bytes(8, "little", signed=True))
 
 
-def _has(memory: Memory, number: int) -> bool:
+def has(memory: Memory, number: int) -> bool:
     """Whether an entry is still there."""
     try:
         memory.weights([number])
     except StaleEntry:
         return False
     return True
+
+
+ANY_NUMBER: Final = 1
+"""Flag of a row of `rows.CLIENT_SUMS`: any number of samples can be drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Samples of a memory, and its sums at that moment."""
+
+    gathered: GatheredSamples
+    weights: NDArray[np.float64]
+    """[B]"""
+    total_weight: float
+    population: int
+    smallest: float
+    parameters: Parameters
+
+    def pooled(self, beta: float) -> PooledBatch:
+        """The batch, with importance by this exponent."""
+        importance, divisor = _core.importance(
+            self.weights,
+            self.total_weight,
+            self.population,
+            self.smallest,
+            beta,
+            self.parameters.normalize == "global",
+        )
+        return PooledBatch(self.gathered, importance, divisor, 0.0)
+
+
+def sampled(named: NamedMemory, samples: int, places: Mapping[str, NDArray[Any]] | None) -> Sampled:
+    """Draw so many samples with replacement, without the GIL while they are copied.
+
+    Args:
+        places: Arrays [B, ...] to copy into, B = `samples`, by their names in a batch.
+
+    Raises:
+        EmptyMemory: nothing can be drawn.
+    """
+    memory = named.memory
+    with memory.held():
+        gathered, weights, total, population, smallest = memory.sample(samples, places)
+        parameters = memory.parameters
+    gathered.ids = ids_of(named, gathered.ids)
+    return Sampled(gathered, weights, total, population, smallest, parameters)
+
+
+def ids_of(named: NamedMemory, numbers: Any) -> NDArray[Any]:
+    """Ids [B] of entries by their numbers [B]."""
+    ids = np.empty(len(numbers), ID)
+    ids["client"], ids["number"] = np.frombuffer(named.owner, "<u8"), numbers
+    return ids
+
+
+def why_nothing(error: EmptyMemory, episodes: int, clients: int) -> str:
+    """Why a draw has to wait, in words."""
+    if isinstance(error, UsedUp):
+        return f"entries are drawn {error.times} times at most (max_times_sampled), and {error.left} times yet in all"
+    if error.reason:
+        return f"{error.reason}. Wait for actors to ship more"
+    return f"of {error.entries} entries in {episodes} episodes of {clients} clients none can be drawn"
+
+
+def sums_of(named: NamedMemory, sequence: int) -> NDArray[np.void]:
+    """A row of `rows.CLIENT_SUMS` for all episodes, [1]; none, [0], while nothing can be drawn.
+
+    Args:
+        sequence: Higher than that of all rows before: of two rows the one with the higher sequence is newer.
+    """
+    memory = named.memory
+    total, positives, minimum = memory.sums()
+    rows = np.zeros(1 if positives and total > 0.0 and math.isfinite(total) else 0, CLIENT_SUMS)
+    for row in rows:
+        row["client"], row["sequence"] = np.frombuffer(named.owner, "<u8"), sequence
+        row["total_weight"], row["positives"], row["minimum"] = total, positives, minimum
+        row["reserved"], row["flags"] = min(positives, (1 << 32) - 1), ANY_NUMBER
+        if memory.parameters.max_times_sampled:
+            row["reserved"], row["flags"] = min(memory.draws_left, (1 << 32) - 1), 0
+    return rows
+
+
+def drawn_for(
+    named: NamedMemory, counts: NDArray[np.void], *, now: float, compression: str, page: Page | None = None
+) -> tuple[Payload | None, int]:
+    """The payload of a DRAWN message for rows [C] of `rows.CLIENT_COUNTS`, C clients, and how many samples it has.
+
+    The payload is None where there is nothing, or nothing of this memory was asked for.
+
+    Raises:
+        ProtocolError: more than `MAX_DRAWN` samples were asked for, or than the page has room for; none counts as
+            drawn.
+    """
+    memory = named.memory
+    mine = (counts["client"] == np.frombuffer(named.owner, "<u8")).all(axis=1)
+    wanted = int(counts["count"][mine].sum())
+    check_count(wanted)
+    with memory.held():
+        if memory.parameters.max_times_sampled:
+            wanted = min(wanted, memory.draws_left)
+        if not (wanted and memory.num_positive):
+            return None, 0
+        try:
+            made = containers.build_drawn(memory, named.owner, wanted, now=now, compression=compression, page=page)
+            return made, wanted
+        except EmptyMemory:  # entries have become too old since
+            return None, 0
+
+
+class _SeenEntries(NamedTuple):
+    """Entries of a memory that is held, every n-th row."""
+
+    rows: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    ages: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, memory: Memory, rng: random.Random, most: int = MAX_INSPECTED) -> _SeenEntries:
+        every = -(-memory.capacity // most)
+        rows = np.arange(rng.randrange(every), memory.capacity, every)
+        rows = rows[memory.contents()["meta"]["episode"][rows] >= 0]
+        ages, weights = np.empty(len(rows), np.float32), np.empty(len(rows), np.float64)
+        memory._facts(rows, ages, None, weights)
+        return cls(rows, weights, ages)
+
+
+def distribution_of(memory: Memory, rng: random.Random, most: int = MAX_INSPECTED) -> Distribution:
+    """How entries are spread: all of them, or at most so many that are evenly spaced."""
+    with memory.held():
+        seen = _SeenEntries.of(memory, rng, most)
+        total, positives, _ = memory.sums()
+        entries = memory.num_entries
+    is_known = len(seen.rows) > 0 and 0.0 < total < math.inf
+    squares = float(np.square(seen.weights / total).mean()) * entries if is_known else 0.0
+    return Distribution(
+        looked=len(seen.rows),
+        held=entries,
+        population=float(positives),
+        total_weight=min(total, sys.float_info.max),
+        effective=1.0 / squares if squares > 0.0 else None,
+        weights=Histogram.of(seen.weights),
+        ages=Histogram.of(seen.ages),
+    )
+
+
+def copied(named: NamedMemory, beta: float, rng: random.Random, number: int | None = None) -> PeekedSample | None:
+    """A copy of the sample of an entry: of this number, or a random one, by weight among evenly spaced ones. None where
+    there is none of that number, or it has no weight.
+    """
+    memory = named.memory
+    with memory.held():
+        chosen = _drawn(memory, rng) if number is None else number
+        weight = 0.0 if chosen is None else _weight_of(memory, chosen)
+        if chosen is None or not weight > 0.0:
+            return None
+        total, positives, _ = memory.sums()
+        place = _place_of(memory, chosen)
+        gathered = memory.gather([chosen])
+    gathered.ids = ids_of(named, [chosen])
+    return PeekedSample(gathered, weight / total, float(positives), beta, place)
+
+
+def _drawn(memory: Memory, rng: random.Random) -> int | None:
+    """Number of a random entry of a memory that is held; None where none has a weight."""
+    seen = _SeenEntries.of(memory, rng)
+    most = float(seen.weights.max(initial=0.0))
+    if not most > 0.0:
+        return None
+    at = rng.choices(range(len(seen.rows)), (seen.weights / most).tolist())[0]
+    return int(memory.contents()["meta"]["number"][seen.rows[at]])
+
+
+def _weight_of(memory: Memory, number: int) -> float:
+    try:
+        return float(memory.weights([number])[0])
+    except StaleEntry:
+        return 0.0
+
+
+def _place_of(memory: Memory, number: int) -> EntryPlace:
+    """Where an entry of a memory that is held stands in its episode, and what a learner said of it."""
+    inside = memory.contents()
+    meta = inside["meta"]
+    one = meta[number % memory.capacity]
+    rows = np.flatnonzero(meta["episode"] == one["episode"])
+    weights = np.empty(len(rows), np.float64)
+    memory._facts(rows, None, None, weights)
+    numbers = np.sort(meta["number"][rows])
+    able = np.sort(meta["number"][rows[weights > 0.0]])
+    at = int(np.searchsorted(able, number))
+    error = max(0.0, float(one["priority"]) - memory.parameters.priority_epsilon) if one["learned"] else None
+    return EntryPlace(
+        earlier=int(able[at - 1]) if at else None,
+        later=int(able[at + 1]) if at + 1 < len(able) else None,
+        step=1 + int(np.searchsorted(numbers, number)),
+        episode=int(inside["episodes"]["length"][one["episode"]]),
+        td_error=error,
+    )

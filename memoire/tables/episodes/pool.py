@@ -14,6 +14,7 @@ never come again under one owner, and a memory that begins anew has another one:
 from __future__ import annotations
 
 import random
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,14 +26,20 @@ from numpy.typing import NDArray
 
 from memoire import _core
 from memoire.arguments import whole
-from memoire.errors import EmptyMemory, NotEnoughSamples, WrongType
+from memoire.errors import (
+    EmptyMemory,
+    MemoireError,
+    NotEnoughSamples,
+    ProtocolError,
+    WrongType,
+)
 from memoire.limits import HELD_BYTES, Limits
 from memoire.replay import dataset
 from memoire.replay.batch import GatheredSamples
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.episodes import EpisodeBatch, sample
 from memoire.replay.memory import MAX_ROWS, Memory
-from memoire.replay.memory_state import layout_of
+from memoire.replay.memory_state import SavedLayout, layout_of
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
@@ -44,9 +51,11 @@ from memoire.tables.base import (
     DrawsBatches,
     DrawsEpisodes,
     HasRoom,
-    KeepsLayout,
     PoolCounts,
     PoolStats,
+    PutBack,
+    RecordBody,
+    SavedRecord,
     ShowsSamples,
     TakesPriorities,
     TakesPushes,
@@ -54,16 +63,27 @@ from memoire.tables.base import (
 from memoire.tables.draws import MAX_BATCH, PooledBatch
 from memoire.tables.inspection import Distribution, PeekedSample
 from memoire.tables.pools import LastingPool
-from memoire.tables.saved import PutBack, RecordBody, SavedRecord
 from memoire.wire import _bytes, messages
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.parts import Payload
 from memoire.wire.receivers import Page
 
-from . import draw as episode_inspection
-from .draw import drawn_for, sampled, sums_of, why_nothing
-from .memory import ByteRoom, CheckedEpisode, EpisodeMemory, NamedMemory, checked_episode
-from .saving import HasLayout, TakenTable, pack, pack_layout, put_back
+from . import memory as episode_inspection
+from .memory import (
+    ByteRoom,
+    CheckedEpisode,
+    NamedMemory,
+    checked_episode,
+    drawn_for,
+    has,
+    move_episodes,
+    name_of,
+    sampled,
+    seed_of,
+    sums_of,
+    why_nothing,
+)
+from .saving import HasLayout, KeepsLayout, TakenTable, pack, pack_layout, put_back
 
 T = TypeVar("T")
 
@@ -88,6 +108,8 @@ class EpisodePool(
         ParameterError: not one entry fits, or `capacity` does not.
     """
 
+    byte_limit: int
+
     def __init__(
         self,
         schema: Schema,
@@ -100,29 +122,38 @@ class EpisodePool(
         seed: int | None = None,
     ) -> None:
         super().__init__(client_timeout, clock)
-        room = ByteRoom(schema, whole("capacity", capacity, 0, MAX_ROWS))
+        self.schema, self.byte_limit = schema, byte_limit
+        self._room = ByteRoom(schema, whole("capacity", capacity, 0, MAX_ROWS))
         self._rng = random.Random()  # of looks; any thread may draw a number
         self._changing = threading.Lock()  # one at a time of those who add, or replace the memory
-        self._stored = EpisodeMemory(room, parameters, byte_limit, seed)
+        self._seed, self._made = seed, 0
+        self.now = self._make(self._room.entries(byte_limit), byte_limit, parameters)
+        """The memory of this moment. Another number of entries is another one, with another name."""
+        self._put_back: dict[int, int] = {}  # checksum of the name of each episode that came from a file: its number
         # Everything below belongs to the waiter's lock.
         self._annealing = Annealing()
         self._counts = PoolCounts()
         self._sequence = 0  # of the newest sums that a reader was given
 
-    @property
-    def schema(self) -> Schema:
-        """What an entry is."""
-        return self._stored.room.schema
+    def _make(self, entries: int, byte_limit: int, parameters: Parameters | None) -> NamedMemory:
+        limit, seed = self._room.value_bytes(entries, byte_limit), seed_of(self._seed, self._made)
+        made = Memory(self.schema, entries, parameters, seed=seed, ragged_limit=limit, container=None)
+        self._made += 1
+        return NamedMemory(made, secrets.token_bytes(16))
+
+    def _replace(self, fresh: NamedMemory) -> None:
+        fresh.memory.saw_model(self.memory.newest_model)
+        self.now = fresh
 
     @property
     def memory(self) -> Memory:
         """The engine, as it is now: `limit` and `clear` replace it."""
-        return self._stored.now.memory
+        return self.now.memory
 
     @property
     def owner(self) -> bytes:
         """What ids of this memory's entries call it, 16 bytes; changes when numbers begin anew."""
-        return self._stored.now.owner
+        return self.now.owner
 
     @property
     def parameters(self) -> Parameters:
@@ -135,19 +166,17 @@ class EpisodePool(
         return self.memory.capacity
 
     @property
-    def byte_limit(self) -> int:
-        """Bytes that entries may take."""
-        return self._stored.byte_limit
-
-    @property
     def least_bytes(self) -> int:
         """Bytes that it can be limited to at least: for the capacity that was asked for, or one entry."""
-        return self._stored.room.least_bytes
+        return self._room.least_bytes
 
     def join(self, budget: ByteBudget, name: str) -> None:
         """Be a holder of that name from now on, of all bytes that its entries may take: room for them is made once."""
-        stored = self._stored
-        budget.holder(name, measure=lambda: stored.reserved)
+        budget.holder(name, measure=self._reserved)
+
+    def _reserved(self) -> int:
+        entries = self.capacity
+        return entries * self._room.entry_bytes + self._room.value_bytes(entries, self.byte_limit)
 
     # What comes in
 
@@ -172,7 +201,16 @@ class EpisodePool(
         with _core.Held(self._changing):
             if self._waiter.is_closed:
                 return 0
-            gone, lost = self._stored.add(checked)
+            memory, episode = self.memory, checked.episode
+            values = [episode.columns[name] for name in self.schema.entry_names]
+            with memory.held():
+                episodes, entries = memory.num_episodes, memory.num_entries
+                try:
+                    memory.insert(values, episode.init_w, episode.model_version, checked.age, **episode.end)
+                except MemoireError as error:
+                    raise ProtocolError("too_large", str(error)) from error
+                gone = episodes + 1 - memory.num_episodes
+                lost = entries + checked.samples - memory.num_entries
             with self._waiter.lock:
                 self._counts.add(gone, lost)
                 self._hear(client_id)
@@ -185,7 +223,15 @@ class EpisodePool(
         """Weigh and cut everything stored by new parameters; nothing goes but what `max_episode` says. Returns how many
         episodes did.
         """
-        return self._changed(lambda: self._stored.configure(parameters))
+
+        def configured() -> int:
+            memory = self.memory
+            with memory.held():
+                before = memory.num_episodes
+                memory.configure(parameters)
+                return before - memory.num_episodes
+
+        return self._changed(configured)
 
     def limit(self, byte_limit: int) -> int:
         """Have room for this many bytes from now on; returns how many episodes had to go, the oldest first.
@@ -196,11 +242,32 @@ class EpisodePool(
         Raises:
             ParameterError: too few for one entry, or for the capacity that was asked for. Nothing was changed.
         """
-        return self._changed(lambda: self._stored.limit(byte_limit))
+
+        def limited() -> int:
+            entries, old = self._room.entries(byte_limit), self.memory
+            before, fresh = old.num_episodes, old
+            if entries == old.capacity:
+                old.limit_ragged(self._room.value_bytes(entries, byte_limit))
+            else:
+                made = self._make(entries, byte_limit, old.parameters)
+                fresh, numbers = made.memory, move_episodes(old, made.memory)
+                self._put_back = {name: numbers[was] for name, was in self._put_back.items() if was in numbers}
+                self._replace(made)
+            self.byte_limit = byte_limit
+            return before - fresh.num_episodes
+
+        return self._changed(limited)
 
     def clear(self) -> int:
         """Let all episodes go; returns how many."""
-        return self._changed(self._stored.clear)
+
+        def cleared() -> int:
+            old = self.memory
+            self._put_back.clear()
+            self._replace(self._make(old.capacity, self.byte_limit, old.parameters))
+            return old.num_episodes
+
+        return self._changed(cleared)
 
     def _changed(self, change: Callable[[], int]) -> int:
         """What a change of the memory returns; those who wait look again."""
@@ -219,7 +286,7 @@ class EpisodePool(
 
         None where `owner` is not, or no more, this memory.
         """
-        memory, name = self._stored.now
+        memory, name = self.now
         if owner != name:
             return None
         applied, stale = memory.update_priorities(numbers, td_errors)
@@ -277,8 +344,19 @@ class EpisodePool(
             keeps_generator: Whether draws follow from the generator of this pool.
             wrong: Makes the error to raise, of what is wrong in the file.
         """
-        facts = self._stored, self.schema, body, payload, parameters
-        return TakenTable(*facts, keeps_generator=keeps_generator, wrong=wrong)
+
+        def heir(layout: SavedLayout) -> tuple[Memory, SavedLayout] | None:
+            old, numbers = self.memory, layout.numbers
+            mine = old._counters()["random"], old.generator.bit_generator.state
+            form = {"capacity": old.capacity, "page_rows": old.contents()["page_rows"], "live": old.live}
+            if any(numbers[name] != value for name, value in form.items()):
+                return None
+            numbers = numbers | {"ragged_limit": old.ragged_limit}
+            if keeps_generator:
+                numbers |= {"engine": numbers["engine"] | {"random": mine[0]}, "generator": mine[1]}
+            return Memory(self.schema, old.capacity, parameters, container=None), SavedLayout(numbers, layout.arrays)
+
+        return TakenTable(heir, self.schema, body, payload, wrong)
 
     def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
         """Go on with an heir that has taken over what another memory was. False if something came in meanwhile: then
@@ -291,7 +369,9 @@ class EpisodePool(
             self._waiter.check_open()
             if not self.is_untouched:
                 return False
-            self._stored.take_over(memory, names)
+            memory.limit_ragged(self.memory.ragged_limit)
+            self._replace(NamedMemory(memory, secrets.token_bytes(16)))
+            self._put_back = {name_of(*name): number for number, name in names.items()}
             with self._waiter.lock:
                 self._counts.added += len(names)
                 self._waiter.tell()
@@ -300,11 +380,13 @@ class EpisodePool(
     def reseed(self, seed: int) -> None:
         """Draw as a pool that was made with this seed; before the first episode."""
         with _core.Held(self._changing):
-            self._stored.reseed(seed)
+            self._seed, self._made = seed, 0
+            old = self.memory
+            self._replace(self._make(old.capacity, self.byte_limit, old.parameters))
 
     def walk(self) -> Iterator[KeptEpisode]:
         """Every episode with all that is known of its entries, the oldest first; see `dataset.walk`."""
-        memory, owner = self._stored.now
+        memory, owner = self.now
         for number, episode in dataset.walk(memory):
             yield KeptEpisode(owner, number, episode)
 
@@ -320,13 +402,22 @@ class EpisodePool(
         """
         with _core.Held(self._changing):
             self._waiter.check_open()
-            is_new, gone = self._stored.put_back(kept)
-            if is_new:
-                with self._waiter.lock:
-                    self._counts.added += 1
-                    self._counts.overwritten += gone
-                    self._waiter.tell()
-            return is_new, gone
+            name, (memory, owner) = name_of(kept.owner, kept.number), self.now
+            number = kept.number if kept.owner == owner else self._put_back.get(name)
+            if number is not None and has(memory, number):
+                return False, 0
+            with memory.held():
+                before = memory.num_episodes
+                number = int(dataset.put(memory, kept.episode)[0])
+                gone = before + 1 - memory.num_episodes
+            self._put_back[name] = number
+            if len(self._put_back) > 2 * memory.num_episodes + 100:  # most of them have left since
+                self._put_back = {name: number for name, number in self._put_back.items() if has(memory, number)}
+            with self._waiter.lock:
+                self._counts.added += 1
+                self._counts.overwritten += gone
+                self._waiter.tell()
+            return True, gone
 
     def records(self) -> Iterator[tuple[RecordBody, bytes]]:
         """Body and payload of each."""
@@ -410,7 +501,7 @@ class EpisodePool(
         while True:
             with self._waiter.lock:
                 self._waiter.check_open()
-                changes, now = self._waiter.changes, self._stored.now
+                changes, now = self._waiter.changes, self.now
             try:
                 return draw(now)
             except EmptyMemory as error:
@@ -438,7 +529,7 @@ class EpisodePool(
         come first. Learners that part the clients among them (`part`) all draw from the whole memory.
         """
         with self._waiter.lock:
-            now = self._stored.now
+            now = self.now
             self._sequence += 1
             sequence = self._sequence
         return sums_of(now, sequence)
@@ -468,7 +559,7 @@ class EpisodePool(
         """
         with self._waiter.lock:
             self._waiter.check_open()
-        payload, drawn = drawn_for(self._stored.now, counts, now=now, compression=compression, page=page)
+        payload, drawn = drawn_for(self.now, counts, now=now, compression=compression, page=page)
         with self._waiter.lock:
             self._counts.drawn += drawn
         return payload
@@ -482,7 +573,7 @@ class EpisodePool(
     def peek(self, of: tuple[bytes, int] | None = None) -> PeekedSample | None:
         """A copy of a random entry's sample, by weight among evenly spaced ones, or of this owner's entry."""
         with self._waiter.lock:
-            now = self._stored.now
+            now = self.now
             beta = now.memory.parameters.beta(self._annealing.batches)
         if of is not None and of[0] != now.owner:
             return None
@@ -493,7 +584,7 @@ class EpisodePool(
         memory = self.memory
         with memory.held():
             entries, episodes, positives = memory.num_entries, memory.num_episodes, memory.num_positive
-        held_bytes = entries * self._stored.room.entry_bytes + memory.ragged_bytes
+        held_bytes = entries * self._room.entry_bytes + memory.ragged_bytes
         held = {"caches": episodes, "bytes": held_bytes, "unused": positives, "held": entries}
         with self._waiter.lock:
             return PoolStats(clients=len(self._clients), **held, **asdict(self._counts))

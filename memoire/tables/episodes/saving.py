@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.memory_state import LAYOUT, OWN, RowLayout, SavedLayout, TakingOver
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.tables.saved import Count, Identity, Moment, Number, PutBack, RecordBody, RecordKind, SavedRecord, Weight
+from memoire.tables.base import Count, Identity, Moment, Number, PutBack, RecordBody, RecordKind, SavedRecord, Weight
 
 
 class EpisodeRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -208,19 +209,12 @@ def _unpack_layout(body: HasLayout, payload: bytes, wrong: Callable[[str], Excep
     return SavedLayout(json.loads(body.memory), arrays)
 
 
-class HasHeir(Protocol):
-    """What takes the place of a saved memory: `EpisodeMemory`."""
-
-    def heir(
-        self, layout: SavedLayout, parameters: Parameters, *, keeps_generator: bool
-    ) -> tuple[Memory, SavedLayout] | None:
-        """An empty memory, and what it is to take over; None if that does not fit."""
-
-
 class TakenTable:
     """A memory of a file on its way into a pool: each episode comes where it lay, and can be drawn as it could.
 
     Args:
+        heir: Makes an empty memory that fits, and says what it is to take over; None if what was saved does not fit.
+        body, payload: What the file says of where entries lie.
         wrong: Makes the error to raise, of what is wrong.
 
     Raises:
@@ -229,13 +223,10 @@ class TakenTable:
 
     def __init__(
         self,
-        pool: HasHeir,
+        heir: Callable[[SavedLayout], tuple[Memory, SavedLayout] | None],
         schema: Schema,
         body: HasLayout,
         payload: bytes,
-        parameters: Parameters,
-        *,
-        keeps_generator: bool,
         wrong: Callable[[str], Exception],
     ) -> None:
         self._schema, self._wrong = schema, wrong
@@ -245,10 +236,8 @@ class TakenTable:
         """The former name of each episode, owner and number, by the number of its first entry."""
         self.entries = 0
         try:
-            layout = _unpack_layout(body, payload, wrong)
-            heir = pool.heir(layout, parameters, keeps_generator=keeps_generator)
-            if heir is not None:
-                self.memory, layout = heir
+            if (fitting := heir(_unpack_layout(body, payload, wrong))) is not None:
+                self.memory, layout = fitting
                 self._begin(layout)
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
             if isinstance(error, MemoireError):
@@ -305,3 +294,29 @@ class TakenTable:
             return False
         self._taking.finish()
         return True
+
+
+class KeepsLayout(ABC):
+    """Draws depend on where entries lie, and a snapshot can bring them back there."""
+
+    @abstractmethod
+    def saved_layout(self) -> tuple[dict[str, Any], bytes, int]:
+        """Where entries lie: fields of a `TableRecord`, and its payload; and a number that is another one after any
+        change of an entry.
+        """
+
+    @abstractmethod
+    def heir(
+        self,
+        body: HasLayout,
+        payload: bytes,
+        parameters: Parameters,
+        *,
+        keeps_generator: bool,
+        wrong: Callable[[str], Exception],
+    ) -> TakenTable:
+        """What is to become of this pool what was saved, with these parameters: the episodes' records make it whole."""
+
+    @abstractmethod
+    def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
+        """Go on with what an heir has. False if something came in meanwhile: then nothing was changed."""

@@ -35,7 +35,7 @@ class RolloutsKind(Kind):
         """The room that there is."""
         from memoire.tables.base import HasRoom
 
-        from .queue import RoomLimiter
+        from .pool import RoomLimiter
 
         assert isinstance(pool, HasRoom)
         return RoomLimiter(settings.parameters, pool.capacity if settings.on_full == "wait" else 0)

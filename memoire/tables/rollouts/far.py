@@ -19,14 +19,13 @@ from typing import ClassVar
 from memoire.errors import ParameterError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.replay.rollouts import Fragment
-from memoire.tables import far, registry
-from memoire.tables.base import HandsOutOnce
-from memoire.tables.far import REFUSED_INTERVAL, RETRY_INTERVAL, FarRequest, FarServer, FarServers
+from memoire.tables import calls, registry
+from memoire.tables.base import HandsOutOnce, TakeRequest
+from memoire.tables.calls import REFUSED_INTERVAL, RETRY_INTERVAL, FarRequest, FarServer, FarServers
 from memoire.wire.frames import TOO_LARGE, Answer, Message
 
-from . import transport
-from .queue import RolloutQueue, TakeRequest
-from .transport import unpacked
+from . import fragments
+from .fragments import RolloutQueue, unpacked
 
 
 @dataclass(slots=True)
@@ -103,7 +102,7 @@ class Takes:
 
     def _late_at(self, server: FarServer) -> float:
         held = self.held(server)
-        return held.asked_at + far.LEFT_OUT_TIMEOUT if held.is_asked and not server.is_away else math.inf
+        return held.asked_at + calls.LEFT_OUT_TIMEOUT if held.is_asked and not server.is_away else math.inf
 
     def late(self, now: float, down: Collection[object]) -> list[FarServer]:
         """Servers that no call waits for any longer; `down` are addresses that surely have no connection."""
@@ -165,7 +164,7 @@ class Takes:
         held, wanted = self.held(server), self.wanted
         held.is_known, held.is_asked, held.asked_at = False, True, now
         each = -(-self._missing // max(1, len(self.directory.there)))
-        body = transport.Take(
+        body = fragments.Take(
             steps=steps, least=steps, exact=wanted.exact, release=wanted.release, wanted=min(each, (1 << 32) - 1)
         )
         return FarRequest(server, body)
@@ -185,7 +184,7 @@ class Takes:
     def read(self, answer: Answer, now: float) -> list[Fragment]:
         """The fragments of a reply; none where it is an error, or is not of this protocol."""
         terms = self.directory.terms
-        if terms is None or not isinstance(answer, Message) or not isinstance(answer.body, transport.Rollouts):
+        if terms is None or not isinstance(answer, Message) or not isinstance(answer.body, fragments.Rollouts):
             return []
         try:
             return unpacked(answer.body.fragments, answer.payload, terms.schema, now=now, limits=self.limits)
@@ -198,7 +197,7 @@ class Takes:
         held, request.server.is_away = self.held(request.server), False
         held.is_asked = False
         said = answer.body if isinstance(answer, Message) else None
-        if not isinstance(said, transport.Rollouts):
+        if not isinstance(said, fragments.Rollouts):
             # It does not know this reader's run or table (any more): HELLO says what is true now.
             held.is_known, held.again_at = False, now + REFUSED_INTERVAL
             self.directory.ask_soon()

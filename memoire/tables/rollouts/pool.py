@@ -6,17 +6,22 @@ Room is given back where entries leave: at the take, or when the next model is p
 clients make no step with a model whose share is there already. `on_room` is told, and the table's limiter lets clients
 go on.
 
-Fragments of rollouts as those see them who watch, save and put back. Pure.
+How far clients may record ahead of a queue whose entries are handed out once: as far as it has room.
 
-What learners far away take of tables of rollouts. Pure.
+    capacity 4096     8 clients are granted 512 each, and wait when they have recorded them
+    take(4096)        room for 4096 more, at once or when the next model is published
+
+Room that is lost is found again while a learner waits: after `STALLED_TIMEOUT` without any news, what was granted and
+not used is taken back, since whoever had it may have died, and entries that were counted and never came are forgiven.
 
 Nothing here changes what the dispatcher's lock guards: pools and limiters have locks of their own.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -27,90 +32,36 @@ from memoire.errors import NotEnoughSamples, ParameterError, ProtocolError
 from memoire.limits import HELD_BYTES, Limits, wall_clock
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.episode_store import Changes
+from memoire.replay.limiter import ClusterSurplus, Limiter, ServerSurplus
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment, Rollouts
 from memoire.replay.schema import Schema
-from memoire.tables.base import DEFAULTS, MAX_INSPECTED, BelongsToRun, HandsOutOnce, PoolStats, TakesPushes
+from memoire.tables.base import (
+    DEFAULTS,
+    MAX_INSPECTED,
+    BelongsToRun,
+    HandsOutOnce,
+    PoolStats,
+    PutBack,
+    RecordBody,
+    Release,
+    SavedRecord,
+    TakeRequest,
+    TakesPushes,
+)
 from memoire.tables.episodes.memory import CheckedEpisode, checked_episode
 from memoire.tables.episodes.saving import pack, put_back
 from memoire.tables.inspection import Distribution, Histogram
 from memoire.tables.pools import LastingPool
 from memoire.tables.registry import Desk, Handler, Reply
-from memoire.tables.saved import PutBack, RecordBody, SavedRecord
 from memoire.wire import messages, types
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import MessageHeader
 from memoire.wire.parts import Payload
 from memoire.wire.receivers import Page
 
-from . import transport
-from .queue import Release, RolloutCounts, RolloutQueue, TakeRequest
-from .transport import check_entries, fitting, packed
-
-
-def kept_of(fragment: Fragment, schema: Schema, now: float, wall: float) -> KeptEpisode:
-    """A fragment as a snapshot has it: an episode that is named by its client, and what that calls it.
-
-    Args:
-        now, wall: The moment, by the clock of the fragment's arrival, and in seconds since 1970.
-    """
-    count, columns = len(fragment), dict(fragment.episode.columns)
-    born = wall - (now - fragment.arrived) - fragment.age.astype(np.float64)
-    if schema.qvest is not None:
-        return_column = schema[schema.qvest]
-        columns[schema.qvest] = np.zeros((count, *return_column.shape), return_column.dtype)
-    facts: dict[str, Any] = {"priority": np.full(count, -1.0, np.float32), "drawn": np.zeros(count, np.uint32)}
-    return KeptEpisode(fragment.client, fragment.number, replace(fragment.episode, columns=columns, born=born, **facts))
-
-
-def fragment_of(kept: KeptEpisode, now: float, wall: float) -> Fragment:
-    """The fragment that was saved so; `now` and `wall` as of `kept_of`."""
-    episode = kept.episode
-    born = np.full(len(episode), wall) if episode.born is None else episode.born
-    age = np.maximum(wall - born, 0.0).astype(np.float32)
-    return Fragment(kept.owner, kept.number, episode, age, now)
-
-
-def distribution_of(held: Sequence[Fragment], entries: int, now: float, most: int) -> Distribution:
-    """How old and how heavy entries are: of these fragments, at most so many entries.
-
-    Args:
-        entries: Of all fragments that are held.
-        now: By the clock of their arrival.
-    """
-    nothing = np.empty(0, np.float32)
-    weights = np.concatenate([nothing, *(each.episode.init_w for each in held)])[:most]
-    ages = np.concatenate([nothing, *(each.age + np.float32(now - each.arrived) for each in held)])[:most]
-    return Distribution(
-        looked=len(ages),
-        held=entries,
-        population=float(entries),
-        total_weight=float(entries),
-        effective=float(entries) if entries else None,
-        weights=Histogram.of(weights),
-        ages=Histogram.of(np.maximum(ages, 0.0)),
-    )
-
-
-def stats_of(queue: RolloutQueue, clients: int, added: int, misses: int) -> PoolStats:
-    """Figures of a queue; what is called caches elsewhere are fragments here, and samples are entries."""
-    counts = queue.counts
-    return PoolStats(
-        clients=clients,
-        caches=len(queue),
-        bytes=queue.bytes,
-        unused=queue.entries,
-        held=queue.entries,
-        added=added,
-        drawn=counts.taken,
-        overwritten=counts.overwritten_fragments,
-        overwritten_samples=counts.overwritten,
-        left=0,
-        misses=misses,
-        passed_over=counts.stale,
-        split=counts.split,
-    )
-
+from . import fragments
+from .fragments import RolloutCounts, RolloutQueue, check_entries, fitting, packed
 
 DEFAULT_ENTRIES: Final = 65_536
 """Entries there is room for where nobody said a number."""
@@ -274,10 +225,22 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
             return not (self._added or self._queue.until_publish)
 
     def walk(self) -> Iterator[KeptEpisode]:
-        """Every fragment that is held at the beginning, the oldest first."""
+        """Every fragment that is held at the beginning, the oldest first: each an episode that its client names."""
         with self._waiter.lock:
             held, now, wall = list(self._queue), self._clock(), self._wall()
-        yield from (kept_of(fragment, self.schema, now, wall) for fragment in held)
+        for fragment in held:
+            count, columns = len(fragment), dict(fragment.episode.columns)
+            if self.schema.qvest is not None:
+                return_column = self.schema[self.schema.qvest]
+                columns[self.schema.qvest] = np.zeros((count, *return_column.shape), return_column.dtype)
+            episode = replace(
+                fragment.episode,
+                columns=columns,
+                born=wall - (now - fragment.arrived) - fragment.age.astype(np.float64),
+                priority=np.full(count, -1.0, np.float32),
+                drawn=np.zeros(count, np.uint32),
+            )
+            yield KeptEpisode(fragment.client, fragment.number, episode)
 
     def put_back(self, kept: KeptEpisode) -> tuple[bool, int]:
         """Hold a fragment that was walked over, here or elsewhere, behind all others.
@@ -288,7 +251,10 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
         Raises:
             Closed: `close` was called.
         """
-        fragment, name = fragment_of(kept, self._clock(), self._wall()), (kept.owner, kept.number)
+        episode, name, wall = kept.episode, (kept.owner, kept.number), self._wall()
+        born = np.full(len(episode), wall) if episode.born is None else episode.born
+        age = np.maximum(wall - born, 0.0).astype(np.float32)
+        fragment = Fragment(kept.owner, kept.number, episode, age, self._clock())
         with self._waiter.lock:
             self._waiter.check_open()
             if name in self._put_back or name in self._queue:
@@ -385,12 +351,38 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
         """How old what is held is; each entry has the weight that its writer gave it, and is handed out once."""
         with self._waiter.lock:
             held, entries, now = self._queue.newest(most), self._queue.entries, self._clock()
-        return distribution_of(held, entries, now, most)
+        nothing = np.empty(0, np.float32)
+        weights = np.concatenate([nothing, *(each.episode.init_w for each in held)])[:most]
+        ages = np.concatenate([nothing, *(each.age + np.float32(now - each.arrived) for each in held)])[:most]
+        return Distribution(
+            looked=len(ages),
+            held=entries,
+            population=float(entries),
+            total_weight=float(entries),
+            effective=float(entries) if entries else None,
+            weights=Histogram.of(weights),
+            ages=Histogram.of(np.maximum(ages, 0.0)),
+        )
 
     def stats(self) -> PoolStats:
         """A frozen picture; what is called caches elsewhere are fragments here, and samples are entries."""
         with self._waiter.lock:
-            return stats_of(self._queue, len(self._clients), self._added, self._misses)
+            queue, counts = self._queue, self._queue.counts
+            return PoolStats(
+                clients=len(self._clients),
+                caches=len(queue),
+                bytes=queue.bytes,
+                unused=queue.entries,
+                held=queue.entries,
+                added=self._added,
+                drawn=counts.taken,
+                overwritten=counts.overwritten_fragments,
+                overwritten_samples=counts.overwritten,
+                left=0,
+                misses=self._misses,
+                passed_over=counts.stale,
+                split=counts.split,
+            )
 
     def counts(self) -> RolloutCounts:
         """What became of entries so far."""
@@ -400,36 +392,116 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
 
 def answers(desk: Desk) -> dict[type[messages.Body], Handler]:
     """What answers readers of tables of rollouts."""
-    return {transport.Take: TakesHandler(desk).take}
 
-
-class TakesHandler:
-    """Answers readers of tables of rollouts."""
-
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-
-    def take(self, now: float, header: MessageHeader, body: transport.Take, _: Any) -> Reply:
+    def take(now: float, header: MessageHeader, body: fragments.Take, _: Any) -> Reply:
         """Hand out the oldest entries, and say what is held then."""
-        table = self._desk.table(header)
+        table = desk.table(header)
         pool = table.asked(HandsOutOnce, header.type.name)
-        page = self._desk.page(header.client, types.ROLLOUTS)
+        page = desk.page(header.client, types.ROLLOUTS)
         rows, payload = pool.give(_request_of(body), body.least, page, wall=now) if body.steps else ([], None)
         entries, clients = pool.held()
         table.limiter.wants(header.client, 0 if rows else body.wanted)
-        said = transport.Rollouts(
-            epoch=self._desk.epoch,
+        said = fragments.Rollouts(
+            epoch=desk.epoch,
             fragments=rows,
             held=entries,
             clients=clients,
             capacity=pool.capacity,
-            finished=self._desk.finished,
+            finished=desk.finished,
         )
         return Reply(said, payload)
 
+    return {fragments.Take: take}
 
-def _request_of(body: transport.Take) -> TakeRequest:
+
+def _request_of(body: fragments.Take) -> TakeRequest:
     try:
         return TakeRequest(body.steps, body.exact, 0, cast(Release, body.release))
     except ParameterError as error:
         raise ProtocolError("value", str(error)) from None
+
+
+STALLED_TIMEOUT = 1.0
+"""Seconds without news from any client after which there is room for all entries that a learner misses."""
+
+
+class RoomLimiter(Limiter):
+    """A `Limiter` of a table of rollouts: `surplus` is the entries that were recorded and whose room is not given back.
+
+    Args:
+        parameters: Of the table; those that limit samples mean nothing here.
+        capacity: Entries there is room for; 0: nobody ever waits, and the oldest entries leave.
+    """
+
+    def __init__(self, parameters: Parameters, capacity: int) -> None:
+        tolerance = float(capacity) if capacity else None
+        super().__init__(Parameters(samples_per_insert=1.0, samples_per_insert_tolerance=tolerance))
+        self._begun = True
+        self._news_at = -math.inf  # when a client reported more than before, or was granted more
+
+    def configure(self, parameters: Parameters) -> None:
+        """Nothing: the capacity does not change."""
+
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
+        self._begun = True
+
+    def reported(self, client: bytes, inserted: int, sequence: int, entries: int, now: float) -> bool:
+        """A client has recorded so many entries in all: `Limiter.reported`."""
+        is_news = super().reported(client, inserted, sequence, entries, now)
+        if is_news:
+            self._news_at = now
+        return is_news
+
+    def grant(self, client: bytes, sharers: int, entries: int, now: float) -> tuple[int, str]:
+        """`Limiter.grant`. A client that has just been granted room may use it: nobody is stalled meanwhile."""
+        if self.has_band and (missing := self._missing(entries, now)):
+            self._find_room(missing)
+        outstanding = self._outstanding
+        found = super().grant(client, sharers, entries, now)
+        if self._outstanding > outstanding:
+            self._news_at = now
+        return found
+
+    def _find_room(self, missing: int) -> None:
+        """Have room for so many entries: of those who have used none of theirs for long, and beyond the capacity."""
+        for known in self._clients.values():
+            known.through = known.inserted
+        self._outstanding = 0
+        lost = self._surplus + missing - (self.parameters.samples_per_insert_tolerance or 0.0)
+        if lost > 0.0:
+            self._forgiven += lost
+            self._surplus -= lost
+
+    def _settle(self, entries: int, now: float) -> None:
+        """Nothing: what is beyond the capacity is forgiven when somebody asks for room."""
+
+    def _share(self, room: float, sharers: int, lasting: float) -> float:
+        """An equal part: fragments want all of it."""
+        return room / max(1, sharers)
+
+    def _needed(self, entries: int, sharers: int, now: float) -> int:
+        """Nothing beyond a client's share of the room: there is enough, since it was found."""
+        return 0
+
+    def _missing(self, entries: int, now: float) -> int:
+        """Entries that a learner has waited for although no client moves; 0 where there is nobody like that."""
+        if now - self._news_at < STALLED_TIMEOUT:
+            return 0
+        wanted = self._starving(now) - self.parameters.cache_size  # nothing comes in caches here
+        return max(0, wanted - entries)
+
+    def _why_not_record(self) -> str:
+        capacity = self.parameters.samples_per_insert_tolerance or 0.0
+        return (
+            f"waiting until a learner takes entries: {self._surplus:.0f} are recorded and not taken, or their room is "
+            f"given back with the next model (capacity={capacity:.0f}, on_full='wait')"
+        )
+
+    def told(self, cluster: ClusterSurplus) -> bool:
+        """False: each server has room of its own."""
+        return False
+
+    def standing(self) -> ServerSurplus | None:
+        """None: a take has nothing to wait for but entries."""
+        return None

@@ -1,4 +1,4 @@
-"""Fragments in order of arrival, each entry handed out once. Pure: no lock, no clock.
+"""Fragments of rollouts: in order of arrival, each entry handed out once, and on their way to a learner far away. Pure.
 
     a(512) b(512) c(512)      take 800 ──▶ a(512), b(288)         what is left: b(224), c(512)
                               newest model 9, max_model_lag 1     c was made by model 7: passed over, 512 entries
@@ -6,65 +6,48 @@
 A fragment is split where that makes a take exact; the rest stays first, and its head ends in the state of the rest's
 first entry.
 
-How far clients may record ahead of a queue whose entries are handed out once: as far as it has room.
+A ROLLOUTS message has a row for each fragment in its tail, and their containers behind each other:
 
-    capacity 4096     8 clients are granted 512 each, and wait when they have recorded them
-    take(4096)        room for 4096 more, at once or when the next model is published
+    fragments   [client a, 512 entries] [client b, 288]         rows say how each one ended
+    payload     EPISODE container ......|EPISODE container ..   a row says how many bytes are its own
 
-Room that is lost is found again while a learner waits: after `STALLED_TIMEOUT` without any news, what was granted and
-not used is taken back, since whoever had it may have died, and entries that were counted and never came are forgiven.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
 
 from memoire import _core
 from memoire._core import setting
-from memoire.arguments import one_of, whole
-from memoire.errors import ParameterError
+from memoire.errors import ProtocolError
+from memoire.limits import Limits
 from memoire.replay.columns import Ragged
 from memoire.replay.episode_store import Changes, adding, putting
-from memoire.replay.limiter import ClusterSurplus, Limiter, ServerSurplus
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment
 from memoire.replay.schema import Schema
+from memoire.tables.base import TakeRequest
+from memoire.tables.episodes.memory import checked_episode
+from memoire.wire import containers as pack
+from memoire.wire import types
+from memoire.wire.containers import unpacked_bytes
+from memoire.wire.frames import Buffer
+from memoire.wire.messages import Body, Count, Episode, FragmentRow, Small, Word, body
+from memoire.wire.parts import ALIGNMENT, HEAD, OF_EPISODE, ROW, Payload
+from memoire.wire.receivers import Page
 
-Release = Literal["now", "publish"]
-RELEASES: Final = ("now", "publish")
 FRAGMENT_BYTES: Final = 3072
 """What a fragment takes in memory beside its arrays."""
-
-
-@dataclass(frozen=True, slots=True)
-class TakeRequest:
-    """What a learner asks for.
-
-    Args:
-        steps: Entries, at least 1.
-        exact: Split the last fragment, if it has more entries than are missing; else it is taken whole.
-        min_clients: Clients of which entries have to be held.
-        release: When the room of what is taken is given back.
-
-    Raises:
-        ParameterError: one of them is out of its range.
-    """
-
-    steps: int
-    exact: bool = True
-    min_clients: int = 0
-    release: Release = "now"
-
-    def __post_init__(self) -> None:
-        if self.release not in RELEASES:
-            raise ParameterError("release", self.release, one_of(self.release, RELEASES))
-        whole("steps", self.steps, 1)
-        whole("min_clients", self.min_clients, 0)
 
 
 @dataclass(slots=True)
@@ -283,87 +266,175 @@ def bytes_of(fragment: Fragment) -> int:
     return sum(each.nbytes + each.lengths.nbytes if isinstance(each, Ragged) else each.nbytes for each in arrays)
 
 
-STALLED_TIMEOUT = 1.0
-"""Seconds without news from any client after which there is room for all entries that a learner misses."""
+_MOST_ENTRIES = 1 << 62  # how many there may be is for their bytes to say
 
 
-class RoomLimiter(Limiter):
-    """A `Limiter` of a table of rollouts: `surplus` is the entries that were recorded and whose room is not given back.
+@body(types.TAKE)
+class Take(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """Takes the oldest entries of a table of rollouts; answered by ROLLOUTS. A resend has its sequence."""
+
+    steps: Small = 0  # most entries; 0 only asks what is held
+    least: Small = 0  # nothing is taken while fewer are held
+    exact: bool = True  # the last fragment is split, so that there are no more than `steps`
+    release: Annotated[str, Meta(max_length=16)] = "now"  # when room is given back: now, publish
+    wanted: Small = 0  # entries that the reader waits for here
+
+
+@body(types.ROLLOUTS)
+class Rollouts(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """What was taken, containers of kind EPISODE one after the other, and what is held after it."""
+
+    epoch: Word = 0
+    fragments: Annotated[list[FragmentRow], Meta(max_length=65536)] = []  # in order of arrival
+    held: Count = 0  # entries
+    clients: Count = 0  # that recorded them
+    capacity: Count = 0  # entries that there is room for
+    finished: bool = False
+
+
+def packed(
+    fragments: Sequence[Fragment], schema: Schema, *, now: float, wall: float
+) -> tuple[list[FragmentRow], Payload | None]:
+    """Fragments as rows and payload of a ROLLOUTS message; no payload where there are none.
 
     Args:
-        parameters: Of the table; those that limit samples mean nothing here.
-        capacity: Entries there is room for; 0: nobody ever waits, and the oldest entries leave.
+        now: By the clock of their arrival.
+        wall: Seconds since 1970.
     """
+    containers = [_container(each, schema, now, wall) for each in fragments]
+    rows = [_row(each, container.nbytes) for each, container in zip(fragments, containers, strict=True)]
+    return rows, np.concatenate(containers) if containers else None
 
-    def __init__(self, parameters: Parameters, capacity: int) -> None:
-        tolerance = float(capacity) if capacity else None
-        super().__init__(Parameters(samples_per_insert=1.0, samples_per_insert_tolerance=tolerance))
-        self._begun = True
-        self._news_at = -math.inf  # when a client reported more than before, or was granted more
 
-    def configure(self, parameters: Parameters) -> None:
-        """Nothing: the capacity does not change."""
+def fitting(page: Page, fragment: Fragment, schema: Schema) -> int:
+    """How many of the first entries of one more fragment a reply has room for; they are on its page then. Fewer than
+    all only of the first fragment, if it fits into no reply as a whole.
 
-    def _begin_anew(self) -> None:
-        super()._begin_anew()
-        self._begun = True
+    Raises:
+        ProtocolError: (code "too_large") not one entry fits into a reply to this learner.
+    """
+    if not page.is_empty or _size(fragment, schema) <= page.most_payload:
+        return len(fragment) if _takes(page, fragment, schema) else 0
+    entries, ends = _bytes_of_entries(fragment, schema)
+    sizes = np.cumsum(entries)[1:-1] + ends[1:-1] + _overhead(schema)  # of the first 2, 3, ... entries
+    room = (sizes <= page.payload_room).nonzero()[0]
+    count = 2 + int(room[-1]) if len(room) else 1
+    _takes(page, fragment if len(fragment) == 1 else fragment.split(count, schema)[0], schema)
+    return count
 
-    def reported(self, client: bytes, inserted: int, sequence: int, entries: int, now: float) -> bool:
-        """A client has recorded so many entries in all: `Limiter.reported`."""
-        is_news = super().reported(client, inserted, sequence, entries, now)
-        if is_news:
-            self._news_at = now
-        return is_news
 
-    def grant(self, client: bytes, sharers: int, entries: int, now: float) -> tuple[int, str]:
-        """`Limiter.grant`. A client that has just been granted room may use it: nobody is stalled meanwhile."""
-        if self.has_band and (missing := self._missing(entries, now)):
-            self._find_room(missing)
-        outstanding = self._outstanding
-        found = super().grant(client, sharers, entries, now)
-        if self._outstanding > outstanding:
-            self._news_at = now
-        return found
+def _takes(page: Page, fragment: Fragment, schema: Schema) -> bool:
+    size = _size(fragment, schema)
+    return page.takes(f"a fragment of {len(fragment)} entries", _row(fragment, size), size)
 
-    def _find_room(self, missing: int) -> None:
-        """Have room for so many entries: of those who have used none of theirs for long, and beyond the capacity."""
-        for known in self._clients.values():
-            known.through = known.inserted
-        self._outstanding = 0
-        lost = self._surplus + missing - (self.parameters.samples_per_insert_tolerance or 0.0)
-        if lost > 0.0:
-            self._forgiven += lost
-            self._surplus -= lost
 
-    def _settle(self, entries: int, now: float) -> None:
-        """Nothing: what is beyond the capacity is forgiven when somebody asks for room."""
+def _size(fragment: Fragment, schema: Schema) -> int:
+    """Bytes of a fragment's container at most: arrays, head, and of each block a row of the table and a gap."""
+    return bytes_of(fragment) + _overhead(schema)
 
-    def _share(self, room: float, sharers: int, lasting: float) -> float:
-        """An equal part: fragments want all of it."""
-        return room / max(1, sharers)
 
-    def _needed(self, entries: int, sharers: int, now: float) -> int:
-        """Nothing beyond a client's share of the room: there is enough, since it was found."""
-        return 0
+def _overhead(schema: Schema) -> int:
+    return HEAD.size + (ROW.size + ALIGNMENT) * (3 * len(schema.names) + len(OF_EPISODE))
 
-    def _missing(self, entries: int, now: float) -> int:
-        """Entries that a learner has waited for although no client moves; 0 where there is nobody like that."""
-        if now - self._news_at < STALLED_TIMEOUT:
-            return 0
-        wanted = self._starving(now) - self.parameters.cache_size  # nothing comes in caches here
-        return max(0, wanted - entries)
 
-    def _why_not_record(self) -> str:
-        capacity = self.parameters.samples_per_insert_tolerance or 0.0
-        return (
-            f"waiting until a learner takes entries: {self._surplus:.0f} are recorded and not taken, or their room is "
-            f"given back with the next model (capacity={capacity:.0f}, on_full='wait')"
-        )
+def _bytes_of_entries(fragment: Fragment, schema: Schema) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[T] bytes of each entry, and [T] of the state behind it, which ends a fragment that is split there."""
+    of = fragment.episode
+    plain = sum(array.itemsize for array in (of.init_w, of.model_version, fragment.age))
+    entries, states = np.full(len(fragment), plain, np.int64), np.zeros(len(fragment), np.int64)
+    for name, column in of.columns.items():
+        if isinstance(column, Ragged):
+            sizes = column.lengths * (column.values.itemsize * math.prod(column.values.shape[1:]))
+            entries += sizes + column.lengths.itemsize
+        else:
+            sizes = np.full(len(fragment), column.nbytes // len(fragment), np.int64)
+            entries += sizes
+        if name in schema.states:
+            states += sizes
+    last = sum(array.nbytes for array in (of.final_state or {}).values())
+    return entries, np.append(states[1:], last)
 
-    def told(self, cluster: ClusterSurplus) -> bool:
-        """False: each server has room of its own."""
-        return False
 
-    def standing(self) -> ServerSurplus | None:
-        """None: a take has nothing to wait for but entries."""
-        return None
+def check_entries(fragment: Fragment, schema: Schema, most: int) -> None:
+    """Refuse a fragment of which no reply could have one entry, before it is held.
+
+    Args:
+        most: Bytes of such a reply's payload.
+
+    Raises:
+        ProtocolError: (code "too_large") with the state behind it, an entry takes more.
+    """
+    if 2 * _size(fragment, schema) <= most:
+        return
+    entries, ends = _bytes_of_entries(fragment, schema)
+    size = _overhead(schema) + int((entries + ends).max())
+    if size > most:
+        text = f"an entry takes {size} bytes with the state behind it; a learner far away takes {most} (message_bytes)"
+        raise ProtocolError("too_large", text)
+
+
+def _container(fragment: Fragment, schema: Schema, now: float, wall: float) -> Payload:
+    episode = fragment.episode
+
+    def fill(name: str, target: Payload) -> None:
+        column = episode.columns[name]
+        values: NDArray[np.generic] = column.values if isinstance(column, Ragged) else column
+        target[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+    age = fragment.age + np.float32(max(0.0, now - fragment.arrived))
+    lengths = {name: episode.columns[name].lengths for name in schema.ragged}
+    facts = episode.init_w, age, episode.model_version, lengths
+    return pack.pack_episode(schema, fill, *facts, final=episode.final_state, now=wall)
+
+
+def _row(fragment: Fragment, size: int) -> FragmentRow:
+    episode = fragment.episode
+    value = episode.bootstrap_value
+    return FragmentRow(
+        client=fragment.client,
+        number=fragment.number,
+        bytes=size,
+        has_final=episode.final_state is not None,
+        terminated=episode.terminated,
+        cut=episode.is_cut,
+        bootstrap=None if value is None else np.asarray(value, np.float64).reshape(-1).tolist(),
+    )
+
+
+def unpacked(
+    rows: Sequence[FragmentRow], payload: Buffer | None, schema: Schema, *, now: float, limits: Limits
+) -> list[Fragment]:
+    """The fragments of a received ROLLOUTS message, completely checked. Their arrays may lie in the payload.
+
+    Args:
+        now: When it came, by the clock of whoever holds them.
+
+    Raises:
+        ProtocolError: and nothing else, whatever the bytes.
+    """
+    parts = _parts(rows, payload)
+    return [_fragment(row, part, schema, now, limits) for row, part in zip(rows, parts, strict=True)]
+
+
+def unpacked_size(rows: Sequence[FragmentRow], payload: Buffer | None) -> int:
+    """Bytes that the fragments of a received message take when they are unpacked, as their tables say.
+
+    Raises:
+        ProtocolError: the payload does not have them.
+    """
+    return sum(map(unpacked_bytes, _parts(rows, payload)))
+
+
+def _parts(rows: Sequence[FragmentRow], payload: Buffer | None) -> list[memoryview]:
+    data = memoryview(b"" if payload is None else payload).cast("B")
+    sizes = [row.bytes for row in rows]
+    if sum(sizes) != len(data):
+        raise ProtocolError("container", f"fragments of {sum(sizes)} bytes in a payload of {len(data)}")
+    ends = np.cumsum([0, *sizes]).tolist()
+    return [data[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def _fragment(row: FragmentRow, part: memoryview, schema: Schema, now: float, limits: Limits) -> Fragment:
+    said = Episode(has_final=row.has_final, terminated=row.terminated, cut=row.cut, bootstrap=row.bootstrap)
+    checked = checked_episode(said, part, schema, Parameters(), _MOST_ENTRIES, limits=limits, checksum=None)
+    return Fragment(row.client, row.number, checked.episode, checked.age, now)
