@@ -18,7 +18,7 @@ import math
 import numbers
 import os
 import re
-import textwrap
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
@@ -457,6 +457,16 @@ class Setting:
     """What stands for its value in the help: FILE."""
     flag: str = ""
     """Its name on the command line, where it is another one: state-dir."""
+    short: str = ""
+    """A second flag, of one letter: -f."""
+    place: bool = False
+    """Whether the command line has it by its place, without a flag."""
+    several: Literal["", "append", "*", "+"] = ""
+    """Of a tuple: the flag takes one value and may be repeated ("append"), or any number of values, or at least one."""
+    group: str = ""
+    """Of those with the same one, the command line has one at most."""
+    needed: bool = False
+    """Whether the command line has to have one of the group."""
 
 
 NUMBER = Setting()
@@ -473,13 +483,17 @@ class Declared:
     """Its type, without None."""
     is_optional: bool
     default: Any
+    is_required: bool
     setting: Setting
     owner: type[Any]
 
     @property
     def help(self) -> str:
         """The text below the field; "" where there is no source."""
-        return _texts_of(self.owner).get(self.name, "")  # type: ignore[arg-type]
+        for kind in self.owner.__mro__:
+            if text := _texts_in(kind.__module__).get(kind.__name__, {}).get(self.name):
+                return text
+        return ""
 
     def check(self, value: Any) -> None:
         """Refuse a value that is none of it. Raises ParameterError, WrongType."""
@@ -504,18 +518,20 @@ class Declared:
 
 
 @functools.cache
-def _texts_of(kind: type[Any]) -> dict[str, str]:
+def _texts_in(module: str) -> dict[str, dict[str, str]]:
+    """The texts below the fields of each class of a module."""
     try:
-        (made,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        made = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError):
         return {}
-    body = made.body if isinstance(made, ast.ClassDef) else []
-    return {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in itertools.pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
-    }
+    return {each.name: dict(_texts_of(each)) for each in ast.walk(made) if isinstance(each, ast.ClassDef)}
+
+
+def _texts_of(made: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for field, text in itertools.pairwise(made.body):
+        is_field = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if is_field and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            yield ast.unparse(field.target), " ".join(str(text.value.value).split())  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -524,9 +540,10 @@ def declared(kind: type[Any]) -> dict[str, Declared]:
     hints, found = get_type_hints(kind, include_extras=True), {}
     for each in (one for one in fields(kind) if get_origin(hints[one.name]) is Annotated):
         hint, said = get_args(hints[each.name])[:2]
-        kinds = [one for one in get_args(hint) if one is not NoneType] or [hint]
-        default = None if each.default is MISSING else each.default
-        found[each.name] = Declared(each.name, kinds[0], NoneType in get_args(hint), default, said, kind)
+        is_optional = NoneType in get_args(hint)
+        one = next(one for one in get_args(hint) if one is not NoneType) if is_optional else hint
+        default, is_required = (None, True) if each.default is MISSING else (each.default, False)
+        found[each.name] = Declared(each.name, one, is_optional, default, is_required, said, kind)
     return found
 
 

@@ -1,42 +1,70 @@
-"""Options that several commands have, and what follows from them: addresses, keys, tokens, pages.
+"""What commands are declared with, and what several of them have: addresses, keys, tokens, pages.
 
-`Parser` reads a command line: commands in groups, an example in each help, and which word was meant.
+`Parser` reads a command line: commands in groups, an example in each help, and which word was meant. The settings of a
+command are fields of a class, whose text is the description of the command.
+
+One address for every command: that for requests and that of a node's pages lead to each other, by asking the node.
+
+    tcp://proxy:5560   ── HELLO ──▶  http://proxy:8080, http://server-0:8080, ...   for top, logs, dashboard
+    http://proxy:8080  ── GET /status ──▶  tcp://proxy:5560                         for totals, run, doctor, ...
+
+The page of a proxy, given alone to top, logs or dashboard, leads to those of its servers by both ways in turn.
+
+What was asked, and what came of it, goes to standard error.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import http.client
+import importlib
+import json
 import os
+import socket
 import sys
+import time
+import urllib.parse
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass
+from typing import Annotated, Any, NoReturn, TypeAlias
 
-from memoire.arguments import declared, hint
-from memoire.errors import InsecureWarning
+from memoire.arguments import Declared, Setting, declared, hint
+from memoire.errors import AuthError, EndpointError, InsecureWarning, MemoireError, ParameterError
 from memoire.nodes.settings import size
+from memoire.nodes.supervision import note
 from memoire.security import access
-
-if TYPE_CHECKING:
-    from memoire.security.access import Tokens
-
+from memoire.security.access import Tokens
 
 HERE = "tcp://127.0.0.1:5560"
-ELSEWHERE = '; for other machines "tcp://*:5560", which takes --keys or --insecure'
-SCHEMA = "JSON file that describes an entry, or the JSON itself"
-ENV = "Gymnasium environment, such as CartPole-v1, whose observations, actions and rewards are stored"
-RUN = 'name of the experiment (default: the one that the state folder counted last, or "default")'
+ASK_TIMEOUT = 5.0
+"""Seconds that a node has to answer."""
+MAX_STATUS_BYTES = 16 << 20
+REQUESTS = ("tcp://", "ipc://")
+PAGES = ("http://",)
+Say = Callable[[str], object]
 
 
 def storage(text: str) -> str:
     """The name of a kind of table that is known here."""
-    from memoire.errors import ParameterError
     from memoire.tables import registry
 
     try:
         return registry.named(text).name
     except ParameterError as error:
         raise argparse.ArgumentTypeError(str(error.expected)) from error
+
+
+class Options:
+    """What a command takes, declared as settings in a class below this one."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+Declaring: TypeAlias = type[Any] | Callable[["Parser"], None]
+"""A class that declares settings, or what adds options by itself."""
 
 
 class Commands:
@@ -46,11 +74,43 @@ class Commands:
         self._made, self.helps = made, dict[str, str]()
         self.choices: Mapping[str, Parser] = made.choices
 
-    def add_parser(self, name: str, *, help: str, **options: Any) -> Parser:
-        """Another one; `help` is its line in the list."""
-        self.helps[name] = help
-        parser: Parser = self._made.add_parser(name, help=help, **options)
+    def add(
+        self,
+        name: str,
+        help_: str,
+        run: str | Callable[[argparse.Namespace], int] | None,
+        kind: type[Any],
+        *more: Declaring,
+        **reads: Callable[[str], Any],
+    ) -> Parser:
+        """Add a command.
+
+        Args:
+            help_: Its line in the list.
+            run: What it does; or "MODULE.FUNCTION" of this package, which is imported then, and called with what was
+                said of the declared settings and keys; None if further words say what.
+            kind: Declares its settings; its text is the description.
+            more: Declare further ones.
+            reads: As of `add_settings`.
+        """
+        self.helps[name] = help_
+        parser: Parser = self._made.add_parser(name, help=help_, description=kind.__doc__)
+        for each in (kind, *more):
+            if isinstance(each, type):
+                add_settings(parser, each, **reads)
+            else:
+                each(parser)
+        if run is not None:
+            parser.set_defaults(command=functools.partial(_run_named, run) if isinstance(run, str) else run)
         return parser
+
+
+def _run_named(name: str, given: argparse.Namespace) -> int:
+    """Call a function of a module of this package with all that was said."""
+    module, _, function = name.partition(".")
+    said = {name: value for name, value in vars(given).items() if name != "command"}
+    status: int = getattr(importlib.import_module(f"memoire.cli.{module}"), function)(**said)
+    return status
 
 
 class Parser(argparse.ArgumentParser):
@@ -164,53 +224,91 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_settings(to: Parser, kind: type[Any], *names: str, **reads: Callable[[str], Any]) -> None:
-    """A flag for each setting that a class declares, or for those of these names; `reads` makes values of text where
-    its type does not say how.
+    """A flag or place for each setting that a class declares, or for those of these names; `reads` makes values of text
+    where its type does not say how.
     """
-    every = declared(kind)  # type: ignore[arg-type]
+    every, groups = declared(kind), dict[str, Any]()  # type: ignore[arg-type]
     for each in map(every.__getitem__, names or every):
-        text = each.help[:1].lower() + each.help[1:].removesuffix(".")
-        if each.default and "(default" not in text and each.kind is not bool:
-            text += " (default: %(default)s)"
-        said, flag = each.setting, f"--{each.setting.flag or each.name.replace('_', '-')}"
-        if each.kind is bool:
-            to.add_argument(flag, action="store_true", help=text)
-            continue
-        read = size if said.unit == "bytes" else each.kind if each.kind in (int, float) else reads.get(each.name)
-        show = said.show or {"s": "SECONDS", "bytes": "SIZE"}.get(said.unit) or ("N" if each.kind is int else None)
-        options = {"choices": said.choices} if said.choices else {"type": read, "metavar": show}
-        to.add_argument(flag, default=each.default, help=text, **options)
+        said, options = each.setting, _options(each, reads.get(each.name))
+        if said.group and said.group not in groups:
+            groups[said.group] = to.add_mutually_exclusive_group(required=said.needed)
+        flags = [flag for flag in (said.short, f"--{said.flag or each.name.replace('_', '-')}") if flag]
+        groups.get(said.group, to).add_argument(*([each.name] if said.place else flags), **options)
+
+
+def _options(each: Declared, read: Callable[[str], Any] | None) -> dict[str, Any]:
+    """How argparse is told of a setting."""
+    said, text = each.setting, each.help.removesuffix(".")
+    text = text if text[1:2].isupper() else text[:1].lower() + text[1:]
+    if each.kind is bool:
+        return {"action": "store_true", "help": text}
+    if each.default and "(default" not in text:
+        text += " (default: %(default)s)"
+    options: dict[str, Any] = {"help": text, "default": list(each.default or ()) if said.several else each.default}
+    show = said.show or {"s": "SECONDS", "bytes": "SIZE"}.get(said.unit) or ("N" if each.kind is int else None)
+    if not said.choices:
+        options["type"] = size if said.unit == "bytes" else each.kind if each.kind in (int, float) else read
+    if show or not said.choices:
+        options["metavar"] = show or (each.name.upper() if said.place else None)
+    if said.several:
+        options["action" if said.several == "append" else "nargs"] = said.several
+    elif said.place and not each.is_required:
+        options["nargs"] = "?"
+    if said.needed and not said.group:
+        options["required"] = True
+    return options | ({"choices": said.choices} if said.choices else {})
 
 
 def said_of(given: argparse.Namespace, kind: type[Any]) -> dict[str, Any]:
     """What was said of the settings that a class declares, by name; without those that are as usual."""
-    found = {}
-    for each in declared(kind).values():  # type: ignore[arg-type]
-        value = getattr(given, (each.setting.flag or each.name).replace("-", "_"))
-        if value != each.default:
-            found[each.name] = value
-    return found
+    return {name: value for name, value in all_of(given, kind).items() if value != declared(kind)[name].default}  # type: ignore[arg-type]
 
 
-def add_no_dashboard(parser: argparse.ArgumentParser) -> None:
+def all_of(given: argparse.Namespace, kind: type[Any]) -> dict[str, Any]:
+    """All settings that a class declares, by name."""
+    every = declared(kind).values()  # type: ignore[arg-type]
+    return {each.name: getattr(given, (each.setting.flag or each.name).replace("-", "_")) for each in every}
+
+
+class Board(Options):
     """Of commands that start a dashboard beside their nodes."""
-    parser.add_argument(
-        "--no-dashboard",
-        action="store_true",
-        help="start none; otherwise there is one on a free port of this machine, where its extra is installed",
-    )
+
+    no_dashboard: Annotated[bool, Setting()] = False
+    """Start none; otherwise there is one on a free port of this machine, where its extra is installed."""
 
 
-def add_nodes(to: argparse.ArgumentParser) -> None:
+class ReadPages(Options):
     """Whose pages are read, and the token for them."""
-    to.add_argument(
-        "nodes",
-        nargs="+",
-        metavar="NODE",
-        help="where a node's pages are (its --http), such as server-0:8080; dns:NAME:PORT is every address of a name; "
-        "a tcp:// address, or a proxy alone, is asked for the pages of the servers behind it",
-    )
-    to.add_argument("--token-file", metavar="FILE", help="a file with the token that the nodes ask for")
+
+    nodes: Annotated[tuple[str, ...], Setting(place=True, several="+", show="NODE")] = ()
+    """Where a node's pages are (its --http), such as server-0:8080; dns:NAME:PORT is every address of a name; a tcp://
+    address, or a proxy alone, is asked for the pages of the servers behind it."""
+    token_file: Annotated[str | None, Setting(show="FILE")] = None
+    """A file with the token that the nodes ask for."""
+
+
+class NodeOptions(Options):
+    """Of commands that run one node."""
+
+    probes: Annotated[str | None, Setting(show="HOST:PORT")] = None
+    """Where /livez, /readyz and /metrics are answered to everybody, and nothing else (default: at --http)."""
+    limit: Annotated[tuple[str, ...], Setting(several="append", show="NAME=VALUE")] = ()
+    """A timeout or bound of the library, such as new_clients=100000; may be given again (docs/settings.md has all)."""
+
+
+class Stored(Options):
+    """What is stored, in one table or several, and how it is sampled."""
+
+    schema: Annotated[str | None, Setting(show="FILE", group="stored")] = None
+    """JSON file that describes an entry, or the JSON itself."""
+    env: Annotated[str | None, Setting(group="stored")] = None
+    """A Gymnasium environment, such as CartPole-v1, whose observations, actions and rewards are stored."""
+    tables: Annotated[str | None, Setting(show="FILE", group="stored")] = None
+    """JSON file with several named memories, or the JSON itself: {"online": {"schema": "online.json", "multi_step": 3},
+    ...}."""
+    set: Annotated[tuple[str, ...], Setting(several="append", show="NAME=VALUE")] = ()
+    """A parameter of sampling, such as multi_step=3 or samples_per_insert=8, or of prompts, such as group=8; may be
+    repeated."""
 
 
 def add_keys(to: argparse.ArgumentParser) -> None:
@@ -223,62 +321,10 @@ def add_keys(to: argparse.ArgumentParser) -> None:
     )
 
 
-def add_limits(to: argparse.ArgumentParser) -> None:
-    """Bounds of the library."""
-    to.add_argument(
-        "--limit",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a timeout or bound of the library, such as new_clients=100000; may be given again "
-        "(docs/settings.md has all)",
-    )
-
-
-def add_schema(to: argparse.ArgumentParser, *, is_required: bool = True) -> None:
-    """What is stored, in one table or several, and how it is sampled."""
-    source = to.add_mutually_exclusive_group(required=is_required)
-    source.add_argument("--schema", metavar="FILE", help=SCHEMA)
-    add_env(source)
-    source.add_argument(
-        "--tables",
-        metavar="FILE",
-        help="JSON file with several named memories, or the JSON itself: "
-        '{"online": {"schema": "online.json", "multi_step": 3}, ...}',
-    )
-    to.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a parameter of sampling, such as multi_step=3 or samples_per_insert=8, or of prompts, such as group=8; "
-        "may be repeated",
-    )
-
-
-def add_env(to: Any) -> None:
-    """The environment that says what an entry is."""
-    to.add_argument("--env", metavar="ENV", help=ENV)
-
-
-def add_state(to: argparse.ArgumentParser, what: str) -> None:
-    """The state folder; `what` says what it is for."""
-    to.add_argument("--state-dir", metavar="FOLDER", help=f"{what} (default: everything is in memory)")
-
-
 def check_endpoint(given: argparse.Namespace, option: str, endpoint: str) -> None:
     """Refuse an address that would be open to everybody, unless somebody said so."""
     if given.keys is None and not given.insecure:
         access.refuse(option, endpoint, guard="keys (--keys)")
-
-
-def add_probes(to: argparse.ArgumentParser, main: str) -> None:
-    """A port for probes alone; `main` is the option that names the usual one."""
-    to.add_argument(
-        "--probes",
-        metavar="HOST:PORT",
-        help=f"where /livez, /readyz and /metrics are answered to everybody, and nothing else (default: at {main})",
-    )
 
 
 def page_options(given: argparse.Namespace) -> dict[str, Any]:
@@ -294,6 +340,122 @@ def page_options(given: argparse.Namespace) -> dict[str, Any]:
 
 def tokens(path: str | None) -> Tokens | None:
     """Those of a file; a wrong one is said now."""
-    from memoire.security.access import Tokens
-
     return None if path is None else Tokens(path)
+
+
+def pages_of(addresses: Sequence[str], keys: str | None = None, *, say: Say = note) -> list[str]:
+    """Where the pages of nodes are: each address as it is, or what the node at an address for requests says of itself,
+    and of all servers behind it. The page of a proxy that is given alone is asked for its servers, too.
+
+    Args:
+        keys: This process' keys folder; None is that of $MEMOIRE_KEYS, if it is set.
+
+    Raises:
+        EndpointError: nobody answers there, or no node there shows pages.
+    """
+    if len(addresses) == 1 and (behind := _behind(addresses[0], keys, say)):
+        return behind
+    found: dict[str, None] = {}
+    for address in addresses:
+        if not address.startswith(REQUESTS):
+            found[address] = None
+            continue
+        pages = _asked(address, keys)
+        say(f"asked {address} for pages: {', '.join(pages)}")
+        found |= dict.fromkeys(pages)
+    return list(found)
+
+
+def endpoint_of(address: str, *, say: Say = note) -> str:
+    """The address for requests: as it is, or as the page of a node says.
+
+    Raises:
+        EndpointError: nobody answers there, or it is no server, proxy or relay.
+    """
+    if not address.startswith(PAGES):
+        return address
+    endpoint = _requests(address, _facts(address))
+    say(f"asked {address} for its address: {endpoint}")
+    return endpoint
+
+
+def _behind(page: str, keys: str | None, say: Say) -> list[str]:
+    """Pages of a proxy and of its servers; [] where a page is of another node, or does not answer."""
+    place = urllib.parse.urlsplit(page if "://" in page else f"http://{page}")
+    if place.scheme != "http" or page.startswith("dns:"):
+        return []
+    try:
+        facts = _facts(f"http://{place.netloc}")
+    except MemoireError:
+        return []  # whoever reads the page says why
+    if facts.get("role") not in ("proxy", "relay"):
+        return []
+    try:
+        pages = _asked(_requests(place.geturl(), facts), keys)
+    except EndpointError as error:
+        say(f"only {page} is looked at, and no server behind it: {error}")
+        return []
+    say(f"asked {page} for pages: {', '.join(pages)}")
+    return pages
+
+
+def _asked(address: str, keys: str | None) -> list[str]:
+    from memoire.net.addresses import page_seen_from
+    from memoire.security.keys import Keys
+    from memoire.wire import messages
+
+    from . import doctor
+
+    own = Keys.of(keys, "learner")
+    hello = messages.Hello(role="pages", host=socket.gethostname()[:256], pid=os.getpid())
+    try:
+        with doctor.asking(address, ASK_TIMEOUT, own) as asker:
+            answer = asker.ask(hello)[0].body
+    except doctor.StepFailed as sick:
+        if isinstance(sick.__cause__, AuthError):
+            raise sick.__cause__ from None
+        raise EndpointError(address, "ask", sick.found, f"an address that answers. {sick.advice.rstrip('.')}") from sick
+    pages = answer.pages if isinstance(answer, messages.Welcome) else []
+    if not pages:
+        instead = "the address of its pages (--http), or start it with --http 127.0.0.1:8080"
+        raise EndpointError(address, "find the pages of", "no node there shows any", instead)
+    return [page_seen_from(address, page) for page in pages]
+
+
+def _requests(address: str, facts: Mapping[str, Any]) -> str:
+    """The address for requests of the node whose page said these facts."""
+    from memoire.net.addresses import seen_from
+
+    endpoint = facts.get("endpoints", {}).get("request", "")
+    if not isinstance(endpoint, str) or not endpoint:
+        raise EndpointError(address, "find requests at", "that is no server, proxy or relay", "another node")
+    return seen_from(f"tcp://{urllib.parse.urlsplit(address).netloc}", endpoint)
+
+
+def _facts(address: str) -> Mapping[str, Any]:
+    """What a node's page says of it."""
+    place = urllib.parse.urlsplit(address)
+    if place.port is None or not place.hostname:
+        raise ParameterError("ADDRESS", address, "http://HOST:PORT of a node's pages, or its tcp:// address")
+    try:
+        status, facts = _status(place.hostname, place.port)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = str(error) or "no answer in time"
+        raise EndpointError(address, "ask", reason, "an address that answers, such as tcp://proxy:5560") from error
+    if status != http.client.OK:
+        raise EndpointError(address, "ask", f"it answers with status {status}", "the tcp:// address of this node")
+    return facts if isinstance(facts, dict) else {}
+
+
+def _status(host: str, port: int) -> tuple[int, Any]:
+    from memoire.net.addresses import connect_before
+
+    connection = http.client.HTTPConnection(host, port)
+    connection.sock = connect_before(host, port, time.monotonic() + ASK_TIMEOUT)
+    try:
+        connection.request("GET", "/status?clients=no")
+        answer = connection.getresponse()
+        body = answer.read(MAX_STATUS_BYTES)
+        return answer.status, json.loads(body) if answer.status == http.client.OK else None
+    finally:
+        connection.close()

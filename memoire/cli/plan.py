@@ -7,14 +7,15 @@ Bytes follow from schema and parameters; processor time from what things cost wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from memoire.errors import ParameterError
 from memoire.limits import GiB, Limits, MiB
+from memoire.nodes import roles
 from memoire.replay.columns import Column
 from memoire.replay.conversion import ENTRY_OVERHEAD
 from memoire.replay.parameters import Parameters
@@ -290,6 +291,14 @@ def lines(made: LoadPlan) -> Iterator[str]:
     yield f"proxies  {made.proxies}: together {made.proxy_cores:.2f} cores, {_rate(made.passes)}" + (
         f", of which models {_rate(load.actors * load.model_bytes / load.model_every)}" if load.model_bytes else ""
     )
+
+
+def show(state: str, schema: str | None, env: str | None, set: Sequence[str], network: float, **load: Any) -> int:
+    """Print the plan for a load: what `memoire plan` does. `network` is in Gbit/s."""
+    stored = schema_of_state(state) if schema is None and env is None else roles.schema_of(schema, env)
+    for line in lines(plan(Workload(stored, roles.read_parameters(set), network=network * 1e9 / 8, **load))):
+        print(line)
+    return 0
 
 
 def _bytes(number: float) -> str:

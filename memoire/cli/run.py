@@ -5,29 +5,27 @@
 
 import argparse
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import memoire
-from memoire.arguments import declared
+from memoire.arguments import NUMBER, SECONDS, Setting, declared
 from memoire.errors import NotInstalled, ParameterError
 from memoire.limits import Room
 from memoire.nodes.settings import Counts, LaunchSettings, NodeSettings
 from memoire.server.settings import State
 
-from .addresses import endpoint_of
 from .options import (
-    ELSEWHERE,
     HERE,
-    RUN,
+    Board,
     Commands,
+    NodeOptions,
+    Options,
+    Stored,
     add_keys,
-    add_limits,
-    add_no_dashboard,
-    add_probes,
-    add_schema,
     add_settings,
-    add_state,
+    all_of,
     check_endpoint,
+    endpoint_of,
     page_options,
     said_of,
     storage,
@@ -38,30 +36,30 @@ if TYPE_CHECKING:
     from memoire.tables.table import Table
 
 
+class Launch(Options):
+    """Run a learner and actors as child processes, and start each again that dies. Servers and a proxy run beside
+    them with --env, --schema or --tables; else the learner is the server (MEMOIRE_LISTEN), or --endpoint says where
+    one is. Programs find the address in $MEMOIRE_ENDPOINT, their number in $MEMOIRE_RANK (of $MEMOIRE_COUNT), a seed
+    of their own in $MEMOIRE_SEED, and more (docs/guide.md). All of it ends when the learner ends. Exit status: 0 it
+    did; 1 a program could not go on; 128 + n signal n came before.
+    """
+
+    learner: Annotated[str, Setting(place=True)]
+    """A Python file or module, "-" for none; with arguments in quotes: "a.py --b 1"."""
+    actor: Annotated[str, Setting(place=True)] = "-"
+    """The same for actors (default: none)."""
+    endpoint: Annotated[str | None, Setting(show="ADDRESS")] = None
+    """Of a cluster that runs, such as tcp://proxy:5560."""
+    run: Annotated[str | None, Setting()] = None
+    """Name of the experiment, for the servers of --env, --schema or --tables."""
+    state_dir: Annotated[str | None, Setting(show="FOLDER")] = None
+    """Folder for the state of servers, or of the learner that is one (default: everything is in memory)."""
+
+
 def add_launch(commands: Commands) -> None:
     """`memoire launch`."""
-    launch = commands.add_parser(
-        "launch",
-        help="a learner and actors of yours on this machine",
-        description="Run a learner and actors as child processes, and start each again that dies. Servers and a proxy "
-        "run beside them with --env, --schema or --tables; else the learner is the server (MEMOIRE_LISTEN), or "
-        "--endpoint says where one is. Programs find the address in $MEMOIRE_ENDPOINT, their number in $MEMOIRE_RANK "
-        "(of $MEMOIRE_COUNT), a seed of their own in $MEMOIRE_SEED, and more (docs/guide.md). All of it ends when the "
-        "learner ends. Exit status: 0 it did; 1 a program could not go on; 128 + n signal n came before.",
-    )
-    launch.add_argument(
-        "learner", metavar="LEARNER", help='Python file or module, "-" for none; with arguments in quotes: "a.py --b 1"'
-    )
-    launch.add_argument("actor", metavar="ACTOR", nargs="?", default="-", help="the same for actors (default: none)")
-    add_settings(launch, LaunchSettings)
-    launch.add_argument("--endpoint", metavar="ADDRESS", help="of a cluster that runs, such as tcp://proxy:5560")
-    add_schema(launch, is_required=False)
-    add_settings(launch, Counts)
-    launch.add_argument("--run", help="name of the experiment, for the servers of --env, --schema or --tables")
-    add_state(launch, "folder for the state of servers, or of the learner that is one")
-    add_no_dashboard(launch)
-    add_keys(launch)
-    launch.set_defaults(command=_launch)
+    about = "a learner and actors of yours on this machine"
+    commands.add("launch", about, _launch, Launch, LaunchSettings, Stored, Counts, Board, add_keys)
 
 
 def _launch(given: argparse.Namespace) -> int:
@@ -124,134 +122,116 @@ def tables_of(given: argparse.Namespace) -> "dict[str, Table] | None":
     return read_tables(given.tables)
 
 
+class ServerOptions(NodeOptions):
+    """Run a server until SIGINT or SIGTERM. Caches come in on the next port, model notices go out on the one after
+    it.
+    """
+
+    endpoint: Annotated[str, Setting()] = HERE
+    """Address for requests; for other machines "tcp://*:5560", which takes --keys or --insecure."""
+    run: Annotated[str | None, Setting()] = None
+    """Name of the experiment (default: the one that the state folder counted last, or "default")."""
+    name: Annotated[str | None, Setting()] = None
+    """Name of this server, the same after a restart (default: host and port)."""
+    inference: Annotated[tuple[str, ...], Setting(several="+", show="ADDRESS")] = ()
+    """Of inference nodes that act for this server's clients, which are told; the host * is this server's."""
+    close_timeout: Annotated[float, SECONDS] = 8.0
+    """Time that it has to save its state and close its connections when it is told to end; three quarters of it are for
+    what it holds."""
+    restore: Annotated[tuple[str, ...], Setting(several="+", show="FILE")] = ()
+    """Put these snapshots into the server at its start, once into each state folder; their parameters hold, unless
+    --set says others."""
+    part: Annotated[str | None, Setting(show="K/N")] = None
+    """Take what belongs to the K-th of N servers that restore them."""
+    skip_damaged: Annotated[bool, Setting()] = False
+    """Restore what is whole of a damaged file."""
+
+
 def add_server(commands: Commands) -> None:
     """`memoire server`."""
-    server = commands.add_parser(
-        "server",
-        help="a replay server of its own",
-        description="Run a server until SIGINT or SIGTERM. Caches come in on the next port, model notices go out on "
-        "the one after it.",
-    )
-    server.add_argument("--endpoint", default=HERE, help=f"address for requests (default: %(default)s){ELSEWHERE}")
-    add_settings(server, NodeSettings)
-    add_schema(server, is_required=False)  # with --storage keyed there is nothing to say
-    server.add_argument("--run", help=RUN)
-    server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
-    add_settings(server, Room, storage=storage)
-    server.add_argument(
-        "--inference",
-        nargs="+",
-        default=[],
-        metavar="ADDRESS",
-        help="of inference nodes that act for this server's clients, which are told; the host * is this server's",
-    )
-    add_probes(server, "--http")
-    add_settings(server, State)
-    server.add_argument(
-        "--close-timeout",
-        type=float,
-        default=8.0,
-        metavar="SECONDS",
-        help="time that it has to save its state and close its connections when it is told to end; three quarters of "
-        "it are for what it holds (default: %(default)s)",
-    )
-    server.add_argument(
-        "--restore",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="put these snapshots into the server at its start, once into each state folder; their parameters hold, "
-        "unless --set says others",
-    )
-    server.add_argument("--part", metavar="K/N", help="take what belongs to the K-th of N servers that restore them")
-    server.add_argument("--skip-damaged", action="store_true", help="restore what is whole of a damaged file")
-    add_keys(server)
-    add_limits(server)
-    server.set_defaults(command=_server)
+    kinds = ServerOptions, NodeSettings, Stored, Room, State, add_keys
+    commands.add("server", "a replay server of its own", _server, *kinds, storage=storage)
+
+
+class ProxyOptions(NodeOptions):
+    """Run one stable address in front of several servers, until SIGINT or SIGTERM."""
+
+    endpoint: Annotated[str, Setting()] = HERE
+    """Address that clients connect to; for other machines "tcp://*:5560", which takes --keys or --insecure."""
+    name: Annotated[str | None, Setting()] = None
+    """Name that pages, logs and metrics show (default: a part of its id)."""
+    servers: Annotated[tuple[str, ...], Setting(place=True, several="*", show="SERVER")] = ()
+    """Address of a server, or of another proxy."""
+    servers_file: Annotated[str | None, Setting(show="FILE")] = None
+    """A file with one of these addresses on each line instead; read again when it changes: clients of servers that are
+    taken off go to others."""
+
+
+class RelayOptions(ProxyOptions):
+    """Run a proxy on a Unix socket, for the processes of one pod, until SIGINT or SIGTERM."""
+
+    endpoint: Annotated[str, Setting()] = "ipc:///run/memoire/relay"
 
 
 def add_proxies(commands: Commands) -> None:
     """`memoire proxy` and `memoire relay`."""
-    for role, default, words in (
-        ("proxy", HERE, "one stable address in front of several servers"),
-        ("relay", "ipc:///run/memoire/relay", "a proxy on a Unix socket, for the processes of one pod"),
+    for role, kind, about in (
+        ("proxy", ProxyOptions, "one stable address in front of several servers"),
+        ("relay", RelayOptions, "a proxy on a Unix socket, for the processes of one pod"),
     ):
-        one = commands.add_parser(role, help=words, description=f"Run {words}, until SIGINT or SIGTERM.")
-        one.add_argument(
-            "--endpoint", default=default, help=f"address that clients connect to (default: %(default)s){ELSEWHERE}"
-        )
-        add_settings(one, NodeSettings)
-        one.add_argument("--name", help="name that pages, logs and metrics show (default: a part of its id)")
-        add_probes(one, "--http")
-        one.add_argument("servers", nargs="*", metavar="SERVER", help="address of a server, or of another proxy")
-        one.add_argument(
-            "--servers-file",
-            metavar="FILE",
-            help="a file with one of these addresses on each line instead; read again when it changes: clients of "
-            "servers that are taken off go to others",
-        )
-        add_keys(one)
-        add_limits(one)
-        one.set_defaults(command=_proxy, role=role)
+        commands.add(role, about, _proxy, kind, NodeSettings, add_keys).set_defaults(role=role)
+
+
+class Up(Options):
+    """Run servers and proxies as child processes and print the address that actors and learners connect to. Ctrl-C
+    or SIGTERM ends all of them.
+    """
+
+    host: Annotated[str, Setting()] = "127.0.0.1"
+    """Where to listen; "*" is every address, which takes --keys or --insecure."""
+    port: Annotated[int, NUMBER] = 5560
+    """First of three ports; 0 takes free ones."""
+    run: Annotated[str | None, Setting()] = None
+    """Name of the experiment (default: the one that the state folder counted last, or "default")."""
+    state_dir: Annotated[str | None, Setting(show="FOLDER")] = None
+    """Folder in which each server has one of its own; what was counted survives the cluster (default: everything is in
+    memory)."""
 
 
 def add_up(commands: Commands) -> None:
     """`memoire up`."""
-    up = commands.add_parser(
-        "up",
-        help="servers and proxies on this machine",
-        description="Run servers and proxies as child processes and print the address that actors and learners connect "
-        "to. Ctrl-C or SIGTERM ends all of them.",
-    )
-    add_schema(up)
-    add_settings(up, Counts)
-    up.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help='where to listen; "*" is every address, which takes --keys or --insecure (default: %(default)s)',
-    )
+    up = commands.add("up", "servers and proxies on this machine", _up, Up, Stored, Counts, Board, add_keys)
     add_settings(up, NodeSettings, "insecure")
-    up.add_argument(
-        "--port", type=int, default=5560, help="first of three ports; 0 takes free ones (default: %(default)s)"
-    )
-    up.add_argument("--run", help=RUN)
-    add_state(up, "folder in which each server has one of its own; what was counted survives the cluster")
-    add_no_dashboard(up)
-    add_keys(up)
-    up.set_defaults(command=_up)
+    for group, _ in up.alternatives:
+        group.required = True
+
+
+class DemoOptions(Options):
+    """Run servers, proxies, actors on a Gymnasium environment with discrete actions, a learner with a small NumPy
+    network, and a dashboard, until the last 20 episodes return more than the goal. To look around, let it go on
+    (--keep): whatever you kill comes back. Exit status: 0 reached, 1 not reached within the limit.
+    """
+
+    env: Annotated[str, Setting()] = "CartPole-v1"
+    """A Gymnasium environment with discrete actions."""
+    actors: Annotated[int, NUMBER] = 2
+    """Actor processes."""
+    num_envs: Annotated[int, NUMBER] = 4
+    """Environments of each actor."""
+    seed: Annotated[int, Setting(show="S")] = 0
+    """Of environments and networks (default: 0)."""
+    goal: Annotated[float | None, Setting()] = None
+    """Mean return to reach (default: the environment's threshold; CartPole: 195)."""
+    seconds: Annotated[float, Setting()] = 60.0
+    """Give up after this time."""
+    keep: Annotated[bool, Setting()] = False
+    """Go on beyond goal and time, until Ctrl-C."""
 
 
 def add_demo(commands: Commands) -> None:
     """`memoire demo`."""
-    demo = commands.add_parser(
-        "demo",
-        help="a cluster that learns to balance a pole, on this machine",
-        description="Run servers, proxies, actors on a Gymnasium environment with discrete actions, a learner with a "
-        "small NumPy network, and a dashboard, until the last 20 episodes return more than the goal. To look around, "
-        "let it go on (--keep): whatever you kill comes back. Exit status: 0 reached, 1 not reached within the limit.",
-    )
-    demo.add_argument(
-        "--env",
-        default="CartPole-v1",
-        metavar="ENV",
-        help="Gymnasium environment with discrete actions (default: %(default)s)",
-    )
-    demo.add_argument("--actors", type=int, default=2, metavar="N", help="actor processes (default: %(default)s)")
-    add_settings(demo, Counts)
-    demo.add_argument(
-        "--num-envs", type=int, default=4, metavar="N", help="environments of each actor (default: %(default)s)"
-    )
-    demo.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="of environments and networks (default: %(default)s)"
-    )
-    demo.add_argument(
-        "--goal", type=float, help="mean return to reach (default: the environment's threshold; CartPole: 195)"
-    )
-    demo.add_argument("--seconds", type=float, default=60.0, help="give up after this time (default: %(default)s)")
-    demo.add_argument("--keep", action="store_true", help="go on beyond goal and time, until Ctrl-C")
-    add_no_dashboard(demo)
-    add_keys(demo)
-    demo.set_defaults(command=_demo)
+    about = "a cluster that learns to balance a pole, on this machine"
+    commands.add("demo", about, _demo, DemoOptions, Counts, Board, add_keys)
 
 
 def _server(given: argparse.Namespace) -> int:
@@ -324,18 +304,6 @@ def _up(given: argparse.Namespace) -> int:
 def _demo(given: argparse.Namespace) -> int:
     began = time.monotonic()
     demo = memoire.extension("memoire.rl.demo.demo")
-    options = demo.Options(
-        env=given.env,
-        actors=given.actors,
-        servers=given.servers,
-        proxies=given.proxies,
-        num_envs=given.num_envs,
-        seed=given.seed,
-        keep=given.keep,
-        seconds=given.seconds,
-        goal=given.goal,
-        dashboard=not given.no_dashboard,
-        keys=given.keys,
-    )
-    status: int = demo.Demo(options, began).run()
+    said = all_of(given, DemoOptions) | all_of(given, Counts)
+    status: int = demo.Demo(demo.Options(**said, dashboard=not given.no_dashboard, keys=given.keys), began).run()
     return status

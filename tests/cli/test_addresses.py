@@ -6,7 +6,8 @@ import socket
 import pytest
 
 import memoire
-from memoire.cli import addresses, doctor, main
+from memoire.cli import doctor, main
+from memoire.cli import options as addresses
 from memoire.errors import EndpointError, ParameterError
 from memoire.net.addresses import page_seen_from
 from memoire.nodes.http import NodePages

@@ -14,8 +14,9 @@ import urllib.parse
 
 import pytest
 
-from memoire.cli import in_cluster, main
-from memoire.cli.in_cluster import ApiServer, Secret, ServiceAccount
+from memoire.cli import keys as in_cluster
+from memoire.cli import main
+from memoire.cli.keys import ApiServer, Secret, ServiceAccount
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, ParameterError, Refused
 from memoire.security import keys as keypairs
 from memoire.security import provision
@@ -139,7 +140,7 @@ def make(api, timeout=20.0, patience=0.0, keys="k", tokens="t"):
     """Run it; what it printed."""
     said = []
     at = ApiServer(ServiceAccount(api.url, "rl"), timeout, patience)
-    assert in_cluster.make(keys, tokens, at, said.append) == 0
+    assert in_cluster.make_secrets(keys, tokens, at, said.append) == 0
     return said
 
 
@@ -297,7 +298,7 @@ def test_nobody_there_is_said_at_the_deadline():
     began = time.monotonic()
     at = ApiServer(ServiceAccount(f"http://127.0.0.1:{free_port()}", "rl"), 1.0)
     with pytest.raises(MemoireTimeout, match=r"within 1\.0 s.*NetworkPolicy"):
-        in_cluster.make("k", "t", at, str)
+        in_cluster.make_secrets("k", "t", at, str)
     assert 0.9 < time.monotonic() - began < 10.0
 
 
@@ -345,7 +346,7 @@ def test_a_pod_knows_the_api_server_and_shows_its_token_as_it_is_now(account):
         found = ServiceAccount.of_pod(in_pod(api), folder)
         assert (found.url, found.namespace) == (api.url, "rl")
         at = ApiServer(found, 20.0)
-        assert in_cluster.make("k", "", at, str) == 0 and set(api.tokens) == {"Bearer first"}
+        assert in_cluster.make_secrets("k", "", at, str) == 0 and set(api.tokens) == {"Bearer first"}
         (folder / "token").write_text("second\n")  # the kubelet renews it
         assert at.read("k-actor") is not None and api.tokens[-1] == "Bearer second"
         (folder / "token").unlink()

@@ -70,7 +70,7 @@ def test_of_alternatives_the_strongest_source_says_which(tmp_path):
     assert (by_environment.schema, by_environment.tables) == (None, "t.json")
     by_flag = parsed(["server", "--settings", file, "--env", "X"], {"MEMOIRE_TABLES": "t.json"})
     assert (by_flag.schema, by_flag.tables, by_flag.env) == (None, None, "X")
-    assert parsed(["proxy", "--settings", file, "--servers-file", "f"]).servers is None
+    assert parsed(["proxy", "--settings", file, "--servers-file", "f"]).servers == []
     assert parsed(["proxy", "--settings", file, "tcp://b:1"]).servers == ["tcp://b:1"]
     with pytest.raises(ParameterError, match=r"server\.env must be absent beside .*server\.schema: it is one of both"):
         parsed(["server", "--settings", written(tmp_path, {"server": {"schema": "s", "env": "X"}})])
