@@ -12,12 +12,11 @@ steps: a step is drawn once on average. Everybody's server is in the learner's p
 import os
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from aims import read
 from learner import schema_of
-from measure import Report, Side, contest
+from measure import TCP, Child, Report, Side, cells, contest, family_of, spent_by
 from measure import arguments as flags
 from peers import NAMES, Company, PeerUnavailable, RemoteSide
 from peers.tasks import ALPHA, BATCH, BETA, Task, from_the_first
@@ -58,17 +57,11 @@ class Ours:
     def __init__(self, task: Task, actors: int, count: int) -> None:
         self.most = count
         self.server = memoire.Server(
-            "tcp://127.0.0.1:0",
-            schema_of(task),
-            sampler=memoire.Prioritized(ALPHA, beta=BETA),
-            multi_step=task.multi_step,
-            frame_stack=task.stack,
-            discount=0.99,
-            byte_limit=wire.UNDRAWN_BYTES,
-            seed=0,
-        )
+            TCP, schema_of(task), sampler=memoire.Prioritized(ALPHA, beta=BETA), multi_step=task.multi_step,
+            frame_stack=task.stack, discount=0.99, byte_limit=wire.UNDRAWN_BYTES, seed=0,
+        )  # fmt: skip
         endpoint = self.server.endpoint
-        self.children = [wire.Child(act, endpoint, task.name, task.entries, rank) for rank in range(actors)]
+        self.children = [Child(act, endpoint, task.name, task.entries, rank) for rank in range(actors)]
         self.message_bytes = int(self.children[0].first_answer)
 
     def __call__(self) -> None:
@@ -101,28 +94,19 @@ class Raw(wire.Raw):
 
 
 def seconds_of(process: int, parent: int) -> tuple[float, float]:
-    """CPU seconds that a process, and the other children of `parent`, have used so far."""
-    own = children = 0.0
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            number, rest = path.parent.name, path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has just ended
-        used = (int(rest[11]) + int(rest[12])) / os.sysconf("SC_CLK_TCK")
-        own += used if int(number) == process else 0.0
-        children += used if int(rest[1]) == parent and int(number) != process else 0.0
-    return own, children
+    """CPU seconds that a process, and the others that descend from `parent`, have used so far."""
+    return spent_by([process]), spent_by(each for each in family_of(parent)[1:] if each != process)
 
 
 def cost(what: str, side: Any, count: int) -> str:
     """A row: what a batch costs the learner's process and the actors, in CPU time, which no other process disturbs."""
     parent = side.peer.process.pid if isinstance(side, RemoteSide) else os.getpid()
-    process = side.receiver.process.pid if isinstance(side, Raw) else parent
+    process = side.receiver.pid if isinstance(side, Raw) else parent
     before = seconds_of(process, parent)
     side.clock(count)
     learner, actors = (1e6 * (b - a) / count for a, b in zip(before, seconds_of(process, parent), strict=True))
     print(f"    {what}: {actors:,.0f} us of the actors, {learner:,.0f} us of the learner's process a batch", flush=True)
-    return f"| {what} | {actors:,.0f} | {learner:,.0f} |"
+    return cells(what, f"{actors:,.0f}", f"{learner:,.0f}")
 
 
 COSTS: list[str] = []

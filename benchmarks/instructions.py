@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 from measure import installed
-from workloads import BATCH, EPISODE, Workload, w1, w2
+from peers.tasks import BATCH, EPISODE
+from workloads import Workload, pool_of, received, w1, w2
 
 import memoire
 from memoire import _core
@@ -38,7 +39,6 @@ from memoire.client.waiting import ClientLock, HandedModels
 from memoire.limits import Limits
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.tables.caches.pool import Pool
 from memoire.wire import _bytes, containers, messages
 from memoire.wire.frames import Message, MessageHeader
 
@@ -50,6 +50,7 @@ COMPILED = ("_core", "_bytes", "_container", "_draw")
 """Names of our compiled modules, which are `engine` in the record."""
 LEAVES = 100_000
 WARM = 12  # calls before those that are counted: the interpreter adapts to what it has run eight times
+RECEIVED = WARM + 4  # caches that are held
 CANNOT = 77  # exit status where nothing could be counted here
 
 Call = Callable[[], object]
@@ -72,11 +73,6 @@ class Case:
 @cache
 def workload(name: str) -> Workload:
     return w1(20_000) if name == "W1" else w2(2_000)
-
-
-@cache
-def filled(name: str) -> Memory:
-    return workload(name).filled()
 
 
 def adding(name: str) -> Call:
@@ -185,34 +181,22 @@ def sampling() -> Call:
 
 
 def updating(name: str) -> Call:
-    memory = filled(name)
+    memory = workload(name).filled()
     errors = np.random.default_rng(3).uniform(0.1, 2.0, BATCH).astype(np.float32)
     return partial(memory.update_priorities, memory.draw(BATCH), errors)
 
 
-@cache
-def received(name: str) -> list[np.ndarray]:
-    return [containers.build(filled(name), BATCH, now=0.0) for _ in range(WARM + 4)]
-
-
-def pool_of(name: str, *, reuse: bool) -> Pool:
-    given = workload(name)
-    pool = Pool(given.schema, given.parameters.replace(reuse_cache=reuse), byte_limit=1 << 40, seed=0)
-    for sequence, payload in enumerate(received(name)):
-        pool.add(bytes([sequence % 4 + 1]) * 16, sequence, containers.check(payload, pool.layout))
-    return pool
-
-
 def getting(name: str, *, reuse: bool) -> Call:
-    return partial(pool_of(name, reuse=reuse).get, BATCH)
+    return partial(pool_of(workload(name), reuse=reuse, count=RECEIVED).get, BATCH)
 
 
 def building(name: str) -> Call:
-    return lambda: containers.build(filled(name), BATCH, now=0.0)
+    return lambda: containers.build(workload(name).filled(), BATCH, now=0.0)
 
 
 def checking(name: str) -> Call:
-    payload, layout = received(name)[0], pool_of(name, reuse=False).layout
+    given = workload(name)
+    payload, layout = received(given, RECEIVED)[0], pool_of(given, reuse=False, count=RECEIVED).layout
     checksum = _bytes.checksum(payload)
     return lambda: containers.check(payload, layout, checksum=checksum)
 
@@ -243,7 +227,7 @@ def cases() -> Iterator[Case]:
     yield Case("writer.step, 8 environments", partial(stepping, 8), STEPS, 2)
     yield Case("writer.step of a client, one environment", partial(stepping, None, is_client=True), STEPS, 2)
     for name in ("W1", "W2"):
-        yield Case(f"draw + gather {BATCH}, {name}", lambda name=name: partial(filled(name).sample, BATCH))
+        yield Case(f"draw + gather {BATCH}, {name}", lambda name=name: partial(workload(name).filled().sample, BATCH))
     yield Case(f"buffer.sample of {BATCH}, W1", sampling)
     for name in ("W1", "W2"):
         yield Case(f"update {BATCH} priorities, {name}", partial(updating, name))

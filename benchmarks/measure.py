@@ -11,15 +11,14 @@ import multiprocessing
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
-
-import numpy as np
 
 Side = Callable[[], object]
 
@@ -35,9 +34,14 @@ class Spread:
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
         if len(values) < 2:
-            return cls(values[0], values[0], values[0])
+            return cls.one(values[0])
         low, _, high = quantiles(values, n=4)
         return cls(low, median(values), high)
+
+    @classmethod
+    def one(cls, value: float) -> "Spread":
+        """Of what was measured once."""
+        return cls(value, value, value)
 
 
 @dataclass(frozen=True)
@@ -147,32 +151,62 @@ Medians; the sides took turns in one run, and the ratio was taken in each round:
 """
 
 
-def draw(results: Sequence[Result], path: Path, label: str) -> None:
-    """A bar for each row: the ratio, which `label` says the meaning of."""
+@contextmanager
+def plot(path: Path, width: float, height: float, **grid: int) -> Iterator[Any]:
+    """The axes of a plot, which is written at the end as an SVG; the same figures give the same small file.
+
+    Args:
+        width, height: Of all, in inches.
+        grid: `nrows` and `ncols`, for several axes.
+    """
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}  # the same figures, the same small file
+    matplotlib.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}
     from matplotlib import pyplot
 
-    names = list(dict.fromkeys(each.baseline.split()[0] for each in results))
-    labels = [f"{each.what}: {each.baseline.split(',')[0]}" for each in results]
-    size = (4.0 + 0.075 * max(map(len, labels)), 0.28 * len(results) + 1.0)
-    figure, axes = pyplot.subplots(figsize=size, layout="constrained")
-    for place, each in enumerate(results[::-1]):
-        ratio, name = each.ratio.middle, each.baseline.split()[0]
-        axes.barh(place, ratio - 1.0, left=1.0, color=f"C{names.index(name) % 10}")
-        axes.annotate(f"{ratio:.3g}" if ratio < 1000 else f"{ratio:.0f}", (max(1.0, ratio) * 1.08, place), va="center")
-    axes.set_yticks(range(len(results)), labels[::-1])
-    axes.axvline(1.0, color="black", linewidth=0.8)
-    middles = [each.ratio.middle for each in results]
-    axes.set(xscale="log", xlim=(min(0.5, *middles), 3.0 * max(1.0, *middles)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("")
-    figure.supxlabel(label, fontsize="medium")
-    axes.margins(y=0.01)
+    figure, axes = pyplot.subplots(**grid, figsize=(width, height), layout="constrained")
+    yield axes
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+
+
+def draw(results: Sequence[Result], path: Path, label: str) -> None:
+    """A bar for each row: the ratio, which `label` says the meaning of."""
+    names = list(dict.fromkeys(each.baseline.split()[0] for each in results))
+    labels = [f"{each.what}: {each.baseline.split(',')[0]}" for each in results]
+    with plot(path, 4.0 + 0.075 * max(map(len, labels)), 0.28 * len(results) + 1.0) as axes:
+        for place, each in enumerate(results[::-1]):
+            ratio, name = each.ratio.middle, each.baseline.split()[0]
+            axes.barh(place, ratio - 1.0, left=1.0, color=f"C{names.index(name) % 10}")
+            text = f"{ratio:.3g}" if ratio < 1000 else f"{ratio:.0f}"
+            axes.annotate(text, (max(1.0, ratio) * 1.08, place), va="center")
+        axes.set_yticks(range(len(results)), labels[::-1])
+        axes.axvline(1.0, color="black", linewidth=0.8)
+        middles = [each.ratio.middle for each in results]
+        axes.set(xscale="log", xlim=(min(0.5, *middles), 3.0 * max(1.0, *middles)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+        axes.figure.supxlabel(label, fontsize="medium")
+        axes.margins(y=0.01)
+
+
+def cells(*values: object) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(map(str, values))} |"
+
+
+def head(*names: str, left: int = 1) -> str:
+    """The first two lines of a table, whose first `left` columns are text."""
+    return cells(*names) + "\n" + cells(*["---"] * left, *["---:"] * (len(names) - left))
+
+
+def write_page(folder: str | Path, script: str, question: str, *parts: str) -> None:
+    """A page that has no table of ratios: a title, the question, the machine, and these parts."""
+    path = Path(folder, f"{script}.md")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = [f"# benchmarks/{script}.py", question, machine(), *parts]
+    path.write_text("\n\n".join(part.strip() for part in whole) + "\n", encoding="utf-8")
 
 
 def line(result: Result) -> str:
@@ -183,7 +217,7 @@ def line(result: Result) -> str:
         floor = f"{amount(result.floor_rate)}{result.unit}"
     aim = aim_of(result.aim)
     ours, theirs = (f"{amount(side.middle)}{result.unit}" for side in (result.ours, result.theirs))
-    return f"| {result.what} | {ours} | {theirs} | {ratio} | {floor} | {aim} | {result.baseline} |"
+    return cells(result.what, ours, theirs, ratio, floor, aim, result.baseline)
 
 
 def aim_of(key: str) -> str:
@@ -331,9 +365,9 @@ def results(
     ]
 
 
-def arguments(description: str, *, peers: bool = False, whole: str = "", former: bool = False) -> argparse.Namespace:
+def arguments(description: str, *, peers: bool = False, whole: str = "", **numbers: int) -> argparse.Namespace:
     """The flags that every benchmark has; `peers` adds whom to compare with, `whole` what else there is to measure,
-    `former` a former commit of memoire.
+    `numbers` flags of their names with their defaults.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--write", metavar="FOLDER", help="also write the table as a page there, or as FOLDER/PAGE.md")
@@ -344,16 +378,37 @@ def arguments(description: str, *, peers: bool = False, whole: str = "", former:
     if peers:
         known = "cpprb,torchrl,sb3,reverb,ray,tlspyo"
         parser.add_argument("--peers", default=known, metavar="NAMES", help=f"whom to compare with: {known}, or none")
-    if former:
-        parser.add_argument("--former", metavar="PATH", help="a built checkout of the baseline; or one is made")
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{default}, if it is left out")
     return parser.parse_args()
 
 
-def distinct(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Values that no compression or page sharing can make smaller."""
-    if np.dtype(dtype).kind == "f":
-        return random.standard_normal(shape, dtype="float32").astype(dtype, copy=False)
-    return random.integers(0, np.iinfo(dtype).max, shape, dtype=dtype)
+OWN_MEMORY = ("RssAnon", "RssShmem")
+"""Lines of /proc/PID/status: what a process has for itself."""
+
+
+def resident(pid: int | str, kinds: Sequence[str] = OWN_MEMORY) -> int:
+    """Bytes of memory that a process has, of these kinds."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.partition(":")[0] in kinds)
+
+
+def spent_by(pids: Iterable[int]) -> float:
+    """Seconds of CPU that these processes have taken, all of their threads together."""
+    tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+def family_of(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    family = [pid]
+    for each in family:
+        family += [child for child, parent in parents.items() if parent == each]
+    return family
 
 
 TCP = "tcp://127.0.0.1:0"
@@ -375,8 +430,12 @@ class Child:
             raise TimeoutError(f"no answer from {self.process.name} within {timeout} s")
         return self.pipe.recv()
 
-    def tell(self, count: int) -> None:
-        self.pipe.send(count)
+    @property
+    def pid(self) -> int:
+        return int(self.process.pid or 0)
+
+    def tell(self, order: Any) -> None:
+        self.pipe.send(order)
 
     def close(self) -> None:
         self.pipe.send(None)

@@ -9,13 +9,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-from measure import Report, contest
+from measure import Child, Report, contest
 from measure import arguments as flags
 from peers import Company
 from peers.tasks import EPISODE, Task, from_the_first
 
 import memoire
-import wire
 
 LENGTH, TAKEN = 128, 1024
 """Entries of a fragment, and of a take."""
@@ -67,7 +66,7 @@ class Ours:
         table = memoire.Table(schema, storage="rollouts", rollout_length=LENGTH, capacity=64 * TAKEN)
         self.server = memoire.Server("tcp://127.0.0.1:*", tables={"rollouts": table})
         self.table = self.server.table("rollouts")
-        self.children = [wire.Child(record, self.server.endpoint) for _ in range(actors)]
+        self.children = [Child(record, self.server.endpoint) for _ in range(actors)]
 
     def __call__(self) -> None:
         self.clock(len(self.children))

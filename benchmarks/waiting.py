@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from measure import Child, Report, Result, Spread, arguments
-from workloads import BATCH, Workload, w2
+from measure import TCP, Child, Report, Result, Spread, arguments
+from peers.tasks import BATCH
+from workloads import Workload, w2
 
 import memoire
-from wire import fill
 
 ACTORS = 4
 STEP = 0.010
@@ -28,7 +28,7 @@ many samples a second as one [far from its server](farlearner.md) can get on two
 def actor(pipe: Connection, endpoint: str, workload: Workload, rank: int) -> None:
     """Push a cache every `PACE` seconds until told to end."""
     with memoire.connect(endpoint, seed=rank, capacity=workload.ring, on_full="skip", timeout=60) as client:
-        fill(client.memory, workload, rank)
+        workload.fill(client.memory, rank)
         client.update(timeout=60)
         pipe.send("ready")
         due = time.monotonic()
@@ -37,11 +37,13 @@ def actor(pipe: Connection, endpoint: str, workload: Workload, rank: int) -> Non
             due = max(due + PACE, time.monotonic() - PACE)
 
 
+def server_of(workload: Workload) -> memoire.Server:
+    return memoire.Server(TCP, workload.schema, parameters=workload.parameters, byte_limit=BYTES, seed=0)
+
+
 def server(pipe: Connection, workload: Workload) -> None:
     """A server alone."""
-    with memoire.Server(
-        "tcp://127.0.0.1:0", workload.schema, parameters=workload.parameters, byte_limit=BYTES, seed=0
-    ) as serving:
+    with server_of(workload) as serving:
         pipe.send(serving.endpoint)
         pipe.recv()
 
@@ -79,8 +81,7 @@ def main() -> None:
     report.heading()
     workload = w2(10_000)
     steps, stretches = (20, 2) if chosen.quick else (200, 7)
-    settings: dict[str, Any] = {"parameters": workload.parameters, "byte_limit": BYTES, "seed": 0}
-    with memoire.Server("tcp://127.0.0.1:0", workload.schema, **settings) as embedded:
+    with server_of(workload) as embedded:
         children = with_actors(embedded.endpoint, workload)
         for ahead in (0, 2):
             what = f"embedded, {ahead or 'none'} ahead"

@@ -9,12 +9,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import zmq
-from measure import TCP, Child, Report, Result, arguments, distinct, in_turns, results
-from workloads import BATCH, EPISODE, Workload, w1, w2
+from measure import TCP, Child, Report, Result, arguments, in_turns, results
+from peers.tasks import BATCH, EPISODE, distinct
+from workloads import Workload, w1, w2
 
 import memoire
 from memoire.net import process, sockets
 from memoire.replay.memory import Memory
+from memoire.security.keys import Keys
 from memoire.wire import _bytes, containers
 from memoire.wire import messages as wire
 from memoire.wire.frames import encode, name_hash
@@ -105,22 +107,6 @@ class Raw:
             child.close()
 
 
-def filled(workload: Workload, rank: int) -> Memory:
-    memory = Memory(workload.schema, workload.ring, workload.parameters, seed=rank)
-    fill(memory, workload, rank)
-    return memory
-
-
-def fill(memory: Memory, workload: Workload, rank: int) -> None:
-    """Closed episodes with varied priorities, until the memory is full."""
-    random = np.random.default_rng(rank)
-    values = workload.episode(random)
-    for _ in range(workload.ring // EPISODE):
-        memory.open(0)
-        memory.extend(0, values, random.uniform(0.1, 2.0, EPISODE).astype(np.float32))
-        memory.close(0)
-
-
 def episode(workload: Workload, rank: int) -> np.ndarray:
     """The container of an episode."""
     columns = dict(zip(workload.schema.entry_names, workload.episode(np.random.default_rng(rank)), strict=True))
@@ -132,24 +118,38 @@ def episode(workload: Workload, rank: int) -> np.ndarray:
     return containers.pack_episode(workload.schema, fill_column, *facts, now=time.time())
 
 
-def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) -> None:
-    """PUSH messages that were made beforehand, each with a number of its own: only the way into the server is timed."""
-    memory = filled(workload, 0)
+def sender(
+    pipe: Connection, endpoint: str, workload: Workload, storage: str, rank: int = 0, keys: str | None = None
+) -> None:
+    """PUSH messages that were made beforehand, each with a number of its own: only the way into the server is timed.
 
-    def make(rank: int) -> np.ndarray:
-        return episode(workload, rank) if storage == "episodes" else containers.build(memory, BATCH, now=time.time())
+    Args:
+        rank: The sender's number.
+        keys: A folder of keys, with which ROLE@ENDPOINT is the endpoint of that role.
+    """
+    memory = Memory(workload.schema, workload.ring, workload.parameters, seed=rank)
+    workload.fill(memory, rank)
+
+    def make(seed: int) -> np.ndarray:
+        return episode(workload, seed) if storage == "episodes" else containers.build(memory, BATCH, now=time.time())
 
     first = make(0)
     copies = max(2, DISTINCT_BYTES // first.nbytes)
-    payloads = [first, *(make(rank) for rank in range(1, copies))]
+    payloads = [first, *map(make, range(1, copies))]
     message_of: Any = wire.Episode if storage == "episodes" else wire.Cache
     checksums = [_bytes.checksum(payload) for payload in payloads]
     facts: dict[str, Any] = {
-        "client": b"benchmark sender", "run": name_hash("default"), "fingerprint": workload.schema.fingerprint,
+        "client": f"bench sender {rank:03}".encode(), "run": name_hash("default"), "home": name_hash("bench"),
+        "fingerprint": workload.schema.fingerprint,
     }  # fmt: skip
     sequence = pushed = 0
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
         push.set(zmq.SNDHWM, sockets.data_mark(first.nbytes))
+        role, _, endpoint = endpoint.rpartition("@")
+        if keys is not None:
+            own = Keys(keys, "actor")
+            public = {key.role: key.public for key in own.servers}[role]
+            sockets.use_keys(push, own.own.public, own.own.secret or b"", public)
         push.connect(endpoint)
         pipe.send(first.nbytes)
         while (count := pipe.recv()) is not None:
@@ -165,43 +165,69 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) ->
         push.close(0)
 
 
-class Ingest:
-    """A server that takes caches in, or episodes: parses, checks, sums up, holds them; nobody draws."""
+def proxy(pipe: Connection, server: str, keys: str | None) -> None:
+    """A proxy in a process of its own."""
+    with memoire.Proxy(TCP, [server], keys=keys) as relay:
+        while not relay.servers:
+            time.sleep(0.01)
+        pipe.send(relay.push_endpoint)
+        while pipe.recv() is not None:
+            pass
 
-    def __init__(self, workload: Workload, storage: str = "caches", endpoint: str = TCP) -> None:
+
+class Ingest:
+    """A server that takes caches in, or episodes: parses, checks, sums up, holds them; there are no draws.
+
+    Args:
+        senders, proxies: How many there are; senders push to the proxies in turn.
+        threads: ZeroMQ's, of a context that the server is given; 0: it has its own.
+        keys: A folder of keys for all of them.
+    """
+
+    def __init__(
+        self, workload: Workload, storage: str = "caches", endpoint: str = TCP, *, senders: int = 1, proxies: int = 0,
+        threads: int = 0, keys: str | None = None,
+    ) -> None:  # fmt: skip
+        self.context = zmq.Context(threads) if threads else None
         self.server = memoire.Server(
-            endpoint, workload.schema, parameters=workload.parameters, byte_limit=HELD_BYTES, storage=storage
-        )
-        self.child = Child(sender, self.server.push_endpoint, workload, storage)
-        self.message_bytes = int(self.child.first_answer)
+            endpoint, workload.schema, parameters=workload.parameters, byte_limit=HELD_BYTES, storage=storage,
+            process=memoire.Process(context=self.context) if threads else None, name="bench", keys=keys,
+        )  # fmt: skip
+        relays = [Child(proxy, self.server.endpoint, keys) for _ in range(proxies)]
+        fronts = [f"proxy@{child.first_answer}" for child in relays] or [f"server@{self.server.push_endpoint}"]
+        self.senders = [
+            Child(sender, fronts[rank % len(fronts)], workload, storage, rank, keys) for rank in range(senders)
+        ]
+        self.children, self.lost = [*self.senders, *relays], 2 * bool(proxies)
+        self.message_bytes = int(self.senders[0].first_answer)
         self.spent = 0.0
 
-    def wait_for(self, caches: int) -> float:
-        while self.server.total_caches < caches:
-            time.sleep(0.005)
-        return time.perf_counter()
-
     def take(self, count: int) -> float:
-        begin, spent = self.server.total_caches, time.process_time()
+        begin, spent, each = self.server.total_caches, time.process_time(), count // len(self.senders)
         told = time.perf_counter()
-        self.child.tell(count)
+        for child in self.senders:
+            child.tell(each)
         while (came := self.server.total_caches) == begin:
             time.sleep(0.0001)
-        began = time.perf_counter()
-        seconds = self.wait_for(begin + count) - began
-        self.spent = time.process_time() - spent
-        left = begin + count - came  # none where so few were asked for that the first look sees all of them
+        began, end = time.perf_counter(), begin + each * len(self.senders)
+        while self.server.total_caches < end - self.lost:  # a proxy may lose the oldest, should its queue be full
+            time.sleep(0.005)
+        seconds, self.spent = time.perf_counter() - began, time.process_time() - spent
+        left = end - came  # none where so few were asked for that the first look sees all of them
         return seconds * (count - 1) / left if left else began - told
 
     def close(self) -> None:
-        self.child.close()
+        for child in self.children:
+            child.close()
         self.server.close()
+        if self.context is not None:
+            self.context.term()
 
 
 def actor(pipe: Connection, endpoint: str, workload: Workload, rank: int) -> None:
     """A client that draws caches from its memory and pushes them, as fast as it may."""
     with memoire.connect(endpoint, seed=rank, capacity=workload.ring, on_full="block", timeout=30) as client:
-        fill(client.memory, workload, rank)
+        workload.fill(client.memory, rank)
         client.update(timeout=30)
         pipe.send("ready")
         while (count := pipe.recv()) is not None:

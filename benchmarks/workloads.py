@@ -5,15 +5,15 @@ W2: state uint8[84, 84], stack 4, action int32[1], n-step 3: few large ones, 56 
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
-from measure import distinct
+from peers.tasks import BATCH, EPISODE, distinct
 
 import memoire
 from memoire.replay.memory import Memory
-
-BATCH = 256
-EPISODE = 1000
+from memoire.tables.caches.pool import Pool
+from memoire.wire import containers
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,16 +41,20 @@ class Workload:
         given = [column for column in self.schema.values() if column.role != "return"]
         return tuple(distinct(random, (length, *column.shape), str(column.dtype)) for column in given)
 
-    def filled(self, *, seed: int = 0) -> Memory:
-        """A memory with closed episodes in it, full, with varied priorities."""
+    def fill(self, memory: Memory, seed: int) -> None:
+        """Closed episodes with varied priorities, until a memory is full."""
         random = np.random.default_rng(seed)
-        memory = Memory(self.schema, self.entries, self.parameters, seed=seed)
         values = self.episode(random)
-        for _ in range(self.entries // EPISODE):
+        for _ in range(memory.capacity // EPISODE):
             memory.open(0)
-            weights = random.uniform(0.1, 2.0, EPISODE).astype(np.float32)
-            memory.extend(0, values, weights)
+            memory.extend(0, values, random.uniform(0.1, 2.0, EPISODE).astype(np.float32))
             memory.close(0)
+
+    @cache  # noqa: B019, a workload lives as long as its benchmark
+    def filled(self) -> Memory:
+        """The memory that is drawn from, full: one for all rows, since it takes its time to write."""
+        memory = Memory(self.schema, self.entries, self.parameters, seed=0)
+        self.fill(memory, 0)
         return memory
 
 
@@ -77,18 +81,19 @@ def w2(entries: int = 50_000) -> Workload:
     return Workload("W2", schema, parameters, entries, ring=10_000, held=32)
 
 
-def six_columns() -> Workload:
-    schema = memoire.Schema(
-        {
-            "state": memoire.Column("float32", (64,), "state"),
-            "action": memoire.Column("float32", (8,)),
-            "reward": memoire.Column("float32", (1,), "reward"),
-            "prob": memoire.Column("float32", (1,)),
-            "value": memoire.Column("float32", (1,), "value"),
-            "info": memoire.Column("float32", (2,)),
-        }
-    )
-    return Workload("six columns", schema, memoire.Parameters(), 100_000, ring=100_000, held=64)
+@cache
+def received(workload: Workload, count: int = 0) -> list[np.ndarray]:
+    """Cache payloads as they come off the wire: so many, or more bytes than a processor's caches hold."""
+    return [containers.build(workload.filled(), BATCH, now=0.0) for _ in range(count or workload.held)]
+
+
+def pool_of(workload: Workload, *, reuse: bool, count: int = 0) -> Pool:
+    """A pool that holds those caches, of four clients."""
+    parameters = workload.parameters.replace(reuse_cache=reuse)
+    pool = Pool(workload.schema, parameters, byte_limit=1 << 40, seed=0)
+    for sequence, payload in enumerate(received(workload, count)):
+        pool.add(bytes([sequence % 4 + 1]) * 16, sequence, containers.check(payload, pool.layout))
+    return pool
 
 
 class NumpyGather:
@@ -98,16 +103,13 @@ class NumpyGather:
     """
 
     def __init__(self, workload: Workload, *, seed: int = 1) -> None:
-        random = np.random.default_rng(seed)
-        self.random = random
+        self.random = random = np.random.default_rng(seed)
         self.entries = workload.entries
         self.stack = workload.parameters.frame_stack
         self.step = workload.parameters.multi_step
-        self.columns = {
-            name: np.zeros((workload.entries, *column.shape), column.dtype) for name, column in workload.schema.items()
-        }
-        block = workload.episode(random)
-        for column, values in zip(self.columns.values(), block, strict=True):
+        shapes = [((workload.entries, *column.shape), column.dtype) for column in workload.schema.values()]
+        self.columns = [np.zeros(*each) for each in shapes]
+        for column, values in zip(self.columns, workload.episode(random), strict=True):
             for begin in range(0, workload.entries - EPISODE + 1, EPISODE):  # touch every page
                 column[begin : begin + EPISODE] = values
         self.turns = [self.rows() for _ in range(64)]
@@ -126,17 +128,15 @@ class NumpyGather:
         """Gather one batch into new arrays."""
         self.turn = (self.turn + 1) % len(self.turns)
         last, prev, following = self.turns[self.turn]
-        state, action, reward = self.columns.values()
+        state, action, reward = self.columns
         return [state[prev], state[following], action[last], reward[last]]
 
     def over(self) -> None:
         """Gather one batch over the one before: no memory is asked for."""
         self.turn = (self.turn + 1) % len(self.turns)
-        last, prev, following = self.turns[self.turn]
-        state, action, reward = self.columns.values()
+        last, *rows = self.turns[self.turn]
+        state, *columns = self.columns
         if self.out is None:
             self.out = self.fresh()
-        for column, rows, out in zip(
-            (state, state, action, reward), (prev, following, last, last), self.out, strict=True
-        ):
-            np.take(column, rows, axis=0, out=out, mode="clip")  # any other mode goes through a copy
+        for column, places, out in zip((state, state, *columns), (*rows, last, last), self.out, strict=True):
+            np.take(column, places, axis=0, out=out, mode="clip")  # any other mode goes through a copy
