@@ -44,7 +44,7 @@ from .answers import (
 )
 from .counters import SHARES, Counters, NodeState, quantile
 from .history import HistoryPoint
-from .verdict import InferenceSigns, TableFigure, TableRatio, VerdictInputs
+from .verdict import Signs
 
 REASONS = ("full", "everyone", "wait")
 """What makes a batch due."""
@@ -300,77 +300,28 @@ def freshness_of(up: list[NodeState]) -> SampleFreshness:
     return SampleFreshness(**summed(SampleFreshness, [each for each in said if each]))
 
 
-def signs_of(overview: Overview, up: list[NodeState], counters: Counters, settings: Settings) -> VerdictInputs:
-    """What the verdicts on an overview are made of."""
-    folders = [node.stats["folder"] for node in up if node.stats.get("folder")]
-    rates, actors = overview.rates, overview.actors
-    once = [registry.offers(table.storage, HandsOutOnce) for table in overview.tables]
-    return VerdictInputs(
-        nodes=len(overview.nodes),
-        nodes_down=tuple(node.name or node.url for node in overview.nodes if node.state == "down"),
-        unready=tuple(node.name or node.url for node in overview.nodes if node.state == "unready"),
+def signs_of(seen: Overview, up: list[NodeState], counters: Counters, settings: Settings) -> Signs:
+    """What the verdicts on an overview are made of. `up`: the servers that answer."""
+    folders = {node.name: node.stats["folder"] for node in up if node.stats.get("folder")}
+    early = {table.name: counters.early_ratio(table.name) for table in seen.tables}
+    return Signs(
+        seen=seen,
+        settings=settings,
         servers_up=len(up),
-        finished=overview.finished,
-        active=actors.active,
-        silent=actors.silent,
-        idle=actors.idle,
-        expected=actors.expected,
-        steps=overview.totals.steps,
-        steps_per_second=rates.steps,
-        samples_per_second=rates.samples,
-        waiting_share=rates.waiting_share,
-        skipped_share=rates.skipped_share,
-        left_out=overview.freshness.left_out,
+        disk_used=max(
+            (1.0 - each["free_bytes"] / each["disk_bytes"] for each in folders.values() if each["disk_bytes"]),
+            default=None,
+        ),
+        disk_trouble=next(
+            (f"Server {name}: {each['trouble']}" for name, each in folders.items() if each.get("trouble")), ""
+        ),
         is_idle=counters.is_idle,
-        lost=actors.lost,
-        gone=actors.gone,
-        proxies_up=sum(each.up for each in overview.roles if each.role == "proxy"),
-        expected_servers=settings.expected_servers,
-        expected_proxies=settings.expected_proxies,
-        expected_inference=settings.expected_inference,
-        inference=tuple(_signs_of_node(each) for each in overview.inference),
-        lags=tuple(
-            TableFigure(table.name, table.lag_mean)
-            for table in overview.tables
-            if registry.offers(table.storage, HandsOutOnce)
-            and table.max_model_lag is None
-            and table.lag_mean is not None
-        ),
-        feedback=counters.feedback(sum(node.stats.get("actor_entries") or 0 for node in up)),
-        stale=tuple(
-            TableFigure(table.name, table.stale_share) for table in overview.tables if table.stale_share is not None
-        ),
-        only_rollouts=bool(once) and all(once),
         is_still=counters.is_still,
         nothing_arrives=counters.nothing_arrives,
         rejected_share=counters.rejected_share,
-        ratios=tuple(
-            TableRatio(table.name, table.samples_per_insert, table.samples_per_insert_target)
-            for table in overview.tables
-            if table.samples_per_insert is not None
-        ),
-        early_ratios=tuple(
-            TableRatio(table.name, ratio, table.samples_per_insert_target)
-            for table in overview.tables
-            if (ratio := counters.early_ratio(table.name)) is not None
-        ),
-        sample_age=overview.freshness.age_p90,
-        stale_after=settings.stale_after,
-        outdated=overview.outdated,
-        disk_used=max((1.0 - f["free_bytes"] / f["disk_bytes"] for f in folders if f["disk_bytes"]), default=None),
-        refused_per_second=rates.refused,
-        disk_trouble=next((f"Server {node.name}: {why}" for node in up if (why := _disk_trouble(node))), ""),
-        draws_wait=tuple(f"{each.name}: {why}" for each in overview.tables if (why := each.rate.draws_wait)),
-        inserts_wait=tuple(f"{each.name}: {why}" for each in overview.tables if (why := each.rate.inserts_wait)),
+        early_ratios={name: ratio for name, ratio in early.items() if ratio is not None},
+        feedback=counters.feedback(sum(node.stats.get("actor_entries") or 0 for node in up)),
     )
-
-
-def _disk_trouble(node: NodeState) -> str:
-    return str((node.stats.get("folder") or {}).get("trouble") or "")
-
-
-def _signs_of_node(row: InferenceRow) -> InferenceSigns:
-    return InferenceSigns(row.name, row.busy, row.p99, row.refused_per_second, row.is_outdated)
 
 
 def figures_of(overview: Overview) -> dict[str, HistoryPoint]:

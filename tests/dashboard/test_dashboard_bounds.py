@@ -19,7 +19,7 @@ from memoire.dashboard.web.serve import Dashboard
 from memoire.errors import ParameterError, ProtocolError
 from memoire.net.addresses import NameResolver
 from memoire.security.access import Tokens
-from pageskit import one
+from pageskit import one, well_but
 from poolkit import Clock
 
 
@@ -80,12 +80,7 @@ def test_a_table_is_full_a_little_before_its_last_byte():
 
 @pytest.mark.parametrize(("skipped", "said"), [(0.0, False), (verdict.LITTLE, False), (verdict.LITTLE + 0.01, True)])
 def test_a_little_that_is_skipped_is_said_where_all_is_well(skipped, said):
-    signs = verdict.VerdictInputs(
-        nodes=1, nodes_down=(), unready=(), servers_up=1, finished=False, active=1, silent=0, idle=0, expected=0,
-        steps=5, steps_per_second=3.0, samples_per_second=2.0, waiting_share=0.0, skipped_share=skipped,
-        disk_used=None, refused_per_second=0.0,
-    )  # fmt: skip
-    (found,) = verdict.verdicts(signs)
+    (found,) = verdict.verdicts(well_but(active=1, waiting_share=0.0, skipped_share=skipped))
     assert (found.level, found.code) == ("good", "balanced")
     assert ("actors skip" in found.text) == said != ("nobody waits" in found.text)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import dataclasses
 import io
 import math
 import sqlite3
@@ -21,14 +20,14 @@ from memoire.dashboard.collect.cluster import until
 from memoire.dashboard.collect.counters import CounterSums, RateWindow
 from memoire.dashboard.collect.history import MAX_SERIES, History
 from memoire.dashboard.collect.nodes import NodeAddresses, NodeError
-from memoire.dashboard.collect.verdict import TableRatio, VerdictInputs, verdicts
+from memoire.dashboard.collect.verdict import verdicts
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.web import stream as event_stream
 from memoire.errors import HistoryError, ParameterError
 from memoire.net.addresses import NameResolver
 from memoire.wire.rows import ACCOUNT
 from netkit import Book
-from pageskit import account, one
+from pageskit import account, one, well_but
 
 # ---------------------------------------------------------------------------------------------------------- ledgers
 
@@ -240,17 +239,11 @@ def test_a_forecast_is_none_where_nothing_moves():
 
 # ---------------------------------------------------------------------------------------------------------- verdicts
 
-WELL = VerdictInputs(
-    nodes=2, nodes_down=(), unready=(), servers_up=1, finished=False, active=4, silent=0, idle=0, expected=0, steps=1000,
-    steps_per_second=500.0, samples_per_second=2000.0, waiting_share=0.05, skipped_share=0.0, disk_used=None,
-    refused_per_second=0.0,
-)  # fmt: skip
-
 
 def test_nobody_is_said_to_wait_only_where_nobody_does():
-    assert verdicts(WELL)[0].text.endswith("go out; the learner waits 5% of its time.")
-    assert verdicts(dataclasses.replace(WELL, waiting_share=0.01))[0].text.endswith("go out; nobody waits.")
-    some = dataclasses.replace(WELL, waiting_share=0.1, skipped_share=0.05)
+    assert verdicts(well_but())[0].text.endswith("go out; the learner waits 5% of its time.")
+    assert verdicts(well_but(waiting_share=0.01))[0].text.endswith("go out; nobody waits.")
+    some = well_but(waiting_share=0.1, skipped_share=0.05)
     assert verdicts(some)[0].text.endswith("the learner waits 10% of its time and actors skip 5% of their caches.")
 
 
@@ -258,7 +251,7 @@ def test_nobody_is_said_to_wait_only_where_nobody_does():
     ("changes", "code"),
     [
         ({}, "balanced"),
-        ({"nodes_down": ("a", "b")}, "no_node"),
+        ({"nodes_down": ("a", "b"), "nodes": 0}, "no_node"),
         ({"servers_up": 0, "nodes_down": ("a",)}, "no_server"),
         ({"nodes_down": ("a",)}, "node_down"),
         ({"unready": ("a",)}, "node_unready"),
@@ -269,10 +262,10 @@ def test_nobody_is_said_to_wait_only_where_nobody_does():
         ({"expected_proxies": 2, "proxies_up": 1}, "proxies_missing"),
         ({"is_still": True}, "no_inserts"),
         ({"nothing_arrives": True}, "no_caches"),
-        ({"ratios": (TableRatio("t", 0.49, 1.0),)}, "learner_behind"),
-        ({"ratios": (TableRatio("t", 0.5, 1.0),)}, "balanced"),
-        ({"early_ratios": (TableRatio("t", 0.19, 8.0),)}, "settling"),
-        ({"early_ratios": (TableRatio("t", 4.0, 8.0),)}, "balanced"),
+        ({"ratios": [(0.49, 1.0)]}, "learner_behind"),
+        ({"ratios": [(0.5, 1.0)]}, "balanced"),
+        ({"early_ratios": [(0.19, 8.0)]}, "settling"),
+        ({"early_ratios": [(4.0, 8.0)]}, "balanced"),
         ({"sample_age": 60.0, "stale_after": 59.0}, "samples_old"),
         ({"outdated": 1}, "models_behind"),
         ({"rejected_share": 0.5}, "caches_rejected"),
@@ -296,14 +289,13 @@ def test_nobody_is_said_to_wait_only_where_nobody_does():
     ],
 )
 def test_the_headline_names_what_holds_the_run_up(changes, code):
-    fields = {name: getattr(WELL, name) for name in VerdictInputs.__dataclass_fields__}
-    found = verdicts(VerdictInputs(**fields | changes))
+    found = verdicts(well_but(**changes))
     assert found[0].code == code and found[0].text.endswith((".", "?"))
 
 
 @pytest.mark.parametrize("down", [(), ("server-1",)])
 def test_silent_actors_may_have_a_server_that_is_away(down):
-    found = verdicts(dataclasses.replace(WELL, silent=2, nodes_down=down))
+    found = verdicts(well_but(silent=2, nodes_down=down))
     (text,) = [each.text for each in found if each.code == "actors_silent"]
     assert ("If their server is away, start it again. Otherwise look at their machine" in text) == bool(down)
     assert ("an end. Look at their machine and network; after --lost-after seconds" in text) != bool(down)

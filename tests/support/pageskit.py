@@ -9,11 +9,13 @@ import runpy
 import shutil
 import urllib.parse
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from memoire.dashboard.collect.history import HistoryPoint
+from memoire.dashboard.collect.verdict import Signs
 from memoire.wire.frames import name_hash
 from memoire.wire.rows import ACCOUNT
 from netkit import record, until
@@ -154,3 +156,52 @@ def metric_kinds(role):
     for each in dict.fromkeys(("", role)):
         found += [sources[0].figure for sources in catalogue(tool["SECTIONS"][each][1]).values()]
     return {figure.full_name: figure.kind for figure in found}
+
+
+WELL = SimpleNamespace(
+    nodes=2, nodes_down=(), unready=(), servers_up=1, finished=False, active=4, silent=0, idle=0, lost=0, gone=0,
+    expected=0, steps_per_second=500.0, samples_per_second=2000.0, waiting_share=0.05, skipped_share=0.0,
+    refused_per_second=0.0, disk_used=None, disk_trouble="", draws_wait=(), inserts_wait=(), is_idle=False,
+    left_out=None, proxies_up=0, expected_servers=0, expected_proxies=0, expected_inference=0, is_still=False,
+    nothing_arrives=False, rejected_share=0.0, ratios=(), early_ratios=(), sample_age=None, stale_after=float("inf"),
+    outdated=0, inference=(), lags=(), stale=(), only_rollouts=False, feedback=None,
+)  # fmt: skip
+"""Facts about a cluster where all is well. `nodes` are up; ratios are (drawn, asked), of a table each."""
+
+
+def signs_of(s):
+    """What verdicts are made of, where these facts hold."""
+
+    def table(name, drawn=None, asked=0.0, is_taken=s.only_rollouts, draws_wait="", inserts_wait="", **more):
+        rate = SimpleNamespace(draws_wait=draws_wait, inserts_wait=inserts_wait)
+        facts = {"max_model_lag": None, "lag_mean": None, "stale_share": None} | more
+        return SimpleNamespace(name=name, samples_per_insert=drawn, samples_per_insert_target=asked, rate=rate,
+                               is_taken=is_taken, **facts)  # fmt: skip
+
+    early = {f"early {place}": ratio for place, ratio in enumerate(s.early_ratios)}
+    tables = [table("t"), *(table(f"ratio {place}", *ratio) for place, ratio in enumerate(s.ratios))]
+    tables += [table(name, None, asked) for name, (_, asked) in early.items()]
+    tables += [table("lag", is_taken=True, lag_mean=value) for value in s.lags]
+    tables += [table("stale", is_taken=True, stale_share=value, max_model_lag=1) for value in s.stale]
+    tables += [table(name, draws_wait="few") for name in s.draws_wait]
+    tables += [table(name, inserts_wait="full") for name in s.inserts_wait]
+    states = ["up"] * s.nodes + ["down"] * len(s.nodes_down) + ["unready"] * len(s.unready)
+    names = [*["n"] * s.nodes, *s.nodes_down, *s.unready]
+    seen = SimpleNamespace(
+        nodes=[SimpleNamespace(name=name, url="", state=state) for name, state in zip(names, states, strict=True)],
+        finished=s.finished, actors=s, tables=tables, outdated=s.outdated, inference=s.inference,
+        rates=SimpleNamespace(steps=s.steps_per_second, samples=s.samples_per_second, waiting_share=s.waiting_share,
+                              skipped_share=s.skipped_share, refused=s.refused_per_second),
+        freshness=SimpleNamespace(left_out=s.left_out, age_p90=s.sample_age),
+        roles=[SimpleNamespace(role="proxy", up=s.proxies_up)],
+    )  # fmt: skip
+    same = ("servers_up", "disk_used", "disk_trouble", "is_idle", "is_still", "nothing_arrives", "rejected_share")
+    return Signs(
+        seen=seen, settings=s, early_ratios={name: drawn for name, (drawn, _) in early.items()}, feedback=s.feedback,
+        **{name: getattr(s, name) for name in same},
+    )  # fmt: skip
+
+
+def well_but(**changes):
+    """What verdicts are made of, where all is well but for this."""
+    return signs_of(SimpleNamespace(**vars(WELL) | changes))
