@@ -12,10 +12,13 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -29,7 +32,7 @@ from .answers import ActorDetail, ActorRow, ClusterDistribution, EpisodeRow, Eve
 from .cluster import Cluster
 from .counters import NodeAnswer
 from .history import FLUSH_INTERVAL, MIN_AWAY, PRUNE_INTERVAL, Curves, History, HistoryPoint
-from .nodes import NodeAddresses, NodeError, NodeQuestions, merged
+from .nodes import NodeAddresses, NodeError, NodeQuestions, ask_all, merged, misunderstood
 
 _log = logging.getLogger(__name__)
 
@@ -83,14 +86,17 @@ class RunRecorder:
         if former is not None and former.run != newest.run:
             self.keep(former, now)
             self._kept_at = 0.0
-        for write in (lambda: self._note(newest.run, events), lambda: self._save(newest, now)):
-            self._attempt(write)
+        with self._attempt():
+            self._note(newest.run, events)
+        with self._attempt():
+            self._save(newest, now)
         if self.trouble and not before:
             _log.error("%s", self.trouble)
 
-    def _attempt(self, write: Callable[[], None]) -> None:
+    @contextmanager
+    def _attempt(self) -> Iterator[None]:
         try:
-            write()
+            yield
         except MemoireError as error:
             self.trouble = str(error)
 
@@ -130,12 +136,10 @@ class RunRecorder:
             "actors": newest.actors,
         }
 
-        def write() -> None:
+        with self._attempt():
             self._history.keep_run(newest.run, now, msgspec.json.encode(facts), kept.rows.tobytes())
             for kind, body in documents.items():
                 self._history.keep_document(newest.run, kind, body)
-
-        self._attempt(write)
 
     def _documents(self, newest: Overview) -> dict[str, bytes]:
         """What a run that is opened from a file shows beside its curves, as JSON."""
@@ -149,48 +153,26 @@ class RunRecorder:
         return {kind: msgspec.json.encode(value) for kind, value in documents.items()}
 
 
-class _NodeRequests(NamedTuple):
-    """What one node is asked now."""
+@dataclass(slots=True)
+class _Asked:
+    """What one node was asked for so far, and from where on it is asked for more. It is asked once at a time: while it
+    is, this belongs to the thread that asks.
+    """
 
-    role: str
-    run: str
-    seen: float
-    """Accounts that changed since then."""
-    accounts: bool
-    clients: bool
-    settings: bool
-    after: int
+    seen: float = 0.0
+    """Accounts of `run` that changed since then are not known."""
+    run: str = ""
+    inherited: int = 0
+    accounts_due: float = 0.0
+    clients_due: float = 0.0
+    settings_due: float = 0.0
+    versions: list[int] = field(default_factory=list)
+    """Of its tables' parameters."""
+    clients: int = 0
+    after: int = 0
     """Newest episode that is known."""
-    episodes_of: tuple[str, int]
+    episodes_of: tuple[str, int] = ("", 0)
     """Run and life of the server in which it has this number."""
-
-
-class _NodeAnswers:
-    """What the aggregator knows of its questions to one node."""
-
-    def __init__(self) -> None:
-        self.role = ""
-        self.seen = 0.0
-        self.read_of = ""
-        self.inherited = 0
-        self.accounts_due = self.clients_due = self.settings_due = 0.0
-        self.version: Any = None
-        self.clients = 0
-        self.after = 0
-        self.episodes_of = ("", 0)
-
-    def plan(self, run: str, now: float) -> _NodeRequests:
-        """What to ask the node for now, while this run is counted."""
-        return _NodeRequests(
-            role=self.role,
-            run=run,
-            seen=self.seen if self.read_of == run else 0.0,
-            accounts=now >= self.accounts_due or self.read_of != run,
-            clients=now >= self.clients_due,
-            settings=now >= self.settings_due,
-            after=self.after,
-            episodes_of=self.episodes_of,
-        )
 
 
 class Aggregator:
@@ -217,7 +199,7 @@ class Aggregator:
         self._addresses = NodeAddresses(settings.nodes)
         self._lock = threading.RLock()  # the cluster's
         self._cluster = Cluster(settings, history.ledger) if cluster is None else cluster
-        self._known: dict[str, _NodeAnswers] = {}
+        self._known: dict[str, _Asked] = {}
         self._asked: dict[str, Future[NodeAnswer]] = {}
         self._asking: dict[str, float] = {}  # since when an asker's thread waits for a node; of each its own alone
         self._pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="memoire-dashboard-ask")
@@ -359,8 +341,8 @@ class Aggregator:
             self._cluster.listed(urls, self._clock())
         for url in urls:
             if url not in self._asked:
-                plan = self._known.setdefault(url, _NodeAnswers()).plan(self._cluster.run, time.monotonic())
-                self._asked[url] = self._pool.submit(self._ask, url, plan)
+                known = self._known.setdefault(url, _Asked())
+                self._asked[url] = self._pool.submit(self._ask, url, known, self._cluster.run)
         wait_for(self._asked.values(), timeout=patience)
         for url, answer in [(url, future) for url, future in self._asked.items() if future.done()]:
             del self._asked[url]
@@ -382,44 +364,39 @@ class Aggregator:
     def _learn(self, url: str, answer: NodeAnswer) -> None:
         with self._lock:
             self._cluster.apply(answer)
-        known = self._known.setdefault(url, _NodeAnswers())
+        known = self._known[url]
         if answer.status is None:
             return
-        known.role = str(answer.status.get("role", ""))
-        now = time.monotonic()
+        now, stats = time.monotonic(), answer.status.get("stats", {})
         for told in answer.accounts:
-            if told["run"] == answer.status["stats"]["run"]:
+            if told["run"] == stats["run"]:
                 is_whole = told["inherited"] == known.inherited  # else what came from elsewhere may be older
-                known.seen, known.read_of = told["time"] - OVERLAP if is_whole else 0.0, told["run"]
+                known.seen, known.run = told["time"] - OVERLAP if is_whole else 0.0, told["run"]
                 known.inherited = told["inherited"]
                 known.accounts_due = now + max(ACCOUNTS_INTERVAL, told["took"] / PART_OF_TIME)
         if answer.clients is not None:
             known.clients_due, known.clients = now + CLIENTS_INTERVAL, len(answer.clients)
-        elif known.clients != answer.status.get("stats", {}).get("totals", {}).get("clients"):
+        elif known.clients != stats.get("totals", {}).get("clients"):
             known.clients_due = min(known.clients_due, now + ACCOUNTS_INTERVAL)  # somebody is new
-        versions = [
-            table["parameters_version"] for table in (answer.status.get("stats", {}).get("tables") or {}).values()
-        ]
+        versions = [table["parameters_version"] for table in (stats.get("tables") or {}).values()]
         if answer.settings is not None:
             known.settings_due = now + SETTINGS_INTERVAL
-        elif versions != known.version:
+        elif versions != known.versions:
             known.settings_due = 0.0
-        known.version = versions
+        known.versions = versions
         for page in answer.episodes:
             known.after, known.episodes_of = page["next"], (page["run"], page["epoch"])
 
-    def _ask(self, url: str, plan: _NodeRequests) -> NodeAnswer:
+    def _ask(self, url: str, known: _Asked, run: str) -> NodeAnswer:
         began = self._asking[url] = time.monotonic()
         answer = NodeAnswer(url, self._clock())
         node = NodeQuestions(url, self.settings.node_token, TIMEOUT, PAGES_TIMEOUT, self._ended.is_set)
         try:
             answer.status = node.json("/status?clients=no")
             if answer.status.get("role") == "server":
-                _ask_server(node, plan, answer)
+                _ask_server(node, known, run, answer)
         except (NodeError, msgspec.DecodeError, KeyError, TypeError) as error:
-            answer.error = (
-                str(error) if isinstance(error, NodeError) else f"{url} answered what nobody understands: {error}"
-            )
+            answer.error = str(misunderstood(url, error))
         except Exception as error:  # whatever a stranger at this address says: it must not end the asking
             _log.exception("asking %s failed", url)
             answer.error = repr(error)
@@ -427,7 +404,7 @@ class Aggregator:
         return answer
 
     def ask_server(self, name: str, path: str) -> Any:
-        """A page of a server, now: for what nobody keeps here. Blocks for `TIMEOUT` seconds at most.
+        """A page of a server, now: for what is not kept here. Blocks for `TIMEOUT` seconds at most.
 
         Raises:
             NodeError: there is no such server, or it does not answer.
@@ -453,33 +430,24 @@ class Aggregator:
 
     def ask_servers(self, paths: dict[str, str]) -> dict[str, Any]:
         """A page of each of these servers, now, by name; or the NodeError that came instead."""
-
-        def one(name: str, path: str) -> Any:
-            try:
-                return self.ask_server(name, path)
-            except NodeError as error:
-                return error
-            except msgspec.DecodeError as error:
-                return NodeError(f"{name} answered what nobody understands: {error}")
-
-        futures = {name: self._pool.submit(one, name, path) for name, path in paths.items()}
-        return {name: future.result() for name, future in futures.items()}
+        return ask_all(self._pool, {name: partial(self.ask_server, name, path) for name, path in paths.items()})
 
 
 # --------------------------------------------------------------------------------------------- on the askers' threads
 
 
-def _ask_server(node: NodeQuestions, plan: _NodeRequests, answer: NodeAnswer) -> None:
+def _ask_server(node: NodeQuestions, known: _Asked, run: str, answer: NodeAnswer) -> None:
+    """Ask a server for what is due, while this run is counted."""
     assert answer.status is not None
-    if plan.accounts:
-        began = time.monotonic()
-        for run in dict.fromkeys([str(answer.status["stats"]["run"]), plan.run]):
-            for told in _accounts(node, run, plan.seen if run == plan.run else 0.0) if run else ():
-                answer.accounts.append(told | {"took": time.monotonic() - began})
-    answer.episodes = _episodes(node, plan)
-    if plan.clients:
+    now, own = time.monotonic(), str(answer.status["stats"]["run"])
+    if now >= known.accounts_due or known.run != run:
+        for each in filter(None, dict.fromkeys([own, run])):
+            for told in _accounts(node, each, known.seen if each == run == known.run else 0.0):
+                answer.accounts.append(told | {"took": time.monotonic() - now})
+    answer.episodes = _episodes(node, known)
+    if now >= known.clients_due:
         answer.clients = _clients(node)
-    if plan.settings:
+    if now >= known.settings_due:
         answer.settings = node.json("/settings")
 
 
@@ -499,9 +467,9 @@ def _accounts(node: NodeQuestions, run: str, seen: float) -> list[dict[str, Any]
     return pages
 
 
-def _episodes(node: NodeQuestions, plan: _NodeRequests) -> list[dict[str, Any]]:
+def _episodes(node: NodeQuestions, asked: _Asked) -> list[dict[str, Any]]:
     pages: list[dict[str, Any]] = []
-    after, known = plan.after, plan.episodes_of
+    after, known = asked.after, asked.episodes_of
     while len(pages) < MAX_PAGES:
         page = node.json(f"/episodes?most=1000&after={after}")
         if (page["run"], page["epoch"]) != known and after:  # numbers have begun anew

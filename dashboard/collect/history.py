@@ -15,10 +15,11 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from memoire.disk import files
 from memoire.errors import HistoryError
@@ -57,6 +58,9 @@ INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     mean = (mean * count + excluded.mean * excluded.count) / (count + excluded.count), count = count + excluded.count,
     least = min(least, excluded.least), greatest = max(greatest, excluded.greatest)
 """
+
+
+Key = TypeVar("Key")
 
 
 class HistoryPoint(NamedTuple):
@@ -107,6 +111,11 @@ class Curves:
     greatest: dict[str, list[float | None]]
     away: list[list[float]]
     """Stretches in which nobody looked, from the end of a bucket to the beginning of the next."""
+
+
+def _merge(points: dict[Key, HistoryPoint], key: Key, point: HistoryPoint) -> None:
+    known = points.get(key)
+    points[key] = point if known is None else known.plus(point)
 
 
 def stretches_away(times: Sequence[float], bucket: float, patience: float) -> list[list[float]]:
@@ -185,10 +194,24 @@ class History:
                 if number is None:
                     self.left_out += 1
                     continue
-                for level, (width, _) in enumerate(LEVELS):
-                    key = number, level, int(time // width * width)
-                    known = self._pending.get(key)
-                    self._pending[key] = point if known is None else known.plus(point)
+                for level in range(len(LEVELS)):
+                    self._put(level, number, time, point)
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """The database, for this thread alone. Raises HistoryError for what goes wrong with it."""
+        with self._lock:
+            try:
+                yield self._db
+            except sqlite3.Error as error:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise HistoryError(self.path, str(error)) from error
+
+    def _put(self, level: int, number: int, time: float, point: HistoryPoint) -> None:
+        """Add a point of a series to its bucket of a level."""
+        width = LEVELS[level][0]
+        _merge(self._pending, (number, level, int(time // width * width)), point)
 
     def _id(self, run: str, name: str) -> int | None:
         number = self._ids.get((run, name))
@@ -201,33 +224,20 @@ class History:
 
     def flush(self) -> None:
         """Write what was added. Raises HistoryError; nothing is lost then, and the next flush tries again."""
-        with self._lock:
+        with self._writing() as database:
             rows = [(*key, point.number, *point[:3]) for key, point in self._pending.items()]
-            try:
-                self._db.execute("BEGIN")
-                self._db.executemany(_PUT, rows)
-                self._db.execute("COMMIT")
-            except sqlite3.Error as error:
-                self._roll_back()
-                raise HistoryError(self.path, str(error)) from error
+            database.execute("BEGIN")
+            database.executemany(_PUT, rows)
+            database.execute("COMMIT")
             self._pending.clear()
-
-    def _roll_back(self) -> None:
-        if self._db.in_transaction:
-            self._db.execute("ROLLBACK")
 
     def prune(self, now: float) -> None:
         """Take out what is older than its level is kept."""
-        with self._lock:
-            try:
-                for level, (_, kept) in enumerate(LEVELS):
-                    numbers = [number for (number,) in self._db.execute("SELECT id FROM series")]
-                    self._db.executemany(
-                        "DELETE FROM points WHERE series = ? AND level = ? AND time < ?",
-                        [(number, level, int(now - kept)) for number in numbers],
-                    )
-            except sqlite3.Error as error:
-                raise HistoryError(self.path, str(error)) from error
+        with self._writing() as database:
+            numbers = [number for (number,) in database.execute("SELECT id FROM series")]
+            for level, (_, kept) in enumerate(LEVELS):
+                rows = [(number, level, int(now - kept)) for number in numbers]
+                database.executemany("DELETE FROM points WHERE series = ? AND level = ? AND time < ?", rows)
 
     def close(self) -> None:
         """Write the rest, and let go of the file."""
@@ -297,9 +307,7 @@ class History:
     ) -> dict[int, HistoryPoint]:
         merged: dict[int, HistoryPoint] = {}
         for time, point in self._points(run, name, level, since, until):
-            key = time // bucket * bucket
-            known = merged.get(key)
-            merged[key] = point if known is None else known.plus(point)
+            _merge(merged, time // bucket * bucket, point)
         return merged
 
     def _points(self, run: str, name: str, level: int, since: float, until: float) -> list[tuple[int, HistoryPoint]]:
@@ -319,7 +327,7 @@ class History:
             }
             for (known, at, time), point in self._pending.items():
                 if known == number and at == level and begin <= time < until:
-                    found[time] = found[time].plus(point) if time in found else point
+                    _merge(found, time, point)
             return sorted(found.items())
 
     def all(self, run: str, name: str) -> Iterator[tuple[int, int, HistoryPoint]]:
@@ -339,15 +347,12 @@ class History:
 
     def keep_run(self, run: str, time: float, facts: bytes, rows: bytes) -> None:
         """Keep what is known of a run: facts for people, and its ledger."""
-        with self._lock:
-            try:
-                self._db.execute(
-                    "INSERT INTO runs VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET seen = excluded.seen, "
-                    "facts = excluded.facts, rows = excluded.rows",
-                    (run, time, time, facts, rows),
-                )
-            except sqlite3.Error as error:
-                raise HistoryError(self.path, str(error)) from error
+        with self._writing() as database:
+            database.execute(
+                "INSERT INTO runs VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET seen = excluded.seen, "
+                "facts = excluded.facts, rows = excluded.rows",
+                (run, time, time, facts, rows),
+            )
 
     def runs(self) -> list[RunRow]:
         """All runs that were ever seen, in the order in which they began."""
@@ -368,24 +373,19 @@ class History:
             for time, seconds, point in points:
                 for level, (width, _) in enumerate(LEVELS):
                     if width >= seconds:
-                        key = number, level, time // width * width
-                        known = self._pending.get(key)
-                        self._pending[key] = point if known is None else known.plus(point)
+                        self._put(level, number, time, point)
 
     # ---------------------------------------------------------------------------------------- events and documents
 
     def add_event(self, run: str, body: bytes) -> None:
         """Keep something that happened to a run, as JSON. Of more than `MAX_EVENTS` the oldest go."""
-        with self._lock:
-            try:
-                self._db.execute("INSERT INTO events (run, body) VALUES (?, ?)", (run, body))
-                self._db.execute(
-                    "DELETE FROM events WHERE run = ? AND id <= "
-                    "(SELECT id FROM events WHERE run = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
-                    (run, run, MAX_EVENTS),
-                )
-            except sqlite3.Error as error:
-                raise HistoryError(self.path, str(error)) from error
+        with self._writing() as database:
+            database.execute("INSERT INTO events (run, body) VALUES (?, ?)", (run, body))
+            database.execute(
+                "DELETE FROM events WHERE run = ? AND id <= "
+                "(SELECT id FROM events WHERE run = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
+                (run, run, MAX_EVENTS),
+            )
 
     def events(self, run: str) -> list[bytes]:
         """What happened to a run, the oldest first."""
@@ -395,20 +395,18 @@ class History:
 
     def keep_document(self, run: str, kind: str, body: bytes) -> None:
         """Keep the newest of a kind of document of a run: its settings, its overview."""
-        with self._lock:
-            try:
-                self._db.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (run, kind, body))
-            except sqlite3.Error as error:
-                raise HistoryError(self.path, str(error)) from error
+        with self._writing() as database:
+            database.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (run, kind, body))
 
     def document(self, run: str, kind: str) -> bytes:
         """The newest of this kind; empty where there is none."""
-        with self._lock:
-            row = self._db.execute("SELECT body FROM documents WHERE run = ? AND kind = ?", (run, kind)).fetchone()
-            return b"" if row is None else bytes(row[0])
+        return self._one("SELECT body FROM documents WHERE run = ? AND kind = ?", run, kind)
 
     def ledger(self, run: str) -> bytes:
         """Its rows, packed; empty where it is not known."""
+        return self._one("SELECT rows FROM runs WHERE name = ?", run)
+
+    def _one(self, question: str, *names: str) -> bytes:
         with self._lock:
-            row = self._db.execute("SELECT rows FROM runs WHERE name = ?", (run,)).fetchone()
+            row = self._db.execute(question, names).fetchone()
             return b"" if row is None else bytes(row[0])

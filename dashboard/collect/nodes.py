@@ -12,8 +12,8 @@ direction "older" the lines before it, with "newer" those after it, which may no
 from __future__ import annotations
 
 import contextlib
-import functools
 import http.client
+import itertools
 import math
 import queue
 import re
@@ -21,6 +21,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, Literal
 from urllib.parse import quote, unquote, urlencode
 
@@ -54,6 +55,23 @@ class NodeError(Exception):
 
     def __str__(self) -> str:
         return self.text
+
+
+def misunderstood(who: str, error: Exception) -> NodeError:
+    """What came in place of an answer as it should be; a NodeError as it is."""
+    return error if isinstance(error, NodeError) else NodeError(f"{who} answered what is not understood: {error}")
+
+
+def ask_all(pool: Executor, questions: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """What each of these calls returns, by name, all made at the same time; or the NodeError that came instead."""
+
+    def one(name: str) -> Any:
+        try:
+            return questions[name]()
+        except (NodeError, msgspec.DecodeError, KeyError, TypeError) as error:
+            return misunderstood(name, error)
+
+    return dict(zip(questions, pool.map(one, questions), strict=True))
 
 
 def ask(url: str, path: str, *, token: Tokens | str | None = None, timeout: float = 2.0, accept: str = "") -> bytes:
@@ -190,7 +208,7 @@ class NodeAddresses:
         deadline = time.monotonic() + timeout
         answers: queue.SimpleQueue[tuple[str, LookupResult]] = queue.SimpleQueue()
         for name in self._names:
-            self._resolver.ask(name.rpartition(":")[0], functools.partial(_pass_on, answers, name))
+            self._resolver.ask(name.rpartition(":")[0], lambda found, name=name: answers.put((name, found)))
         silent = dict.fromkeys(self._names, f"no answer from the name server within {timeout:g} s")
         with contextlib.suppress(queue.Empty):
             while silent:
@@ -216,10 +234,6 @@ class NodeAddresses:
             began = time.monotonic()
             self.look()
             self._closed.wait(max(0.1, RESOLVE_INTERVAL - (time.monotonic() - began)))
-
-
-def _pass_on(answers: queue.SimpleQueue[tuple[str, LookupResult]], name: str, found: LookupResult) -> None:
-    answers.put((name, found))
 
 
 def _urls(addresses: Iterable[str], port: int) -> list[str]:
@@ -357,7 +371,9 @@ def search(
     rows = _together(found.values(), direction)
     more, rows = more or len(rows) > most, rows[:most]
     older, newer = (write_cursor(dict(cursor) | edge) for edge in _edges(found, rows, cursor, direction))
-    rows.sort(key=_place, reverse=True)  # a page shows the newest first, however it was found
+    rows.sort(
+        key=lambda row: (row.received, row.server, row.index), reverse=True
+    )  # a page shows the newest first, however it was found
     return LogPage(rows, older, newer, more, missing)
 
 
@@ -365,17 +381,11 @@ def _together(found: Iterable[list[LogRow]], direction: Direction) -> list[LogRo
     """All in the order of their times, yet each server's in the order of their numbers, also where its clock was set
     back: a page that ends in between leaves none out.
     """
-    placed: list[tuple[tuple[float, str, int], LogRow]] = []
+    sign, placed = -1 if direction == "older" else 1, []
     for each in found:
-        sign, latest = -1 if direction == "older" else 1, float("-inf")
-        for number, row in enumerate(each):
-            latest = max(latest, sign * row.received)
-            placed.append(((latest, row.server, number), row))
-    return [row for _, row in sorted(placed, key=lambda pair: pair[0])]
-
-
-def _place(row: LogRow) -> tuple[float, str, int]:
-    return row.received, row.server, row.index
+        latest = itertools.accumulate((sign * row.received for row in each), max)
+        placed += [(time, row.server, number, row) for number, (time, row) in enumerate(zip(latest, each, strict=True))]
+    return [row for *_, row in sorted(placed, key=lambda each: each[:3])]
 
 
 def _edges(

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,7 +25,7 @@ from memoire.dashboard.collect import nodes as logs
 from memoire.dashboard.collect.aggregator import TIMEOUT, Aggregator
 from memoire.dashboard.collect.answers import LogPage, LogRow
 from memoire.dashboard.collect.history import History
-from memoire.dashboard.collect.nodes import NodeAddresses, NodeError, ask
+from memoire.dashboard.collect.nodes import NodeAddresses, NodeError, ask, ask_all
 from memoire.dashboard.collect.opened import file_name
 from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError, ParameterError, escape
@@ -95,7 +96,7 @@ class LogServers:
             EndpointError: nobody answers, or no server does, and none ever did.
         """
         urls = self._addresses.now()
-        answers = dict(zip(urls, self._pool.map(self._status, urls), strict=True))
+        answers = ask_all(self._pool, {url: partial(self._status, url) for url in urls})
         self.silent = {url: str(told) for url, told in answers.items() if isinstance(told, NodeError)}
         self.silent |= {name: f"{name}: {why}" for name, why in self._addresses.trouble.items()}
         self.began_anew = set()
@@ -119,14 +120,10 @@ class LogServers:
         self._said = set(self.silent)
 
     def _status(self, url: str) -> Any:
-        try:
-            told = msgspec.json.decode(ask(url, "/status?clients=no", token=self._token, timeout=self._timeout))
-            is_whole = isinstance(told, dict) and (told.get("role") != "server" or "name" in told["stats"])
-            return told if is_whole else NodeError(f"{url} answered what nobody understands")
-        except NodeError as error:
-            return error
-        except (msgspec.DecodeError, KeyError, TypeError) as error:
-            return NodeError(f"{url} answered what nobody understands: {error}")
+        told = self._page(url, "/status?clients=no")
+        if told["role"] == "server" and "name" not in told["stats"]:
+            raise KeyError("name")
+        return told
 
     def ask(self, paths: dict[str, str]) -> dict[str, Any]:
         """A page of each of these servers, by name, or the NodeError that came instead.
@@ -134,7 +131,9 @@ class LogServers:
         Raises:
             ParameterError: no server takes what is asked for, such as a run that none of them knows.
         """
-        answers = dict(zip(paths, self._pool.map(self._page, paths, paths.values()), strict=True))
+        answers = ask_all(
+            self._pool, {name: partial(self._page, self.found[name].url, path) for name, path in paths.items()}
+        )
         refusals = [told for told in answers.values() if isinstance(told, NodeError) and told.status == 400]
         if refusals and len(refusals) == len(answers):
             raise ParameterError("logs", self._given, escape(refusals[0].text))
@@ -143,14 +142,8 @@ class LogServers:
                 self.silent[self.found[name].url] = str(told)
         return answers
 
-    def _page(self, name: str, path: str) -> Any:
-        try:
-            url = self.found[name].url
-            return msgspec.json.decode(ask(url, path, token=self._token, timeout=self._timeout))
-        except NodeError as error:
-            return error
-        except msgspec.DecodeError as error:
-            return NodeError(f"{name} answered what nobody understands: {error}")
+    def _page(self, url: str, path: str) -> Any:
+        return msgspec.json.decode(ask(url, path, token=self._token, timeout=self._timeout))
 
 
 def tail(
