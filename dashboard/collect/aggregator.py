@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
@@ -28,11 +28,11 @@ from memoire.errors import MemoireError
 from memoire.limits import wall_clock
 from memoire.net.thread import ProgressMonitor
 
-from .answers import ActorDetail, ActorRow, ClusterDistribution, EpisodeRow, EventRow, Overview, RunInfo
+from .answers import ActorDetail, ActorRow, EpisodeRow, Overview
 from .cluster import Cluster
 from .counters import NodeAnswer
-from .history import FLUSH_INTERVAL, MIN_AWAY, PRUNE_INTERVAL, Curves, History, HistoryPoint
-from .nodes import NodeAddresses, NodeError, NodeQuestions, ask_all, merged, misunderstood
+from .history import FLUSH_INTERVAL, MIN_AWAY, PRUNE_INTERVAL, Curves, EventRow, History, HistoryPoint, RunInfo
+from .nodes import ClusterDistribution, NodeAddresses, NodeError, NodeQuestions, ask_all, merged, misunderstood
 
 _log = logging.getLogger(__name__)
 
@@ -104,10 +104,10 @@ class RunRecorder:
         """Write what happened to a run; of one that was seen before, its beginning is known."""
         if not run or not events:
             return
-        known = {msgspec.json.decode(body, type=EventRow).kind for body in self._history.events(run)}
+        known = {event.kind for event in self._history.events(run)}
         for event in events:
             if event.kind not in ("run_began", "run_finished") or event.kind not in known:
-                self._history.add_event(run, msgspec.json.encode(event))
+                self._history.add_event(run, event)
 
     def _save(self, newest: Overview, now: float) -> None:
         """Write to the disk what is due."""
@@ -137,7 +137,7 @@ class RunRecorder:
         }
 
         with self._attempt():
-            self._history.keep_run(newest.run, now, msgspec.json.encode(facts), kept.rows.tobytes())
+            self._history.keep_run(newest.run, now, facts, kept.rows.tobytes())
             for kind, body in documents.items():
                 self._history.keep_document(newest.run, kind, body)
 
@@ -288,16 +288,12 @@ class Aggregator:
 
     def events(self, run: str) -> list[EventRow]:
         """What happened to a run ("": the one that is counted now), the oldest first."""
-        found = self.history.events(run or ("" if self._newest is None else self._newest.run))
-        return [msgspec.json.decode(body, type=EventRow) for body in found]
+        return self.history.events(run or ("" if self._newest is None else self._newest.run))
 
     def runs(self) -> list[RunInfo]:
         """Every run that was ever seen, the newest last."""
         current = "" if self._newest is None else self._newest.run
-        return [
-            RunInfo(row.name, row.began, row.seen, row.name == current, msgspec.json.decode(row.facts))
-            for row in self.history.runs()
-        ]
+        return [replace(row, is_current=row.name == current) for row in self.history.runs()]
 
     def statuses(self) -> dict[str, dict[str, Any]]:
         """Everything that each node said last, by its address."""

@@ -23,10 +23,9 @@ from memoire.figures import (
 from memoire.inference.batching import InferenceStats, StartsStats
 from memoire.nodes.metrics import PageGuard
 from memoire.server.stats import RecentEpisodes, TableStats
-from memoire.tables import registry
-from memoire.tables.base import HandsOutOnce
 from memoire.tables.inspection import SampleFreshness
 
+from .nodes import ClusterDistribution
 from .verdict import CODES, Verdict
 
 
@@ -365,46 +364,25 @@ class Overview:
     recorded: float | None = None
     """When this was exported, of a run that was opened from a file; None of a cluster that is watched."""
     counted: Counted = field(default_factory=Counted)
-    # fmt: on
 
     @property
-    def rollouts_lag(
-        self,
-    ) -> Annotated[
-        float | None,
-        gauge(
-            "rollouts_lag_mean",
-            "Rollouts behind",
-            "Model versions between acting and learning in rollouts; of several tables the largest mean.",
-        ),
-    ]:
+    def rollouts_lag(self) -> Annotated[float | None, gauge("rollouts_lag_mean", "Rollouts behind", "Model versions "
+        "between acting and learning in rollouts; of several tables the largest mean.")]:
         """Of tables whose entries are handed out once."""
-        rows = [each for each in self.tables if registry.offers(each.storage, HandsOutOnce)]
-        return max((each.lag_mean for each in rows if each.lag_mean is not None), default=None)
+        return max((each.lag_mean for each in self.tables if each.is_taken and each.lag_mean is not None), default=None)
 
     @property
-    def inference_behind(
-        self,
-    ) -> Annotated[
-        int,
-        gauge(
-            "outdated_inference_nodes",
-            "Inference behind",
-            "Inference nodes whose model was replaced more than a minute ago.",
-        ),
-    ]:
+    def inference_behind(self) -> Annotated[int, gauge("outdated_inference_nodes", "Inference behind", "Inference "
+        "nodes whose model was replaced more than a minute ago.")]:
         """How many there are."""
         return sum(each.is_outdated for each in self.inference)
 
     @property
-    def findings(
-        self,
-    ) -> Annotated[
-        dict[str, int],
-        gauge("verdict", "Findings", "1 for each finding that the overview shows now; 0 for all others.", label="code"),
-    ]:
+    def findings(self) -> Annotated[dict[str, int], gauge("verdict", "Findings", "1 for each finding that the overview "
+        "shows now; 0 for all others.", label="code")]:
         """By code of all verdicts."""
         return dict.fromkeys(CODES, 0) | {each.code: 1 for each in self.verdicts}
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,76 +464,6 @@ class EpisodeRow:
 
 
 @dataclass(frozen=True, slots=True)
-class EventRow:
-    """Something that happened to a run at one moment: a mark on its curves."""
-
-    time: float
-    """Seconds since 1970."""
-    kind: str
-    """run_began, run_finished, node_down, node_back or node_restarted."""
-    node: str
-    """Name of the node; "" of the run itself."""
-    text: str
-    """What happened, in a sentence."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterHistogram:
-    """How many values lie where."""
-
-    bounds: list[float]
-    """Where buckets begin, and where the last one ends: one more than `counts`, or none."""
-    counts: list[int]
-    zeros: int
-    """Values that are 0: in no bucket."""
-    least: float | None
-    greatest: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterDistribution:
-    """How what a table holds is spread, over all servers."""
-
-    # fmt: off
-    table: str
-    storage: str
-    unit: str
-    """What was looked at, in words: "entries", or "samples", which were drawn by weight already."""
-    weighed: str
-    """What the weights are, as a sentence."""
-    looked: int
-    """How many were looked at, of `held`."""
-    held: int
-    """Samples, or entries of episodes, that can be drawn."""
-    population: float
-    """Entries of positive weight, in the actors' memories or in the servers' episodes."""
-    effective: Annotated[float | None, shown("Effective size", "So many entries of equal chance would be drawn as "
-        "often twice. It is the number of entries where all chances are alike, and 1 where a single entry is always "
-        "drawn.", formula="1 ÷ Σ p²", docs="sampling.md")]
-    weights: ClusterHistogram
-    """What draws are proportional to."""
-    ages: ClusterHistogram
-    """Seconds since the entries were recorded."""
-    servers: list[str]
-    missing: list[str]
-    """Servers that did not answer."""
-    # fmt: on
-
-
-@dataclass(frozen=True, slots=True)
-class ActorSpread:
-    """How the actors of a run are spread by one figure."""
-
-    figure: str
-    actors: int
-    """Those that have the figure."""
-    median: float | None
-    mean: float | None
-    histogram: ClusterHistogram
-    """In buckets of equal width."""
-
-
-@dataclass(frozen=True, slots=True)
 class ShownArray:
     """One array of a sample."""
 
@@ -607,50 +515,6 @@ class HeldSample:
     """None where no learner did, or its actor alone knows."""
     arrays: dict[str, ShownArray]
     # fmt: on
-
-
-@dataclass(frozen=True, slots=True)
-class LogRow:
-    """One log line."""
-
-    server: str
-    index: int
-    """At its server, growing."""
-    received: float
-    time: str
-    client: str
-    label: str
-    text: str
-    """As the actor sent it: never to be taken for markup."""
-    name: str = ""
-    """That a person or Kubernetes gave to the actor; "" for none."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogPage:
-    """Lines of all servers together, and how to go on."""
-
-    rows: list[LogRow]
-    older: str
-    """Give this as `cursor` with direction=older for the lines before these."""
-    newer: str
-    """Give this as `cursor` with direction=newer for the lines after these: later ones too, that are not there yet."""
-    more: bool
-    """Whether there are more in the direction that was asked for."""
-    missing: list[str]
-    """Servers that did not answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """A run as it was seen last. Times are seconds since 1970."""
-
-    name: str
-    began: float
-    seen: float
-    is_current: bool
-    facts: dict[str, Any]
-    """totals, finished, return_mean: as they were then."""
 
 
 # fmt: off

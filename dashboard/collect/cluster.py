@@ -22,9 +22,9 @@ from memoire.dashboard.settings import Settings
 from memoire.wire.rows import ACCOUNT
 
 from .actors import ActorList, KeptRun, NewestModels, RunLedgers
-from .answers import ActorRow, EpisodeRow, EventRow, Forecast, Overview, TableRow
+from .answers import ActorRow, EpisodeRow, Forecast, Overview, TableRow
 from .counters import LONG_WINDOW, NOT_ASKED, Counters, NodeAnswer, NodeState, RateWindow, learners_of
-from .history import HistoryPoint
+from .history import EventRow, HistoryPoint
 from .overview import (
     figures_of,
     freshness_of,

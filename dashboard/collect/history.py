@@ -19,7 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
+
+import msgspec
 
 from memoire.disk import files
 from memoire.errors import HistoryError
@@ -85,14 +87,30 @@ class HistoryPoint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RunRow:
-    """A run that was seen. Times are seconds since 1970."""
+class RunInfo:
+    """A run as it was seen last. Times are seconds since 1970."""
 
     name: str
     began: float
     seen: float
-    facts: bytes
-    """JSON: what was said of it last."""
+    facts: dict[str, Any]
+    """totals, finished, return_mean: as they were then."""
+    is_current: bool = False
+    """Whether it is the one that is counted now."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """Something that happened to a run at one moment: a mark on its curves."""
+
+    time: float
+    """Seconds since 1970."""
+    kind: str
+    """run_began, run_finished, node_down, node_back or node_restarted."""
+    node: str
+    """Name of the node; "" of the run itself."""
+    text: str
+    """What happened, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,22 +363,20 @@ class History:
 
     # ---------------------------------------------------------------------------------------------------- runs
 
-    def keep_run(self, run: str, time: float, facts: bytes, rows: bytes) -> None:
+    def keep_run(self, run: str, time: float, facts: Mapping[str, Any], rows: bytes = b"") -> None:
         """Keep what is known of a run: facts for people, and its ledger."""
         with self._writing() as database:
             database.execute(
                 "INSERT INTO runs VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET seen = excluded.seen, "
                 "facts = excluded.facts, rows = excluded.rows",
-                (run, time, time, facts, rows),
+                (run, time, time, msgspec.json.encode(facts), rows),
             )
 
-    def runs(self) -> list[RunRow]:
+    def runs(self) -> list[RunInfo]:
         """All runs that were ever seen, in the order in which they began."""
         with self._lock:
-            found: Iterable[tuple[str, float, float, bytes]] = self._db.execute(
-                "SELECT name, began, seen, facts FROM runs ORDER BY began, name"
-            )
-            return [RunRow(*row) for row in found]
+            found = self._db.execute("SELECT name, began, seen, facts FROM runs ORDER BY began, name")
+            return [RunInfo(*row, msgspec.json.decode(facts)) for *row, facts in found]
 
     def load(self, run: str, name: str, points: Iterable[tuple[int, int, HistoryPoint]]) -> None:
         """Take what `all` of another history gave: begin, seconds and figure. Each goes into all levels that are not
@@ -377,21 +393,21 @@ class History:
 
     # ---------------------------------------------------------------------------------------- events and documents
 
-    def add_event(self, run: str, body: bytes) -> None:
-        """Keep something that happened to a run, as JSON. Of more than `MAX_EVENTS` the oldest go."""
+    def add_event(self, run: str, event: EventRow) -> None:
+        """Keep something that happened to a run. Of more than `MAX_EVENTS` the oldest go."""
         with self._writing() as database:
-            database.execute("INSERT INTO events (run, body) VALUES (?, ?)", (run, body))
+            database.execute("INSERT INTO events (run, body) VALUES (?, ?)", (run, msgspec.json.encode(event)))
             database.execute(
                 "DELETE FROM events WHERE run = ? AND id <= "
                 "(SELECT id FROM events WHERE run = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
                 (run, run, MAX_EVENTS),
             )
 
-    def events(self, run: str) -> list[bytes]:
+    def events(self, run: str) -> list[EventRow]:
         """What happened to a run, the oldest first."""
         with self._lock:
             found = self._db.execute("SELECT body FROM events WHERE run = ? ORDER BY id", (run,))
-            return [bytes(body) for (body,) in found]
+            return [msgspec.json.decode(body, type=EventRow) for (body,) in found]
 
     def keep_document(self, run: str, kind: str, body: bytes) -> None:
         """Keep the newest of a kind of document of a run: its settings, its overview."""

@@ -22,19 +22,19 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote, urlencode
 
 import msgspec
 import numpy as np
 
 from memoire.errors import ParameterError
+from memoire.figures import shown
 from memoire.net.addresses import LookupResult, NameResolver, connect_before, shared_names
 from memoire.security.access import Tokens
 from memoire.tables import registry
 from memoire.tables.inspection import PER_TEN
-
-from .answers import ActorSpread, ClusterDistribution, ClusterHistogram, LogPage, LogRow
 
 RESOLVE_INTERVAL = 5.0
 """Seconds between two look-ups of a name."""
@@ -240,6 +240,62 @@ def _urls(addresses: Iterable[str], port: int) -> list[str]:
     return [f"http://[{each}]:{port}" if ":" in each else f"http://{each}:{port}" for each in sorted(addresses)]
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterHistogram:
+    """How many values lie where."""
+
+    bounds: list[float]
+    """Where buckets begin, and where the last one ends: one more than `counts`, or none."""
+    counts: list[int]
+    zeros: int
+    """Values that are 0: in no bucket."""
+    least: float | None
+    greatest: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDistribution:
+    """How what a table holds is spread, over all servers."""
+
+    # fmt: off
+    table: str
+    storage: str
+    unit: str
+    """What was looked at, in words: "entries", or "samples", which were drawn by weight already."""
+    weighed: str
+    """What the weights are, as a sentence."""
+    looked: int
+    """How many were looked at, of `held`."""
+    held: int
+    """Samples, or entries of episodes, that can be drawn."""
+    population: float
+    """Entries of positive weight, in the actors' memories or in the servers' episodes."""
+    effective: Annotated[float | None, shown("Effective size", "So many entries of equal chance would be drawn as "
+        "often twice. It is the number of entries where all chances are alike, and 1 where a single entry is always "
+        "drawn.", formula="1 ÷ Σ p²", docs="sampling.md")]
+    weights: ClusterHistogram
+    """What draws are proportional to."""
+    ages: ClusterHistogram
+    """Seconds since the entries were recorded."""
+    servers: list[str]
+    missing: list[str]
+    """Servers that did not answer."""
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSpread:
+    """How the actors of a run are spread by one figure."""
+
+    figure: str
+    actors: int
+    """Those that have the figure."""
+    median: float | None
+    mean: float | None
+    histogram: ClusterHistogram
+    """In buckets of equal width."""
+
+
 def merged(table: str, told: Mapping[str, Mapping[str, Any]], missing: Sequence[str]) -> ClusterDistribution:
     """All servers' parts as one.
 
@@ -306,6 +362,38 @@ def spread_of(figure: str, values: Sequence[float], bins: int) -> ActorSpread:
         mean=float(np.mean(values)),
         histogram=ClusterHistogram(bounds.tolist(), counts.tolist(), 0, min(values), max(values)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """One log line."""
+
+    server: str
+    index: int
+    """At its server, growing."""
+    received: float
+    time: str
+    client: str
+    label: str
+    text: str
+    """As the actor sent it: never to be taken for markup."""
+    name: str = ""
+    """That a person or Kubernetes gave to the actor; "" for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """Lines of all servers together, and how to go on."""
+
+    rows: list[LogRow]
+    older: str
+    """Give this as `cursor` with direction=older for the lines before these."""
+    newer: str
+    """Give this as `cursor` with direction=newer for the lines after these: later ones too, that are not there yet."""
+    more: bool
+    """Whether there are more in the direction that was asked for."""
+    missing: list[str]
+    """Servers that did not answer."""
 
 
 CURSOR = r"([0-9]{1,15}@[A-Za-z0-9_.~%-]{1,800}(,[0-9]{1,15}@[A-Za-z0-9_.~%-]{1,800})*)?"

@@ -8,24 +8,29 @@ One run in one file, to be opened elsewhere: JSON lines, compressed with gzip. A
     {"kind": "figure", "name": "return", "points": [[time, seconds, mean, least, greatest, number], ...]}
     {"kind": "end", "lines": 1234}
 
+Curves are also written as CSV for tables, and as event files that TensorBoard reads.
+
 Everything is read with bounds, and nothing in it is run: the file may come from anybody.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import gzip
+import io
 import itertools
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NoReturn, TypeAlias
 
 import msgspec
 
 from memoire.accounting.account import Totals
 from memoire.dashboard.settings import Settings
 from memoire.errors import RunFileError
+from memoire.loggers import first_event, scalars
 from memoire.tables.inspection import SampleFreshness
 from memoire.version import SOFTWARE
 
@@ -34,18 +39,15 @@ from .answers import (
     ActorDetail,
     ActorRow,
     Actors,
-    ClusterDistribution,
     EpisodeRow,
-    EventRow,
     Forecast,
     Latency,
     Learning,
     Overview,
     Rates,
-    RunInfo,
 )
-from .history import LEVELS, MAX_EVENTS, MAX_SERIES, Curves, History, HistoryPoint, RunRow
-from .nodes import NodeError
+from .history import LEVELS, MAX_EVENTS, MAX_SERIES, Curves, EventRow, History, HistoryPoint, RunInfo
+from .nodes import ClusterDistribution, NodeError
 from .verdict import Verdict
 
 FORMAT = 1
@@ -114,7 +116,7 @@ class EndLine(msgspec.Struct, tag="end", tag_field="kind"):
 Line = RunHead | RunDocument | Event | CurvePart | EndLine
 
 
-def written(history: History, row: RunRow, now: float) -> Iterator[bytes]:
+def written(history: History, row: RunInfo, now: float) -> Iterator[bytes]:
     """A run of a history as pieces of such a file."""
     packer = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # 16: as gzip
     lines = 0
@@ -125,13 +127,12 @@ def written(history: History, row: RunRow, now: float) -> Iterator[bytes]:
     yield packer.compress(msgspec.json.encode(EndLine(lines)) + b"\n") + packer.flush()
 
 
-def _lines(history: History, row: RunRow, now: float) -> Iterator[Line]:
-    yield RunHead(FORMAT, row.name, row.began, row.seen, now, msgspec.json.decode(row.facts), SOFTWARE)
+def _lines(history: History, row: RunInfo, now: float) -> Iterator[Line]:
+    yield RunHead(FORMAT, row.name, row.began, row.seen, now, row.facts, SOFTWARE)
     for name in DOCUMENTS:
         if body := history.document(row.name, name):
             yield RunDocument(name, msgspec.Raw(body))
-    for body in history.events(row.name):
-        yield Event(msgspec.json.decode(body, type=EventRow))
+    yield from map(Event, history.events(row.name))
     for name in history.names(row.name):
         points = iter(history.all(row.name, name))
         while part := list(itertools.islice(points, LINE_POINTS)):
@@ -195,7 +196,7 @@ class _Reader:
         elif isinstance(line, Event):
             self._events += 1
             self._check(self._events <= MAX_EVENTS, f"it has more than {MAX_EVENTS} events")
-            self._history.add_event(self._known().run, msgspec.json.encode(line.body))
+            self._history.add_event(self._known().run, line.body)
         else:
             self._draw(line)
 
@@ -204,8 +205,8 @@ class _Reader:
         self._check(head.format == FORMAT, f"it has format {head.format}, and this memoire reads {FORMAT}")
         self._check(all(0.0 <= time < MAX_TIME for time in (head.began, head.seen)), "a time is out of range")
         self._head = head
-        self._history.keep_run(head.run, head.began, msgspec.json.encode(head.facts), b"")
-        self._history.keep_run(head.run, head.seen, msgspec.json.encode(head.facts), b"")
+        for time in (head.began, head.seen):
+            self._history.keep_run(head.run, time, head.facts)
 
     def _draw(self, figure: CurvePart) -> None:
         self._names.add(figure.name)
@@ -231,6 +232,48 @@ class _Reader:
 def _is_sound(point: tuple[int, int, float, float, float, int]) -> bool:
     time, width, *values, number = point
     return 0 <= time < MAX_TIME and width in _WIDTHS and 1 <= number < 1 << 53 and all(map(math.isfinite, values))
+
+
+CHUNK: Final = 64 << 10
+
+
+def csv_of(history: History, run: str, names: Sequence[str]) -> Iterator[bytes]:
+    """Lines "time,seconds,steps,NAME,NAME (least),NAME (greatest),...": each bucket once, as finely as it is kept."""
+    columns = {name: {(time, width): point for time, width, point in history.all(run, name)} for name in names}
+    steps = {(time, width): point.greatest for time, width, point in history.all(run, "steps")}
+    keys = sorted({key for column in columns.values() for key in column})
+    text = io.StringIO()
+    write = csv.writer(text).writerow
+    write(
+        ["time", "seconds", "steps", *(f"{name}{part}" for name in names for part in ("", " (least)", " (greatest)"))]
+    )
+    for key in keys:
+        row: list[object] = [key[0], key[1], steps.get(key, "")]
+        for name in names:
+            point = columns[name].get(key)
+            row += ["", "", ""] if point is None else [repr(point.mean), repr(point.least), repr(point.greatest)]
+        write(row)
+        if text.tell() > CHUNK:
+            yield text.getvalue().encode()
+            text.seek(0)
+            text.truncate()
+    yield text.getvalue().encode()
+
+
+def events_of(history: History, run: str, names: Sequence[str]) -> Iterator[bytes]:
+    """The means of these figures as a TensorBoard event file; its steps are the run's."""
+    steps = {(time, width): point.greatest for time, width, point in history.all(run, "steps")}
+    yield first_event()
+    buffer = bytearray()
+    for name in names:
+        newest = 0
+        for time, width, point in history.all(run, name):
+            newest = max(newest, int(steps.get((time, width), newest)))
+            buffer += scalars({name: point.mean}, newest, float(time))
+            if len(buffer) > CHUNK:
+                yield bytes(buffer)
+                buffer.clear()
+    yield bytes(buffer)
 
 
 GONE = "this run was opened from a file: its nodes cannot be asked"
@@ -302,12 +345,11 @@ class OpenedRun:
 
     def events(self, run: str) -> list[EventRow]:
         """What happened to it, the oldest first."""
-        return [msgspec.json.decode(body, type=EventRow) for body in self.history.events(run or self._head.run)]
+        return self.history.events(run or self._head.run)
 
     def runs(self) -> list[RunInfo]:
         """The one run."""
-        head = self._head
-        return [RunInfo(head.run, head.began, head.seen, True, head.facts)]
+        return [dataclasses.replace(row, is_current=True) for row in self.history.runs()]
 
     def statuses(self) -> dict[str, dict[str, Any]]:
         """What nodes said is not in the file."""

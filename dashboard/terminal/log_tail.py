@@ -23,9 +23,8 @@ import msgspec
 from memoire.accounting.logbook import format_line
 from memoire.dashboard.collect import nodes as logs
 from memoire.dashboard.collect.aggregator import TIMEOUT, Aggregator
-from memoire.dashboard.collect.answers import LogPage, LogRow
 from memoire.dashboard.collect.history import History
-from memoire.dashboard.collect.nodes import NodeAddresses, NodeError, ask, ask_all
+from memoire.dashboard.collect.nodes import LogPage, LogRow, NodeAddresses, NodeError, ask, ask_all
 from memoire.dashboard.collect.opened import file_name
 from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError, ParameterError, escape

@@ -33,20 +33,15 @@ from memoire.dashboard.collect.answers import (
     ActorDetail,
     ActorPage,
     ActorRow,
-    ActorSpread,
-    ClusterDistribution,
     EpisodeRow,
-    EventRow,
     HeldSample,
     LearnerRow,
-    LogPage,
     NodeRow,
     Overview,
-    RunInfo,
     TableRow,
 )
-from memoire.dashboard.collect.history import Curves
-from memoire.dashboard.collect.nodes import NodeError, spread_of
+from memoire.dashboard.collect.history import Curves, EventRow, RunInfo
+from memoire.dashboard.collect.nodes import ActorSpread, ClusterDistribution, LogPage, NodeError, spread_of
 from memoire.dashboard.collect.opened import Source
 from memoire.dashboard.settings import Settings
 from memoire.errors import MemoireError, ProtocolError
@@ -57,7 +52,6 @@ from memoire.replay.sampling import USUAL
 from memoire.tables import registry
 from memoire.version import SOFTWARE, VERSION
 
-from . import stream as event_stream
 from .access import (
     COOKIE,
     LOGIN_LIFETIME,
@@ -69,8 +63,7 @@ from .access import (
     origin_of,
     too_many,
 )
-from .pages import add_pages
-from .stream import MAX_LISTENERS, ListenerHub, TooManyListeners
+from .pages import MAX_LISTENERS, ListenerHub, TooManyListeners, add_pages
 
 WRONG_TOKEN_DELAY = 0.5
 """Seconds that a wrong token costs."""
@@ -303,12 +296,12 @@ class Api:
     def csv(self, run: Run = "", name: Names = []) -> Response:  # noqa: B006  FastAPI copies defaults
         """Figures of a run as a table, as finely as they are kept."""
         run, names = self._wanted(run, name)
-        return _file(CsvTable, event_stream.csv_of(self._aggregator.history, run, names), run, "csv")
+        return _file(CsvTable, run_file.csv_of(self._aggregator.history, run, names), run, "csv")
 
     def tensorboard(self, run: Run = "", name: Names = []) -> Response:  # noqa: B006
         """Figures of a run as an event file for TensorBoard."""
         run, names = self._wanted(run, name)
-        events = event_stream.events_of(self._aggregator.history, run, names)
+        events = run_file.events_of(self._aggregator.history, run, names)
         return _file(Events, events, run, "tfevents")
 
     def run_file(self, run: Run = "") -> Response:

@@ -1,21 +1,32 @@
-"""The pages' files: our own, and uPlot out of the installed package `youplot`, where it is the one we know."""
+"""What browsers get: the pages' files, and one stream for all tabs.
+
+Files are our own, and uPlot out of the installed package `youplot`, where it is the one we know.
+
+Each overview is put into words once, and the same bytes go to everybody who listens. Who is too slow loses the oldest:
+the next overview says everything again. Who comes back says which one was the last that he has (Last-Event-ID), and
+gets those since, as far as they are kept.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import html
 import importlib.resources
 import json
 import logging
 import re
+from collections import deque
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources.abc import Traversable
 
+import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from memoire.dashboard.collect.answers import terms
+from memoire.dashboard.collect.answers import Overview, terms
 
 from .access import error
 
@@ -37,6 +48,15 @@ KNOWN = {
     "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
 }
 """SHA-256 of the third-party files that are served: any other is not."""
+
+
+MAX_LISTENERS = 200
+MAX_KEPT_OVERVIEWS = 600
+"""Newest overviews that are sent again to a listener that comes back; each is whole: older ones are not missed."""
+BEHIND = 16
+"""Overviews that wait for a listener."""
+KEEP_ALIVE_INTERVAL = 15.0
+"""Seconds of silence after which a comment is sent, so that nobody in between hangs up."""
 
 
 @dataclass(frozen=True)
@@ -133,3 +153,86 @@ def _answer(request: Request, file: StaticFile) -> Response:
     if request.headers.get("if-none-match") == file.tag:
         return Response(status_code=304, headers=headers)
     return Response(file.body, headers=headers | {"Content-Type": file.kind})
+
+
+class TooManyListeners(Exception):
+    """Too many listen already."""
+
+
+class ListenerHub:
+    """Everybody who listens. `put` may be called from any thread, the rest belongs to the loop."""
+
+    def __init__(self) -> None:
+        self._frames: deque[tuple[int, bytes]] = deque(maxlen=MAX_KEPT_OVERVIEWS)
+        self._listeners: set[asyncio.Queue[bytes | None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    @property
+    def listeners(self) -> int:
+        """How many listen."""
+        return len(self._listeners)
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Send on this loop from now on."""
+        self._loop = loop
+
+    def put(self, overview: Overview) -> None:
+        """Tell everybody."""
+        frame = b"id: %d\nevent: overview\ndata: %b\n\n" % (overview.number, msgspec.json.encode(overview))
+        self._frames.append((overview.number, frame))
+        if self._loop is not None and not self._loop.is_closed():
+            try:
+                self._loop.call_soon_threadsafe(self._send, frame)
+            except RuntimeError:
+                pass  # the loop has just ended
+
+    def close(self) -> None:
+        """End all streams; from any thread."""
+        self._closed = True
+        if self._loop is not None and not self._loop.is_closed():
+            try:
+                self._loop.call_soon_threadsafe(self._send, None)
+            except RuntimeError:
+                pass
+
+    def _send(self, frame: bytes | None) -> None:
+        for queue in self._listeners:
+            while queue.qsize() >= BEHIND:
+                queue.get_nowait()
+            queue.put_nowait(frame)
+
+    async def listen(self, last: int | None) -> AsyncGenerator[bytes, None]:
+        """Frames for one listener, until he leaves or `close`.
+
+        Args:
+            last: Number of the newest overview that he has.
+
+        Raises:
+            Full: too many listen.
+        """
+        if len(self._listeners) >= MAX_LISTENERS:
+            raise TooManyListeners
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._listeners.add(queue)
+        try:
+            yield b"retry: 2000\n\n"
+            for frame in self._since(last):
+                yield frame
+            while not self._closed:
+                try:
+                    wanted = await asyncio.wait_for(queue.get(), KEEP_ALIVE_INTERVAL)
+                except TimeoutError:
+                    yield b": still here\n\n"
+                    continue
+                if wanted is None:
+                    return
+                yield wanted
+        finally:
+            self._listeners.discard(queue)
+
+    def _since(self, last: int | None) -> list[bytes]:
+        """What he missed; the newest alone where nobody knows what he has."""
+        kept = list(self._frames)
+        known = last is not None and any(number == last for number, _ in kept)
+        return [frame for number, frame in kept if number > (last or 0)] if known else [f for _, f in kept[-1:]]

@@ -1,6 +1,7 @@
 """A dashboard as a process, or on threads of one: what `memoire dashboard` runs.
 
-Its own health and metrics are pages: at its address, or at a port of their own.
+Its own health and metrics are pages: at its address, or at a port of their own. Prometheus reads the whole cluster's
+figures there, which no single server knows, and the dashboard's.
 """
 
 from __future__ import annotations
@@ -12,28 +13,32 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import uvicorn
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from memoire.dashboard.collect.aggregator import Aggregator
+from memoire.dashboard.collect.answers import NodeRow, Overview
 from memoire.dashboard.collect.history import History
 from memoire.dashboard.collect.opened import OpenedRun, Source
 from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError
+from memoire.figures import by, catalogue, gauge
 from memoire.nodes.http import NodePages, listen
-from memoire.nodes.metrics import Exposition
+from memoire.nodes.metrics import BUILD_INFO, Exposition, PageGuard, build_info, families, family
 from memoire.nodes.pages import Handler, Node, Page, PageRequest, as_json
 from memoire.nodes.supervision import LauncherLine, say
 from memoire.security.access import Tokens
 
 from .access import Logins
 from .api import create_app
-from .metrics import DashboardCollector
-from .stream import ListenerHub
+from .pages import ListenerHub
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +48,67 @@ REQUEST_TIMEOUT = 10.0
 """Seconds that a connection may take for a request; at most twice as long for a later one."""
 START_TIMEOUT = 10.0
 POLL_INTERVAL = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedNode:
+    """A node as this dashboard asks it."""
+
+    # fmt: off
+    url: str
+    name: str
+    is_up: Annotated[bool, gauge("dashboard_node_up", "Up", "1 if the node answers, 0 if not.")]
+    took: Annotated[float, gauge("dashboard_node_seconds", "Answer", "Seconds that its newest answer took.")]
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapedDashboard(PageGuard):
+    """A dashboard at the moment of a scrape."""
+
+    # fmt: off
+    listeners: Annotated[int, gauge("dashboard_listeners", "Listeners", "Programs that follow the stream.")]
+    history_failed: Annotated[bool, gauge("dashboard_history_failed", "History failed", "1 while the history cannot be "
+        "written, 0 otherwise.")]
+    time: Annotated[float | None, gauge("dashboard_overview_timestamp_seconds", "Newest overview", "When the newest "
+        "overview was made, in seconds since 1970.")]
+    nodes: Annotated[Sequence[WatchedNode], by("url name", "url name")]
+    # fmt: on
+
+
+def names() -> set[str]:
+    """What a scrape shows, without what every Python process has."""
+    figures = (catalogue(ScrapedDashboard), catalogue(Overview, "cluster"))
+    return {BUILD_INFO.full_name, *(sources[0].figure.full_name for each in figures for sources in each.values())}
+
+
+class DashboardCollector(Collector):
+    """The metrics of one dashboard."""
+
+    def __init__(self, aggregator: Source, hub: ListenerHub, gate: Logins) -> None:
+        self._aggregator, self._hub, self._gate = aggregator, hub, gate
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: a scrape shows what there is."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, with the values of this moment."""
+        overview, settings = self._aggregator.newest, self._aggregator.settings
+        nodes: list[NodeRow] = [] if overview is None else overview.nodes
+        yield build_info("dashboard")
+        yield from families(
+            ScrapedDashboard(
+                open=[settings.listen] * settings.is_open,
+                refused=self._gate.refused,
+                listeners=self._hub.listeners,
+                history_failed=bool(self._aggregator.trouble),
+                time=None if overview is None else overview.time,
+                nodes=[WatchedNode(each.url, each.name, each.state != "down", each.took) for each in nodes],
+            )
+        )
+        for name, sources in catalogue(Overview, "cluster").items():
+            yield family(name, sources, overview)
 
 
 def probe_pages(aggregator: Source, exposition: Exposition) -> Mapping[str, Handler]:

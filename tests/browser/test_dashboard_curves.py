@@ -10,8 +10,7 @@ import time
 import msgspec
 import pytest
 
-from memoire.dashboard.collect.answers import EventRow
-from memoire.dashboard.collect.history import History
+from memoire.dashboard.collect.history import EventRow, History
 from memoire.nodes.http import NodePages
 from netkit import record, until
 from pageskit import ask, browser, one, open_page, watch, window
@@ -35,10 +34,10 @@ def seconds_of(history, name, began, seconds, level, settings, finished=False):
         figures |= {f"return_p{part}": level + part / 10 for part in (10, 25, 50, 75, 90)} | {"learner.loss": 0.5}
         history.add(name, began + second, {name: one(float(value)) for name, value in figures.items()})
     event = EventRow(began + 50.0, "node_down", "proxy-1", "proxy-1 does not answer.")
-    history.add_event(name, msgspec.json.encode(event))
-    history.keep_run(name, began, b"{}", b"")
+    history.add_event(name, event)
+    history.keep_run(name, began, {})
     facts = {"totals": {"steps": 50 * seconds, "episodes": 9}, "finished": finished, "return_mean": float(level)}
-    history.keep_run(name, began + seconds, msgspec.json.encode(facts), b"")
+    history.keep_run(name, began + seconds, facts)
     history.keep_document(name, "settings", msgspec.json.encode(settings))
 
 

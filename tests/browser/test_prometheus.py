@@ -24,7 +24,7 @@ from pageskit import BOARDS, FOLDER, board, metric_kinds, rules
 pytest.importorskip("memoire.nodes.metrics", reason="prometheus-client is not installed")
 serving = pytest.importorskip("memoire.dashboard.web.serve", reason="fastapi is not installed")
 Settings = pytest.importorskip("memoire.dashboard.settings").Settings
-shown = pytest.importorskip("memoire.dashboard.web.metrics")
+shown = pytest.importorskip("memoire.dashboard.web.serve")
 
 CONFIG = """
 global: {{scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 500ms}}

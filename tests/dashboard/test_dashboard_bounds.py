@@ -87,10 +87,10 @@ def test_a_little_that_is_skipped_is_said_where_all_is_well(skipped, said):
 
 def test_a_run_that_was_seen_is_seen_later_with_its_newest_facts(tmp_path):
     history = History(tmp_path / "kept.db")
-    history.keep_run("a", 5.0, b"{}", b"x")
-    history.keep_run("a", 9.0, b'{"n": 1}', b"yy")
+    history.keep_run("a", 5.0, {}, b"x")
+    history.keep_run("a", 9.0, {"n": 1}, b"yy")
     (row,) = history.runs()
-    assert (row.name, row.began, row.seen, row.facts, history.ledger("a")) == ("a", 5.0, 9.0, b'{"n": 1}', b"yy")
+    assert (row.name, row.began, row.seen, row.facts, history.ledger("a")) == ("a", 5.0, 9.0, {"n": 1}, b"yy")
     assert history.ledger("b") == b""
     history.add("a", 10.0, {"steps": one(3.0)})
     assert [point.mean for _, _, point in history.all("a", "steps")] == [3.0] and not list(history.all("steps", "a"))

@@ -13,16 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memoire import loggers
-from memoire.dashboard.collect import nodes
+from memoire.dashboard.collect import nodes, opened
 from memoire.dashboard.collect.actors import KeptRun
-from memoire.dashboard.collect.answers import LogRow
 from memoire.dashboard.collect.cluster import until
 from memoire.dashboard.collect.counters import CounterSums, RateWindow
 from memoire.dashboard.collect.history import MAX_SERIES, History
-from memoire.dashboard.collect.nodes import NodeAddresses, NodeError
+from memoire.dashboard.collect.nodes import LogRow, NodeAddresses, NodeError
 from memoire.dashboard.collect.verdict import verdicts
 from memoire.dashboard.settings import Settings
-from memoire.dashboard.web import stream as event_stream
 from memoire.errors import HistoryError, ParameterError
 from memoire.net.addresses import NameResolver
 from memoire.wire.rows import ACCOUNT
@@ -136,7 +134,7 @@ def test_a_history_goes_on_in_its_file(tmp_path):
     for value in (1.0, 3.0):  # the same second twice: merged, not replaced
         history = History(path)
         history.add("r", NOW, {"x": one(value), "steps": one(10 * value)})
-        history.keep_run("r", NOW + value, b"{}", b"rows")
+        history.keep_run("r", NOW + value, {}, b"rows")
         history.close()
     history = History(path)
     curves = history.curves("r", ["x"], NOW, NOW + 10, 10, NOW + 10)
@@ -168,7 +166,7 @@ def test_an_export_has_every_moment_once_as_finely_as_it_is_kept(history):
         history.add("r", NOW + 60.0 * minute, {"x": one(float(minute)), "steps": one(100.0 * minute)})
     history.flush()
     history.prune(NOW + 240 * 60.0)
-    rows = list(csv.reader(io.StringIO(b"".join(event_stream.csv_of(history, "r", ["x"])).decode())))
+    rows = list(csv.reader(io.StringIO(b"".join(opened.csv_of(history, "r", ["x"])).decode())))
     assert rows[0] == ["time", "seconds", "steps", "x", "x (least)", "x (greatest)"]
     times, widths = [int(row[0]) for row in rows[1:]], [int(row[1]) for row in rows[1:]]
     assert all(begin + width <= after for begin, width, after in zip(times, widths, times[1:], strict=False))
@@ -194,7 +192,7 @@ def test_an_event_file_is_read_by_the_rules_of_its_format(history):
     assert loggers.crc32c(b"123456789") == 0xE3069283  # RFC 3720's check value
     for second in range(3):
         history.add("r", NOW + second, {"loss": one(second + 0.5), "steps": one(200.0 * second)})
-    data = b"".join(event_stream.events_of(history, "r", ["loss"]))
+    data = b"".join(opened.events_of(history, "r", ["loss"]))
     records = []
     while data:
         (length,) = struct.unpack_from("<Q", data)

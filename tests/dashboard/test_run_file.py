@@ -6,16 +6,14 @@ import json
 import sqlite3
 import threading
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.dashboard.collect import opened as run_file
 from memoire.dashboard.collect.aggregator import RunRecorder
-from memoire.dashboard.collect.answers import EventRow
 from memoire.dashboard.collect.cluster import Cluster
-from memoire.dashboard.collect.history import MAX_EVENTS, History
+from memoire.dashboard.collect.history import MAX_EVENTS, EventRow, History
 from memoire.dashboard.collect.opened import OpenedRun
 from memoire.dashboard.settings import Settings
 from memoire.errors import ParameterError, RunFileError
@@ -30,9 +28,9 @@ def run(history, minutes=90, name="r"):
     for minute in range(minutes):
         points = {"return": one(minute + 0.5), "steps": one(100.0 * minute), "nodes_up": one(1.0)}
         history.add(name, NOW + 60.0 * minute, points)
-    history.keep_run(name, NOW, b"{}", b"")
-    history.keep_run(name, NOW + 60.0 * minutes, b'{"return_mean": 89.5}', b"")
-    history.add_event(name, msgspec.json.encode(EventRow(NOW + 60.0, "node_down", "a", "a does not answer.")))
+    history.keep_run(name, NOW, {})
+    history.keep_run(name, NOW + 60.0 * minutes, {"return_mean": 89.5})
+    history.add_event(name, EventRow(NOW + 60.0, "node_down", "a", "a does not answer."))
     history.keep_document(name, "settings", json.dumps(SETTINGS).encode())
     history.flush()
     return history
