@@ -4,20 +4,18 @@ One process: a memoire.Buffer and the Q-learning in NumPy of `memoire demo`, n-s
 steps of the environment. The curve is the mean return of the last 20 episodes, as the policy explores.
 """
 
-import argparse
 import json
 import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices this small lose by being shared out
 import statistics
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
-from measure import machine
+from measure import arguments, cells, head, machine, write_page
 
 import memoire
 from memoire.rl.demo import qlearning
@@ -57,15 +55,6 @@ def train(sampler: Any, seed: int, steps: int) -> Curve:
     return curve
 
 
-def quartiles(curves: Sequence[Curve]) -> list[tuple[float, float, float, float]]:
-    """Steps, then the lower quartile, the median and the upper quartile of the seeds."""
-    points = []
-    for rows in zip(*curves, strict=True):
-        low, middle, high = np.quantile([mean for _, mean in rows], (0.25, 0.5, 0.75))
-        points.append((rows[0][0], float(low), float(middle), float(high)))
-    return points
-
-
 def steps_until(curve: Curve, goal: float = SOLVED) -> float:
     """Steps until the mean return first reaches the goal; infinity if it never does."""
     return next((step for step, mean in curve if mean >= goal), float("inf"))
@@ -73,44 +62,29 @@ def steps_until(curve: Curve, goal: float = SOLVED) -> float:
 
 def lines(found: dict[str, list[Curve]]) -> list[str]:
     """What the page says of each way to draw."""
-    rows = ["| drawn | seeds that reach 475 | median of the steps until then | median return at the end |"]
-    rows.append("| --- | ---: | ---: | ---: |")
+    rows = [head("drawn", "seeds that reach 475", "median of the steps until then", "median return at the end")]
     for name, curves in found.items():
         needed = [steps_until(curve) for curve in curves]
         reached = [steps for steps in needed if steps < float("inf")]
         middle = f"{statistics.median(reached):.0f}" if reached else "-"
         end = statistics.median(curve[-1][1] for curve in curves)
-        rows.append(f"| {name} | {len(reached)} of {len(curves)} | {middle} | {end:.0f} |")
+        rows.append(cells(name, f"{len(reached)} of {len(curves)}", middle, f"{end:.0f}"))
     return rows
 
 
-PAGE = """# benchmarks/cartpole.py
-
-{doc}
-{machine}
-
-{rows}
-
-![curves](../pictures/learning.svg)
-"""
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=30_000)
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write a page and the curves there")
-    given = parser.parse_args()
+    given = arguments(__doc__, seeds=7, steps=30_000)
     print(__doc__, machine(), sep="\n", flush=True)
     found = {
-        name: [train(sampler, seed, given.steps) for seed in range(given.seeds)] for name, sampler in SAMPLERS.items()
+        name: [train(sampler, seed, given.steps) for seed in range(given.seeds)]
+        for name, sampler in SAMPLERS.items()
+        if given.only in name
     }
     print(*lines(found), sep="\n")
     if given.write:
-        page = PAGE.format(doc=__doc__, machine=machine(), rows="\n".join(lines(found)))
-        (given.write / "cartpole.md").write_text(page, encoding="utf-8")
+        write_page(given.write, "cartpole", __doc__, "\n".join(lines(found)), "![curves](../pictures/learning.svg)")
         record = json.dumps({"machine": machine(), "solved": SOLVED, "curves": found})
-        (given.write / "cartpole.json").write_text(record.replace("]], ", "]],\n") + "\n", encoding="utf-8")
+        Path(given.write, "cartpole.json").write_text(record.replace("]], ", "]],\n") + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

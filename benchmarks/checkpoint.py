@@ -5,12 +5,11 @@ import resource
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from measure import Report, Result, Spread, arguments
+from measure import Report, Result, Spread, arguments, resident
 
 from memoire.rl.memory import GenericMemory
 from memoire.rl.samples import SampleJournal
@@ -34,13 +33,6 @@ def buffers(count: int, values: np.random.Generator) -> Iterator[Any]:
         yield SimpleNamespace(memory=rows)
 
 
-def resident() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
 def pickled_bytes(samples: int) -> int:
     """Bytes of the lists of the tutorial's memory, counted for a tenth of them."""
     columns: list[list[Any]] = [[] for _ in range(8)]
@@ -51,14 +43,10 @@ def pickled_bytes(samples: int) -> int:
     return 10 * len(pickle.dumps(columns))
 
 
-def one(value: float) -> Spread:
-    return Spread(value, value, value)
-
-
 def row(what: str, unit: str, ours: float, theirs: float, baseline: str, aim: str, *, share: bool = False) -> Result:
     """A row of one measurement: how many times as much the baseline is, or which share of it memoire takes."""
     ratio = ours / theirs if share else theirs / ours
-    return Result(what, unit, one(ours), one(theirs), one(ratio), baseline, aim=aim)
+    return Result(what, unit, *map(Spread.one, (ours, theirs, ratio)), baseline, aim=aim)
 
 
 def measured(samples: int, folder: str) -> Iterator[Result]:
@@ -73,11 +61,11 @@ def measured(samples: int, folder: str) -> Iterator[Result]:
     journal.commit()
     written, on_disk = journal.size - before, journal.size
     del journal
-    began, base = time.perf_counter(), resident()
+    began, base = time.perf_counter(), resident("self", ["VmRSS"])
     memory = GenericMemory(samples)
     for kept in SampleJournal(folder, samples).buffers():
         memory.append(kept.memory)
-    seconds, grown = time.perf_counter() - began, resident() - base
+    seconds, grown = time.perf_counter() - began, resident("self", ["VmRSS"]) - base
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base
     everything = pickled_bytes(samples)
     yield row(f"bytes of a checkpoint, {held}, 1 % new", "B", written, everything, "pickling all", "checkpoint-written")

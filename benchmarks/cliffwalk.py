@@ -6,13 +6,12 @@ pays 1. The memory holds every sequence of actions there is, so that one entry i
 Q-learning replays one entry at a time until the mean squared error of all values is below 0.001.
 """
 
-import argparse
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from measure import machine
+from measure import arguments, plot, write_page
 
 from memoire import Greedy, Memory, Parameters, Prioritized, RankBased, Schema, Uniform
 from memoire.replay.sampling import Sampler
@@ -94,47 +93,33 @@ def measure(lengths: list[int], seeds: int, tell: Callable[[str], None]) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lengths", type=int, nargs="+", default=list(range(2, 17)), help="states in the row")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write a page and a plot there (needs matplotlib)")
-    given = parser.parse_args()
+    given = arguments(__doc__, longest=16, seeds=5)
     lines: list[str] = []
 
     def tell(line: str) -> None:
         print(line, flush=True)
         lines.append(line)
 
-    found = measure(given.lengths, given.seeds, tell)
+    found = measure(list(range(2, given.longest + 1)), given.seeds, tell)
     if given.write:
-        given.write.mkdir(parents=True, exist_ok=True)
-        draw(found, given.write / "cliffwalk.svg")
-        page = f"# {__doc__.splitlines()[0]}\n\n{machine()}\n\n" + "\n".join(__doc__.splitlines()[2:])
-        page += f"\nMedians of {given.seeds} seeds, updates until the values are right:\n\n"
-        page += "\n".join(f"    {line}" for line in lines) + "\n\n![curves](cliffwalk.svg)\n"
-        (given.write / "cliffwalk.md").write_text(page, encoding="utf-8")
+        rows = "\n".join(f"    {line}" for line in lines)
+        shown = f"Medians of {given.seeds} seeds, updates until the values are right:"
+        write_page(given.write, "cliffwalk", __doc__, shown, rows, "![curves](cliffwalk.svg)")
+        draw(found, Path(given.write, "cliffwalk.svg"))
 
 
 def draw(found: dict[str, dict[int, list[int]]], path: Path) -> None:
     """The curves on double logarithmic axes, medians over the range of all seeds."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "cliffwalk"  # the same figures give the same file
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for name, by_length in found.items():
-        sizes = [len(walk(length)) for length in by_length]
-        updates = list(by_length.values())
-        (curve,) = axes.loglog(
-            sizes, [statistics.median(each) for each in updates], marker="o", markersize=3, label=name
-        )
-        axes.fill_between(sizes, list(map(min, updates)), list(map(max, updates)), color=curve.get_color(), alpha=0.2)
-    axes.set(xlabel="entries in the memory", ylabel="updates until the values are right", title="Blind cliffwalk")
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.savefig(path, metadata={"Date": None})
+    with plot(path, 7, 4.5) as axes:
+        for name, by_length in found.items():
+            sizes, updates = [len(walk(length)) for length in by_length], list(by_length.values())
+            middles = [statistics.median(each) for each in updates]
+            (curve,) = axes.loglog(sizes, middles, marker="o", markersize=3, label=name)
+            ends = list(map(min, updates)), list(map(max, updates))
+            axes.fill_between(sizes, *ends, color=curve.get_color(), alpha=0.2)
+        axes.set(xlabel="entries in the memory", ylabel="updates until the values are right", title="Blind cliffwalk")
+        axes.legend()
+        axes.grid(alpha=0.3)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from contestants import page
-from contestants.records import Record, Records, memory_of, merged
+from contestants.page import Record, Records, memory_of, merged
 from contestants.settings import GAMES
 from measure import machine, record
 from peers import QUIET, PeerUnavailable, described, environment_of

@@ -4,7 +4,6 @@ Each example is a program as a user runs it, with seeds 0 to 4, one after the ot
 its last episodes reaches the goal. Torch is needed: PYTHONPATH=build/torch after `make setup-torch`.
 """
 
-import argparse
 import re
 import statistics
 import subprocess
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from measure import machine
+from measure import arguments, cells, head, plot, write_page
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "learning"
 SEEDS = range(5)
@@ -77,7 +76,7 @@ def row(example: Example, runs: list[Run]) -> str:
     reached = f"{sum(each.mean >= example.goal for each in runs)} of {len(runs)}"
     link = f"[{example.name}.py](../../examples/learning/{example.name}.py)"
     steps, seconds = spread([each.curve[-1][0] for each in runs]), spread([each.seconds for each in runs])
-    return "| " + " | ".join([link, example.task, f"{example.goal:g}", reached, steps, seconds]) + " |"
+    return cells(link, example.task, f"{example.goal:g}", reached, steps, seconds)
 
 
 def spread(values: Sequence[float]) -> str:
@@ -85,40 +84,22 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
-HEAD = """| example | task | goal | seeds that reach it | steps until then, median (all) | seconds |
-| --- | --- | ---: | ---: | ---: | ---: |"""
-PAGE = """# benchmarks/curves.py
-
-{question}
-
-{machine}
-
-{table}
-
+HEAD = head("example", "task", "goal", "seeds that reach it", "steps until then, median (all)", "seconds", left=2)
+NOTES = """\
 The machine is that of the newest rows: `--only NAME` measures one example, and leaves other rows as they are.
 
-A curve is the mean return of the last episodes, {window}, a line for each seed. The dashed line is the goal.
-
-{pictures}
-"""
+A curve is the mean return of the last episodes, 20 of them, 40 of R2D2, or 50 of PPO, a line for each seed. The dashed
+line is the goal."""
 
 
 def draw(example: Example, runs: list[Run], path: Path) -> None:
     """A plot with a line for each seed."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(4, 3.2), layout="constrained")
-    for each in runs:
-        thinned = each.curve[:: max(1, len(each.curve) // 150)]
-        axes.plot(*zip(*thinned, each.curve[-1], strict=True), linewidth=1.2)
-    axes.axhline(example.goal, color="gray", linestyle="--", linewidth=0.8)
-    axes.set(title=f"{example.name}.py: {example.task}", xlabel="steps")
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+    with plot(path, 4, 3.2) as axes:
+        for each in runs:
+            thinned = each.curve[:: max(1, len(each.curve) // 150)]
+            axes.plot(*zip(*thinned, each.curve[-1], strict=True), linewidth=1.2)
+        axes.axhline(example.goal, color="gray", linestyle="--", linewidth=0.8)
+        axes.set(title=f"{example.name}.py: {example.task}", xlabel="steps")
 
 
 def write(folder: Path, found: dict[Example, list[Run]]) -> None:
@@ -131,18 +112,11 @@ def write(folder: Path, found: dict[Example, list[Run]]) -> None:
         draw(example, runs, folder / f"curves_{example.name}.svg")
     table = "\n".join([HEAD, *(lines[each.name] for each in TASKS if each.name in lines)])
     pictures = "\n".join(f"![curves]({path.name})" for path in sorted(folder.glob("curves*.svg")))
-    question, window = __doc__.partition("\n")[0], "20 of them, 40 of R2D2, or 50 of PPO"
-    facts = {"question": question, "machine": machine(), "table": table, "window": window, "pictures": pictures}
-    page.write_text(PAGE.format(**facts), encoding="utf-8")
+    write_page(folder, "curves", __doc__.partition("\n")[0], table, NOTES, pictures)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="also write curves.md and curves.svg there")
-    parser.add_argument(
-        "--only", default="", metavar="NAME", help="this example alone; what the page says of others stays"
-    )
-    given = parser.parse_args()
+    given = arguments(__doc__)
     found: dict[Example, list[Run]] = {}
     print(HEAD, flush=True)
     for example in TASKS:
@@ -150,7 +124,7 @@ def main() -> int:
             found[example] = [run(example, seed) for seed in SEEDS]
             print(row(example, found[example]), flush=True)
     if given.write:
-        write(given.write, found)
+        write(Path(given.write), found)
     return 0 if all(each.mean >= example.goal for example, runs in found.items() for each in runs) else 1
 
 

@@ -6,7 +6,6 @@ data set, go into the table "demo" of a server, and are mixed into every batch o
 learner gets 256 samples of what its actor did. Q-learning in NumPy as in `memoire demo`, layers of 64, n-step 5.
 """
 
-import argparse
 import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices this small lose by being shared out
@@ -19,7 +18,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from measure import machine
+from measure import arguments, machine, plot, write_page
 
 import memoire
 from memoire.rl.demo import qlearning
@@ -62,22 +61,13 @@ def demonstrations(episodes: int, seed: int) -> Any:
             ):
                 column.append(value)
         made.append(episode)
-    return minari.create_dataset_from_buffers(DATA_SET, made, **about(env))
-
-
-def about(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
-    """What a data set says of itself."""
-    return {
-        "env": ENV,
-        "eval_env": ENV,
-        "observation_space": env.observation_space,
-        "action_space": env.action_space,
-        "algorithm_name": "pushes to where it rolls",
+    about = {
+        "env": ENV, "eval_env": ENV, "observation_space": env.observation_space, "action_space": env.action_space,
+        "algorithm_name": "pushes to where it rolls", "author": "memoire", "author_email": "nobody@example.invalid",
         "description": "MountainCar-v0, position and velocity between -1 and 1, driven by a rule",
-        "author": "memoire",
-        "author_email": "nobody@example.invalid",
         "code_permalink": "https://example.invalid",
-    }
+    }  # fmt: skip
+    return minari.create_dataset_from_buffers(DATA_SET, made, **about)
 
 
 def push(client: memoire.Client, data: Any) -> None:
@@ -149,23 +139,16 @@ def evaluate(network: qlearning.Network, env: gymnasium.Env[Any, Any]) -> float:
 
 def draw(found: dict[str, list[list[tuple[int, float]]]], path: Path) -> None:
     """Each seed's curve, faint, and their median."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "demonstrations"  # the same figures give the same file
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for (name, curves), color in zip(found.items(), ("tab:orange", "tab:blue"), strict=True):
-        steps = [step for step, _ in curves[0]]
-        for curve in curves:
-            axes.plot(steps, [mean for _, mean in curve], color=color, alpha=0.25, linewidth=1)
-        axes.plot(steps, medians(curves), color=color, label=name, linewidth=2)
-    axes.axhline(SOLVED, color="black", linewidth=0.8, linestyle="--")
-    axes.set(xlabel="steps of the actor", ylabel="return of the greedy policy", title=ENV)
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.savefig(path, metadata={"Date": None})
+    with plot(path, 7, 4.5) as axes:
+        for (name, curves), color in zip(found.items(), ("tab:orange", "tab:blue"), strict=True):
+            steps = [step for step, _ in curves[0]]
+            for curve in curves:
+                axes.plot(steps, [mean for _, mean in curve], color=color, alpha=0.25, linewidth=1)
+            axes.plot(steps, medians(curves), color=color, label=name, linewidth=2)
+        axes.axhline(SOLVED, color="black", linewidth=0.8, linestyle="--")
+        axes.set(xlabel="steps of the actor", ylabel="return of the greedy policy", title=ENV)
+        axes.legend()
+        axes.grid(alpha=0.3)
 
 
 def medians(curves: list[list[tuple[int, float]]]) -> list[float]:
@@ -183,11 +166,7 @@ def lines(found: dict[str, list[list[tuple[int, float]]]]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=30_000)
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write a page and a plot there (needs matplotlib)")
-    given = parser.parse_args()
+    given = arguments(__doc__, seeds=5, steps=30_000)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MINARI_DATASETS_PATH"] = folder
         data = demonstrations(20, 0)
@@ -200,12 +179,11 @@ def main() -> None:
             found[name] = [train(seed, given.steps, source) for seed in range(given.seeds)]
         text = "\n".join(lines(found))
         print(text, f"{time.perf_counter() - began:.0f} s", sep="\n")
-    if given.write is not None:
-        draw(found, given.write / "demonstrations.svg")
+    if given.write:
+        draw(found, Path(given.write, "demonstrations.svg"))
         table = "\n".join(f"    {line}" for line in text.splitlines())
-        heading = f"# benchmarks/demonstrations.py\n\n{__doc__}\n{machine()}\n\n{shown}; {given.seeds} seeds."
-        page = f"{heading}\n\n{table}\n\n![curves](demonstrations.svg)\n"
-        (given.write / "demonstrations.md").write_text(page, encoding="utf-8")
+        facts = f"{shown}; {given.seeds} seeds."
+        write_page(given.write, "demonstrations", __doc__, facts, table, "![curves](demonstrations.svg)")
 
 
 if __name__ == "__main__":

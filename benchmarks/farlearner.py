@@ -17,8 +17,6 @@ full before the first turn.
 
 import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -34,13 +32,14 @@ import numpy as np
 import zmq
 from aims import read
 from learner import play, schema_of
-from measure import TCP, Child, Report, Result, arguments, in_turns, results
+from measure import TCP, Child, Report, arguments, cells, in_turns, results, spent_by
 from peers import Company, PeerUnavailable, RemoteSide
 from peers.tasks import ALPHA, BATCH, BETA, EPISODE, Task
 
 import memoire
 from memoire.errors import NotEnoughSamples
 from memoire.net import sockets
+from memoire.security import provision
 from memoire.wire import containers
 from wire import raw_sender
 
@@ -87,7 +86,7 @@ class Cell:
         return {name: key for name, key in keys.items() if key in read()}
 
 
-def cells(whole: bool) -> Iterator[Cell]:
+def clusters(whole: bool) -> Iterator[Cell]:
     """Those that matter; or these, and one thing at a time that is different."""
     for task in ENTRIES:
         for actors in (1, 4, 16) if whole else (1, 4):
@@ -259,11 +258,11 @@ class Cluster:
         for child in self.roles["actors"]:
             child.tell(1)
         for child in self.learners:
-            child.pipe.send(seconds)
+            child.tell(seconds)
         time.sleep(WARM)
-        before = spent_by(self.roles)
+        before = spent_in(self.roles)
         answers = [child.answer() for child in self.learners]
-        spent = {role: used - before[role] for role, used in spent_by(self.roles).items()}
+        spent = {role: used - before[role] for role, used in spent_in(self.roles).items()}
         for child in self.roles["actors"]:
             child.tell(0)
         for child in self.roles["actors"]:
@@ -295,7 +294,7 @@ class Raw:
         """What stands in place of a server is called one."""
 
     def take(self, seconds: float) -> Turn:
-        before = spent_by(self.roles)
+        before = spent_in(self.roles)
         self.middle.tell(1)
         self.end.tell(self.count)
         for child in self.senders:
@@ -303,7 +302,7 @@ class Raw:
         taken = float(self.end.answer())
         self.middle.tell(0)
         million = self.count * BATCH / 1e6
-        costs = {role: (used - before[role]) / million for role, used in spent_by(self.roles).items()}
+        costs = {role: (used - before[role]) / million for role, used in spent_in(self.roles).items()}
         return Turn((self.count - 1) * BATCH / taken, costs, [])
 
     def close(self) -> None:
@@ -326,15 +325,9 @@ class Remote:
         """Its process ends with the others of its company."""
 
 
-def processor_seconds(child: Child) -> float:
-    """That the threads of a process have used."""
-    tasks = Path(f"/proc/{child.process.pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-
-
-def spent_by(roles: dict[str, list[Child]]) -> dict[str, float]:
+def spent_in(roles: dict[str, list[Child]]) -> dict[str, float]:
     """CPU seconds of each role until now."""
-    return {role: sum(map(processor_seconds, children)) for role, children in roles.items()}
+    return {role: spent_by(child.pid for child in children) for role, children in roles.items()}
 
 
 def cache_bytes(task: Task) -> int:
@@ -366,7 +359,7 @@ def cost(cell: Cell, side: str, turns: list[Turn]) -> str:
     figures = [f"{found[role]:.2f}" if role in found else "" for role in ("actors", "server", "proxy", "reader")]
     times = 1e3 * np.array([each for turn in turns for each in turn.times])
     figures += [f"{np.median(times):.2f}", f"{np.percentile(times, 99):.2f}"] if len(times) else ["", ""]
-    row = f"| {cell} | {side} | {' | '.join(figures)} |"
+    row = cells(cell, side, *figures)
     print(row, flush=True)
     return row
 
@@ -393,10 +386,7 @@ def compare(
             side.take(0.3)
         rates = in_turns([partial(turn, name) for name in sides], rounds)
         baselines = list(sides)[1:]
-        rows: list[Result] = results(
-            f"far, {cell}", rates, baselines, unit=" samples/s", aims=cell.aims(baselines)
-        )  # fmt: skip
-        report.add(*rows)
+        report.add(*results(f"far, {cell}", rates, baselines, unit=" samples/s", aims=cell.aims(baselines)))
         return [cost(cell, name, each) for name, each in turns.items()]
     finally:
         for side in sides.values():
@@ -419,22 +409,16 @@ def remotes(company: Company, cell: Cell, seconds: float) -> dict[str, Turns]:
     return found
 
 
-def key_folder(folder: str) -> str:
-    """Keys for every role, made by `memoire keys`."""
-    made = str(Path(folder, "keys"))
-    subprocess.run([sys.executable, "-m", "memoire", "keys", "new", made], check=True, stdout=subprocess.DEVNULL)
-    return made
-
-
 def main() -> None:
     whole = "also 16 actors, episodes, several servers and readers, a proxy, and keys"
     chosen = arguments(__doc__, whole=whole, peers=True)
     company, report = Company(chosen.peers), Report(__doc__)
     report.heading()
-    wanted = [cell for cell in cells(chosen.whole) if re.search(chosen.only, str(cell))]
+    wanted = [cell for cell in clusters(chosen.whole) if re.search(chosen.only, str(cell))]
     costs = []
     with tempfile.TemporaryDirectory() as folder:
-        keys = key_folder(folder) if any(cell.keys for cell in wanted) else None
+        keys = str(Path(folder, "keys"))
+        provision.write_cluster(Path(keys))
         for cell in wanted:
             seconds, rounds = (0.3, 1) if chosen.quick else (1.5, 4)
             costs += compare(report, company, cell, keys if cell.keys else None, seconds=seconds, rounds=rounds)

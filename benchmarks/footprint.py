@@ -9,15 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import learner
-from measure import Report, Result, Spread
+from measure import TCP, Child, Report, Result, Spread, resident
 from measure import arguments as flags
 from peers import NAMES, Peer, PeerUnavailable
-from peers.tasks import EPISODE, Task
-from workloads import BATCH, Workload, w1, w2
+from peers.tasks import BATCH, EPISODE, Task
+from workloads import Workload, w1, w2
 
 import memoire
 import wire
@@ -28,13 +27,6 @@ MOST = {"reverb": 20_000}
 """Samples that a peer holds at most in these comparisons."""
 Grown = tuple[int, int]
 """Bytes, and the samples that they are for."""
-
-
-def resident(pid: int) -> int:
-    """Bytes of memory that a process has for itself."""
-    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    kilobytes = dict(line.split(":") for line in status.splitlines() if line.startswith("Rss"))
-    return 1024 * sum(int(kilobytes[name].split()[0]) for name in ("RssAnon", "RssShmem"))
 
 
 def of_peer(name: str, task: str, entries: int) -> Grown:
@@ -60,11 +52,11 @@ def alone(pipe: Connection, task: str, entries: int) -> None:
 
 
 def of_buffer(task: str, entries: int) -> Grown:
-    child = wire.Child(alone, task, entries)
-    before = resident(child.process.pid)
+    child = Child(alone, task, entries)
+    before = resident(child.pid)
     child.tell(1)
     samples = int(child.answer())
-    grown = resident(child.process.pid) - before
+    grown = resident(child.pid) - before
     child.close()
     return grown, samples
 
@@ -72,7 +64,7 @@ def of_buffer(task: str, entries: int) -> Grown:
 def serving(pipe: Connection, workload: Workload, storage: str) -> None:
     """A server alone; told how many caches or episodes to wait for, it says how many samples it holds then."""
     settings: dict[str, Any] = {"parameters": workload.parameters, "byte_limit": SERVER_BYTES, "storage": storage}
-    with memoire.Server("tcp://127.0.0.1:0", workload.schema, **settings) as server:
+    with memoire.Server(TCP, workload.schema, **settings) as server:
         pipe.send(server.push_endpoint)
         while (count := pipe.recv()) is not None:
             while server.total_caches < count:
@@ -82,13 +74,13 @@ def serving(pipe: Connection, workload: Workload, storage: str) -> None:
 
 def of_server(workload: Workload, storage: str, count: int) -> Grown:
     """One that has taken in so many caches, or episodes."""
-    server = wire.Child(serving, workload, storage)
-    sender = wire.Child(wire.sender, server.first_answer, workload, storage)
-    before = resident(server.process.pid)
+    server = Child(serving, workload, storage)
+    sender = Child(wire.sender, server.first_answer, workload, storage)
+    before = resident(server.pid)
     sender.tell(count)
     server.tell(count)
     samples = int(server.answer())
-    grown = resident(server.process.pid) - before
+    grown = resident(server.pid) - before
     sender.close()
     server.close()
     return grown, samples
@@ -116,8 +108,7 @@ def rows(entries: dict[str, int], peers: list[str], leave_out: Callable[[str], o
             grown, samples = measured()
             for baseline, (others, of_them) in theirs.items():
                 mine, taken = grown / samples, others / of_them
-                figures = (Spread(value, value, value) for value in (mine, taken, taken / mine))
-                yield Result(what, "B", *figures, baseline)
+                yield Result(what, "B", *map(Spread.one, (mine, taken, taken / mine)), baseline)
 
 
 def main() -> None:

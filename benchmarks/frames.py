@@ -16,7 +16,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 from ale_py import ALEInterface, LoggerMode, roms
-from measure import Spread, arguments, distinct, machine
+from measure import Spread, aim_of, arguments, cells, head, machine, plot, record, write_page
+from peers.tasks import BATCH, distinct
 from storage import Metered, far_away
 
 import memoire
@@ -33,7 +34,6 @@ STICKY = 0.25
 SIDE = 84
 STACK = 4
 UNCOMPRESSED = 2 * STACK * SIDE * SIDE
-BATCH = 256
 CACHES = 4
 CODECS = ("none", "zlib", "lz4")
 SCHEMA = memoire.Schema(
@@ -124,14 +124,12 @@ class Row:
         return self.samples["lz4"] / UNCOMPRESSED
 
     def __str__(self) -> str:
-        cells = [self.game, f"{self.samples['lz4']:,.0f}"]
-        cells += [f"{self.samples[codec] / UNCOMPRESSED:.3f}" for codec in CODECS]
-        cells += [f"{self.far:,.0f}", f"{self.steps:,.0f}", f"{self.held:,.0f}"]
-        cells += [*(f"{self.build[codec]:.1f}" for codec in CODECS)]
-        return f"| {' | '.join(cells)} |"
+        shares = [f"{self.samples[codec] / UNCOMPRESSED:.3f}" for codec in CODECS]
+        sizes = [f"{size:,.0f}" for size in (self.samples["lz4"], self.far, self.steps, self.held)]
+        return cells(self.game, sizes[0], *shares, *sizes[1:], *(f"{self.build[codec]:.1f}" for codec in CODECS))
 
 
-HEADINGS = (
+HEAD = head(
     "game",
     "bytes, lz4",
     "plain",
@@ -144,7 +142,6 @@ HEADINGS = (
     "ms, zlib",
     "ms, lz4",
 )
-HEAD = f"| {' | '.join(HEADINGS)} |\n| --- |{' ---: |' * (len(HEADINGS) - 1)}"
 
 
 def recorded(cluster: Metered, episodes: list[Episode]) -> None:
@@ -207,22 +204,15 @@ def measured(game: str, steps: int, caches: int) -> Row:
 
 def draw(rows: list[Row], path: Path, aim: float) -> None:
     """Bars: the share of the uncompressed bytes that each codec leaves."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 3.6), layout="constrained")
-    for place, codec in enumerate(CODECS):
-        shares = [row.samples[codec] / UNCOMPRESSED for row in rows]
-        axes.bar(np.arange(len(rows)) + 0.27 * (place - 1), shares, 0.25, label="plain" if codec == "none" else codec)
-    axes.axhline(aim, color="black", linewidth=0.8, linestyle="--", label="aim")
-    axes.set_xticks(range(len(rows)), [row.game.replace("_", " ") for row in rows])
-    axes.set(yscale="log", ylabel="of both stacks, uncompressed")
-    axes.legend(ncols=4)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+    with plot(path, 9, 3.6) as axes:
+        for place, codec in enumerate(CODECS):
+            shares = [row.samples[codec] / UNCOMPRESSED for row in rows]
+            label = "plain" if codec == "none" else codec
+            axes.bar(np.arange(len(rows)) + 0.27 * (place - 1), shares, 0.25, label=label)
+        axes.axhline(aim, color="black", linewidth=0.8, linestyle="--", label="aim")
+        axes.set_xticks(range(len(rows)), [row.game.replace("_", " ") for row in rows])
+        axes.set(yscale="log", ylabel="of both stacks, uncompressed")
+        axes.legend(ncols=4)
 
 
 def main() -> None:
@@ -238,29 +228,14 @@ def main() -> None:
     ratios = Spread.of([row.ratio for row in rows if row.game != "noise"] or [row.ratio for row in rows])
     print(f"\nof the uncompressed stacks, with lz4: {ratios.middle:.3f} ({ratios.low:.3f} to {ratios.high:.3f})")
     if given.write:
-        written(rows, ratios, given.write, steps)
+        table = "\n".join([HEAD, *map(str, rows)])
+        facts = FACTS.format(ratios=ratios, steps=steps)
+        write_page(given.write, "frames", QUESTION, table, facts, "![shares](frames.svg)")
+        draw(rows, Path(given.write, "frames.svg"), float(aim_of("atari-bytes").split()[-1]))
+        record(given.write, "frames", {"atari-bytes": ratios})
 
 
-def written(rows: list[Row], ratios: Spread, folder: str, steps: int) -> None:
-    """The page, its plot, and the figure that answers the aim."""
-    from measure import aim_of, record
-
-    table = "\n".join(map(str, rows))
-    page = PAGE.format(question=QUESTION, machine=machine(), head=HEAD, rows=table, ratios=ratios, steps=steps)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    Path(folder, "frames.md").write_text(page, encoding="utf-8")
-    draw(rows, Path(folder, "frames.svg"), float(aim_of("atari-bytes").split()[-1]))
-    record(folder, "frames", {"atari-bytes": ratios})
-
-
-PAGE = """# benchmarks/frames.py
-
-{question}
-{machine}
-
-{head}
-{rows}
-
+FACTS = """\
 With lz4, over the games: {ratios.middle:.3f} of the 56,448 bytes of both stacks (quartiles {ratios.low:.3f} to
 {ratios.high:.3f}).
 
@@ -274,10 +249,7 @@ With lz4, over the games: {ratios.middle:.3f} of the 56,448 bytes of both stacks
 * *of a step*: bytes on the wire for each step, where whole episodes are pushed instead, with lz4.
 * *held*: bytes at the server for each cached sample. Caches are unpacked when they arrive, so that compression does not
   change it.
-* *ms*: processor time that an actor takes to make a cache of 256.
-
-![shares](frames.svg)
-"""
+* *ms*: processor time that an actor takes to make a cache of 256."""
 
 
 if __name__ == "__main__":

@@ -176,26 +176,30 @@ def memoire_side(sums, learned, curve):
 def show(options) -> None:
     """Print, and write, what the record says."""
     runs = [json.loads(line) for line in Path(options.record).read_text(encoding="utf-8").splitlines()]
-    lines = [
-        "| side | rate | seeds | reached 0.9 | answers until then, median | steps | seconds | accuracy at the end |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    names = (
+        "side",
+        "rate",
+        "seeds",
+        "reached 0.9",
+        "answers until then, median",
+        "steps",
+        "seconds",
+        "accuracy at the end",
+    )
+    lines = [measure.head(*names)]
     groups = sorted({(each["side"], each["rate"]) for each in runs})
     for side, rate in groups:
         found = curves_of(runs, side, rate)
         done = [rows[-1] for rows in found if rows[-1][2] >= GOAL]
-        answers = f"{median(row[1] for row in done):,.0f}" if done else "-"
-        steps = f"{median(row[0] for row in done):,.0f}" if done else "-"
-        seconds = f"{median(row[3] for row in done):,.0f}" if done else "-"
+        answers, steps, seconds = (f"{median(row[at] for row in done):,.0f}" if done else "-" for at in (1, 0, 3))
         ends = ", ".join(f"{rows[-1][2]:.2f}" for rows in found)
-        lines.append(f"| {side} | {rate:g} | {len(found)} | {len(done)} | {answers} | {steps} | {seconds} | {ends} |")
+        lines.append(measure.cells(side, f"{rate:g}", len(found), len(done), answers, steps, seconds, ends))
     lines += ["", soonest(runs, groups)]
     print("\n".join(lines))
     if options.write:
         folder = Path(options.write)
         draw(runs, groups, folder / "grpo.svg")
-        page = [f"# benchmarks/grpo.py\n\n{__doc__}", measure.machine(), "", *lines, "", "![curves](grpo.svg)", ""]
-        (folder / "grpo.md").write_text("\n".join(page), encoding="utf-8")
+        measure.write_page(folder, "grpo", __doc__, "\n".join(lines), "![curves](grpo.svg)")
         (folder / "grpo.json").write_text(json.dumps(runs) + "\n", encoding="utf-8")
 
 
@@ -223,24 +227,14 @@ def curves_of(runs, side, rate):
 
 def draw(runs, groups, path) -> None:
     """Accuracy over answers, a line for each seed."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "grpo"  # the same figures give the same file
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for place, (side, rate) in enumerate(groups):
-        for number, rows in enumerate(curves_of(runs, side, rate)):
-            label = f"{side}, rate {rate:g}" if not number else None
-            answers, right = [row[1] for row in rows], [row[2] for row in rows]
-            axes.plot(
-                answers, right, f"C{place}", linewidth=1, linestyle="-" if side == "memoire" else "--", label=label
-            )
-    axes.set(xlabel="answers that the model has made", ylabel="right of 100 prompts", ylim=(0, 1))
-    axes.legend()
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+    with measure.plot(path, 7, 4.5) as axes:
+        for place, (side, rate) in enumerate(groups):
+            style = {"color": f"C{place}", "linewidth": 1, "linestyle": "-" if side == "memoire" else "--"}
+            for number, rows in enumerate(curves_of(runs, side, rate)):
+                label = f"{side}, rate {rate:g}" if not number else None
+                axes.plot([row[1] for row in rows], [row[2] for row in rows], label=label, **style)
+        axes.set(xlabel="answers that the model has made", ylabel="right of 100 prompts", ylim=(0, 1))
+        axes.legend()
 
 
 def main() -> None:

@@ -1,16 +1,14 @@
 """How fast do processes get actions of a small network from a node, beside Ray Serve, TorchRL and plain ZeroMQ?"""
 
-import multiprocessing
 import os
 import textwrap
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zmq
-from measure import Report, Result, arguments, clock, in_turns, results
+from measure import Child, Report, Result, arguments, clock, family_of, in_turns, results, spent_by
 from peers import Company, RemoteSide
 from peers.tasks import INPUTS, OUTPUTS, computed
 
@@ -90,56 +88,40 @@ def answer_orders(pipe: Connection, ask: Any) -> None:
         pipe.send(took)
 
 
-def on_cores(cores: set[int], target: Any, *given: object) -> None:
+def on_cores(pipe: Connection, cores: set[int], target: Any, *given: object) -> None:
     """Call this on some of the machine's cores."""
     os.sched_setaffinity(0, cores)
-    target(*given)
+    target(pipe, *given)
 
 
 class Asking:
     """A node and its clients, as processes; a call asks for one row."""
 
     def __init__(self, serve: Any, ask: Any, clients: int, *, is_pinned: bool = False) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self.processes: list[Any] = []
-        """The node's, and its clients'."""
-        self._pipes = []
         cores = sorted(os.sched_getaffinity(0))
 
-        def start(core: int, target: Any, *given: object) -> Connection:
-            here, there = spawn.Pipe()
-            chosen = {cores[core % len(cores)]} if is_pinned else set(cores)
-            process = spawn.Process(target=on_cores, args=(chosen, target, there, *given), daemon=True)
-            process.start()
-            self.processes.append(process)
-            return here
+        def start(core: int, target: Any, *given: object) -> Child:
+            return Child(on_cores, {cores[core % len(cores)]} if is_pinned else set(cores), target, *given)
 
-        self._node = start(0, serve)
-        endpoint = self._node.recv()
-        self._pipes = [start(1, ask, endpoint) for _ in range(clients)]
-        for pipe in self._pipes:
-            pipe.recv()
+        self.node = start(0, serve)
+        self.clients = [start(1, ask, self.node.first_answer) for _ in range(clients)]
         self.latencies: list[float] = []
 
     def __call__(self) -> None:
-        self.clock(len(self._pipes))
+        self.clock(len(self.clients))
 
     def clock(self, count: int) -> float:
         """Seconds until all clients together got so many rows."""
         began = time.perf_counter()
-        for pipe in self._pipes:
-            pipe.send(max(1, count // len(self._pipes)))
-        self.latencies = [each for pipe in self._pipes for each in pipe.recv()]
+        for child in self.clients:
+            child.tell(max(1, count // len(self.clients)))
+        self.latencies = [each for child in self.clients for each in child.answer()]
         return time.perf_counter() - began
 
     def close(self) -> None:
         """End all."""
-        for pipe in self._pipes:
-            pipe.send(None)
-        self._node.send(None)
-        for process in self.processes:
-            process.join(10.0)
-            process.kill()
+        for child in (*self.clients, self.node):
+            child.close()
 
 
 COSTS: dict[str, list[float]] = {}
@@ -148,7 +130,7 @@ COSTS: dict[str, list[float]] = {}
 
 def rates_of(asking: Any, whose: str) -> tuple[float, float]:
     """Rows a second, and answers a second at the median latency, of one turn."""
-    node, clients = ([process.pid for process in each] for each in (asking.processes[:1], asking.processes[1:]))
+    node, clients = [asking.node.pid], [child.pid for child in asking.clients]
     before = spent_by(node), spent_by(clients)
     seconds = asking.clock(WINDOWS["memoire"])
     for end, pids, began in (("node", node, before[0]), ("clients", clients, before[1])):
@@ -156,31 +138,13 @@ def rates_of(asking: Any, whose: str) -> tuple[float, float]:
     return WINDOWS["memoire"] / seconds, 1.0 / float(np.median(asking.latencies))
 
 
-def peer_rates_of(rows: RemoteSide, latency: RemoteSide) -> tuple[float, float]:
+def peer_rates_of(rows: RemoteSide) -> tuple[float, float]:
     window, pids = WINDOWS[rows.peer.name], family_of(rows.peer.process.pid)
     before = spent_by(pids)
     rate = window / clock(rows, window)
     if rows.peer.name == "torchrl":  # Ray's processes are nobody's children
         COSTS.setdefault(f"{rows.peer}: all", []).append(1e6 * (spent_by(pids) - before) / window)
-    return rate, 1.0 / clock(latency, 1)
-
-
-def spent_by(pids: list[int]) -> float:
-    """Seconds of CPU that these processes have taken, all of their threads together."""
-    tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").glob("*/schedstat")]
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
-
-
-def family_of(pid: int) -> list[int]:
-    """A process and all that descend from it."""
-    parents = {
-        int(each.parent.name): int(each.read_text().rpartition(")")[2].split()[1])
-        for each in Path("/proc").glob("[0-9]*/stat")
-    }
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found
+    return rate, 1.0 / float(np.median(rows.times()))
 
 
 def costs_said() -> str:
@@ -194,10 +158,9 @@ def eight(company: Company, rounds: int) -> list[Result]:
     ours, sockets = Asking(node, client, CLIENTS), Asking(echo, plain, CLIENTS)
     peers = ("ray", "torchrl")
     rows = company.sides(dict.fromkeys(peers, ("inference_rows", CLIENTS)))
-    latency = company.sides(dict.fromkeys(peers, ("inference_latency", CLIENTS)))
     takes = [
         lambda: rates_of(ours, "memoire"),
-        *(lambda name=name: peer_rates_of(rows[name], latency[name]) for name in rows),
+        *(lambda side=side: peer_rates_of(side) for side in rows.values()),
     ]
     takes.append(lambda: rates_of(sockets, "plain sockets"))
     for take in takes:

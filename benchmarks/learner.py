@@ -29,6 +29,8 @@ from memoire import _core
 
 SLOTS = "NumPy, column[row] = value for each column"
 SLICES = "NumPy, column[a:b] = values for each column"
+LEAST_ADDED = {"W1": 1e6, "W2": None}
+"""Steps a second that are inserted at least."""
 GATHER = "NumPy, fancy indexing of as many rows"
 Row = tuple[str, Side, dict[str, Side], dict[str, Any]]
 
@@ -202,7 +204,8 @@ class Rows:
                 f"insert a step, episode close included, {task.name}",
                 partial(by_add, task),
                 lambda: {SLOTS: Columns(task, task.ring).add} | sides("steps", everyone),
-                per_episode | {"aim": {"Stable-Baselines3": f"add-{task.name}-sb3"}},
+                per_episode
+                | {"aim": {"Stable-Baselines3": f"add-{task.name}-sb3"}, "floor_rate": LEAST_ADDED[task.name]},
             ),
             (
                 f"insert a step with writer.step, {task.name}",
@@ -220,7 +223,7 @@ class Rows:
                 f"draw + gather {BATCH}, {task.name}",
                 lambda: partial(filled(task).sample, BATCH),
                 lambda: {GATHER: Columns(task, task.entries).filled().gather} | sides("draws", everyone),
-                {"aim": {"cpprb": f"draw-{task.name}-cpprb"}},
+                {"aim": {"cpprb": f"draw-{task.name}-cpprb", "NumPy,": f"draw-{task.name}-numpy"}},
             ),
             (
                 f"update {BATCH} priorities, {task.name}",

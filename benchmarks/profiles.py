@@ -15,12 +15,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import transfer
 from farlearner import Cell, Cluster
-from measure import arguments, machine
+from measure import Child, arguments, cells, head, write_page
 from workloads import w1, w2
 
 import inference
@@ -85,12 +84,12 @@ def tables(what: str, samples: list[Sample]) -> Iterator[str]:
     for sample in samples:
         parts[sample.part] += sample.share  # type: ignore[assignment]
     yield f"## {what}\n"
-    yield "| where | share of its time |\n| --- | ---: |"
-    yield from (f"| {part} | {100 * share:.0f} % |" for part, share in parts.most_common() if share >= LEAST / 4)
-    yield "\n| function | thread | share |\n| --- | --- | ---: |"
+    yield head("where", "share of its time")
+    yield from (cells(part, f"{100 * share:.0f} %") for part, share in parts.most_common() if share >= LEAST / 4)
+    yield "\n" + head("function", "thread", "share", left=2)
     for sample in sorted(samples, reverse=True):
         if sample.share >= LEAST:
-            yield f"| `{sample.function}` | {sample.thread} | {100 * sample.share:.0f} % |"
+            yield cells(f"`{sample.function}`", sample.thread, f"{100 * sample.share:.0f} %")
     yield ""
 
 
@@ -107,13 +106,13 @@ def sections(quick: bool) -> Iterator[str]:
         raw = wire.Raw(ingest.message_bytes)
         raw.take(count // 4)
         what = f"The baseline: a PULL socket that takes in messages of as many bytes, {workload.name}"
-        yield from tables(what, profiled(int(raw.receiver.process.pid or 0), lambda: raw.take(count)))  # noqa: B023
+        yield from tables(what, profiled(raw.receiver.pid, lambda: raw.take(count)))  # noqa: B023
         raw.close()
         ends = wire.EndToEnd(workload, 1)
         ends.take(count // 4)
         processes = {
             "The learner, with the server in it": os.getpid(),
-            "The actor": int(ends.children[0].process.pid or 0),
+            "The actor": ends.children[0].pid,
         }
         for who, pid in processes.items():
             yield from tables(f"{who}, end to end, {workload.name}", profiled(pid, lambda: ends.take(count)))  # noqa: B023
@@ -123,10 +122,10 @@ def sections(quick: bool) -> Iterator[str]:
     yield from model_sections(20 if quick else 200)
 
 
-def process_sections(who: Iterable[str], processes: Iterable[Any], work: Callable[[], object]) -> Iterator[str]:
+def process_sections(who: Iterable[str], processes: Iterable[Child], work: Callable[[], object]) -> Iterator[str]:
     """The first ones of some processes, named by `who`, while this work is done."""
     for what, process in zip(who, processes, strict=False):
-        yield from tables(what, profiled(int(process.pid), work))
+        yield from tables(what, profiled(process.pid, work))
 
 
 def asking_sections(rows: int) -> Iterator[str]:
@@ -134,7 +133,7 @@ def asking_sections(rows: int) -> Iterator[str]:
     asking = inference.Asking(inference.node, inference.client, inference.CLIENTS)
     asking.clock(rows // 4)
     who = f"An inference node that {inference.CLIENTS} processes ask for one row each", "One of these processes"
-    yield from process_sections(who, asking.processes, lambda: asking.clock(rows))
+    yield from process_sections(who, [asking.node, *asking.clients], lambda: asking.clock(rows))
     asking.close()
 
 
@@ -156,7 +155,7 @@ def far_sections(seconds: float) -> Iterator[str]:
             cluster.take(0.5)
             where = "with the server in the learner's process" if near else "with the learner far from its server"
             for role in roles:
-                pid = int(cluster.roles[role][0].process.pid or 0)
+                pid = cluster.roles[role][0].pid
                 what = f"The {role}, 4 actors that record step by step, {where}, {name}"
                 yield from tables(what, profiled(pid, lambda: cluster.take(seconds)))  # noqa: B023
             cluster.close()
@@ -166,12 +165,12 @@ def main() -> None:
     chosen = arguments(__doc__)
     if shutil.which("perf") is None:
         sys.exit("perf is not installed: nothing was looked at (Debian has it in linux-perf)")
-    page = [f"# benchmarks/profiles.py\n\n{__doc__}\n{machine()}\n"]
+    page = []
     for line in sections(chosen.quick):
         print(line, flush=True)
         page.append(line)
     if chosen.write:
-        Path(chosen.write, "profiles.md").write_text("\n".join(page).rstrip() + "\n", encoding="utf-8")
+        write_page(chosen.write, "profiles", __doc__, "\n".join(page))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ machine would need too.
 """
 
 import json
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -20,19 +19,19 @@ from typing import Any, Self
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from measure import amount, arguments, distinct, machine
+from measure import Child, amount, arguments, cells, head, machine, plot, resident, spent_by, write_page
+from peers.tasks import BATCH, distinct
 
 import memoire
 from memoire.cli import plan
-from memoire.nodes import local
-from memoire.nodes.launcher import Child, Launcher
+from memoire.nodes import launcher, local
+from memoire.nodes.launcher import Launcher
 
 QUESTION = str(__doc__)
 PROCESSES = 3
 """That the clients of one point share at most."""
 STEPS = 1000
 """In the memory of each client."""
-BATCH = 256
 TIMEOUT = 300.0
 
 
@@ -89,54 +88,34 @@ class Group:
     """Processes that do the same."""
 
     def __init__(self, work: Callable[..., None], count: int, *arguments: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipes, self.processes = [], []
-        for place in range(min(PROCESSES, count)):
-            ours, theirs = context.Pipe()
-            share = count // PROCESSES + (place < count % PROCESSES)
-            process = context.Process(target=work, args=(theirs, arguments[0], share, *arguments[1:]), daemon=True)
-            process.start()
-            theirs.close()
-            self.pipes.append(ours)
-            self.processes.append(process)
-        self.await_answers()
-
-    def await_answers(self) -> None:
-        for pipe in self.pipes:
-            if not pipe.poll(TIMEOUT):
-                raise TimeoutError(f"no answer within {TIMEOUT} s")
-            pipe.recv()
+        shares = [count // PROCESSES + (place < count % PROCESSES) for place in range(min(PROCESSES, count))]
+        self.children = [Child(work, arguments[0], share, *arguments[1:]) for share in shares]
 
     def ask(self, count: int, seconds: float = 0.0) -> float:
         """Seconds until all of them have done it."""
         began = time.perf_counter()
-        for pipe in self.pipes:
-            pipe.send((count, seconds))
-        self.await_answers()
+        for child in self.children:
+            child.tell((count, seconds))
+        for child in self.children:
+            child.answer(TIMEOUT)
         return time.perf_counter() - began
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pipe in self.pipes:
-            pipe.send(None)
-        for process in self.processes:
-            process.join(20)
-            if process.is_alive():
-                process.kill()
+        for child in self.children:
+            child.close()
 
 
-def processor_seconds(nodes: Iterable[Child]) -> float:
+def processor_seconds(nodes: Iterable[launcher.Child]) -> float:
     """That the threads of these processes have used."""
-    tasks = (task for node in nodes for task in Path(f"/proc/{node.process.pid}/task").iterdir())
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    return spent_by(node.process.pid for node in nodes)
 
 
-def resident(nodes: Iterable[Child]) -> int:
+def memory_of(nodes: Iterable[launcher.Child]) -> int:
     """Bytes of memory that these processes have."""
-    pages = (Path(f"/proc/{node.process.pid}/statm").read_text().split()[1] for node in nodes)
-    return sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE")
+    return sum(resident(node.process.pid, ["VmRSS"]) for node in nodes)
 
 
 @dataclass(frozen=True)
@@ -159,10 +138,10 @@ class Setup:
             }
         )
 
-    def start(self, launcher: Launcher) -> local.LocalCluster:
+    def start(self, starting: Launcher) -> local.LocalCluster:
         settings = [f"{name}={json.dumps(value)}" for name, value in self.parameters.items()]
         nodes = local.Nodes(schema=self.schema, settings=settings, servers=self.servers, proxies=self.proxies)
-        cluster = local.start(launcher, nodes)
+        cluster = local.start(starting, nodes)
         if cluster is None:
             raise KeyboardInterrupt
         return cluster
@@ -203,7 +182,7 @@ class Point:
 
     def __str__(self) -> str:
         million = 1e6 / self.samples
-        cells = [
+        return cells(
             self.name,
             f"{amount(self.samples / self.seconds)}/s",
             f"{amount(self.bytes / self.seconds)}B/s",
@@ -211,26 +190,18 @@ class Point:
             f"{self.proxy * million:.2f}" if self.proxy else "",
             f"{1e3 * self.server / self.messages:.3f}",
             f"{(self.server + self.proxy) / self.seconds:.2f}",
-        ]
-        return f"| {' | '.join(cells)} |"
+        )
 
 
-COLUMNS = (
-    "",
-    "samples",
-    "bytes",
-    "server, CPU s per M samples",
-    "proxies",
-    "server, ms per message",
-    "cores of the nodes",
+HEAD = head(
+    "", "samples", "bytes", "server, CPU s per M samples", "proxies", "server, ms per message", "cores of the nodes"
 )
-HEAD = f"| {' | '.join(COLUMNS)} |\n| --- |{' ---: |' * (len(COLUMNS) - 1)}"
 
 
 def pushed(name: str, setup: Setup, clients: int, caches: int) -> Point:
     """Clients push `caches` together."""
-    with Launcher() as launcher:
-        cluster = setup.start(launcher)
+    with Launcher() as starting:
+        cluster = setup.start(starting)
         with setup.actors(cluster, clients) as group:
             each = max(1, caches // clients)
             group.ask(max(1, each // 8))
@@ -245,15 +216,15 @@ def pushed(name: str, setup: Setup, clients: int, caches: int) -> Point:
 def drawn(name: str, setup: Setup, count: int, batches: int) -> Point:
     """Readers draw `batches` together, from caches that are drawn again and again."""
     again = Setup(setup.state, setup.dtype, {**setup.parameters, "reuse_cache": True})
-    with Launcher() as launcher:
-        cluster = again.start(launcher)
+    with Launcher() as starting:
+        cluster = again.start(starting)
         with again.actors(cluster, 3) as pushers:
             pushers.ask(6)
             with Group(readers, count, cluster.endpoints[0]) as group:
                 each = max(1, batches // count)
-                memory, before = resident(cluster.servers), processor_seconds(cluster.servers)
+                memory, before = memory_of(cluster.servers), processor_seconds(cluster.servers)
                 seconds = group.ask(each)
-                used, memory_after = processor_seconds(cluster.servers) - before, resident(cluster.servers)
+                used, memory_after = processor_seconds(cluster.servers) - before, memory_of(cluster.servers)
     samples = each * count * BATCH
     return Point(name, each * count, samples, samples * again.sample_bytes, seconds, used, 0.0, (memory, memory_after))
 
@@ -261,15 +232,15 @@ def drawn(name: str, setup: Setup, count: int, batches: int) -> Point:
 def told(clients: int, seconds: float) -> tuple[float, float, float]:
     """Processor seconds per second of a server and a proxy for each client that has news, and bytes of memory of the
     server for each."""
-    with Launcher() as launcher:
-        cluster = Setup(proxies=1).start(launcher)
-        empty = resident(cluster.servers)
+    with Launcher() as starting:
+        cluster = Setup(proxies=1).start(starting)
+        empty = memory_of(cluster.servers)
         with Setup().actors(cluster, clients) as group:
             group.ask(0, 1.0)
             before = processor_seconds(cluster.servers), processor_seconds(cluster.proxies)
             taken = group.ask(0, seconds)
             after = processor_seconds(cluster.servers), processor_seconds(cluster.proxies)
-            memory = resident(cluster.servers) - empty
+            memory = memory_of(cluster.servers) - empty
     server, proxy = ((b - a) / taken / clients for a, b in zip(before, after, strict=True))
     return server, proxy, memory / clients
 
@@ -360,34 +331,26 @@ def costs_of(found: dict[str, Sweep], clients: int, seconds: float) -> plan.Node
 
 def draw(found: dict[str, Sweep], path: Path) -> None:
     """Throughput and the servers' processor time, along each sweep."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(2, 3, figsize=(11, 6), layout="constrained")
-    for axis, sweep in zip(axes.flat, found.values(), strict=False):
-        names = [point.name for point in sweep.points]
-        axis.plot(names, [point.samples / point.seconds / 1e3 for point in sweep.points], "o-", color="C0")
-        axis.set_ylabel("thousand samples/s", color="C0")
-        axis.set_ylim(bottom=0)
-        other = axis.twinx()
-        other.plot(names, [1e6 * point.server / point.samples for point in sweep.points], "s--", color="C1")
-        other.set_ylabel("server, CPU s per M samples", color="C1")
-        other.set_ylim(bottom=0)
-        axis.set_title(sweep.title, fontsize="small")
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+    with plot(path, 11, 6, nrows=2, ncols=3) as axes:
+        for axis, sweep in zip(axes.flat, found.values(), strict=False):
+            names = [point.name for point in sweep.points]
+            axis.plot(names, [point.samples / point.seconds / 1e3 for point in sweep.points], "o-", color="C0")
+            axis.set_ylabel("thousand samples/s", color="C0")
+            axis.set_ylim(bottom=0)
+            other = axis.twinx()
+            other.plot(names, [1e6 * point.server / point.samples for point in sweep.points], "s--", color="C1")
+            other.set_ylabel("server, CPU s per M samples", color="C1")
+            other.set_ylim(bottom=0)
+            axis.set_title(sweep.title, fontsize="small")
 
 
 def compared(costs: plan.NodeCosts) -> str:
     """A table: what was measured now, beside what `memoire plan` calculates with."""
-    rows = ["| | measured now | in `memoire plan` |", "| --- | ---: | ---: |"]
+    rows = [head("", "measured now", "in `memoire plan`")]
     for (what, unit, scale), now, there in zip(
         plan.NodeCosts.UNITS.values(), costs.values(), plan.COSTS.values(), strict=True
     ):
-        rows.append(f"| {what} | {now * scale:.3g} {unit} | {there * scale:.3g} {unit} |")
+        rows.append(cells(what, f"{now * scale:.3g} {unit}", f"{there * scale:.3g} {unit}"))
     return "\n".join(rows)
 
 
@@ -407,42 +370,17 @@ def main() -> None:
     costs = compared(costs_of(found, 20 if given.quick else 300, 1.0 if given.quick else 10.0))
     print(f"\n{memory}\n\n{costs}")
     if given.write:
-        tables = "\n\n".join(
-            f"## {each.title}\n\n{HEAD}\n" + "\n".join(map(str, each.points)) for each in found.values()
-        )
-        page = PAGE.format(
-            question=QUESTION,
-            machine=machine(),
-            length=SHORT if given.quick else "",
-            tables=tables,
-            memory=memory,
-            costs=costs,
-        )
-        Path(given.write, "scaling.md").write_text(page, encoding="utf-8")
+        tables = (f"## {each.title}\n\n{HEAD}\n" + "\n".join(map(str, each.points)) for each in found.values())
+        parts = [SHORT] * given.quick + [FOLLOWS, "![throughput and cost](scaling.svg)", *tables, memory]
+        write_page(given.write, "scaling", QUESTION, *parts, COSTS, costs)
         draw(found, Path(given.write, "scaling.svg"))
 
 
-SHORT = "\n\nA short run (`--quick`): the ends of each sweep alone, a sixteenth of the work."
-PAGE = """# benchmarks/scaling.py
-
-{question}
-{machine}{length}
-
+SHORT = "A short run (`--quick`): the ends of each sweep alone, a sixteenth of the work."
+FOLLOWS = """\
 [../scaling.md](../scaling.md) says what follows. *cores of the nodes* is the processor time of servers and proxies over
-the time it took: what is left of the machine's cores was the actors' or the readers'.
-
-![throughput and cost](scaling.svg)
-
-{tables}
-
-{memory}
-
-## Costs
-
-What a message costs and what a byte costs are the line through the points above.
-
-{costs}
-"""
+the time it took: what is left of the machine's cores was the actors' or the readers'."""
+COSTS = "## Costs\n\nWhat a message costs and what a byte costs are the line through the points above."
 
 
 if __name__ == "__main__":

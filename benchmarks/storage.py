@@ -3,12 +3,11 @@
 import socket
 import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from measure import arguments, machine
-from workloads import BATCH, EPISODE, Workload, w1, w2
+from measure import TCP, arguments, cells, head, machine, write_page
+from peers.tasks import BATCH, EPISODE
+from workloads import Workload, w1, w2
 
 import memoire
 from memoire.client.client import Client
@@ -72,9 +71,7 @@ class Metered:
 
     def __init__(self, schema: memoire.Schema, parameters: memoire.Parameters, storage: str, capacity: int) -> None:
         limits = Limits(held_bytes=2 << 30, credit=256 << 20)
-        self.server = memoire.Server(
-            "tcp://127.0.0.1:0", schema, parameters=parameters, storage=storage, limits=limits, seed=1
-        )
+        self.server = memoire.Server(TCP, schema, parameters=parameters, storage=storage, limits=limits, seed=1)
         ends = (self.server.endpoint, self.server.push_endpoint, self.server.pub_endpoint)
         self.meters = [Meter(end) for end in ends]
         request, push, subscribe = (meter.endpoint for meter in self.meters)
@@ -167,24 +164,21 @@ def far_away(cluster: Metered, batches: int) -> float:
         meter.close()
 
 
-@dataclass(frozen=True)
-class Row:
+HEAD = head("workload", "samples per insert", "caches, bytes per step", "episodes, bytes per step", "fewer bytes")
+FAR_HEAD = head("workload", "caches, bytes per sample", "episodes, bytes per sample")
+COUNTED = """\
+Counted on TCP between one actor and its server, both directions, requests and replies included; frames are random, so
+that nothing could have been compressed. Episodes have 1000 steps; the actor's memory was full before counting began.
+[choose.md](../choose.md) says what follows."""
+FAR = "A learner far away (`Reader`) moves these bytes for each sample on top, in both ways:"
+
+
+def row(workload: str, rate: float, caches: float, episodes: float) -> str:
     """What one rate costs in both ways."""
-
-    workload: str
-    rate: float
-    caches: float
-    episodes: float
-
-    def __str__(self) -> str:
-        rate = f"1/{round(1 / self.rate)}" if self.rate < 1 else f"{self.rate:g}"
-        better = "caches" if self.caches < self.episodes else "episodes"
-        factor = max(self.caches, self.episodes) / min(self.caches, self.episodes)
-        return f"| {self.workload} | {rate} | {self.caches:,.0f} | {self.episodes:,.0f} | {better}, by {factor:.1f} |"
-
-
-HEAD = """| workload | samples per insert | caches, bytes per step | episodes, bytes per step | fewer bytes |
-| --- | ---: | ---: | ---: | --- |"""
+    shown = f"1/{round(1 / rate)}" if rate < 1 else f"{rate:g}"
+    better = "caches" if caches < episodes else "episodes"
+    factor = max(caches, episodes) / min(caches, episodes)
+    return cells(workload, shown, f"{caches:,.0f}", f"{episodes:,.0f}", f"{better}, by {factor:.1f}")
 
 
 def main() -> None:
@@ -192,43 +186,20 @@ def main() -> None:
     given = arguments(QUESTION)
     caches, least = (2, EPISODE) if given.quick else (CACHES, LEAST_STEPS)
     print(f"{QUESTION}\n{machine()}\n\n{HEAD}", flush=True)
-    lines, far = [], []
+    lines, far = [HEAD], [FAR_HEAD]
     workloads = [each for each in (w1(), w2()) if given.only in each.name]
     for workload in workloads:
         for rate in RATES:
             costs = [per_step(workload, storage, rate, caches, least) for storage in ("caches", "episodes")]
-            lines.append(str(Row(workload.name, rate, *costs)))
+            lines.append(row(workload.name, rate, *costs))
             print(lines[-1], flush=True)
     for workload in workloads:
         sample = [per_sample(workload, storage, 4 if given.quick else 12) for storage in ("caches", "episodes")]
-        far.append(f"| {workload.name} | {sample[0]:,.0f} | {sample[1]:,.0f} |")
+        far.append(cells(workload.name, *(f"{each:,.0f}" for each in sample)))
         print(far[-1], flush=True)
     if given.write:
         described = "\n".join(f"* {workload.described}" for workload in workloads)
-        page = PAGE.format(question=QUESTION, machine=machine(), workloads=described, head=HEAD, rows="\n".join(lines))
-        Path(given.write, "storage.md").write_text(page + "\n".join(far) + "\n", encoding="utf-8")
-
-
-PAGE = """# benchmarks/storage.py
-
-{question}
-
-{machine}
-
-{workloads}
-
-Counted on TCP between one actor and its server, both directions, requests and replies included; frames are random, so
-that nothing could have been compressed. Episodes have 1000 steps; the actor's memory was full before counting began.
-[choose.md](../choose.md) says what follows.
-
-{head}
-{rows}
-
-A learner far away (`Reader`) moves these bytes for each sample on top, in both ways:
-
-| workload | caches, bytes per sample | episodes, bytes per sample |
-| --- | ---: | ---: |
-"""
+        write_page(given.write, "storage", QUESTION, described, COUNTED, "\n".join(lines), FAR, "\n".join(far))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """How fast do samples get from a worker to a trainer, and models back, beside TMRL's transport (tlspyo)?"""
 
-import multiprocessing
 import tempfile
 import time
+from collections import deque
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import zmq
-from measure import Report, Result, arguments, clock, in_turns, results
+from measure import TCP, Child, Report, Result, arguments, clock, in_turns, results
 from peers import Company
 from peers.tasks import columns, model, packets
 
@@ -62,7 +62,7 @@ def serve(pipe: Connection, folder: str | None) -> None:
         "columns": memoire.Table(SCHEMA, storage="rollouts", capacity=CAPACITY, on_full="oldest"),
         TABLE: samples_table(CAPACITY),
     }
-    with memoire.Server("tcp://127.0.0.1:0", tables=tables, keys=keys_of(folder, "server")) as server:
+    with memoire.Server(TCP, tables=tables, keys=keys_of(folder, "server")) as server:
         pipe.send(server.endpoint)
         pipe.recv()
 
@@ -99,6 +99,7 @@ def subscribe(pipe: Connection, endpoint: str, is_checked: bool) -> None:
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.subscribe(b"")
         socket.connect(endpoint)
+        pipe.send("ready")
         while True:
             body = socket.recv(copy=False).buffer
             if is_checked:
@@ -114,7 +115,7 @@ class Plain:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         where = f"tcp://127.0.0.1:{port}", is_checked
-        self._workers = [place.start(subscribe, *where) for _ in range(WORKERS)]
+        self._workers = [place.start(subscribe, *where).pipe for _ in range(WORKERS)]
         deadline = time.monotonic() + TIMEOUT
         while not all(each.poll(0.1) for each in self._workers):  # a subscription is there some time later
             assert time.monotonic() < deadline
@@ -136,24 +137,18 @@ class Plain:
 
 
 class Place:
-    """A server, and who sends to it and follows it, until `close`."""
+    """A server, and the processes that send to it and follow it, until `close`."""
 
     def __init__(self, folder: str | None) -> None:
-        self.folder, self._spawn = folder, multiprocessing.get_context("spawn")
-        self.processes: list[Any] = []
+        self.folder = folder
+        self.processes: list[Child] = []
         """The server's, and those that were started after it."""
-        self._pipes: list[Connection] = []  # to each of them: one that is let go of ends its process with an error
         self._readers: list[memoire.Reader] = []
-        self._server = self.start(serve, folder)
-        self.endpoint = self._server.recv()
+        self.endpoint = self.start(serve, folder).first_answer
 
-    def start(self, target: Any, *given: object) -> Connection:
-        here, there = self._spawn.Pipe()
-        process = self._spawn.Process(target=target, args=(there, *given), daemon=True)
-        process.start()
-        self.processes.append(process)
-        self._pipes.append(here)
-        return here
+    def start(self, target: Any, *given: object) -> Child:
+        self.processes.append(Child(target, *given))
+        return self.processes[-1]
 
     def reader(self, table: str) -> memoire.Reader:
         self._readers.append(memoire.Reader(self.endpoint, table=table, keys=keys_of(self.folder, "learner")))
@@ -163,45 +158,32 @@ class Place:
         """End all that was started here; then a folder of keys may go."""
         for reader in self._readers:
             reader.close()
-        for process in self.processes:
-            process.kill()
-            process.join()
-        for pipe in self._pipes:
-            pipe.close()
+        for child in self.processes:
+            child.process.kill()
+            child.process.join()
+            child.pipe.close()
 
 
-class Columns:
-    """Packets as columns, from one worker."""
+class Packets:
+    """Packets from one worker, as columns or as samples of any form."""
 
-    def __init__(self, place: Place, length: int) -> None:
-        self._length = length
-        self._worker = place.start(send, place.endpoint, place.folder, "columns", length)
-        self._worker.recv()
-        self._reader = place.reader("columns")
+    def __init__(self, place: Place, table: str, length: int) -> None:
+        self._length, self._worker = length, place.start(send, place.endpoint, place.folder, table, length)
+        reader = place.reader(table)
+        self._taker, self._reader = (SampleTaker(reader) if table == TABLE else None), reader
 
     def clock(self, count: int) -> float:
+        samples: deque[list[Sample]] = deque()
         began, missing = time.perf_counter(), count * self._length
-        self._worker.send(count)
+        self._worker.tell(count)
         while missing:
-            missing -= len(self._reader.take(min(missing, TAKEN), TIMEOUT))
-        return time.perf_counter() - began
-
-
-class Objects:
-    """Packets of samples of any form, from one worker."""
-
-    def __init__(self, place: Place, length: int) -> None:
-        self._length = length
-        self._worker = place.start(send, place.endpoint, place.folder, TABLE, length)
-        self._worker.recv()
-        self._taker = SampleTaker(place.reader(TABLE))
-
-    def clock(self, count: int) -> float:
-        began, missing = time.perf_counter(), count * self._length
-        self._worker.send(count)
-        while missing:
-            self._taker.wait(TIMEOUT)
-            missing -= sum(len(samples) for samples in self._taker.taken())
+            if self._taker is None:
+                missing -= len(self._reader.take(min(missing, TAKEN), TIMEOUT))
+            else:
+                self._taker.wait(TIMEOUT)
+                self._taker.take_into(samples)
+                missing -= sum(map(len, samples))
+                samples.clear()
         return time.perf_counter() - began
 
 
@@ -209,9 +191,7 @@ class Models:
     """A model to all workers, until each has it."""
 
     def __init__(self, place: Place) -> None:
-        self._followers = [place.start(follow, place.endpoint, place.folder) for _ in range(WORKERS)]
-        for each in self._followers:
-            each.recv()
+        self._followers = [place.start(follow, place.endpoint, place.folder).pipe for _ in range(WORKERS)]
         self._reader, self._body = place.reader("columns"), model()
 
     def clock(self, count: int) -> float:
@@ -237,7 +217,7 @@ def samples(what: str, keys: str | None, security: str | None, company: Company,
             only: str) -> list[Result]:  # fmt: skip
     """Rows for two lengths of packets, and two forms of samples: those with the word `only` in their names."""
     found: list[Result] = []
-    sides_of = {"columns": Columns, "objects": Objects}
+    sides_of = {"columns": "columns", "objects": TABLE}
     for length in LENGTHS:
         names = {form: f"{form}, {length} together{what}" for form in sides_of}
         names = {form: name for form, name in names.items() if only in name}
@@ -248,7 +228,7 @@ def samples(what: str, keys: str | None, security: str | None, company: Company,
         try:
             for form, name in names.items():
                 aim = "transfer-samples" if (form, length, what) == ("columns", 1000, "") else ""
-                sides = [sides_of[form](place, length), *theirs.values()]
+                sides = [Packets(place, sides_of[form], length), *theirs.values()]
                 aims, count = dict.fromkeys(theirs, aim), SENT // length
                 found += compared(name, " samples/s", length, count, sides, list(theirs), rounds, aims)
         finally:

@@ -10,7 +10,7 @@ import re
 
 from memoire.client.stats import ClientStats
 from memoire.dashboard.collect.answers import Overview
-from memoire.dashboard.web.metrics import ScrapedDashboard
+from memoire.dashboard.web.serve import ScrapedDashboard
 from memoire.figures import catalogue
 from memoire.inference.batching import InferenceStats
 from memoire.nodes.metrics import BUILD_INFO, ScrapedNode, by_table

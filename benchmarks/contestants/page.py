@@ -1,16 +1,16 @@
-"""A contest's page out of its records alone: docs/benchmarks/contest.md, .json, and an SVG for each game."""
+"""What runs of a contest leave, and the page of them: docs/benchmarks/contest.md, .json and an SVG for each game."""
 
 import ast
 import json
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from measure import Spread
+from measure import Spread, cells, family_of, head, plot
 
-from contestants.records import Record, paired
 from contestants.settings import GAMES, PONG_CAPACITY, SAID, Game
 
 HERE = Path(__file__).resolve().parent
@@ -26,10 +26,11 @@ TITLES = {
 """What a reader calls a side, in the order of the tables."""
 MUCH_WAITING = 0.3
 """Share of its time that a learner waits, above which the dashboard says so first."""
-HEAD = """| side | reach it | seconds, median (quartiles) | steps | return later | updates a second | by memoire's |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: |"""
-WAITING = """| seed | the learner waited | the dashboard showed | its verdict | they agree |
-| ---: | ---: | ---: | --- | --- |"""
+HEAD = head(
+    "side", "reach it", "seconds, median (quartiles)", "steps", "return later", "updates a second", "by memoire's"
+)
+WAITING = head("seed", "the learner waited", "the dashboard showed", "its verdict", "they agree", left=0)
+RATES_HEAD = head("side", "steps a second", "updates a second", "by memoire's", "memory, MiB", "steps in it")
 PAGE = """# benchmarks/contest.py
 
 How many seconds until a task is learned, with memoire and with what one would use instead, on the same machine?
@@ -58,8 +59,6 @@ Of double DQN, memoire and the plain loop have the same update, whose weights ar
 the target makes of next states computed on a thread of its own (`memoire.prefetch`), while it learns from the batches
 before.
 """
-RATES_HEAD = """| side | steps a second | updates a second | by memoire's | memory, MiB | steps in it |
-| --- | ---: | ---: | ---: | ---: | ---: |"""
 RATES = """## {title}: rates
 
 {machine}, {versions}. Each run has {limit}, and rates are of the second half of the time
@@ -92,6 +91,116 @@ SECTION = """## {title}: a score of {score:g}
 """
 
 
+@dataclass(frozen=True)
+class Record:
+    """One run: what a side has learned with one seed."""
+
+    game: str
+    side: str
+    seed: int
+    limit: float
+    """Seconds that it had."""
+    curve: tuple[tuple[float, int, float], ...]
+    """Seconds since the program was started, steps, mean return of 20 greedy episodes; where only rates are compared,
+    updates in place of a return.
+    """
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> "Record":
+        """One that was JSON."""
+        return cls(**row | {"curve": tuple((point[0], point[1], point[2]) for point in row["curve"])})
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.game, self.side, self.seed
+
+    def reached(self, score: float) -> tuple[float, int] | None:
+        """Seconds and steps of the first network that returns so much; None if there is none."""
+        return next(((seconds, steps) for seconds, steps, returned in self.curve if returned >= score), None)
+
+    def counted(self, score: float) -> tuple[float, int]:
+        """The same; a run that never gets there counts its limit, and all of its steps."""
+        return self.reached(score) or (self.limit, self.curve[-1][1] if self.curve else 0)
+
+    def later_return(self) -> float:
+        """Mean of the returns in the second half of the run: how well it plays when it has learned for a while."""
+        later = [returned for seconds, _, returned in self.curve if seconds >= self.limit / 2]
+        return sum(later) / len(later) if later else float("nan")
+
+    def rates(self) -> tuple[float, float]:
+        """Steps and updates a second of a game without a score, in the second half of the time from its first updates
+        on; nan for a run that hardly got so far.
+        """
+        learned = [point for point in self.curve if point[2] > 0]
+        later = [point for point in learned if point[0] >= (learned[0][0] + learned[-1][0]) / 2]
+        if len(later) < 2:
+            return float("nan"), float("nan")
+        (began, steps, updates), (ended, more_steps, more_updates) = later[0], later[-1]
+        return (more_steps - steps) / (ended - began), (more_updates - updates) / (ended - began)
+
+
+class Records:
+    """A folder with a record for each run that is over.
+
+    Args:
+        folder: Where they are; it is made when the first one comes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, game: str, side: str, seed: int) -> Path:
+        return self.folder / game / f"{side}-{seed}.json"
+
+    def keep(self, record: Record) -> None:
+        """Write one, which is there as a whole or not at all."""
+        path = self.path(*record.key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".part")
+        draft.write_text(json.dumps(asdict(record)), encoding="utf-8")
+        draft.replace(path)
+
+    def all(self) -> list[Record]:
+        return [Record.of(json.loads(path.read_text("utf-8"))) for path in sorted(self.folder.glob("*/*-*.json"))]
+
+    def missing(
+        self, game: str, sides: Sequence[str], seeds: int, is_enough: Callable[[Record], bool] = lambda _: True
+    ) -> list[tuple[int, str]]:
+        """Seeds and sides that have no record, or one that is not enough, in the order of their turns: every other seed
+        the other way round, so that nobody is always first.
+        """
+        turns = [(seed, side) for seed in range(seeds) for side in sides[:: -1 if seed % 2 else 1]]
+        known = {each.key for each in self.all() if is_enough(each)}
+        return [(seed, side) for seed, side in turns if (game, side, seed) not in known]
+
+
+def merged(known: Iterable[Record], new: Iterable[Record]) -> list[Record]:
+    """All of them, in the order of their keys; of one run that is in both, the new one."""
+    found = {each.key: each for each in (*known, *new)}
+    return [found[key] for key in sorted(found)]
+
+
+def paired(ours: Sequence[Record], theirs: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Runs of the same seed."""
+    by_seed = {each.seed: each for each in theirs}
+    return [(each, by_seed[each.seed]) for each in ours if each.seed in by_seed]
+
+
+def memory_of(pid: int) -> int:
+    """Bytes of a process and of all that come from it. What n of them share counts in each as an n-th."""
+    return sum(proportional(Path(f"/proc/{each}")) for each in family_of(pid))
+
+
+def proportional(folder: Path) -> int:
+    """Its proportional set size in bytes; 0 if it is gone."""
+    try:
+        lines = (folder / "smaps_rollup").read_text("utf-8").splitlines()
+    except OSError:
+        return 0
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
 def of(records: Sequence[Record], game: str, side: str) -> list[Record]:
     return [each for each in records if (each.game, each.side) == (game, side)]
 
@@ -122,7 +231,7 @@ def table(records: Sequence[Record], name: str, game: Game) -> str:
         reached = sum(each.reached(game.score) is not None for each in theirs)
         updates = [each.facts["updates"] / each.limit for each in theirs if "updates" in each.facts]
         ratio = ratios(ours, theirs, game.score)
-        cells = [
+        shown = [
             f"{title} {theirs[0].facts.get('version', '')}".strip(),
             f"{reached} of {len(theirs)}",
             cell([seconds for seconds, _ in counted]),
@@ -131,7 +240,7 @@ def table(records: Sequence[Record], name: str, game: Game) -> str:
             f"{np.median(updates):,.0f}" if updates and game.algorithm != "ppo" else "",
             cell(ratio, ".2f") if ratio and side != "memoire" else "",
         ]
-        rows.append("| " + " | ".join(cells) + " |")
+        rows.append(cells(*shown))
     return "\n".join(rows)
 
 
@@ -143,7 +252,7 @@ def rates_table(records: Sequence[Record], name: str) -> str:
             continue
         rates = [each.rates() for each in theirs]
         ratio = [a.rates()[1] / b.rates()[1] for a, b in paired(ours, theirs)]
-        cells = [
+        shown = [
             f"{title} {theirs[0].facts.get('version', '')}".strip(),
             cell([steps for steps, _ in rates]),
             cell([updates for _, updates in rates], ".1f"),
@@ -151,7 +260,7 @@ def rates_table(records: Sequence[Record], name: str) -> str:
             f"{np.median([each.facts['memory'] for each in theirs]) / 2**20:,.0f}",
             f"{min(PONG_CAPACITY, int(np.median([each.curve[-1][1] for each in theirs]))):,}",
         ]
-        rows.append("| " + " | ".join(cells) + " |")
+        rows.append(cells(*shown))
     return "\n".join(rows)
 
 
@@ -170,7 +279,7 @@ def waiting(records: Sequence[Record]) -> str:
             said = ", ".join(f"`{code}`" for code in sorted(verdicts, key=lambda code: -verdicts[code]))
             seen = f"{shown[0]:.1%} to {shown[1]:.1%}" if shown else ""
             word = "yes" if agrees(each.facts["waited"], verdicts) else "**no**"
-            rows.append(f"| {each.seed} | {each.facts['waited']:.1%} | {seen} | {said} | {word} |")
+            rows.append(cells(each.seed, f"{each.facts['waited']:.1%}", seen, said, word))
     return "\n".join(rows) if len(rows) > 1 else ""
 
 
@@ -196,30 +305,22 @@ def limits(runs: Sequence[Record]) -> str:
 
 def draw(records: Sequence[Record], name: str, game: Game, path: Path) -> None:
     """Return over seconds, or steps, where there is no score: the median over seeds as a line, quartiles as a band."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
-    for place, (side, title) in enumerate(TITLES.items()):
-        runs = [each for each in of(records, name, side) if each.curve]
-        if not runs:
-            continue
-        grid = np.arange(0.0, min(each.limit for each in runs) + 0.5, 3.0)
-        rows = np.array([held(each, grid, 1 if game.score is None else 2) for each in runs])
-        low, middle, high = np.nanquantile(rows, (0.25, 0.5, 0.75), axis=0)
-        axes.plot(grid, middle, color=f"C{place}", label=title, linewidth=1.4)
-        if len(runs) > 1:
-            axes.fill_between(grid, low, high, color=f"C{place}", alpha=0.15, linewidth=0)
-    if game.score is not None:
-        axes.axhline(game.score, color="gray", linestyle="--", linewidth=0.8)
-    shown = "steps" if game.score is None else "mean return of 20 greedy episodes"
-    axes.set(title=game.title, xlabel="seconds", ylabel=shown)
-    axes.legend(fontsize="small", frameon=False)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+    with plot(path, 7, 3.6) as axes:
+        for place, (side, title) in enumerate(TITLES.items()):
+            runs = [each for each in of(records, name, side) if each.curve]
+            if not runs:
+                continue
+            grid = np.arange(0.0, min(each.limit for each in runs) + 0.5, 3.0)
+            rows = np.array([held(each, grid, 1 if game.score is None else 2) for each in runs])
+            low, middle, high = np.nanquantile(rows, (0.25, 0.5, 0.75), axis=0)
+            axes.plot(grid, middle, color=f"C{place}", label=title, linewidth=1.4)
+            if len(runs) > 1:
+                axes.fill_between(grid, low, high, color=f"C{place}", alpha=0.15, linewidth=0)
+        if game.score is not None:
+            axes.axhline(game.score, color="gray", linestyle="--", linewidth=0.8)
+        shown = "steps" if game.score is None else "mean return of 20 greedy episodes"
+        axes.set(title=game.title, xlabel="seconds", ylabel=shown)
+        axes.legend(fontsize="small", frameon=False)
 
 
 def held(record: Record, grid: np.ndarray, column: int = 2) -> np.ndarray:

@@ -95,9 +95,3 @@ def inference_rows(clients: int):
     from with_torchrl_inference import Rows
 
     return Rows(clients)
-
-
-def inference_latency(clients: int):
-    from with_torchrl_inference import Latency
-
-    return Latency(clients)

@@ -4,7 +4,6 @@ import multiprocessing
 import time
 from functools import cache
 
-import numpy as np
 import torch
 from tasks import INPUTS, LAYERS, OUTPUTS
 from tensordict import TensorDict
@@ -61,9 +60,7 @@ def pipes_of(count):
 
 
 class Rows:
-    """All clients ask for one row after the other."""
-
-    taken = []
+    """All clients ask for one row after the other; `times` has the seconds of each answer of the newest turn."""
 
     def __init__(self, count):
         self.server, self.pipes = pipes_of(count)
@@ -72,20 +69,10 @@ class Rows:
         began = time.perf_counter()
         for pipe in self.pipes:
             pipe.send(max(1, count // len(self.pipes)))
-        Rows.taken = [each for pipe in self.pipes for each in pipe.recv()]
+        self.times = [each for pipe in self.pipes for each in pipe.recv()]
         return time.perf_counter() - began
 
     def close(self):
         for pipe in self.pipes:
             pipe.send(None)
         self.server.shutdown()
-
-
-class Latency:
-    """The median time of an answer in the last turn."""
-
-    def __init__(self, count):
-        pass
-
-    def clock(self, count):
-        return count * float(np.median(Rows.taken))

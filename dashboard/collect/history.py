@@ -376,7 +376,7 @@ class History:
         """All runs that were ever seen, in the order in which they began."""
         with self._lock:
             found = self._db.execute("SELECT name, began, seen, facts FROM runs ORDER BY began, name")
-            return [RunInfo(*row, msgspec.json.decode(facts)) for *row, facts in found]
+            return [RunInfo(name, began, seen, msgspec.json.decode(facts)) for name, began, seen, facts in found]
 
     def load(self, run: str, name: str, points: Iterable[tuple[int, int, HistoryPoint]]) -> None:
         """Take what `all` of another history gave: begin, seconds and figure. Each goes into all levels that are not

@@ -23,6 +23,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote, urlencode
 
@@ -208,7 +209,7 @@ class NodeAddresses:
         deadline = time.monotonic() + timeout
         answers: queue.SimpleQueue[tuple[str, LookupResult]] = queue.SimpleQueue()
         for name in self._names:
-            self._resolver.ask(name.rpartition(":")[0], lambda found, name=name: answers.put((name, found)))
+            self._resolver.ask(name.rpartition(":")[0], partial(_pass_on, answers, name))
         silent = dict.fromkeys(self._names, f"no answer from the name server within {timeout:g} s")
         with contextlib.suppress(queue.Empty):
             while silent:
@@ -234,6 +235,10 @@ class NodeAddresses:
             began = time.monotonic()
             self.look()
             self._closed.wait(max(0.1, RESOLVE_INTERVAL - (time.monotonic() - began)))
+
+
+def _pass_on(answers: queue.SimpleQueue[tuple[str, LookupResult]], name: str, found: LookupResult) -> None:
+    answers.put((name, found))
 
 
 def _urls(addresses: Iterable[str], port: int) -> list[str]:

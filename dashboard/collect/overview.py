@@ -20,7 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
 from memoire.dashboard.settings import Settings
@@ -68,9 +68,9 @@ def starts_of(nodes: Iterable[NodeState]) -> list[StartsRow]:
 
 
 def _start_row(node: NodeState, told: dict[str, Any]) -> StartsRow:
-    name = node.name or node.url
-    lineage: Any = told.get("lineage")
-    steps = [(_number(each[0]), _number(each[1])) for each in (lineage if _is_list(lineage) else ()) if _is_pair(each)]
+    name, lineage = node.name or node.url, told.get("lineage")
+    pairs = (each for each in lineage if _is_list(each) and len(each) == 2) if _is_list(lineage) else ()
+    steps = ((_number(cost), _number(step)) for cost, step in pairs)
     return StartsRow(
         name=str(told.get("name") or name)[:256],
         node=name,
@@ -82,17 +82,12 @@ def _start_row(node: NodeState, told: dict[str, Any]) -> StartsRow:
     )
 
 
-def _is_list(value: object) -> bool:
+def _is_list(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
     return isinstance(value, list | tuple)
 
 
-def _is_pair(value: Any) -> bool:
-    return _is_list(value) and len(value) == 2
-
-
 def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else None  # type: ignore[arg-type]
 
 
 def own_of(nodes: Iterable[NodeState]) -> dict[str, list[OwnRow]]:

@@ -97,7 +97,7 @@ def test_an_aim_is_reached_missed_or_not_measured(modules, tmp_path):
     key = "draw-W1-numpy"
     assert "**no**" not in aims.render(tmp_path) and "not measured" in aims.render(tmp_path)
     for ratio, reached in ((0.79, "**no**"), (0.8, "yes")):
-        measure.record(str(tmp_path), "core", {key: measure.Spread(ratio, ratio, ratio)})
+        measure.record(str(tmp_path), "learner", {key: measure.Spread(ratio, ratio, ratio)})
         row = next(line for line in (tmp_path / "README.md").read_text().splitlines() if known[key].against in line)
         assert f"| 0.8 | {ratio} ({ratio} to {ratio}) | {reached} |" in row
     assert known["atari-bytes"].is_reached(0.2) and not known["atari-bytes"].is_reached(0.21)
