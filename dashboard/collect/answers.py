@@ -23,6 +23,7 @@ from memoire.figures import (
 from memoire.inference.batching import InferenceStats, StartsStats
 from memoire.nodes.metrics import PageGuard
 from memoire.server.stats import RecentEpisodes, TableStats
+from memoire.tables import registry
 from memoire.tables.inspection import SampleFreshness
 
 from .nodes import ClusterDistribution
