@@ -232,7 +232,8 @@ def said_of(kind: registry.Kind) -> set[type]:
     """Capabilities that a kind says its pool offers, and those that they derive from."""
     pool = kind.pool_class().__mro__
     named = [next(each for each in pool if each.__name__ == name) for name in kind.offers]
-    return {base for each in named for base in each.__mro__ if inspect.isabstract(base)}
+    bases = {base for each in named for base in each.__mro__ if not issubclass(base, interface.TablePool)}
+    return {base for base in bases if inspect.isabstract(base)}
 
 
 CAPABILITIES = set().union(*map(said_of, registry.known()))
