@@ -32,8 +32,7 @@ from workloads import Workload, pool_of, received, w1, w2
 
 import memoire
 from memoire import _core
-from memoire.client.local_memory import LocalMemory
-from memoire.client.pushes import Pusher
+from memoire.client.pushes import LocalMemory, Pusher
 from memoire.client.session import Session
 from memoire.client.waiting import ClientLock, HandedModels
 from memoire.limits import Limits

@@ -8,7 +8,7 @@ import json
 import pathlib
 import re
 
-from memoire.client.stats import ClientStats
+from memoire.client.reports import ClientStats
 from memoire.dashboard.collect.answers import Overview
 from memoire.dashboard.web.serve import ScrapedDashboard
 from memoire.figures import catalogue

@@ -38,13 +38,11 @@ from memoire.replay.writer import Writer
 from memoire.security.keys import Given, Keys
 from memoire.wire.messages import TEST, TRAIN
 
-from . import io, reports
+from . import reports
 from .io import Connection
-from .local_memory import LocalMemory
-from .pushes import Pusher, WhenFull, check_on_full
-from .reports import remainder_of
+from .pushes import LocalMemory, Pusher, WhenFull, check_on_full
+from .reports import ClientStats, remainder_of
 from .session import HEARTBEAT_INTERVAL, Session
-from .stats import ClientStats, figures_of
 from .waiting import ClientLock, HandedModels, LogLines, ModelHandle, Receiver
 
 if TYPE_CHECKING:
@@ -571,7 +569,7 @@ class Client(Node):
     def stats(self) -> ClientStats:
         """All figures at this moment."""
         with self._waiting.changed:
-            return ClientStats(**io.figures_of(self._io, self._session), **figures_of(self._session, self._pusher))
+            return self._io.stats(self._pusher)
 
     def liveness(self) -> list[str]:
         """What only a restart can mend, a sentence each. Empty while all is well."""

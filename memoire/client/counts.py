@@ -403,18 +403,18 @@ class PushWindow:
         return self.pushed_caches - self.received_caches - self.lost_caches
 
     @property
-    def in_flight(self) -> int:
+    def in_flight_bytes(self) -> int:
         """Bytes of which nobody knows yet."""
         return self.pushed_bytes - self.received_bytes - self.lost_bytes
 
     def has_room(self, byte_count: int) -> bool:
         """Whether a cache of this size may go now."""
-        return self.in_flight == 0 or self.in_flight + byte_count <= self.credit
+        return self.in_flight_bytes == 0 or self.in_flight_bytes + byte_count <= self.credit
 
     @property
     def is_half_used(self) -> bool:
         """Whether it is time to ask the server what arrived."""
-        return 2 * self.in_flight >= self.credit
+        return 2 * self.in_flight_bytes >= self.credit
 
     def pushing(self, byte_count: int, now: float) -> Changes:
         """The changes by which a cache of this size was handed to the socket."""
@@ -463,8 +463,8 @@ class PushWindow:
 
     def check_invariants(self) -> None:
         """Raise AssertionError where bytes or caches are not accounted for."""
-        assert min(self.in_flight, self.lost_bytes, self.in_flight_caches, self.lost_caches) >= 0
-        assert self.pushed_bytes == self.received_bytes + self.lost_bytes + self.in_flight
+        assert min(self.in_flight_bytes, self.lost_bytes, self.in_flight_caches, self.lost_caches) >= 0
+        assert self.pushed_bytes == self.received_bytes + self.lost_bytes + self.in_flight_bytes
         assert self.pushed_caches == self.received_caches + self.lost_caches + self.in_flight_caches
         assert self.received_caches == min(self.pushed_caches, self.accepted_caches + sum(self.rejected.values()))
 
@@ -485,14 +485,9 @@ class PushSums:
 
     def add(self, window: PushWindow) -> None:
         """Add those of one account."""
-        self.pushed_caches += window.pushed_caches
-        self.pushed_bytes += window.pushed_bytes
-        self.accepted_caches += window.accepted_caches
-        self.received_bytes += window.received_bytes
-        self.lost_caches += window.lost_caches
-        self.lost_bytes += window.lost_bytes
-        self.in_flight_caches += window.in_flight_caches
-        self.in_flight_bytes += window.in_flight
+        for name in self.__slots__:
+            if name != "rejected":
+                setattr(self, name, getattr(self, name) + getattr(window, name))
         for code, count in window.rejected.items():
             self.rejected[code] = self.rejected.get(code, 0) + count
 
@@ -551,4 +546,4 @@ class AccountWindows:
         """Raise AssertionError where bytes or caches are not accounted for."""
         for window in (*self._left.values(), self.now):
             window.check_invariants()
-        assert not any(window.in_flight or window.in_flight_caches for window in self._left.values())
+        assert not any(window.in_flight_bytes or window.in_flight_caches for window in self._left.values())

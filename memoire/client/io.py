@@ -18,6 +18,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ from memoire.wire import containers, messages
 from memoire.wire.frames import Answer, Buffer, Message, topic_frame
 
 from . import reports
-from .local_memory import LocalMemory
-from .reports import LateRequest, UnreportedClient, report_of
+from .pushes import LocalMemory, Pusher
+from .reports import ClientStats, LateRequest, UnreportedClient, report_of
 from .session import BUSY_TIMEOUT, OUTDATED, AcceptedWelcome, Change, SentUpdate, Session, Step
 from .waiting import ClientLock
 
@@ -249,6 +250,53 @@ class Connection:
                 changed.wait(min(left, 0.5))
             return True
 
+    def stats(self, pusher: Pusher) -> ClientStats:
+        """All figures at this moment, of what is pushed too. Under the lock."""
+        session, channel, topics = self._session, self.channel, self.topics
+        told, counts, windows = session.told, session.counts, session.windows
+        return ClientStats(
+            client=session.client.hex(),
+            name=session.name,
+            label=session.label,
+            endpoint=session.endpoint,
+            home=told.home_name,
+            table=told.table_name,
+            run=told.run_name,
+            episodes=counts.episodes,
+            steps=counts.steps,
+            generated_bytes=counts.generated_bytes,
+            **asdict(windows.sums()),
+            credit=windows.now.credit,
+            granted=windows.granted,
+            on_full=pusher.on_full,
+            waited=pusher.waited,
+            compression=pusher.codec(),
+            passed_steps=counts.passed,
+            held_back=session.inserts.held_back,
+            held_back_for=session.inserts.waited,
+            skipped_caches=counts.skipped,
+            not_pushed=dict(pusher.not_pushed),
+            waiting_lines=len(session.outbox),
+            waiting_line_bytes=session.outbox.bytes,
+            dropped_lines=counts.dropped_lines,
+            dropped_returns=counts.dropped_returns,
+            parameters_version=session.parameters_version,
+            models=topics.versions(),
+            skipped_models=topics.skipped,
+            fetched_bytes=topics.fetched_bytes,
+            resubscribed=topics.resubscribed,
+            updates=session.updates,
+            resends=channel.resends,
+            refused=dict(channel.refused) | session.refused | dict(topics.refused),
+            silent=self.silent,
+            untold_steps=counts.missing.steps,
+            trouble=session.trouble,
+            applied=counts.applied,
+            stale=counts.stale,
+            finished=session.is_finished,
+            faults=self.worker.errors,
+        )
+
     # Turns
 
     def _next_time(self) -> float:
@@ -451,18 +499,3 @@ class Connection:
             if self._local.side.waits_for_models:  # it may give the room back of what was taken
                 with self._waiting.changed:
                     self._session.inserts.expect()
-
-
-def figures_of(connection: Connection, session: Session) -> dict[str, Any]:
-    """What a connection knows of `ClientStats`, by its names there. Under the lock."""
-    channel, topics = connection.channel, connection.topics
-    return {
-        "models": topics.versions(),
-        "skipped_models": topics.skipped,
-        "fetched_bytes": topics.fetched_bytes,
-        "resubscribed": topics.resubscribed,
-        "resends": channel.resends,
-        "refused": dict(channel.refused) | session.refused | dict(topics.refused),
-        "silent": connection.silent,
-        "faults": connection.worker.errors,
-    }

@@ -7,6 +7,8 @@ What an actor could not tell before it ended: kept in a folder of its own, and t
 
 Sums count from a client's beginning and lines are numbered, so that a file may be told any number of times, also by two
 clients at once, and nothing counts twice.
+
+The figures of a client at one moment, for whoever watches.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import contextlib
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 
@@ -30,6 +33,9 @@ from memoire.wire import messages
 from memoire.wire.frames import PASSING, Answer, name_hash, tail_of, update_of
 
 from .session import Session
+
+if TYPE_CHECKING:
+    from memoire.figures import FAULTS, REFUSED, counter, gauge
 
 _log = logging.getLogger(__name__)
 
@@ -292,3 +298,85 @@ def _parts(session: Session, run: int, models: Mapping[str, int]) -> list[Report
             return parts
         session.outbox.acknowledge(body.lines[-1].number if body.lines else 0)
         session.counts.acknowledge_episodes(body.ended[-1].number if body.ended else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStats:
+    """A client at one moment; for whoever watches."""
+
+    # fmt: off
+    client: str
+    """Its id in hex."""
+    name: str
+    """That a person or Kubernetes gave it; "" for none."""
+    label: int
+    endpoint: str
+    home: str
+    """Name of the server that counts it."""
+    table: str
+    run: str
+    episodes: Annotated[int, counter("client_episodes", "Episodes", "Episodes that this client closed.")]
+    steps: Annotated[int, counter("client_steps", "Steps", "Entries that this client recorded.")]
+    generated_bytes: Annotated[int, counter("client_generated_bytes", "Recorded", "Bytes of these entries.")]
+    pushed_caches: Annotated[int, counter("client_pushed_caches", "Caches pushed", "Caches that were pushed.")]
+    """Where the server stores episodes, these; so with all counts of caches."""
+    pushed_bytes: Annotated[int, counter("client_pushed_bytes", "Bytes pushed", "Bytes of these caches.")]
+    accepted_caches: Annotated[int, counter("client_accepted_caches", "Accepted",
+        "Caches that the home says it has taken.")]
+    received_bytes: int
+    rejected: dict[str, int]
+    lost_caches: Annotated[int, gauge("client_missing_caches", "Lost", "Caches that were pushed and are given up; "
+        "fewer when they arrive after all.")]
+    lost_bytes: int
+    in_flight_caches: int
+    in_flight_bytes: Annotated[int, gauge("client_in_flight_bytes", "On the way", "Bytes of caches of which no answer "
+        "has come yet.")]
+    credit: Annotated[int, gauge("client_credit_bytes", "Credit", "Bytes that may be on the way: what the home grants, "
+        "or less where configure_limits says so.")]
+    granted: int
+    """Bytes that the home grants."""
+    on_full: str
+    """What the writer does with a cache or episode when the window is full."""
+    waited: Annotated[float, counter("client_wait_seconds", "Waited", "Seconds that calls waited for room in the "
+        "window.")]
+    compression: str
+    """How frames are packed now: what the parameters say, or what "auto" has chosen, if the home can undo it."""
+    passed_steps: Annotated[int, counter("client_passed_steps", "Passed steps", "Entries recorded beyond what was "
+        "granted, while the home told this client to wait, and not pushed.")]
+    held_back: str
+    """Why it is to wait now; "" when it is not. See `samples_per_insert_tolerance`."""
+    held_back_for: Annotated[float, counter("client_held_back_seconds", "Held back", "Seconds that recording waited "
+        "for draws.")]
+    skipped_caches: Annotated[int, counter("client_skipped_caches", "Skipped", "Caches that were not pushed because "
+        "the window was full.", docs="rate.md")]
+    not_pushed: dict[str, int]
+    """Calls of push_cache and push_episode, the writer's too, that pushed nothing, by reason."""
+    waiting_lines: Annotated[int, gauge("client_waiting_lines", "Lines waiting", "Log lines that the home does not "
+        "have yet.")]
+    waiting_line_bytes: int
+    dropped_lines: Annotated[int, counter("client_dropped_lines", "Lines dropped",
+        "Log lines that log() did not take.")]
+    dropped_returns: int
+    """Episodes that count, but whose return was given up: not finite, or thousands closed while the home was away."""
+    parameters_version: int
+    models: Annotated[dict[str, int], gauge("client_model_version", "Models", "Newest version of each topic that this "
+        "client has.", label="topic")]
+    skipped_models: Annotated[int, counter("client_skipped_models", "Models skipped", "Versions of models that were "
+        "passed over, because newer ones were there.")]
+    fetched_bytes: int
+    """Of models, asked for beyond what notices brought."""
+    resubscribed: int
+    """Topics subscribed to again, because their notices did not come."""
+    updates: Annotated[int, counter("client_updates", "Updates", "UPDATE messages that were answered.")]
+    resends: Annotated[int, counter("client_resends", "Resends", "Requests that were sent again.")]
+    refused: Annotated[dict[str, int], REFUSED]
+    silent: Annotated[float, gauge("client_silent_seconds", "Silent", "Seconds since the newest reply.")]
+    untold_steps: int
+    """Of the steps, those that no home has acknowledged yet."""
+    trouble: str
+    """Why the home acknowledges nothing, as it says; "" where all is well."""
+    applied: int
+    stale: int
+    finished: bool
+    faults: Annotated[int, FAULTS]
+    # fmt: on

@@ -416,7 +416,7 @@ class Session:
             )
         self.windows.grant(said.credit)
         self.schedule.awaits_feedback = is_same and said.feedback_waiting > 0
-        self.schedule.is_dirty = self.schedule.is_dirty or self.has_remainder or bool(self.window.in_flight)
+        self.schedule.is_dirty = self.schedule.is_dirty or self.has_remainder or bool(self.window.in_flight_bytes)
         self._follow_run(said, asked)
         if is_same and self.counts.boundary is None:  # a grant of another run does not count this one's entries
             self.inserts.grant(said.granted_steps, said.wait)

@@ -105,7 +105,7 @@ class WindowMachine(RuleBasedStateMachine):
             at_once(window.pushing(size, self.now))
             self.way.append((size, window.pushed_caches, window.pushed_bytes, self.home, self.since[self.home]))
             self.pushed = [self.pushed[0] + 1, self.pushed[1] + size]
-        assert window.in_flight <= max(1000, size)
+        assert window.in_flight_bytes <= max(1000, size)
 
     @rule(which=st.integers(0, 5), is_accepted=st.booleans())
     def arrive(self, which, is_accepted):
@@ -169,7 +169,7 @@ class WindowMachine(RuleBasedStateMachine):
         self.way.clear()
         self.now += 100.0
         self.answer(0.0)
-        assert self.windows.now.in_flight == self.windows.now.in_flight_caches == 0
+        assert self.windows.now.in_flight_bytes == self.windows.now.in_flight_caches == 0
         self.identity_holds()
 
 
@@ -208,9 +208,9 @@ def test_what_arrives_after_it_was_given_up_is_no_longer_lost():
     window = PushWindow(100, lost_after=5.0)
     at_once(window.pushing(60, now=0.0))
     window.answered(0, 0, 0, {}, asked_at=4.0)
-    assert (window.in_flight, window.lost_bytes) == (60, 0)
+    assert (window.in_flight_bytes, window.lost_bytes) == (60, 0)
     window.answered(0, 0, 0, {}, asked_at=6.0)
-    assert (window.in_flight, window.lost_bytes) == (0, 60)
+    assert (window.in_flight_bytes, window.lost_bytes) == (0, 60)
     window.answered(1, 60, 0, {}, asked_at=7.0)
     assert (window.received_bytes, window.lost_bytes, window.accepted_caches) == (60, 0, 1)
 

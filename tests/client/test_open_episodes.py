@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from interrupts import Call, check_whole
-from memoire.client.local_memory import LocalMemory, side_of
-from memoire.client.pushes import Pusher
+from memoire.client.pushes import LocalMemory, Pusher, side_of
 from memoire.client.session import Session
 from memoire.client.waiting import ClientLock
 from memoire.errors import Closed, MemoireError, ParameterError

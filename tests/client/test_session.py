@@ -179,7 +179,7 @@ def test_an_update_says_everything_and_its_answer_acknowledges_it(session, home)
     assert session.updated(said, asked, 2.0) == "update"
     assert session.counts.missing.steps == 5 and not session.has_remainder
     assert (session.schedule.answered, session.updates, session.trouble) == (ticket, 1, "")
-    assert (session.window.in_flight, session.window.credit, session.inserts.left) == (0, 500, 90 - 25)
+    assert (session.window.in_flight_bytes, session.window.credit, session.inserts.left) == (0, 500, 90 - 25)
 
 
 def test_a_home_that_began_again_is_asked_before_it_is_told_more(session, home):
@@ -188,7 +188,7 @@ def test_a_home_that_began_again_is_asked_before_it_is_told_more(session, home):
     home.epoch = 8
     _, step = tell(session, home, 1.0, caches=1, received_bytes=50, granted_steps=3)
     assert step == "hello" and session.is_between
-    assert session.window.in_flight == 50 and session.inserts.left > 3, "its account of caches is another one"
+    assert session.window.in_flight_bytes == 50 and session.inserts.left > 3, "its account of caches is another one"
     join(session, home, now=2.0)
     assert not session.is_between
 

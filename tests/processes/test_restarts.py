@@ -14,7 +14,7 @@ import pytest
 import memoire
 from history import trial
 from history.ports import block
-from memoire.client.stats import ClientStats
+from memoire.client.reports import ClientStats
 from memoire.errors import MemoireTimeout
 from netkit import QUICK, SCHEMA, record, until
 from tcpkit import flood, place

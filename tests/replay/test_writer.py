@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coded_env import KINDS, CodedEnv, action_at, decode, reward_at
-from memoire.client.rollouts import RolloutWriter
+from memoire.client.episodes import RolloutWriter
 from memoire.errors import (
     EntryError,
     EpisodeTorn,

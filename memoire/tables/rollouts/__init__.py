@@ -19,7 +19,7 @@ class RolloutsKind(Kind):
     weighed = "Of held entries, as actors weighed them; each is taken once, in order."
     pool = "memoire.tables.rollouts.pool:RolloutPool"
     answers = "memoire.tables.rollouts.pool:answers"
-    actor = "memoire.client.rollouts:RolloutsSide"
+    actor = "memoire.client.episodes:RolloutsSide"
     far = "memoire.tables.rollouts.far:Takes"
     offers = ("TakesPushes", "HasRoom", "BelongsToRun", "HandsOutOnce")
     instead = "take(steps)"
