@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from memoire.accounting.logbook import format_line
+from memoire.accounting.runs import format_line
 from memoire.dashboard.collect import nodes as logs
 from memoire.dashboard.collect.aggregator import TIMEOUT, Aggregator
 from memoire.dashboard.collect.history import History

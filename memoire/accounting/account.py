@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, field
 from operator import add, attrgetter
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
 from memoire.figures import counter, gauge, shown
 from memoire.wire.messages import Update
@@ -144,7 +144,7 @@ class Account:
     def check_invariants(self) -> None:
         """Raise AssertionError where its numbers disagree."""
         assert not self.report.lines and not self.report.ended
-        received = self.accepted_caches + sum(self.rejected.values())
+        received = self.accepted_caches + self.rejected_caches
         assert self.received_caches == received
         assert self.pushed_caches == received + self.lost_caches + self.in_flight_caches
         assert self.pushed_bytes == self.received_bytes + self.lost_bytes + self.in_flight
@@ -154,15 +154,12 @@ class Account:
     @property
     def feedback(self) -> FeedbackCounts:
         """What became of the TD errors that were given for its entries."""
-        return FeedbackCounts(
-            self.given_feedback,
-            self.applied_feedback,
-            self.superseded_feedback,
-            self.gone_feedback,
-            self.stale_feedback,
-            self.lost_feedback,
-            self.waiting_feedback,
-        )
+        return FeedbackCounts(*_feedback(self))
+
+    @property
+    def rejected_caches(self) -> int:
+        """Caches that arrived and were not taken."""
+        return sum(self.rejected.values())
 
     @property
     def overtaken_caches(self) -> int:
@@ -210,6 +207,7 @@ class Account:
 
 
 _facts = attrgetter(*Account.__slots__)
+_feedback = attrgetter(*(f"{name}_feedback" for name in FeedbackCounts.__slots__))
 _sums = attrgetter(*REPORT_SUMS, *HOME_SUMS)
 
 
@@ -258,32 +256,20 @@ class Totals:
     # fmt: on
 
 
+def of_account(name: str) -> str:
+    """Where an account has this count: an attribute of it, or of its newest report."""
+    return f"report.{name}" if name in REPORT_SUMS else name
+
+
+_COUNTED = tuple(n for n in Totals.__slots__ if n not in ("clients", "gone", "skipped_caches", "returns_sum"))
+_counted = attrgetter(*map(of_account, _COUNTED))
+
+
 def counts_of(account: Account) -> dict[str, int]:
     """What an account adds to `Totals`, all but returns_sum."""
     report = account.report
-    return {
-        "clients": 1,
-        "gone": int(report.leaving),
-        "episodes": report.episodes,
-        "steps": report.steps,
-        "pushed_caches": account.pushed_caches,
-        "pushed_bytes": account.pushed_bytes,
-        "skipped_caches": report.skipped,
-        "generated_bytes": report.generated_bytes,
-        "received_caches": account.received_caches,
-        "received_bytes": account.received_bytes,
-        "accepted_caches": account.accepted_caches,
-        "accepted_bytes": account.accepted_bytes,
-        "accepted_samples": account.accepted_samples,
-        "rejected_caches": sum(account.rejected.values()),
-        "lost_caches": account.lost_caches,
-        "lost_bytes": account.lost_bytes,
-        "dropped_lines": report.dropped_lines,
-        "returns_count": account.returns_count,
-        "applied": report.applied,
-        "stale": report.stale,
-        "lost_feedback": account.lost_feedback,
-    }
+    counts = {"clients": 1, "gone": int(report.leaving), "skipped_caches": report.skipped}
+    return counts | dict(zip(_COUNTED, _counted(account), strict=True))
 
 
 def counts_something(update: Update) -> bool:
@@ -341,44 +327,31 @@ class FoldedSums:
             sums[account.table] += sign * counts[name]
 
 
-class AccountStore(Protocol):
-    """Where the accounts of one run are that are not in memory; see `account_store` and `store`."""
+class AccountStore:
+    """Where the accounts of one run are that are not in memory (see `KeptAccounts`). This one has nothing and keeps
+    nothing: of a ledger that never folds.
+    """
 
     def find(self, client: bytes) -> Account | None:
         """The client's own account as it was kept last."""
+        return None
 
     def numbers_elsewhere(self, client: bytes) -> tuple[int, int]:
         """Numbers of the newest line and closed episode that other accounts of this client have, those of servers that
         were drained among them; 0 where there are none.
         """
-
-    def keep(self, account: Account) -> None:
-        """Keep an account that leaves memory; it is not changed any more."""
-
-    def sums(self) -> FoldedSums:
-        """What all accounts that are kept add up to, without those of other servers."""
-
-
-class EmptyAccountStore:
-    """An `AccountStore` that has nothing and keeps nothing: of a ledger that never folds."""
-
-    def find(self, client: bytes) -> Account | None:
-        """None."""
-
-    def numbers_elsewhere(self, client: bytes) -> tuple[int, int]:
-        """Zeros."""
         return 0, 0
 
     def keep(self, account: Account) -> None:
-        """A mistake of ours: nobody would find it again."""
+        """Keep an account that leaves memory; it is not changed any more."""
         assert account is None, "a ledger that folds needs a store"
 
     def sums(self) -> FoldedSums:
-        """Nothing."""
+        """What all accounts that are kept add up to, without those of other servers."""
         return FoldedSums()
 
 
-class SumsOnlyStore(EmptyAccountStore):
+class SumsOnlyStore(AccountStore):
     """An `AccountStore` that forgets accounts: of their ledger's totals only the sums are left."""
 
     def keep(self, account: Account) -> None:

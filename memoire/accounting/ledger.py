@@ -38,7 +38,6 @@ from .account import (
     TABLE_SUMS,
     Account,
     AccountStore,
-    EmptyAccountStore,
     FeedbackCounts,
     Totals,
     counts_of,
@@ -87,7 +86,7 @@ class Ledger:
         self._room = ByteBudget(1 << 62).holder("clients") if room is None else room
         self._name_bytes: dict[bytes, int] = {}  # of the clients whose reports have names
         self.epoch, self.since = epoch, since or epoch
-        self._store = EmptyAccountStore() if store is None else store
+        self._store = AccountStore() if store is None else store
         self._may_open, self._forget = may_open, forget
         self._accounts: dict[bytes, Account] = {}
         self._guests: PeerTable[bytes, Account] = PeerTable(

@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from memoire.wire.rows import ACCOUNT, ACCOUNT_KEY_BYTES
 
-from .account import Account, Totals
+from .account import Account, Totals, of_account
 
 Rows: TypeAlias = NDArray[np.void]
 """Rows of `rows.ACCOUNT`."""
@@ -101,39 +102,22 @@ _LATER = ("received_caches", "pushed_caches", "returns_count", "last_seen")
 """The fields that order two rows of one account: none of them ever shrinks."""
 
 
+COUNTS = (ACCOUNT.names or ())[3:-4]
+"""What a row says that its account counts; before it, what names the account, and then times, label and flags."""
+_counted = attrgetter(*map(of_account, COUNTS))
+
+
 def row_of(account: Account, home: int) -> tuple[Any, ...]:
     """The row of an account that the server of this home keeps: its values in the order of `rows.ACCOUNT`."""
-    report = account.report
     return (
         np.frombuffer(account.client, "<u8"),
         home,
         account.since,
-        report.episodes,
-        report.steps,
-        report.generated_bytes,
-        report.skipped,
-        report.dropped_lines,
-        account.lines_through,
-        account.ended_through,
-        report.applied,
-        report.stale,
-        account.lost_feedback,
-        account.pushed_caches,  # caches may come before the UPDATE that tells of them
-        account.pushed_bytes,
-        account.received_caches,
-        account.received_bytes,
-        account.accepted_caches,
-        account.accepted_bytes,
-        account.accepted_samples,
-        sum(account.rejected.values()),
-        account.lost_caches,
-        account.lost_bytes,
-        account.returns_count,
-        account.returns_sum,
+        *_counted(account),  # caches may come before the UPDATE that tells of them
         round(account.first_seen, 3),  # as exactly as accounts are kept
         round(account.last_seen, 3),
         account.label,
-        GONE if report.leaving else 0,
+        GONE if account.report.leaving else 0,
     )
 
 

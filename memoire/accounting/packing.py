@@ -30,7 +30,7 @@ from memoire.wire import _bytes
 from memoire.wire.messages import Update
 from memoire.wire.rows import ACCOUNT, MAX_RETURNS, unpack_accounts
 
-from .account import FEEDBACK_OUTCOMES, Account, FoldedSums
+from .account import FEEDBACK_OUTCOMES, REPORT_SUMS, Account, AccountStore, FoldedSums
 from .merge import GONE, Rows, exact_sum, merge, page, row_of
 
 CLIENT_BYTES: Final = 16
@@ -70,6 +70,8 @@ _TOTALS: Final = {"skipped_caches": "skipped"} | {
     name: name for name, _ in _DIFFERENCES if name not in ("skipped", "lines_through", "ended_through")
 }
 """The whole numbers of `Totals` that a row has, and what the row calls them."""
+_OF_ACCOUNT: Final = tuple(name for name in (ACCOUNT.names or ())[3:] if name in Account.__slots__)
+"""The values of a row that its account has by the same names."""
 _PLACE: Final = {name: place for place, name in enumerate(ACCOUNT.names or ())}
 
 
@@ -135,46 +137,22 @@ class AccountPacker:
         since, table, owner = self._opening(counts[_WORD])
         codes, feedback = _rest(body[used:], row["lost_feedback"])
         _check(row, codes)
-        received, received_bytes = row["received_caches"], row["received_bytes"]
-        report = Update(
-            episodes=row["episodes"],
-            steps=row["steps"],
-            skipped=row["skipped"],
-            generated_bytes=row["generated_bytes"],
-            dropped_lines=row["dropped_lines"],
-            applied=row["applied"],
-            stale=row["stale"],
-            caches=row["pushed_caches"],
-            cache_bytes=row["pushed_bytes"],
-            leaving=bool(row["flags"] & GONE),
-        )
-        account = Account(
+        sums = {name: row[name] for name in REPORT_SUMS if name in row}
+        given: dict[str, Any] = {f"{name}_feedback": count for name, count in feedback.items()}
+        pushed = {"caches": row["pushed_caches"], "cache_bytes": row["pushed_bytes"]}
+        return Account(
             client=client,
-            first_seen=row["first_seen"],
-            last_seen=row["last_seen"],
             since=since,
-            report=report,
+            report=Update(**sums, **pushed, leaving=bool(row["flags"] & GONE)),
             sequence=counts[_WORD + 1] - 1,
-            lines_through=row["lines_through"],
-            ended_through=row["ended_through"],
-            returns_count=row["returns_count"],
-            returns_sum=row["returns_sum"],
-            received_caches=received,
-            received_bytes=received_bytes,
-            seen_caches=received + row["lost_caches"],
-            seen_bytes=received_bytes + row["lost_bytes"],
-            accepted_caches=row["accepted_caches"],
-            accepted_bytes=row["accepted_bytes"],
-            accepted_samples=row["accepted_samples"],
+            seen_caches=row["received_caches"] + row["lost_caches"],
+            seen_bytes=row["received_bytes"] + row["lost_bytes"],
             rejected=codes,
-            lost_feedback=row["lost_feedback"],
-            label=row["label"],
             table=table,
             owner=owner,
+            **{name: row[name] for name in _OF_ACCOUNT},
+            **given,
         )
-        for name, count in feedback.items():
-            setattr(account, f"{name}_feedback", count)
-        return account
 
     def pack_row(self, row: np.void) -> tuple[bytes, bytes]:
         """Key and body of an account that another server has counted, or this one in a life that it forgot."""
@@ -293,7 +271,7 @@ Packed = tuple[bytes, bytes]
 """Key and body of an account, as `AccountPacker` makes them."""
 
 
-class KeptAccounts(ABC):
+class KeptAccounts(AccountStore, ABC):
     """The accounts of one run that are kept. Not thread-safe: the owner locks."""
 
     def __init__(self, packing: AccountPacker) -> None:
@@ -314,10 +292,6 @@ class KeptAccounts(ABC):
     @abstractmethod
     def _bodies(self) -> Iterator[Sequence[bytes]]:
         """The bodies of all own accounts, in parts."""
-
-    @abstractmethod
-    def keep(self, account: Account) -> None:
-        """Keep an account that leaves memory; it is not changed any more."""
 
     @abstractmethod
     def inherit(self, rows: Rows) -> None:

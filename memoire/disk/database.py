@@ -34,8 +34,8 @@ from urllib.parse import quote
 import msgspec
 
 from memoire._core import Held
-from memoire.accounting.logbook import LogEntry
 from memoire.accounting.packing import Packed
+from memoire.accounting.runs import LogEntry
 from memoire.errors import StateError, StateForeign, StateUnusable
 from memoire.replay.files import drafting
 

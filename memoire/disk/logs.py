@@ -25,7 +25,7 @@ from typing import IO
 import numpy as np
 
 from memoire._core import Held
-from memoire.accounting.logbook import LogEntry, format_line
+from memoire.accounting.runs import LogEntry, format_line
 from memoire.errors import ParameterError
 from memoire.replay.files import sync
 

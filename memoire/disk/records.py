@@ -21,10 +21,9 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from memoire.accounting.logbook import LineFilter, LogEntry
 from memoire.accounting.merge import merge
 from memoire.accounting.packing import AccountPacker, NumberedTexts
-from memoire.accounting.runs import RunFacts, SavedGroup
+from memoire.accounting.runs import LineFilter, LogEntry, RunFacts, SavedGroup
 from memoire.errors import escape
 from memoire.wire import _bytes
 from memoire.wire.messages import Line

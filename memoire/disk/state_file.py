@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
-from memoire.accounting.logbook import LogEntry
 from memoire.accounting.packing import Packed
+from memoire.accounting.runs import LogEntry
 from memoire.errors import StateCorrupt, StateUnusable
 
 from .database import (

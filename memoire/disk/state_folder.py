@@ -28,9 +28,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
-from memoire.accounting.logbook import LineFilter, LogEntry
 from memoire.accounting.packing import Packed, StoredAccounts
-from memoire.accounting.runs import FolderStats, RunFacts, SavedGroup
+from memoire.accounting.runs import FolderStats, LineFilter, LogEntry, RunFacts, SavedGroup
 from memoire.errors import Closed, StateLost
 from memoire.limits import Limits, wall_clock
 from memoire.models.model import Model

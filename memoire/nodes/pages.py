@@ -18,8 +18,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
 
 import msgspec
 
-from memoire.accounting.logbook import timestamp
 from memoire.accounting.merge import key_of
+from memoire.accounting.runs import timestamp
 from memoire.limits import wall_clock
 from memoire.net import process
 from memoire.security.access import Security

@@ -15,8 +15,7 @@ import msgspec
 
 from memoire import arguments
 from memoire.accounting.ledger import account_bytes
-from memoire.accounting.logbook import line_bytes
-from memoire.accounting.runs import StateStore
+from memoire.accounting.runs import StateStore, line_bytes
 from memoire.arguments import mapping, whole
 from memoire.errors import ParameterError, StateCorrupt, WrongType
 from memoire.limits import CONTAINER, HELD_BYTES, Container, Limits, Reservation

@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 from memoire import arguments
 from memoire._core import Held
 from memoire.accounting.ledger import Ledger
-from memoire.accounting.logbook import Logbook, LogEntry
 from memoire.accounting.merge import Rows
-from memoire.accounting.runs import Run, SavedGroup, StateStore, Ticket
+from memoire.accounting.runs import Logbook, LogEntry, Run, SavedGroup, StateStore, Ticket
 from memoire.errors import ProtocolError
 from memoire.figures import Timing
 from memoire.limits import HELD_BYTES, Limits

@@ -14,9 +14,8 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 
 from memoire.accounting.account import Account
-from memoire.accounting.logbook import LogEntry
 from memoire.accounting.merge import Rows
-from memoire.accounting.runs import RunFacts, Runs, SavedGroup, StateStore, Ticket, UnsavedChanges
+from memoire.accounting.runs import LogEntry, RunFacts, Runs, SavedGroup, StateStore, Ticket, UnsavedChanges
 from memoire.errors import ProtocolError
 from memoire.models.model import Model
 from memoire.tables.registry import Reply

@@ -22,9 +22,8 @@ from typing import Any, overload
 from memoire import arguments
 from memoire._core import Held
 from memoire.accounting.account import Totals
-from memoire.accounting.logbook import LineFilter, LogEntry
 from memoire.accounting.merge import ServerAccounts
-from memoire.accounting.runs import RunFacts
+from memoire.accounting.runs import LineFilter, LogEntry, RunFacts
 from memoire.arguments import checked_names, seconds, whole
 from memoire.disk.snapshots import RestoreCounts
 from memoire.errors import Closed

@@ -21,9 +21,8 @@ import msgspec
 
 from memoire.accounting.account import Account, SumsOnlyStore
 from memoire.accounting.ledger import MAX_GUESTS, Ledger, account_bytes
-from memoire.accounting.logbook import line_bytes
 from memoire.accounting.merge import LearnerStats
-from memoire.accounting.runs import Run, Runs, SavedState
+from memoire.accounting.runs import Run, Runs, StateStore, line_bytes
 from memoire.errors import ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import HELD_BYTES, MODEL_BYTES, NO_LIMIT, Limits
 from memoire.models.model import ModelStore
@@ -138,7 +137,7 @@ class ServerState:
         limits: Limits,
         run: str,
         committer: Committer,
-        past: SavedState | None = None,
+        past: StateStore | None = None,
         now: float,
         epoch: int,
         budget: ByteBudget | None = None,
@@ -336,7 +335,7 @@ DEFAULT_RUN = "default"
 _LIVES: Final = "lives"
 
 
-def lives_of(past: SavedState) -> int:
+def lives_of(past: StateStore) -> int:
     """Return the number of former starts of a server in this folder."""
     lives = past.settings().get(_LIVES, "0")
     return int(lives) if lives.isdecimal() else 0
@@ -352,7 +351,7 @@ class _FormerStart(msgspec.Struct, frozen=True):
     """Settings beside the parameters: `OpenTable.making`."""
 
 
-def run_to_count(past: SavedState | None, given: str | None, committer: Committer) -> str:
+def run_to_count(past: StateStore | None, given: str | None, committer: Committer) -> str:
     """The run that was counted last, unless another one is given now than was given then."""
     if past is None:
         return DEFAULT_RUN if given is None else given
@@ -365,7 +364,7 @@ def run_to_count(past: SavedState | None, given: str | None, committer: Committe
     return given
 
 
-def recover(state: ServerState, past: SavedState) -> None:
+def recover(state: ServerState, past: StateStore) -> None:
     """Take over models and parameters of the former life; what is new in this one is to be saved.
 
     Raises:
@@ -402,7 +401,7 @@ def save_parameters(table: OpenTable, committer: Committer) -> None:
         committer.add_setting(table.key, msgspec.json.encode(chosen).decode())
 
 
-def check_making(table: OpenTable, past: SavedState, folder: str) -> None:
+def check_making(table: OpenTable, past: StateStore, folder: str) -> None:
     """Refuse what a table holds again, if that was made with other settings than the table has.
 
     Raises:

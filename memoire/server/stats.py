@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import numpy as np
 
 from memoire.accounting.account import DROPPED_CACHES, Account, FeedbackCounts, Totals
-from memoire.accounting.logbook import MAX_FOUND_LINES, LineFilter, LogEntry
 from memoire.accounting.merge import LearnerStats, Rows, ServerAccounts, merge, merged_scalars, totals_of_pages
-from memoire.accounting.runs import FolderStats, Run, RunFacts, StateStore
+from memoire.accounting.runs import MAX_FOUND_LINES, FolderStats, LineFilter, LogEntry, Run, RunFacts, StateStore
 from memoire.arguments import MAX_SCALARS, whole
 from memoire.errors import ParameterError
 from memoire.figures import (

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from memoire.accounting import merge
 from memoire.accounting.ledger import Ledger
-from memoire.accounting.logbook import Logbook, escape, format_line
 from memoire.accounting.packing import MemoryAccounts
-from memoire.accounting.runs import MAX_WAITING, UnsavedChanges
+from memoire.accounting.runs import MAX_WAITING, Logbook, UnsavedChanges, escape, format_line
 from memoire.client.counts import LineOutbox
 from memoire.errors import ProtocolError
 from memoire.security.roles import TokenBuckets

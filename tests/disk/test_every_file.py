@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 
 from faultkit import FailAt, KillAt, in_child
-from memoire.accounting.logbook import LogEntry
-from memoire.accounting.runs import RunFacts, SavedGroup
+from memoire.accounting.runs import LogEntry, RunFacts, SavedGroup
 from memoire.client import reports as former_clients
 from memoire.disk import opening, record_file, snapshot_file, snapshots
 from memoire.disk import table_rows as stored_prompts

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memoire.accounting.logbook import LineFilter, LogEntry, escape
-from memoire.accounting.runs import RunFacts, SavedGroup
+from memoire.accounting.runs import LineFilter, LogEntry, RunFacts, SavedGroup, escape
 from memoire.disk import database, records
 from memoire.disk.records import MAX_TEXT, META, MODEL, SEGMENT, WORD, LogSegment, StateContents, condition
 from memoire.disk.records import RUN as RUN_STORED_ROWS

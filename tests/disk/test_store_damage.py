@@ -9,7 +9,7 @@ import struct
 import pytest
 
 import mutations
-from memoire.accounting.logbook import LineFilter
+from memoire.accounting.runs import LineFilter
 from memoire.disk.state_folder import Store
 from memoire.errors import StateCorrupt, StateForeign
 from memoire.models.model import make

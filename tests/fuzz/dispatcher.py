@@ -10,8 +10,8 @@ import numpy as np
 
 import make_vectors
 from fuzz.choices import Choices
-from memoire.accounting.logbook import format_line
 from memoire.accounting.merge import merge
+from memoire.accounting.runs import format_line
 from memoire.errors import NotEnoughSamples, ProtocolError
 from memoire.limits import Limits
 from memoire.replay.batch import ID

@@ -14,7 +14,7 @@ from string import ascii_lowercase, ascii_uppercase
 import zmq
 
 import make_vectors
-from memoire.accounting.logbook import LineFilter, LogEntry, escape, format_line
+from memoire.accounting.runs import LineFilter, LogEntry, escape, format_line
 from memoire.cli import main
 from memoire.client.counts import LineOutbox, cut
 from memoire.errors import ParameterError, ProtocolError, SchemaError

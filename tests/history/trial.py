@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from memoire.accounting.logbook import LineFilter, format_line
+from memoire.accounting.runs import LineFilter, format_line
 from memoire.disk.state_folder import Store
 from memoire.errors import ChildDied
 from memoire.nodes.launcher import Child, Launcher

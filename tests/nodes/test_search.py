@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memoire
-from memoire.accounting.logbook import escape
+from memoire.accounting.runs import escape
 from memoire.errors import ParameterError
 from memoire.nodes.http import NodePages
 from netkit import QUICK, SCHEMA, until

@@ -137,7 +137,7 @@ def epoch_of_an_answer_ignored() -> None:
 @mutation(World("two lines", works=2, doubles=1))
 def lines_without_numbers() -> None:
     """A server writes every line that comes."""
-    from memoire.accounting.logbook import Logbook
+    from memoire.accounting.runs import Logbook
 
     take = Logbook.take
     Logbook.take = lambda self, client, lines, through, now: take(self, client, lines, 0, now)  # type: ignore[method-assign]

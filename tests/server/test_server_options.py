@@ -7,9 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from memoire.accounting.logbook import MAX_FOUND_LINES, LineFilter
 from memoire.accounting.merge import key_of, merge
-from memoire.accounting.runs import RunFacts
+from memoire.accounting.runs import MAX_FOUND_LINES, LineFilter, RunFacts
 from memoire.errors import ParameterError, ProtocolError, StateUnusable, WrongType
 from memoire.limits import GiB, Limits, MiB
 from memoire.models.model import make

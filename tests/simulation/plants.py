@@ -68,7 +68,7 @@ def increments() -> None:
 
 def _take_with(change: Callable[[list[Any], int], tuple[list[Any], int]]) -> None:
     """A logbook that takes what `change(lines, through)` returns in place of both."""
-    from memoire.accounting.logbook import Logbook
+    from memoire.accounting.runs import Logbook
 
     take = Logbook.take
 

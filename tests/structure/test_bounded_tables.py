@@ -38,7 +38,7 @@ REFUSES = {
 """Places at which a newcomer is refused while all others are heard: tried below."""
 HARMLESS = {
     "accounting/ledger:Ledger.__init__": "They are numbered, so that a reader sees which ones it has missed.",
-    "accounting/logbook:Logbook._extend": "their numbers show that they were there",
+    "accounting/runs:Logbook._extend": "their numbers show that they were there",
     "accounting/runs:UnsavedChanges.wait": "and counted: their clients ask again",
     "client/counts:RunCounts.__init__": "beyond, the return of the oldest is given up",
     "client/counts:AccountWindows.belong": "as many servers as a WELCOME can name",

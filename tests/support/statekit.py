@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from memoire.accounting.account import Account
-from memoire.accounting.logbook import LogEntry
-from memoire.accounting.runs import RunFacts, UnsavedChanges
+from memoire.accounting.runs import LogEntry, RunFacts, UnsavedChanges
 from memoire.disk.state_folder import Store
 from memoire.models.model import make
 from memoire.replay.columns import Column

@@ -11,8 +11,7 @@ from typing import Any
 
 from memoire.accounting.account import Account, sums_of
 from memoire.accounting.ledger import Ledger
-from memoire.accounting.logbook import LogEntry
-from memoire.accounting.runs import Run
+from memoire.accounting.runs import LogEntry, Run
 from memoire.errors import ProtocolError
 from memoire.limits import NO_LIMIT
 from memoire.server.state import ClientOwners, Credits, ServerState
