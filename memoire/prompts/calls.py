@@ -7,103 +7,22 @@ trainer ◀─draw──                        ──list, amend────  r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from memoire import Schema
 from memoire.building import Given, checked_names, finite, mapping, model_version, one_of, seconds, text, whole
-from memoire.errors import EpochOver, ParameterError, WrongType
-from memoire.kinds import DEFAULT_TIMEOUT, Context, FarCalls, Request, Transport
+from memoire.errors import ParameterError, WrongType
+from memoire.kinds import DEFAULT_TIMEOUT, Context, FarCalls, Request
 from memoire.limits import Limits
 
 from . import messages
 from .columns import gathered, mask_of, places_of
 from .rows import Key, PromptState
-from .servers import PromptServers, keys_of
-from .trainer import PromptTrainer, Step, fetched
-from .worker import Lease, PromptWorker
-
-MAX_RANKS = 65_536
-"""Ranks that one trainer can have."""
-
-
-class TableCalls:
-    """A table of prompts, as one process uses it.
-
-    Args:
-        rank: Which trainer of how many.
-        timeout: Seconds that a call takes at most if it is given no other number.
-        session: See `memoire.Prompts`.
-    """
-
-    def __init__(self, transport: Transport, rank: tuple[int, int], timeout: float, session: str) -> None:
-        self._timeout = timeout
-        self._transport = transport
-        self._servers = PromptServers(transport)
-        self._worker = PromptWorker(self._servers)
-        self._trainer = PromptTrainer(self._servers, rank, session)
-
-    @property
-    def schema(self) -> Schema:
-        """The columns of an answer, as the servers say."""
-        return self._transport.table(self._deadline(None))[1]
-
-    @property
-    def table(self) -> str:
-        """Name of the table."""
-        return self._transport.table(self._deadline(None))[0]
-
-    @property
-    def servers(self) -> tuple[str, ...]:
-        """Names of the servers that are known."""
-        return tuple(self._servers.names)
-
-    def _deadline(self, timeout: float | None) -> float:
-        return self._transport.now() + seconds(timeout, self._timeout)
-
-    def _patience(self, timeout: float | None) -> float:
-        patience = seconds(timeout, self._timeout)
-        self._transport.table(self._transport.now() + patience)
-        return patience
-
-
-def checked_dataset(name: Any) -> str:
-    """The name of a data set. Raises ParameterError."""
-    if not isinstance(name, str) or len(name) > 200:
-        raise ParameterError("dataset", name, "a text of at most 200 characters")
-    return text("dataset", name)
-
-
-def checked_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
-    """Words by name. Raises WrongType, ParameterError."""
-    return {text("tags", name): text("tags", word) for name, word in mapping("tags", tags or {}).items()}
-
-
-def checked_keys(keys: Iterable[Any]) -> list[Key]:
-    """Names of prompts. Raises ParameterError."""
-    found: list[Key] = []
-    for key in keys:
-        if not isinstance(key, tuple) or len(key) != 3:
-            raise ParameterError("keys", key, "tuples of data set, epoch and index")
-        found.append((checked_dataset(key[0]), whole("epoch", key[1], 0), whole("index", key[2], 0)))
-    return found
-
-
-def checked_rank(rank: tuple[int, int], session: str) -> tuple[int, int]:
-    """Which trainer of how many, which need a session. Raises WrongType, ParameterError."""
-    try:
-        mine, ranks = rank
-    except (TypeError, ValueError):
-        raise ParameterError("rank", rank, "two numbers: which rank, of how many") from None
-    text("session", session)
-    ranks = whole("rank", ranks, 1, MAX_RANKS)
-    mine = whole("rank", mine, 0, ranks - 1)
-    if ranks > 1 and not session:
-        expected = "a text that all ranks share, new at each start of the trainer, where there are several ranks"
-        raise ParameterError("session", session, expected)
-    return mine, ranks
-
+from .servers import TableCalls, checked_dataset, checked_keys, checked_rank, checked_tags, keys_of
+from .trainer import TrainerCalls, fetched
+from .worker import WorkerCalls
 
 STATES = tuple(state.name.lower() for state in PromptState)
 Cursor: TypeAlias = dict[str, int]
@@ -161,7 +80,7 @@ class ListenerCalls(TableCalls):
                 refused.
             limit: Prompts of each server at most.
         """
-        deadline = self._transport.now() + self._patience(timeout)
+        deadline = self._deadline(timeout)
         wanted = [] if state is None else [state] if isinstance(state, str) else [*state]
         for each in wanted:
             if each not in STATES:
@@ -188,7 +107,7 @@ class ListenerCalls(TableCalls):
                     page = messages.Prompts(call="list", since=cursor[name], **(facts | {"most": left}))
                     requests[name] = Request(page)
         for name, rows in found.items():
-            self._worker.learn([row.key for row in rows], name)
+            self._learn([row.key for row in rows], name)
         return [row for rows in found.values() for row in rows], cursor
 
     @checked_names()
@@ -197,7 +116,7 @@ class ListenerCalls(TableCalls):
         all the same, it begins with the first prompt.
         """
         request = messages.Prompts(call="forget", consumer=text("consumer", consumer))
-        self._servers.every(request, self._transport.now() + self._patience(timeout))
+        self._servers.every(request, self._deadline(timeout))
 
     def fetch(
         self, keys: Iterable[Key], columns: Sequence[str] | None = None, timeout: float | None = None
@@ -205,7 +124,7 @@ class ListenerCalls(TableCalls):
         """The whole answers to prompts: for each prompt its columns, `Ragged` or arrays [n, *F] of its n answers, and
         "answer" [n], their places in the group. Prompts that have none are left out.
         """
-        deadline, schema = self._transport.now() + self._patience(timeout), self.schema
+        deadline, schema = self._deadline(timeout), self.schema
         places = list(range(len(schema.names))) if columns is None else places_of(mask_of(schema, columns))
         wanted, found = checked_keys(keys), dict[Key, dict[str, Any]]()
         for name in self._servers.names:
@@ -223,7 +142,7 @@ class ListenerCalls(TableCalls):
     def payload(self, key: Key, timeout: float | None = None) -> bytes:
         """The payload of a prompt. Raises Refused (code "missing")."""
         request = Request(messages.Prompts(call="payloads", keys=keys_of(checked_keys([key]))))
-        return bytes(self._worker.at_home(key, request, self._transport.now() + self._patience(timeout)).payload)
+        return bytes(self._at_home(key, request, self._deadline(timeout)).payload)
 
     def counts(self, timeout: float | None = None) -> dict[str, int]:
         """Prompts in each state, and those that were forgotten: their sum is the number of prompts given."""
@@ -232,7 +151,7 @@ class ListenerCalls(TableCalls):
 
     def figures(self, timeout: float | None = None) -> dict[str, int]:
         """The same and all other figures of the table, added up over servers: leases, late answers, bytes, ..."""
-        told = self._servers.every(messages.Prompts(call="counts"), self._transport.now() + self._patience(timeout))
+        told = self._servers.every(messages.Prompts(call="counts"), self._deadline(timeout))
         found: dict[str, int] = {}
         for reply in told.values():
             for name, count in reply.body.counts.items():
@@ -247,137 +166,6 @@ def _info(row: messages.PromptFacts, schema: Schema, server: str) -> PromptInfo:
         row.reason, row.step, row.priority, row.score, row.version, row.tokens, row.attempts, row.is_evaluation,
         row.tags, names, server,
     )  # fmt: skip
-
-
-class WorkerCalls(TableCalls):
-    """Leases prompts and answers them."""
-
-    @checked_names()
-    def lease(
-        self, count: int = 1, seconds: float | None = None, timeout: float | None = None, *, version: int | None = None
-    ) -> list[Lease]:
-        """Prompts for this worker: at least one, at most `count`.
-
-        Args:
-            seconds: For which they are leased, above 0; None is what the table says.
-            timeout: Seconds to wait until there is one.
-            version: Of the worker's model. With `max_model_lag`, one that is too old gets nothing.
-
-        Raises:
-            MemoireTimeout: none came in that time; it says why.
-        """
-        wanted, lasting = whole("count", count, 1, 1024), _lasting(seconds)
-        acting = None if version is None else model_version(version, "version")
-        return self._worker.lease(wanted, lasting, acting, self._patience(timeout))
-
-    def renew(self, lease: Lease, seconds: float | None = None, timeout: float | None = None) -> bool:
-        """Go on with a prompt for so many seconds from now; False if it is not wanted of this worker any more."""
-        return self._worker.keep("renew", [checked_lease(lease)], _lasting(seconds), self._patience(timeout))[0]
-
-    def release(self, lease: Lease, timeout: float | None = None) -> bool:
-        """Give a prompt back, so that another worker gets it at once. Answers that are whole stay."""
-        return self._worker.keep("release", [checked_lease(lease)], 0.0, self._patience(timeout))[0]
-
-    @checked_names()
-    def answer(
-        self,
-        lease: Lease,
-        index: int,
-        columns: Mapping[str, Any],
-        version: int = 0,
-        *,
-        piece: int | None = None,
-        last: bool = True,
-        timeout: float | None = None,
-    ) -> bool:
-        """Answer a prompt; whether this answer counts. It does not if the same one came before, from whoever had a
-        lease of the prompt.
-
-        Args:
-            index: Which answer of the group, from 0.
-            columns: Values by the schema's columns, not all of them. Of a ragged column an array [L, *F].
-            version: Of the model that made it; 0 is unknown, which `max_model_lag` refuses. A group is as old as its
-                oldest piece.
-            piece: Number of a piece of an answer that comes in several; None counts them. Ragged columns are appended.
-            last: Whether the answer is whole with this piece.
-
-        Raises:
-            EntryError, NoSuchField: a value does not fit its column.
-        """
-        return self.answers(lease, {index: columns}, version, piece=piece, last=last, timeout=timeout)[0]
-
-    @checked_names()
-    def answers(
-        self,
-        lease: Lease,
-        answers: Mapping[int, Mapping[str, Any]],
-        version: int = 0,
-        *,
-        piece: int | None = None,
-        last: bool = True,
-        timeout: float | None = None,
-    ) -> list[bool]:
-        """Several answers to one prompt in one request, by their places in the group; for each whether it counts."""
-        return self.answer_all([(lease, answers)], version, piece=piece, last=last, timeout=timeout)[0]
-
-    @checked_names()
-    def answer_all(
-        self,
-        answers: Iterable[tuple[Lease, Mapping[int, Mapping[str, Any]]]],
-        version: int = 0,
-        *,
-        piece: int | None = None,
-        last: bool = True,
-        timeout: float | None = None,
-    ) -> list[list[bool]]:
-        """Answers to several prompts, each with its lease, in as few requests as they fit into: the quickest way if a
-        worker has several groups at once. For each prompt whether its answers count.
-        """
-        patience = self._patience(timeout)
-        given = [(checked_lease(lease), mapping("answers", each)) for lease, each in answers]
-        for _, each in given:
-            for index in each:
-                whole("index", index, 0)
-        facts: dict[str, Any] = {
-            "version": model_version(version, "version"),
-            "piece": piece,
-            "is_last": last,
-        }
-        return self._worker.answer(given, self.schema, patience=patience, **facts)
-
-    def fail(self, lease: Lease, index: int, reason: str, *, again: bool = True, timeout: float | None = None) -> bool:
-        """Tell that an answer does not come; whether it was still wanted.
-
-        Args:
-            again: Whether somebody may try once more. Without it the answer has failed for good, and its group is
-                closed with the others, if those are `at_least` so many.
-        """
-        return self._worker.fail(
-            checked_lease(lease), whole("index", index, 0), text("reason", str(reason)), again, self._patience(timeout)
-        )
-
-    def amend(self, key: Key, index: int, columns: Mapping[str, Any], timeout: float | None = None) -> bool:
-        """Bring columns of an answer from elsewhere, such as a reward model; whether they came in time: before the
-        group was ready.
-        """
-        patience = self._patience(timeout)
-        return self._worker.amend(checked_keys([key])[0], whole("index", index, 0), columns, self.schema, patience)
-
-
-def _lasting(given: float | None) -> float:
-    """Seconds of a lease as they travel: 0 for what the table says. Raises ParameterError."""
-    if given is None:
-        return 0.0
-    if not (found := seconds(given, 0.0)):
-        raise ParameterError("seconds", given, "above 0, or None for what the table says (`lease`)")
-    return found
-
-
-def checked_lease(lease: Any) -> Lease:
-    """The lease itself. Raises WrongType."""
-    if not isinstance(lease, Lease):
-        raise WrongType("lease", "a Lease, as lease() returns them", type(lease).__name__)
-    return lease
 
 
 Order = Literal["cancel", "prioritise", "finish", "forget", "shares", "model"]
@@ -411,7 +199,7 @@ class GiverCalls(TableCalls):
             Refused: there is no room for them, also at the deadline (code "busy"); their epoch is finished ("value").
             MemoireTimeout: a server does not answer.
         """
-        deadline = self._transport.now() + self._patience(timeout)
+        deadline = self._deadline(timeout)
         given = _payloads(prompts)
         epoch, dataset = whole("epoch", epoch, 0, 2**32 - 1), checked_dataset(dataset)
         facts: dict[str, Any] = {
@@ -481,16 +269,14 @@ class GiverCalls(TableCalls):
         self._order("model", timeout, version=model_version(version, "version"))
 
     def _order(self, call: Order, timeout: float | None, **facts: Any) -> int:
-        deadline = self._transport.now() + self._patience(timeout)
+        deadline = self._deadline(timeout)
         keys = facts.pop("keys", None)
         if keys is None:
-            return sum(
-                each.body.done for each in self._servers.every(messages.Groups(call=call, **facts), deadline).values()
-            )
+            return self._sum(messages.Groups(call=call, **facts), deadline)
         done = 0
         for begin in range(0, len(keys), 4096):
             body = messages.Groups(call=call, keys=keys_of(keys[begin : begin + 4096]), **facts)
-            done += sum(each.body.done for each in self._servers.every(body, deadline).values())
+            done += self._sum(body, deadline)
         return done
 
 
@@ -508,80 +294,6 @@ def _payloads(prompts: Any) -> dict[int, bytes]:
             payload = text(f"prompts[{index!r}]", payload).encode()
         found[whole("index", index, 0)] = bytes(payload)
     return found
-
-
-BALANCE = ("tokens", None)
-
-
-class TrainerCalls(TableCalls):
-    """Draws groups, commits and rewinds. One thread at a time."""
-
-    @checked_names()
-    def draw(
-        self,
-        step: int,
-        groups: int,
-        timeout: float | None = None,
-        *,
-        balance: str | None = "tokens",
-        columns: Sequence[str] | None = None,
-        replay: float = 0.0,
-    ) -> Step:
-        """Draw the groups of a step: those of this rank. The same step gives the same groups, also after a restart of
-        the trainer or of servers, until it is committed and `keep` further steps are, too.
-
-        Args:
-            step: 0 or more, each once in the order of training.
-            groups: Of all ranks together.
-            balance: "tokens": ranks get as many groups each, and about as many tokens. None: one after the other.
-            columns: Those that are fetched; None is all.
-            replay: Share of the groups that is drawn from committed ones by their scores (`Table(replay_limit=...)`),
-                as far as there are so many. With 1 a step waits for no new group once enough are committed.
-
-        Raises:
-            MemoireTimeout: not enough groups were ready in that time; says what is missing.
-            EpochOver: none comes any more, since all epochs were finished.
-            Refused: another trainer draws from this table (code "session"): see `rewind`.
-        """
-        if balance not in BALANCE:
-            raise ParameterError("balance", balance, "'tokens' or None")
-        if not 0.0 <= replay <= 1.0:
-            raise ParameterError("replay", replay, "a share from 0 to 1")
-        facts: dict[str, Any] = {"columns": columns, "by_tokens": balance == "tokens", "replay": float(replay)}
-        step, groups = whole("step", step, 0), whole("groups", groups, 1, 65536)
-        return self._trainer.draw(step, groups, self.schema, patience=self._patience(timeout), **facts)
-
-    def groups(self, groups: int, first: int = 0, timeout: float | None = None, **options: Any) -> Iterator[Step]:
-        """Steps of so many groups, from `first` on, until the finished epochs are over. See `draw` for the options."""
-        step = first
-        while True:
-            try:
-                drawn = self.draw(step, groups, timeout, **options)
-            except EpochOver:
-                return
-            yield drawn
-            step += 1
-
-    def commit(self, step: int, timeout: float | None = None) -> int:
-        """Everything that was drawn by steps up to this one is trained on, and in the trainer's checkpoint; returns the
-        prompts that are committed by this call. Call it after the checkpoint was written, by any or all ranks.
-        """
-        return self._trainer.commit(whole("step", step, 0), self._patience(timeout))
-
-    def rewind(self, step: int, timeout: float | None = None, *, version: int | None = None) -> int:
-        """Go on behind the step of a checkpoint, -1 being before the first one; returns the first step to draw.
-
-        Everything that was drawn up to that step is committed, also if the commit never left. Everything that was drawn
-        later comes back once, in front of all others. A trainer that drew before is refused from now on.
-
-        Args:
-            version: Of the newest model from now on: that of the checkpoint.
-        """
-        newest = None if version is None else model_version(version, "version")
-        self._trainer.rewind(whole("step", step, -1), newest, self._patience(timeout))
-        return step + 1
-
-    resume = rewind
 
 
 class PromptCalls(GiverCalls, WorkerCalls, ListenerCalls, TrainerCalls):

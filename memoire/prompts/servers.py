@@ -1,5 +1,5 @@
-"""The servers of a table of prompts, and how the groups of a step are shared out: over servers, by what is ready, and
-over a trainer's ranks, by tokens. Pure.
+"""The servers of a table of prompts as one process asks them, and how the groups of a step are shared out: over
+servers, by what is ready, and over a trainer's ranks, by tokens. No socket.
 
     servers   a 90 ready, b 30      64 groups      plan {a: 48, b: 16}
     replay    a 1 ready, 9 committed, share 0.75: a can give 4, of which 3 are replayed
@@ -11,15 +11,20 @@ Every rank comes to the same lists, since they follow from the step's groups alo
 from __future__ import annotations
 
 import bisect
+import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.kinds import CalledServers
+from memoire import Schema
+from memoire.building import Held, mapping, seconds, text, whole
+from memoire.errors import MemoireError, MemoireTimeout, ParameterError, Refused
+from memoire.kinds import CalledServers, CallReply, Request, Transport
 
 from . import messages
+from .rows import Key
 
 
 class PromptServers(CalledServers):
@@ -31,6 +36,117 @@ class PromptServers(CalledServers):
 def keys_of(keys: Iterable[tuple[str, int, int]]) -> list[messages.PromptKey]:
     """Names of prompts as they travel."""
     return [messages.PromptKey(*key) for key in keys]
+
+
+MAX_RANKS = 65_536
+"""Ranks that one trainer can have."""
+
+
+class TableCalls:
+    """A table of prompts, as one process uses it.
+
+    Args:
+        rank: Which trainer of how many.
+        timeout: Seconds that a call takes at most if it is given no other number.
+        session: See `memoire.Prompts`.
+    """
+
+    def __init__(self, transport: Transport, rank: tuple[int, int], timeout: float, session: str) -> None:
+        self._transport, self._timeout = transport, timeout
+        self._servers = PromptServers(transport)
+        self._lock = threading.Lock()  # for what is known of prompts and leases
+        self._homes: dict[Key, str] = {}  # servers of prompts that were leased or listed
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of an answer, as the servers say."""
+        return self._transport.table(self._transport.now() + self._timeout)[1]
+
+    @property
+    def table(self) -> str:
+        """Name of the table."""
+        return self._transport.table(self._transport.now() + self._timeout)[0]
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Names of the servers that are known."""
+        return tuple(self._servers.names)
+
+    def _patience(self, timeout: float | None) -> float:
+        """Seconds that a call may take, after the table was met."""
+        patience = seconds(timeout, self._timeout)
+        self._transport.table(self._transport.now() + patience)
+        return patience
+
+    def _deadline(self, timeout: float | None) -> float:
+        patience = self._patience(timeout)
+        return self._transport.now() + patience
+
+    def _sum(self, body: messages.Groups, deadline: float) -> int:
+        """Tell all servers something; returns what they have done together."""
+        return sum(each.body.done for each in self._servers.every(body, deadline).values())
+
+    def _learn(self, keys: Iterable[Key], server: str) -> None:
+        """These prompts are at this server."""
+        with Held(self._lock):
+            if len(self._homes) > 1 << 18:
+                self._homes.clear()  # for a prompt whose server is not known, each server is asked
+            self._homes.update((key, server) for key in keys)
+
+    def _at_home(self, key: Key, request: Request, deadline: float) -> CallReply:
+        """Ask the server that has a prompt: the one that is known, or else each of them."""
+        with Held(self._lock):
+            home = self._homes.get(key, "")
+        if home in self._servers.names:
+            answer = self._servers.some({home: request}, deadline)[home]
+            if isinstance(answer, CallReply):
+                return answer
+            if not (isinstance(answer, Refused) and answer.code == "missing"):
+                raise answer
+        answers = self._servers.some(dict.fromkeys(self._servers.names, request), deadline)
+        for name, answer in answers.items():
+            if isinstance(answer, CallReply):
+                self._learn([key], name)
+                return answer
+        errors = [answer for answer in answers.values() if isinstance(answer, MemoireError)]
+        raise next((each for each in errors if isinstance(each, MemoireTimeout)), errors[0])
+
+
+def checked_dataset(name: Any) -> str:
+    """The name of a data set. Raises ParameterError."""
+    if not isinstance(name, str) or len(name) > 200:
+        raise ParameterError("dataset", name, "a text of at most 200 characters")
+    return text("dataset", name)
+
+
+def checked_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
+    """Words by name. Raises WrongType, ParameterError."""
+    return {text("tags", name): text("tags", word) for name, word in mapping("tags", tags or {}).items()}
+
+
+def checked_keys(keys: Iterable[Any]) -> list[Key]:
+    """Names of prompts. Raises ParameterError."""
+    found: list[Key] = []
+    for key in keys:
+        if not isinstance(key, tuple) or len(key) != 3:
+            raise ParameterError("keys", key, "tuples of data set, epoch and index")
+        found.append((checked_dataset(key[0]), whole("epoch", key[1], 0), whole("index", key[2], 0)))
+    return found
+
+
+def checked_rank(rank: tuple[int, int], session: str) -> tuple[int, int]:
+    """Which trainer of how many, which need a session. Raises WrongType, ParameterError."""
+    try:
+        mine, ranks = rank
+    except (TypeError, ValueError):
+        raise ParameterError("rank", rank, "two numbers: which rank, of how many") from None
+    text("session", session)
+    ranks = whole("rank", ranks, 1, MAX_RANKS)
+    mine = whole("rank", mine, 0, ranks - 1)
+    if ranks > 1 and not session:
+        expected = "a text that all ranks share, new at each start of the trainer, where there are several ranks"
+        raise ParameterError("session", session, expected)
+    return mine, ranks
 
 
 MAX_SWAPS: Final = 256

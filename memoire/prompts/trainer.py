@@ -1,4 +1,4 @@
-"""A trainer's side of a table of prompts: one step's groups of all servers, the part of this rank, commits. No socket.
+"""A trainer's calls of a table of prompts: one step's groups of all servers, the part of this rank, commits. No socket.
 
 rank 0    asks all servers for step 7    none has it: 90 and 30 groups are ready
           plan {a: 48, b: 16} ──▶ kept at a and b, with the draw
@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import Ragged, Schema
-from memoire.building import finite
+from memoire.building import checked_names, finite, model_version, whole
 from memoire.errors import EpochOver, MemoireTimeout, NoSuchField, ParameterError, Refused
-from memoire.kinds import CallReply, Request
+from memoire.kinds import CallReply, Request, Transport
 
 from . import messages
 from .columns import NOTHING, RawColumns, checked, gathered, mask_of, mask_of_places, places_of, unpacked
 from .rows import Key
-from .servers import PromptServers, balanced, dealt, keys_of, most_of, planned, revised
+from .servers import PromptServers, TableCalls, balanced, dealt, keys_of, most_of, planned, revised
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,25 +145,6 @@ class StepAnswer:
     raw: RawColumns
 
 
-def step_of(schema: Schema, answers: Sequence[StepAnswer], places: Sequence[int], **facts: Any) -> Step:
-    """The step of these answers.
-
-    Args:
-        places: Of the columns that are handed out.
-        facts: The other fields of `Step`.
-    """
-    columns = {
-        schema.names[place]: gathered(schema, place, [each.raw.get(place) for each in answers]) for place in places
-    }
-    return Step(
-        group=np.array([each.group for each in answers], np.int64),
-        answer=np.array([each.index for each in answers], np.int64),
-        version=np.array([each.version for each in answers], np.int64),
-        columns=columns,
-        **facts,
-    )
-
-
 REPLAN_TIMEOUT = 1.0
 """Seconds that a server has for the groups of its plan, before others give them."""
 
@@ -180,46 +161,126 @@ class DrawnGroup(NamedTuple):
         return self.facts.dataset, self.facts.epoch, self.facts.index
 
 
-class PromptTrainer:
-    """Draws, commits and rewinds. Used by one thread at a time.
+BALANCE = ("tokens", None)
 
-    Args:
-        rank: Which one of how many ranks.
-        session: What all ranks call this life of the trainer; "" makes one, for a single rank.
-    """
 
-    def __init__(self, servers: PromptServers, rank: tuple[int, int], session: str) -> None:
-        self._servers, self.rank, self.ranks = servers, *rank
+class TrainerCalls(TableCalls):
+    """Draws groups, commits and rewinds. One thread at a time."""
+
+    def __init__(self, transport: Transport, rank: tuple[int, int], timeout: float, session: str) -> None:
+        super().__init__(transport, rank, timeout, session)
+        self._rank, self._ranks = rank
         self._base, self._rewinds = session or secrets.token_hex(8), 0
         self._short_since: dict[int, float] = {}  # steps whose plan some server cannot fulfil yet
 
     @property
-    def session(self) -> str:
+    def _session(self) -> str:
         """What servers know this trainer by."""
         return f"{self._base}:{self._rewinds}"
 
-    # Draws
-
+    @checked_names()
     def draw(
-        self, step: int, groups: int, schema: Schema, *, columns: Sequence[str] | None, by_tokens: bool,
-        replay: float, patience: float,
-    ) -> Step:  # fmt: skip
-        """Draw the part of this rank. Raises MemoireTimeout, EpochOver, Refused, ParameterError."""
-        deadline = self._servers.transport.now() + patience
+        self,
+        step: int,
+        groups: int,
+        timeout: float | None = None,
+        *,
+        balance: str | None = "tokens",
+        columns: Sequence[str] | None = None,
+        replay: float = 0.0,
+    ) -> Step:
+        """Draw the groups of a step: those of this rank. The same step gives the same groups, also after a restart of
+        the trainer or of servers, until it is committed and `keep` further steps are, too.
+
+        Args:
+            step: 0 or more, each once in the order of training.
+            groups: Of all ranks together.
+            balance: "tokens": ranks get as many groups each, and about as many tokens. None: one after the other.
+            columns: Those that are fetched; None is all.
+            replay: Share of the groups that is drawn from committed ones by their scores (`Table(replay_limit=...)`),
+                as far as there are so many. With 1 a step waits for no new group once enough are committed.
+
+        Raises:
+            MemoireTimeout: not enough groups were ready in that time; says what is missing.
+            EpochOver: none comes any more, since all epochs were finished.
+            Refused: another trainer draws from this table (code "session"): see `rewind`.
+        """
+        if balance not in BALANCE:
+            raise ParameterError("balance", balance, "'tokens' or None")
+        if not 0.0 <= replay <= 1.0:
+            raise ParameterError("replay", replay, "a share from 0 to 1")
+        step, groups, replay = whole("step", step, 0), whole("groups", groups, 1, 65536), float(replay)
+        patience, schema = self._patience(timeout), self.schema
+        deadline = self._transport.now() + patience
         drawn = self._servers.wait(f"step {step}", patience, lambda end: self._look(step, groups, replay, end))
         tokens = [each.facts.tokens for each in drawn]
-        parts = balanced(tokens, self.ranks) if by_tokens else dealt(len(drawn), self.ranks)
-        mine = [drawn[place] for place in parts[self.rank]]
+        parts = balanced(tokens, self._ranks) if balance == "tokens" else dealt(len(drawn), self._ranks)
+        mine = [drawn[place] for place in parts[self._rank]]
         places = list(range(len(schema.names))) if columns is None else places_of(mask_of(schema, columns))
         answers = self._fetch(mine, schema, places, deadline)
-        return step_of(
-            schema, answers, places, step=step, keys=[each.key for each in mine],
+        return Step(
+            step=step, keys=[each.key for each in mine],
+            group=np.array([each.group for each in answers], np.int64),
+            answer=np.array([each.index for each in answers], np.int64),
+            version=np.array([each.version for each in answers], np.int64),
+            columns={
+                schema.names[place]: gathered(schema, place, [each.raw.get(place) for each in answers])
+                for place in places
+            },
             scores=np.array([each.facts.score for each in mine], np.float64),
             weights=np.array([each.facts.importance for each in mine], np.float64),
             is_replayed=np.array([each.facts.is_replayed for each in mine], np.bool_),
             total_groups=len(drawn), rank_tokens=tuple(sum(tokens[place] for place in part) for part in parts),
-            _update=self.update_scores,
+            _update=self._update_scores,
         )  # fmt: skip
+
+    def groups(self, groups: int, first: int = 0, timeout: float | None = None, **options: Any) -> Iterator[Step]:
+        """Steps of so many groups, from `first` on, until the finished epochs are over. See `draw` for the options."""
+        step = first
+        while True:
+            try:
+                drawn = self.draw(step, groups, timeout, **options)
+            except EpochOver:
+                return
+            yield drawn
+            step += 1
+
+    def commit(self, step: int, timeout: float | None = None) -> int:
+        """Everything that was drawn by steps up to this one is trained on, and in the trainer's checkpoint; returns the
+        prompts that are committed by this call. Call it after the checkpoint was written, by any or all ranks.
+        """
+        body = messages.Groups(call="commit", session=self._session, step=whole("step", step, 0))
+        return self._sum(body, self._deadline(timeout))
+
+    def rewind(self, step: int, timeout: float | None = None, *, version: int | None = None) -> int:
+        """Go on behind the step of a checkpoint, -1 being before the first one; returns the first step to draw.
+
+        Everything that was drawn up to that step is committed, also if the commit never left. Everything that was drawn
+        later comes back once, in front of all others. A trainer that drew before is refused from now on.
+
+        Args:
+            version: Of the newest model from now on: that of the checkpoint.
+        """
+        newest = None if version is None else model_version(version, "version")
+        facts: dict[str, Any] = {"step": max(0, whole("step", step, -1)), "is_before_first": step < 0}
+        deadline = self._deadline(timeout)
+        self._rewinds += 1
+        try:
+            self._sum(messages.Groups(call="rewind", session=self._session, version=newest, **facts), deadline)
+        except MemoireTimeout:
+            self._rewinds -= 1  # called again, it goes on with the same session
+            raise
+        return step + 1
+
+    resume = rewind
+
+    def _update_scores(self, scores: Mapping[Key, float]) -> int:
+        """Set scores of groups at all servers; returns how many are known."""
+        values = [finite(f"scores[{key!r}]", score, 0.0) for key, score in scores.items()]
+        body = messages.Groups(call="score", keys=keys_of(scores), values=values)
+        return self._sum(body, self._transport.now() + self._transport.limits.request_timeout)
+
+    # How a step is drawn
 
     def _look(self, step: int, groups: int, replay: float, deadline: float) -> tuple[list[DrawnGroup] | None, str]:
         body = self._body(step, groups, replay, None, count=0)
@@ -230,7 +291,7 @@ class PromptTrainer:
         if plan is not None and plan.wanted not in (0, groups):
             raise ParameterError("groups", groups, f"{plan.wanted}, with which step {step} was drawn before")
         if plan is None:
-            if self.rank:
+            if self._rank:
                 return None, f"rank 0 has not drawn step {step} yet"
             plan, why = self._propose(step, groups, replay, told)
             if plan is None:
@@ -239,7 +300,7 @@ class PromptTrainer:
             if not found:
                 raise EpochOver(step)
             return found, ""
-        if self.rank:
+        if self._rank:
             return None, f"rank 0 is drawing step {step}: {_reasons(told)}"
         return self._fix(step, groups, replay, plan, deadline)
 
@@ -275,7 +336,7 @@ class PromptTrainer:
         if (found := _complete(plan, told)) is not None:
             self._short_since.pop(step, None)
             return found or None, ""
-        now = self._servers.transport.now()
+        now = self._transport.now()
         since = self._short_since.setdefault(step, now)
         if now - since >= REPLAN_TIMEOUT or self._is_over(told):
             self._replan(step, groups, replay, plan, told, deadline)
@@ -314,7 +375,7 @@ class PromptTrainer:
         is_last: bool = False,
     ) -> messages.Groups:
         return messages.Groups(
-            call="draw", session=self.session, step=step, wanted=groups, count=count, replay=replay, plan=plan,
+            call="draw", session=self._session, step=step, wanted=groups, count=count, replay=replay, plan=plan,
             is_last=is_last, after=0,
         )  # fmt: skip
 
@@ -326,7 +387,7 @@ class PromptTrainer:
                 continue
             groups, page = list(reply.body.groups or ()), reply.body
             while not page.is_whole:
-                body = messages.Groups(call="draw", session=self.session, step=step, after=len(groups))
+                body = messages.Groups(call="draw", session=self._session, step=step, after=len(groups))
                 former, page = page, self._servers.one(name, Request(body), deadline).body
                 if page.done != former.done or not page.groups:  # it was given more meanwhile: from the beginning
                     groups, page = [], msgspec.structs.replace(page, is_whole=False)
@@ -342,40 +403,11 @@ class PromptTrainer:
         for name in {each.server for each in mine}:
             places_here = [place for place, each in enumerate(mine) if each.server == name]
             keys = [mine[place].key for place in places_here]
-            rank = self.rank, self.ranks
+            rank = self._rank, self._ranks
             groups = fetched(self._servers, name, keys, schema, places, deadline, rank)
             for place, answers in zip(places_here, groups, strict=True):
                 found += [StepAnswer(place, index, version, raw) for index, (version, raw) in answers.items()]
         return sorted(found, key=lambda each: (each.group, each.index))
-
-    # Commits
-
-    def commit(self, step: int, patience: float) -> int:
-        """Tell all servers that everything up to this step is trained on; returns the prompts that are by that."""
-        body = messages.Groups(call="commit", session=self.session, step=step)
-        told = self._servers.every(body, self._servers.transport.now() + patience)
-        return sum(each.body.done for each in told.values())
-
-    def rewind(self, step: int, version: int | None, patience: float) -> int:
-        """Begin a new session behind a step; -1 is before all. Returns the prompts that came back."""
-        self._rewinds += 1
-        body = messages.Groups(
-            call="rewind", session=self.session, step=max(0, step), is_before_first=step < 0, version=version
-        )
-        try:
-            told = self._servers.every(body, self._servers.transport.now() + patience)
-        except MemoireTimeout:
-            self._rewinds -= 1  # called again, it goes on with the same session
-            raise
-        return sum(each.body.done for each in told.values())
-
-    def update_scores(self, scores: Mapping[Key, float]) -> int:
-        """Set scores of groups at all servers; returns how many are known."""
-        keys, deadline = list(scores), self._servers.transport.now() + self._servers.transport.limits.request_timeout
-        body = messages.Groups(
-            call="score", keys=keys_of(keys), values=[finite(f"scores[{key!r}]", scores[key], 0.0) for key in keys]
-        )
-        return sum(each.body.done for each in self._servers.every(body, deadline).values())
 
 
 def fetched(

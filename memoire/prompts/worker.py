@@ -1,22 +1,22 @@
-"""A worker's side of a table of prompts: what it has leased, and how its answers travel. No socket."""
+"""A worker's calls of a table of prompts: what it leases, and how its answers travel. No socket."""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from memoire import Schema
-from memoire.building import Held
-from memoire.errors import EntryError, MemoireError, MemoireTimeout, Refused
-from memoire.kinds import CallReply, Request
+from memoire.building import Held, checked_names, mapping, model_version, seconds, text, whole
+from memoire.errors import EntryError, MemoireError, ParameterError, Refused, WrongType
+from memoire.kinds import CallReply, Request, Transport
 
 from . import messages
 from .columns import ANSWER_PART, Packed, RawColumns, packed, raw_columns
 from .rows import Key
-from .servers import PromptServers
+from .servers import TableCalls, checked_keys
 
 MAX_PIECES = 1024
 """Of answers in one request."""
@@ -59,27 +59,155 @@ class Lease:
         return self.key[2]
 
 
-class PromptWorker:
-    """Leases prompts and sends answers. Thread-safe."""
+class WorkerCalls(TableCalls):
+    """Leases prompts and answers them. Thread-safe."""
 
-    def __init__(self, servers: PromptServers) -> None:
-        self._servers = servers
+    def __init__(self, transport: Transport, rank: tuple[int, int], timeout: float, session: str) -> None:
+        super().__init__(transport, rank, timeout, session)
         self._one_lease = threading.Lock()  # held while prompts are leased: what is `held` must be known by then
-        self._lock = threading.Lock()  # for what follows
+        # By the lock:
         self._held: dict[str, dict[int, set[int]]] = {}  # by server and lease: answers that are still wanted
         self._ends: dict[tuple[str, int], float] = {}  # of leases but those renewed for the table's time
-        self._homes: dict[Key, str] = {}  # of prompts that were leased or listed
         self._pieces: dict[tuple[int, int], int] = {}  # of answers that are not whole: pieces that were sent
         self._turn = 0
 
-    # Leases
+    @checked_names()
+    def lease(
+        self, count: int = 1, seconds: float | None = None, timeout: float | None = None, *, version: int | None = None
+    ) -> list[Lease]:
+        """Prompts for this worker: at least one, at most `count`.
 
-    def lease(self, count: int, seconds: float, version: int | None, patience: float) -> list[Lease]:
-        """At least one prompt, at most `count`. Raises MemoireTimeout."""
+        Args:
+            seconds: For which they are leased, above 0; None is what the table says.
+            timeout: Seconds to wait until there is one.
+            version: Of the worker's model. With `max_model_lag`, one that is too old gets nothing.
+
+        Raises:
+            MemoireTimeout: none came in that time; it says why.
+        """
+        wanted, lasting = whole("count", count, 1, 1024), _lasting(seconds)
+        acting, patience = None if version is None else model_version(version, "version"), self._patience(timeout)
         with Held(self._one_lease):
             return self._servers.wait(
-                "lease", patience, lambda deadline: self._lease(count, seconds, version, deadline)
+                "lease", patience, lambda deadline: self._lease(wanted, lasting, acting, deadline)
             )
+
+    def renew(self, lease: Lease, seconds: float | None = None, timeout: float | None = None) -> bool:
+        """Go on with a prompt for so many seconds from now; False if it is not wanted of this worker any more."""
+        return self._keep("renew", checked_lease(lease), _lasting(seconds), self._deadline(timeout))
+
+    def release(self, lease: Lease, timeout: float | None = None) -> bool:
+        """Give a prompt back, so that another worker gets it at once. Answers that are whole stay."""
+        return self._keep("release", checked_lease(lease), 0.0, self._deadline(timeout))
+
+    @checked_names()
+    def answer(
+        self,
+        lease: Lease,
+        index: int,
+        columns: Mapping[str, Any],
+        version: int = 0,
+        *,
+        piece: int | None = None,
+        last: bool = True,
+        timeout: float | None = None,
+    ) -> bool:
+        """Answer a prompt; whether this answer counts. It does not if the same one came before, from whoever had a
+        lease of the prompt.
+
+        Args:
+            index: Which answer of the group, from 0.
+            columns: Values by the schema's columns, not all of them. Of a ragged column an array [L, *F].
+            version: Of the model that made it; 0 is unknown, which `max_model_lag` refuses. A group is as old as its
+                oldest piece.
+            piece: Number of a piece of an answer that comes in several; None counts them. Ragged columns are appended.
+            last: Whether the answer is whole with this piece.
+
+        Raises:
+            EntryError, NoSuchField: a value does not fit its column.
+        """
+        return self.answers(lease, {index: columns}, version, piece=piece, last=last, timeout=timeout)[0]
+
+    @checked_names()
+    def answers(
+        self,
+        lease: Lease,
+        answers: Mapping[int, Mapping[str, Any]],
+        version: int = 0,
+        *,
+        piece: int | None = None,
+        last: bool = True,
+        timeout: float | None = None,
+    ) -> list[bool]:
+        """Several answers to one prompt in one request, by their places in the group; for each whether it counts."""
+        return self.answer_all([(lease, answers)], version, piece=piece, last=last, timeout=timeout)[0]
+
+    @checked_names()
+    def answer_all(
+        self,
+        answers: Iterable[tuple[Lease, Mapping[int, Mapping[str, Any]]]],
+        version: int = 0,
+        *,
+        piece: int | None = None,
+        last: bool = True,
+        timeout: float | None = None,
+    ) -> list[list[bool]]:
+        """Answers to several prompts, each with its lease, in as few requests as they fit into: the quickest way if a
+        worker has several groups at once. For each prompt whether its answers count.
+        """
+        deadline, flags = self._deadline(timeout), dict[tuple[int, int], bool]()
+        given = [(checked_lease(lease), mapping("answers", each)) for lease, each in answers]
+        for _, each in given:
+            for index in each:
+                whole("index", index, 0)
+        facts: dict[str, Any] = {"version": model_version(version, "version"), "piece": piece, "is_last": last}
+        schema = self.schema
+        left = {
+            name: self._requests([each for each in given if each[0].server == name], schema, **facts)
+            for name in {lease.server for lease, _ in given}
+        }
+        while parts := {name: part for name, each in left.items() if (part := next(each, None)) is not None}:
+            requests = {
+                name: Request(messages.Answers(call="answer", pieces=pieces), data)
+                for name, (pieces, data) in parts.items()
+            }
+            for name, reply in self._servers.all(requests, deadline).items():
+                for sent, flag in zip(parts[name][0], reply.body.flags, strict=True):
+                    flags[sent.lease, sent.answer] = flag < 2
+                    self._pieces[sent.lease, sent.answer] = sent.piece + 1
+        for lease, each in given if last else ():
+            for index in each:
+                self._pieces.pop((lease.number, index), None)
+            self._settle(lease, each)
+        return [[flags[lease.number, index] for index in each] for lease, each in given]
+
+    def fail(self, lease: Lease, index: int, reason: str, *, again: bool = True, timeout: float | None = None) -> bool:
+        """Tell that an answer does not come; whether it was still wanted.
+
+        Args:
+            again: Whether somebody may try once more. Without it the answer has failed for good, and its group is
+                closed with the others, if those are `at_least` so many.
+        """
+        index, told = whole("index", index, 0), text("reason", str(reason))[:1000]
+        piece = messages.AnswerPiece(*checked_lease(lease).key, lease.number, index, 0, True, 0, 0, [], 0, told, again)
+        body = messages.Answers(call="fail", pieces=[piece])
+        was_wanted = bool(self._servers.one(lease.server, Request(body), self._deadline(timeout)).body.flags[0] < 2)
+        if not again:
+            self._settle(lease, [index])
+        return was_wanted
+
+    def amend(self, key: Key, index: int, columns: Mapping[str, Any], timeout: float | None = None) -> bool:
+        """Bring columns of an answer from elsewhere, such as a reward model; whether they came in time: before the
+        group was ready.
+        """
+        (key,), index = checked_keys([key]), whole("index", index, 0)
+        deadline, schema = self._deadline(timeout), self.schema
+        made = packed(schema, raw_columns(schema, columns))
+        piece = piece_of(key, 0, index, made)
+        request = Request(messages.Answers(call="amend", pieces=[piece]), made.data)
+        return bool(self._at_home(key, request, deadline).body.flags[0] < 2)
+
+    # Leases
 
     def _lease(
         self, count: int, seconds: float, version: int | None, deadline: float
@@ -88,7 +216,7 @@ class PromptWorker:
         self._turn += 1
         for place in range(len(names)):
             name = names[(self._turn + place) % len(names)]
-            patience = deadline if len(names) == 1 else min(deadline, self._servers.transport.now() + LEASE_TIMEOUT)
+            patience = deadline if len(names) == 1 else min(deadline, self._transport.now() + LEASE_TIMEOUT)
             having = self._having(name)
             body = messages.Answers(call="lease", count=count, seconds=seconds, version=version, leases=having)
             answer = self._servers.some({name: Request(body)}, patience)[name]
@@ -103,7 +231,7 @@ class PromptWorker:
         return None, "; ".join(reasons) or "no server is known"
 
     def _take(self, name: str, answer: CallReply) -> list[Lease]:
-        leases, begin, now = [], 0, self._servers.transport.now()
+        leases, begin, now = [], 0, self._transport.now()
         for told in answer.body.leases:
             payload = bytes(answer.payload[begin : begin + told.bytes])
             begin += told.bytes
@@ -116,10 +244,10 @@ class PromptWorker:
             for lease in leases:
                 self._ends[name, lease.number] = lease.until  # first: one without an end would be held for good
                 held[lease.number] = set(lease.missing)
-            self._homes.update((lease.key, name) for lease in leases)
+        self._learn([lease.key for lease in leases], name)
         return leases
 
-    def forget(self, lease: Lease) -> None:
+    def _let_go(self, lease: Lease) -> None:
         """A lease is over, as far as this worker is concerned."""
         with Held(self._lock):
             self._held.get(lease.server, {}).pop(lease.number, None)
@@ -129,13 +257,13 @@ class PromptWorker:
         """A lease goes on. Without `seconds` it does as long as the table says, which this worker does not know."""
         with Held(self._lock):
             if seconds:
-                self._ends[lease.server, lease.number] = self._servers.transport.now() + seconds
+                self._ends[lease.server, lease.number] = self._transport.now() + seconds
             else:
                 self._ends.pop((lease.server, lease.number), None)
 
     def _having(self, name: str) -> list[int]:
         """Numbers of the leases at a server that this worker knows of, without those whose time has passed."""
-        now = self._servers.transport.now()
+        now = self._transport.now()
         with Held(self._lock):
             held = self._held.get(name, {})
             for number in [number for number in held if self._ends.get((name, number), math.inf) < now]:
@@ -149,61 +277,25 @@ class PromptWorker:
             if wanted is not None:
                 wanted.difference_update(indexes)
         if wanted is not None and not wanted:
-            self.forget(lease)
+            self._let_go(lease)
 
-    def keep(self, call: str, leases: Sequence[Lease], seconds: float, patience: float) -> list[bool]:
-        """Renew leases, or give them back ("release"); for each whether it was this worker's."""
-        deadline = self._servers.transport.now() + patience
-        found: dict[int, bool] = {}
-        for name in {lease.server for lease in leases}:
-            numbers = [lease.number for lease in leases if lease.server == name]
-            body = messages.Answers(call=call, leases=numbers, seconds=seconds)  # type: ignore[arg-type]
-            reply = self._servers.one(name, Request(body), deadline)
-            found |= dict(zip(numbers, map(bool, reply.body.flags), strict=True))
-        for lease in leases:
-            if call == "release" or not found[lease.number]:
-                self.forget(lease)
-            else:
-                self._renewed(lease, seconds)
-        return [found[lease.number] for lease in leases]
+    def _keep(self, call: Literal["renew", "release"], lease: Lease, seconds: float, deadline: float) -> bool:
+        """Renew a lease, or give it back; whether it was this worker's."""
+        body = messages.Answers(call=call, leases=[lease.number], seconds=seconds)
+        is_mine = bool(self._servers.one(lease.server, Request(body), deadline).body.flags[0])
+        if call == "release" or not is_mine:
+            self._let_go(lease)
+        else:
+            self._renewed(lease, seconds)
+        return is_mine
 
     # Answers
-
-    def answer(
-        self, given: Sequence[tuple[Lease, Answers]], schema: Schema, *, version: int, piece: int | None,
-        is_last: bool, patience: float,
-    ) -> list[list[bool]]:  # fmt: skip
-        """Send answers to prompts; for each prompt whether each of them counts.
-
-        Args:
-            piece: Number of this piece of each; None is the one after those that were sent.
-        """
-        deadline, flags = self._servers.transport.now() + patience, dict[tuple[int, int], bool]()
-        facts: dict[str, Any] = {"version": version, "piece": piece, "is_last": is_last}
-        left = {
-            name: self._requests([each for each in given if each[0].server == name], schema, **facts)
-            for name in {lease.server for lease, _ in given}
-        }
-        while parts := {name: part for name, each in left.items() if (part := next(each, None)) is not None}:
-            requests = {
-                name: Request(messages.Answers(call="answer", pieces=pieces), data)
-                for name, (pieces, data) in parts.items()
-            }
-            for name, reply in self._servers.all(requests, deadline).items():
-                for sent, flag in zip(parts[name][0], reply.body.flags, strict=True):
-                    flags[sent.lease, sent.answer] = flag < 2
-                    self._pieces[sent.lease, sent.answer] = sent.piece + 1
-        for lease, answers in given if is_last else ():
-            for index in answers:
-                self._pieces.pop((lease.number, index), None)
-            self._settle(lease, answers)
-        return [[flags[lease.number, index] for index in answers] for lease, answers in given]
 
     def _requests(
         self, given: Iterable[tuple[Lease, Answers]], schema: Schema, *, version: int, piece: int | None, is_last: bool
     ) -> Iterator[tuple[list[messages.AnswerPiece], bytes]]:
         """The pieces of each request, of about as many bytes as one may have."""
-        limit = int(self._servers.transport.limits.tuning.request_bytes * ANSWER_PART)
+        limit = int(self._transport.limits.tuning.request_bytes * ANSWER_PART)
         pieces: list[messages.AnswerPiece] = []
         parts: list[bytes] = []
         size = 0
@@ -221,49 +313,21 @@ class PromptWorker:
         if pieces:
             yield pieces, b"".join(parts)
 
-    def fail(self, lease: Lease, index: int, reason: str, is_again: bool, patience: float) -> bool:
-        """Tell that an answer does not come; whether it was still wanted."""
-        piece = messages.AnswerPiece(*lease.key, lease.number, index, 0, True, 0, 0, [], 0, reason[:1000], is_again)
-        body = messages.Answers(call="fail", pieces=[piece])
-        deadline = self._servers.transport.now() + patience
-        was_wanted = bool(self._servers.one(lease.server, Request(body), deadline).body.flags[0] < 2)
-        if not is_again:
-            self._settle(lease, [index])
-        return was_wanted
 
-    def amend(self, key: Key, index: int, columns: Mapping[str, Any], schema: Schema, patience: float) -> bool:
-        """Bring columns of an answer from elsewhere; whether they came in time."""
-        made = packed(schema, raw_columns(schema, columns))
-        request = Request(messages.Answers(call="amend", pieces=[piece_of(key, 0, index, made)]), made.data)
-        return bool(self.at_home(key, request, self._servers.transport.now() + patience).body.flags[0] < 2)
+def _lasting(given: float | None) -> float:
+    """Seconds of a lease as they travel: 0 for what the table says. Raises ParameterError."""
+    if given is None:
+        return 0.0
+    if not (found := seconds(given, 0.0)):
+        raise ParameterError("seconds", given, "above 0, or None for what the table says (`lease`)")
+    return found
 
-    # Where a prompt is
 
-    def learn(self, keys: Iterable[Key], server: str) -> None:
-        """These prompts are at this server."""
-        with Held(self._lock):
-            if len(self._homes) > 1 << 18:
-                self._homes.clear()  # for a prompt whose server is not known, each server is asked
-            self._homes.update((key, server) for key in keys)
-
-    def at_home(self, key: Key, request: Request, deadline: float) -> CallReply:
-        """Ask the server that has a prompt: the one that is known, or else each of them."""
-        with Held(self._lock):
-            home = self._homes.get(key)
-        if home in self._servers.names:
-            assert home is not None
-            answer = self._servers.some({home: request}, deadline)[home]
-            if isinstance(answer, CallReply):
-                return answer
-            if not (isinstance(answer, Refused) and answer.code == "missing"):
-                raise answer
-        answers = self._servers.some(dict.fromkeys(self._servers.names, request), deadline)
-        for name, answer in answers.items():
-            if isinstance(answer, CallReply):
-                self.learn([key], name)
-                return answer
-        errors = [answer for answer in answers.values() if isinstance(answer, MemoireError)]
-        raise next((each for each in errors if isinstance(each, MemoireTimeout)), errors[0])
+def checked_lease(lease: Any) -> Lease:
+    """The lease itself. Raises WrongType."""
+    if not isinstance(lease, Lease):
+        raise WrongType("lease", "a Lease, as lease() returns them", type(lease).__name__)
+    return lease
 
 
 def piece_of(

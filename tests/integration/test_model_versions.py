@@ -134,19 +134,19 @@ def test_a_model_version_is_right_or_refused_at_every_door(door, number, servers
 
 
 VERSIONS_OF_PROMPTS = {
-    "memoire.prompts.calls.WorkerCalls.answer": lambda p, lease, v: p.answer(lease, 0, {"reward": 1.0}, v),
-    "memoire.prompts.calls.WorkerCalls.answers": lambda p, lease, v: p.answers(lease, {0: {"reward": 1.0}}, v),
-    "memoire.prompts.calls.WorkerCalls.answer_all": lambda p, lease, v: p.answer_all([(lease, {})], v),
-    "memoire.prompts.calls.WorkerCalls.lease": lambda p, lease, v: p.lease(version=v, timeout=0.0),
+    "memoire.prompts.worker.WorkerCalls.answer": lambda p, lease, v: p.answer(lease, 0, {"reward": 1.0}, v),
+    "memoire.prompts.worker.WorkerCalls.answers": lambda p, lease, v: p.answers(lease, {0: {"reward": 1.0}}, v),
+    "memoire.prompts.worker.WorkerCalls.answer_all": lambda p, lease, v: p.answer_all([(lease, {})], v),
+    "memoire.prompts.worker.WorkerCalls.lease": lambda p, lease, v: p.lease(version=v, timeout=0.0),
     "memoire.prompts.calls.GiverCalls.saw_model": lambda p, lease, v: p.saw_model(v),
-    "memoire.prompts.calls.TrainerCalls.rewind": lambda p, lease, v: p.rewind(-1, version=v),
-    "memoire.prompts.calls.TrainerCalls.resume": lambda p, lease, v: p.resume(-1, version=v),
+    "memoire.prompts.trainer.TrainerCalls.rewind": lambda p, lease, v: p.rewind(-1, version=v),
+    "memoire.prompts.trainer.TrainerCalls.resume": lambda p, lease, v: p.resume(-1, version=v),
 }
 OPTIONAL = ("lease", "rewind", "resume")  # whose version may be None
 
 
 def test_every_call_for_prompts_with_a_version_is_tested_here():
-    users = re.compile(r"memoire\.tables\.prompts\.\w+\.\w+Calls\.")
+    users = re.compile(r"memoire\.prompts\.\w+\.\w+Calls\.")
     found = {
         name for name, function in calls() if users.match(name) and "version" in inspect.signature(function).parameters
     }

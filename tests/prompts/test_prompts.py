@@ -18,8 +18,8 @@ from memoire.errors import EntryError, EpochOver, MemoireTimeout, NoSuchField, P
 from memoire.limits import Limits
 from memoire.prompts import messages as messages_of_prompt_worker
 from memoire.prompts.book import MAX_CONSUMERS
-from memoire.prompts.servers import PromptServers, most_of
-from memoire.prompts.worker import PromptWorker
+from memoire.prompts.servers import most_of
+from memoire.prompts.worker import WorkerCalls
 from memoire.replay.schema import RowSchema
 from memoire.tables.table import TABLE_NAMES
 from memoire.wire import messages
@@ -587,6 +587,9 @@ class OneServer:
     def __init__(self):
         self.time, self.numbers, self.having = 0.0, itertools.count(1), ()
 
+    def table(self, deadline):
+        return "t", SCHEMA
+
     def servers(self):
         return ["a"]
 
@@ -613,17 +616,16 @@ def server_of_prompt_worker():
 
 @pytest.fixture
 def worker(server_of_prompt_worker):
-    return PromptWorker(PromptServers(server_of_prompt_worker))
+    return WorkerCalls(server_of_prompt_worker, (0, 1), 1.0, "")
 
 
 def lease(worker):
-    (leased,) = worker.lease(1, 0.0, None, 1.0)
+    (leased,) = worker.lease()
     return leased
 
 
 def answer(worker, leased, *indexes):
-    facts = {"version": 1, "piece": None, "is_last": True, "patience": 1.0}
-    worker.answer([(leased, {index: {"reward": 1.0} for index in indexes})], SCHEMA, **facts)
+    worker.answers(leased, {index: {"reward": 1.0} for index in indexes}, 1)
 
 
 @pytest.mark.parametrize("is_renewed", [False, True])
@@ -632,7 +634,7 @@ def test_a_lease_is_listed_until_its_last_answer_comes_each_by_itself_or_all_tog
 ):
     first = lease(worker)
     if is_renewed:
-        assert worker.keep("renew", [first], 0.0, 1.0) == [True]
+        assert worker.renew(first)
     answer(worker, first, 0)
     second = lease(worker)
     assert list(server_of_prompt_worker.having) == [first.number]
@@ -646,7 +648,7 @@ def test_an_answer_that_failed_for_good_is_not_wanted_and_one_that_may_come_agai
     first, second = lease(worker), lease(worker)
     for leased, is_again in ((first, False), (second, True)):
         answer(worker, leased, 0)
-        worker.fail(leased, 1, "too long", is_again, 1.0)
+        worker.fail(leased, 1, "too long", again=is_again)
     lease(worker)
     assert list(server_of_prompt_worker.having) == [second.number]
 
@@ -654,9 +656,9 @@ def test_an_answer_that_failed_for_good_is_not_wanted_and_one_that_may_come_agai
 CALLS_PROMPT_WORKER = {
     "lease": lambda worker, leased: lease(worker),
     "answer": lambda worker, leased: answer(worker, leased, 0, 1),
-    "fail": lambda worker, leased: worker.fail(leased, 0, "too long", False, 1.0),
-    "renew": lambda worker, leased: worker.keep("renew", [leased], 20.0, 1.0),
-    "release": lambda worker, leased: worker.keep("release", [leased], 0.0, 1.0),
+    "fail": lambda worker, leased: worker.fail(leased, 0, "too long", again=False),
+    "renew": lambda worker, leased: worker.renew(leased, 20.0),
+    "release": lambda worker, leased: worker.release(leased),
 }
 
 
@@ -664,7 +666,7 @@ CALLS_PROMPT_WORKER = {
 def test_after_a_call_that_is_interrupted_others_go_on_and_no_lease_is_listed_for_good(call):
     for interrupted in everywhere():
         server = OneServer()
-        worker = PromptWorker(PromptServers(server))
+        worker = WorkerCalls(server, (0, 1), 1.0, "")
         leased = lease(worker)
         place = interrupted(functools.partial(CALLS_PROMPT_WORKER[call], worker, leased))
         thread, box = in_thread(lease, worker)

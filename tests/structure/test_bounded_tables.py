@@ -69,7 +69,7 @@ HARMLESS = {
     "nodes/http:NodePages.joined": "ends the one that was made first, which its peer sees",
     "tables/caches/queues:CacheRoom.make": "self._counts.overwritten += 1",
     "prompts/steps:PromptSteps.rewind": "as any new session may",
-    "prompts/worker:PromptWorker.learn": "each server is asked",
+    "prompts/servers:TableCalls._learn": "each server is asked",
     "proxy/router:Backend._keep_epoch": "as many as a WELCOME can name",
     "proxy/io:BackendLink._send_request": "beyond, it is told again",
     "proxy/requests:Requests.__init__": "the client of the oldest asks again",
