@@ -8,9 +8,11 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import msgspec
 
 from memoire.building import Held, checksum, text
 from memoire.kinds import Body, CalledServers, CallReply, Request, Transport, Work
@@ -23,15 +25,6 @@ REQUEST_PART = 0.75
 KEYS_PER_REQUEST = 8192
 PASSING_TIMEOUT = 120.0
 """Seconds for which what a server has no room for yet is sent again: it keeps an upload whose sender died for less."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row to be written: tags and fields that it has stay, unless they are named here."""
-
-    key: str
-    tags: Mapping[str, bytes]
-    fields: Mapping[str, bytes]
 
 
 @dataclass(slots=True)
@@ -64,7 +57,7 @@ class KeyedCalls:
         self._uploads, self._making = itertools.count(1), threading.Lock()
         self._newest_made = 0  # microseconds, of the newest row that was written: none is older than one before it
 
-    def put(self, partition: str, rows: Sequence[Row]) -> list[keyed.RowFacts]:
+    def put(self, partition: str, rows: Sequence[keyed.PutRow]) -> list[keyed.RowFacts]:
         """Write rows; returns them in this order, as they are then.
 
         Raises:
@@ -164,7 +157,7 @@ class KeyedCalls:
         found = {place: row for places in by_home.values() for place, row in zip(places, rows, strict=False)}
         return [found[place] for place in range(len(names))]
 
-    def _requests(self, rows: Sequence[tuple[int, Row]]) -> list[_Request]:
+    def _requests(self, rows: Sequence[tuple[int, keyed.PutRow]]) -> list[_Request]:
         """Rows, each with the time when it was made, in requests of a message's length. A longer value comes before
         its request, in pieces.
         """
@@ -178,7 +171,7 @@ class KeyedCalls:
             if made[-1].rows and made[-1].size + size > most:
                 made.append(_Request())
             staged = _staged(made[-1].upload, long)
-            made[-1].rows.append(keyed.PutRow(row.key, dict(row.tags), inline, staged, made_at))
+            made[-1].rows.append(msgspec.structs.replace(row, fields=inline, staged=staged, made=made_at))
             made[-1].size += size
         return [request for request in made if request.rows]
 

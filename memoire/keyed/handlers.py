@@ -14,7 +14,7 @@ from memoire.errors import ProtocolError
 from memoire.kinds import DEFAULTS, Body, Desk, Handler, MessageHeader, Page, Reply, encoded_bytes, types
 
 from . import messages as keyed
-from .pool import KeyedPool, KeyedRow, RowChange
+from .pool import KeyedPool, KeyedRow
 
 FACTS_PER_REPLY = 8192
 MAX_PARTITIONS = 65536
@@ -129,19 +129,13 @@ class KeyedHandler:
     def _put(
         self, pool: KeyedPool, client: bytes, body: keyed.ChangeRows, rows: list[keyed.PutRow]
     ) -> list[keyed.RowFacts]:
-        changes = [
-            RowChange(
-                row.key, row.tags, row.fields, row.made, {each.field: (each.start, each.bytes) for each in row.staged}
-            )
-            for row in rows
-        ]
-        self._check(pool, client, body.partition, changes)
-        written = pool.put(body.partition, changes, (client, body.upload))
+        self._check(pool, client, body.partition, rows)
+        written = pool.put(body.partition, rows, (client, body.upload))
         if body.upload:
             pool.unstage(client, body.upload)
         return [_facts(body.partition, row.key, made) for row, made in zip(rows, written, strict=True)]
 
-    def _check(self, pool: KeyedPool, client: bytes, partition: str, changes: Sequence[RowChange]) -> None:
+    def _check(self, pool: KeyedPool, client: bytes, partition: str, changes: Sequence[keyed.PutRow]) -> None:
         """Refuse rows that no reply could tell of, before one of them is written.
 
         Raises:
@@ -152,13 +146,12 @@ class KeyedHandler:
         page, most = self._page(client), min(self._desk.limits.message_bytes, DEFAULTS.message_bytes)
         for change, row in zip(changes, pool.find(partition, [each.key for each in changes]), strict=True):
             tags = {**(row.tags if row else {}), **change.tags}
-            fields = dict.fromkeys([*(row.fields if row else ()), *change.fields, *change.staged])
+            fields = dict.fromkeys([*(row.fields if row else ()), *change.sizes])
             if max(len(tags), len(fields)) > keyed.MAX_FIELDS:
                 count = max(len(tags), len(fields))
                 text = f"row {change.key!r} would have {count} fields or tags; {keyed.MAX_FIELDS} are allowed"
                 raise ProtocolError("too_large", text)
-            sizes = {name: len(value) for name, value in change.fields.items()}
-            for name, length in (sizes | {name: size for name, (_, size) in change.staged.items()}).items():
+            for name, length in change.sizes.items():
                 size = length + encoded_bytes([list(fields), name]) + HEAD_BYTES
                 if size > most:
                     text = f"field {name!r} of row {change.key!r} makes a reply of {size} bytes; {most} are allowed "

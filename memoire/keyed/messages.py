@@ -71,10 +71,20 @@ class PutRow(TailRow, frozen=True, array_like=True):
     """A row to be written: fields and tags that it has stay, unless they are named here."""
 
     key: Key
-    tags: Fields
-    fields: Fields
-    staged: Annotated[list[StagedValue], Meta(max_length=1024)]
+    tags: Fields = {}
+    fields: Fields = {}
+    staged: Annotated[list[StagedValue], Meta(max_length=1024)] = []
     made: Word = 0  # microseconds of the writer's clock, which count if the row is new
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each value, by its field."""
+        return {name: len(value) for name, value in self.fields.items()} | self.staged_sizes
+
+    @property
+    def staged_sizes(self) -> dict[str, int]:
+        """Bytes of those that come in pieces."""
+        return {each.field: each.bytes for each in self.staged}
 
 
 class RowFacts(TailRow, frozen=True, array_like=True):

@@ -84,22 +84,10 @@ class KeyedRow:
     fields: dict[str, bytes] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RowChange:
-    """What is to be written into the row of a key."""
-
-    key: str
-    tags: Mapping[str, bytes]
-    fields: Mapping[str, bytes]
-    made: int = 0
-    staged: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Fields whose values are bytes of an upload: where each begins there, and its size."""
-
-    @property
-    def size(self) -> int:
-        """Bytes that it takes at most."""
-        size = ROW_BYTES + getsizeof(self.key) + _values_size(self.tags) + _values_size(self.fields)
-        return size + sum(VALUE_BYTES + getsizeof(name) + getsizeof(b"") + n for name, (_, n) in self.staged.items())
+def _change_size(row: keyed.PutRow) -> int:
+    """Bytes that a change takes at most."""
+    size = ROW_BYTES + getsizeof(row.key) + _values_size(row.tags) + _values_size(row.fields)
+    return size + sum(VALUE_BYTES + getsizeof(name) + getsizeof(b"") + n for name, n in row.staged_sizes.items())
 
 
 def _values_size(values: Mapping[str, bytes]) -> int:
@@ -253,13 +241,14 @@ class KeyedPool(LastingPool, HasCalls):
         staged = self._uploads.pop((client, upload), None)
         self._take(0 if staged is None else -staged.size)
 
-    def _staged(self, upload: tuple[bytes, int], changes: Sequence[RowChange]) -> bytes | bytearray:
+    def _staged(self, upload: tuple[bytes, int], changes: Sequence[keyed.PutRow]) -> bytes | bytearray:
         """The bytes of an upload, of which these changes name some. Raises ProtocolError if they are not all here."""
         found = self._uploads.get(upload)
         staged = b"" if found is None else found.content
-        for start, size in (part for change in changes for part in change.staged.values()):
-            if start + size > len(staged):
-                raise ProtocolError("value", f"bytes {start} to {start + size} of an upload of {len(staged)}")
+        for part in (part for change in changes for part in change.staged):
+            end = part.start + part.bytes
+            if end > len(staged):
+                raise ProtocolError("value", f"bytes {part.start} to {end} of an upload of {len(staged)}")
         return staged
 
     def unstage(self, client: bytes, upload: int) -> None:
@@ -267,7 +256,9 @@ class KeyedPool(LastingPool, HasCalls):
         with self._waiter.lock:
             self._forget(client, upload)
 
-    def put(self, partition: str, changes: Sequence[RowChange], upload: tuple[bytes, int] = (b"", 0)) -> list[KeyedRow]:
+    def put(
+        self, partition: str, changes: Sequence[keyed.PutRow], upload: tuple[bytes, int] = (b"", 0)
+    ) -> list[KeyedRow]:
         """Write rows, all or none; returns them as they are then.
 
         Args:
@@ -278,7 +269,7 @@ class KeyedPool(LastingPool, HasCalls):
         """
         with self._waiter.lock:
             staged = self._staged(upload, changes)
-            size = sum(change.size for change in changes)
+            size = sum(map(_change_size, changes))
             if partition not in self._partitions:
                 size += ROW_BYTES + getsizeof(partition)
             self._take(size)
@@ -286,7 +277,7 @@ class KeyedPool(LastingPool, HasCalls):
             with memoryview(staged) as view:
                 return [self._write(rows, change, view) for change in changes]
 
-    def _write(self, rows: dict[str, KeyedRow], change: RowChange, staged: memoryview) -> KeyedRow:
+    def _write(self, rows: dict[str, KeyedRow], change: keyed.PutRow, staged: memoryview) -> KeyedRow:
         """Write a change for which its whole size was taken; what it did not need is given back."""
         former = rows.get(change.key)
         self._changes += 1
@@ -298,7 +289,7 @@ class KeyedPool(LastingPool, HasCalls):
             row = KeyedRow(former.number, former.made, self._changes, dict(former.tags), dict(former.fields))
             self._take(-ROW_BYTES - getsizeof(change.key))
         rows[change.key] = row
-        fields = {name: bytes(staged[start : start + size]) for name, (start, size) in change.staged.items()}
+        fields = {each.field: bytes(staged[each.start : each.start + each.bytes]) for each in change.staged}
         for held, brought in ((row.tags, change.tags), (row.fields, change.fields), (row.fields, fields)):
             for name, value in brought.items():
                 if name in held:
@@ -431,9 +422,10 @@ class KeyedPool(LastingPool, HasCalls):
         rows = self._partitions.get(partition, {})
         if body.key in rows:
             return PutBack(False)
-        self._take(RowChange(body.key, body.tags, fields).size)
+        change = keyed.PutRow(body.key, body.tags, fields, made=body.made)
+        self._take(_change_size(change))
         self._partitions[partition] = rows
-        row = self._write(rows, RowChange(body.key, body.tags, fields, body.made), memoryview(b""))
+        row = self._write(rows, change, memoryview(b""))
         if self._is_heir:
             row.number, self._newest = body.number, max(body.number, self._newest)
         return PutBack(True, 0, {"rows": 1})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tensordict import TensorDict
@@ -12,7 +11,7 @@ from tensordict import TensorDict
 from memoire.building import Given, text
 from memoire.errors import MemoireError
 from memoire.keyed import messages as keyed
-from memoire.keyed.calls import KeyedCalls, Row
+from memoire.keyed.calls import KeyedCalls
 from memoire.kinds import FarCalls, Request, messages
 from memoire.limits import Limits
 
@@ -20,28 +19,7 @@ from . import values
 from .metadata import BatchMeta
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A row as it is after it was written, or when it was listed."""
-
-    partition: str
-    key: str
-    number: int
-    tags: dict[str, Any]
-    fields: tuple[str, ...]
-    made: int
-
-
-@dataclass(frozen=True, slots=True)
-class Values:
-    """What a row holds of the fields that were asked for."""
-
-    values: dict[str, Any]
-    names: tuple[str, ...]
-    """All of its fields."""
-
-
-class KeyedClient(FarCalls):
+class KeyedClient(KeyedCalls, FarCalls):
     """Reads and writes rows by key. From any thread.
 
     Args:
@@ -59,8 +37,8 @@ class KeyedClient(FarCalls):
     def __init__(self, servers: Sequence[str], *, limits: Limits | None = None, keys: Given = None) -> None:
         self.servers = tuple(sorted(set(servers)))
         """Addresses of the servers."""
-        super().__init__(self.servers, "keyed", keys=keys, role="actor", limits=limits, tune_process=False)
-        self._calls = KeyedCalls(self._far, self.servers)
+        FarCalls.__init__(self, self.servers, "keyed", keys=keys, role="actor", limits=limits, tune_process=False)
+        KeyedCalls.__init__(self, self._far, self.servers)
         self._meet(None)
 
     # Rows by number, as TransferQueue's client has them and verl's workers ask for them. From any event loop
@@ -109,7 +87,7 @@ class KeyedClient(FarCalls):
     def _meta(self, partition: str, names: Sequence[str]) -> BatchMeta:
         rows = self.facts(partition, names)
         shared = set.intersection(*(set(row.fields) for row in rows)) if rows else set()
-        numbers, tags = [self._number(row) for row in rows], [row.tags for row in rows]
+        numbers, tags = [self._number(row) for row in rows], [decoded(row.tags) for row in rows]
         schema: dict[str, dict[str, Any]] = {name: {} for name in sorted(shared)}
         return BatchMeta(numbers, [partition] * len(rows), schema, [1] * len(rows), custom_meta=tags)
 
@@ -122,7 +100,7 @@ class KeyedClient(FarCalls):
     def _data(self, metadata: BatchMeta) -> TensorDict:
         partition, names = _partition_of(metadata), metadata.field_names
         keys = self._keys(partition, metadata.global_indexes)
-        rows = [row.values if row else {} for row in self.values(partition, keys, names)]
+        rows = [decoded(row.fields) for row in self.values(partition, keys, names)]
         for key, row in zip(keys, rows, strict=True):
             if missing := [name for name in names if name not in row]:
                 raise RuntimeError(f"row {key!r} of {partition!r} has no {missing} any more: it was cleared meanwhile")
@@ -131,44 +109,15 @@ class KeyedClient(FarCalls):
     def _put_numbered(self, columns: Mapping[str, Sequence[Any]], metadata: BatchMeta) -> BatchMeta:
         partition = _partition_of(metadata)
         keys = self._keys(partition, metadata.global_indexes)
-        made = [encoded({name: values[place] for name, values in columns.items()}) for place in range(len(keys))]
-        tags = [encoded(each) for each in metadata.custom_meta]
-        self.put(partition, [Row(*parts) for parts in zip(keys, tags, made, strict=True)])
+        self.put(partition, put_rows(keys, metadata.custom_meta, columns))
         metadata.field_schema.update({name: {} for name in columns})
         metadata.production_status[:] = 1
         return metadata
 
-    def _number(self, row: Stored) -> int:
+    def _number(self, row: keyed.RowFacts) -> int:
         """The number of a row among all servers."""
-        (url,) = self._calls.by_home(row.partition, [row.key])
+        (url,) = self.by_home(row.partition, [row.key])
         return row.number * len(self.servers) + self.servers.index(url)
-
-    # What it does
-
-    def put(self, partition: str, rows: Sequence[Row]) -> list[Stored]:
-        """Write rows; returns them in this order, as they are then."""
-        return [_stored(row) for row in self._calls.put(partition, rows)]
-
-    def facts(self, partition: str, names: Sequence[str]) -> list[Stored]:
-        """Rows of these keys that exist, in this order, without values."""
-        return [_stored(row) for row in self._calls.facts(partition, names)]
-
-    def values(self, partition: str, names: Sequence[str], fields: Sequence[str]) -> list[Values | None]:
-        """Values of these fields (none: of all), of these keys, in this order. None for a key that does not exist."""
-        found = self._calls.values(partition, names, fields)
-        return [Values(_decoded(row.fields), tuple(row.names)) if row.is_there else None for row in found]
-
-    def rows(self, partition: str | None) -> dict[str, list[Stored]]:
-        """Rows without values by partition, of one or of all, in the order in which they were made."""
-        return {name: [_stored(row) for row in rows] for name, rows in self._calls.rows(partition).items()}
-
-    def clear(self, partition: str, names: Sequence[str]) -> None:
-        """Take rows away; keys that do not exist are ignored."""
-        self._calls.clear(partition, names)
-
-    def reset(self) -> None:
-        """Take all rows of all servers away."""
-        self._calls.reset()
 
     def pages(self) -> str | None:
         """Where the first server shows its metrics, as HOST:PORT; None if it has no pages."""
@@ -177,6 +126,16 @@ class KeyedClient(FarCalls):
         if isinstance(answer, MemoireError):
             raise answer
         return answer.body.pages[0] if isinstance(answer.body, messages.Welcome) and answer.body.pages else None
+
+
+def put_rows(
+    keys: Sequence[str], tags: Sequence[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]]
+) -> list[keyed.PutRow]:
+    """Rows to be written, of the tags of each key and columns of as many values. Raises NotPlain."""
+    return [
+        keyed.PutRow(key, encoded(of_key), encoded({name: column[place] for name, column in columns.items()}))
+        for place, (key, of_key) in enumerate(zip(keys, tags, strict=True))
+    ]
 
 
 def _partition_of(metadata: BatchMeta) -> str:
@@ -190,9 +149,6 @@ def encoded(fields: Mapping[str, Any]) -> dict[str, bytes]:
     return {text("fields", str(name)): values.encode(value) for name, value in fields.items()}
 
 
-def _decoded(fields: Mapping[str, bytes]) -> dict[str, Any]:
+def decoded(fields: Mapping[str, bytes]) -> dict[str, Any]:
+    """The values that a server keeps so. Raises ProtocolError."""
     return {name: values.decode(value) for name, value in fields.items()}
-
-
-def _stored(row: keyed.RowFacts) -> Stored:
-    return Stored(row.partition, row.key, row.number, _decoded(row.tags), tuple(row.fields), row.made)

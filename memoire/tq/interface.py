@@ -12,15 +12,16 @@ rows-1c9f0a6be2d05d2e.msgpack     the rows, named by the checksum of metadata.js
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import json
 import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 from tensordict import TensorDict
 
@@ -41,16 +42,17 @@ from memoire.building import (
 from memoire.building import record_file as checked_file
 from memoire.errors import DataError, ParameterError
 from memoire.keyed import messages as keyed
-from memoire.keyed.calls import Row
 
 from . import values
-from .client import KeyedClient, Stored, Values, encoded
+from .client import KeyedClient, decoded, put_rows
 from .metadata import KVBatchMeta
 
 ADDRESSES = "MEMOIRE_TQ"
 """Environment variable with the servers' addresses, separated by commas; also their name in Ray's own store."""
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
 KIND: Final = FileKind(b"memoirtq", 2, "a checkpoint of memoire.tq")
 METADATA: Final = "metadata.json"
 ROWS_AT_ONCE: Final = 256
@@ -98,18 +100,10 @@ def _blocks(client: KeyedClient) -> Iterator[bytes]:
     for partition, rows in client.rows(None).items():
         for start in range(0, len(rows), ROWS_AT_ONCE):
             some = rows[start : start + ROWS_AT_ONCE]
-            values = client.values(partition, [row.key for row in some], ())
-            yield _block(partition, some, values)
-
-
-def _block(partition: str, rows: Sequence[Stored], values: Sequence[Values | None]) -> bytes:
-    kept = [
-        keyed.PutRow(row.key, encoded(row.tags), encoded(held.values), [])
-        for row, held in zip(rows, values, strict=True)
-        if held is not None
-    ]
-    name = keyed.pack([partition])
-    return len(name).to_bytes(_LENGTH_BYTES, "little") + name + keyed.pack(kept)
+            found = zip(some, client.values(partition, [row.key for row in some]), strict=True)
+            kept = [keyed.PutRow(row.key, row.tags, held.fields) for row, held in found if held.is_there]
+            name = keyed.pack([partition])
+            yield len(name).to_bytes(_LENGTH_BYTES, "little") + name + keyed.pack(kept)
 
 
 def load(client: KeyedClient, folder: Path) -> None:
@@ -135,8 +129,7 @@ def load(client: KeyedClient, folder: Path) -> None:
             raise DataError(str(path), f"belongs to another {METADATA}")
         client.reset()
         for record in records:
-            partition, rows = _unpacked(record)
-            client.put(partition, [Row(row.key, row.tags, row.fields) for row in rows])
+            client.put(*_unpacked(record))
 
 
 def _unpacked(record: Record) -> tuple[str, list[keyed.PutRow]]:
@@ -273,54 +266,7 @@ def _ray_store() -> Any:
     return importlib.import_module("ray.experimental.internal_kv")
 
 
-# -------------------------------------------------------------------------------------------------- keys, async
-
-
-async def async_kv_put(
-    key: str,
-    partition_id: str,
-    fields: TensorDict | Mapping[str, Any] | None = None,
-    tag: dict[str, Any] | None = None,
-    data_parser: values.Parser | None = None,
-) -> KVBatchMeta:
-    """Write one row; see `kv_put`."""
-    return await asyncio.to_thread(kv_put, key, partition_id, fields, tag, data_parser)
-
-
-async def async_kv_batch_put(
-    keys: list[str],
-    partition_id: str,
-    fields: TensorDict | None = None,
-    tags: list[dict[str, Any]] | None = None,
-    data_parser: values.Parser | None = None,
-) -> KVBatchMeta:
-    """Write rows; see `kv_batch_put`."""
-    return await asyncio.to_thread(kv_batch_put, keys, partition_id, fields, tags, data_parser)
-
-
-async def async_kv_batch_get(
-    keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None
-) -> TensorDict:
-    """Read rows; see `kv_batch_get`."""
-    return await asyncio.to_thread(kv_batch_get, keys, partition_id, select_fields)
-
-
-async def async_kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> TensorDict:
-    """Read rows; see `kv_batch_get_by_meta`."""
-    return await asyncio.to_thread(kv_batch_get_by_meta, meta, select_fields)
-
-
-async def async_kv_list(partition_id: str | None = None) -> dict[str, dict[str, Any]]:
-    """Tags by partition and key; see `kv_list`."""
-    return await asyncio.to_thread(kv_list, partition_id)
-
-
-async def async_kv_clear(keys: list[str] | str, partition_id: str) -> None:
-    """Take rows away; see `kv_clear`."""
-    await asyncio.to_thread(kv_clear, keys, partition_id)
-
-
-# --------------------------------------------------------------------------------------------------- keys, sync
+# --------------------------------------------------------------------------------------------------------- keys
 
 
 def kv_put(
@@ -390,13 +336,14 @@ def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[s
     client = _ready()
     names = _keys(keys)
     chosen = [select_fields] if isinstance(select_fields, str) else select_fields
-    found = [row for row in client.values(partition_id, names, chosen or ()) if row is not None]
+    found = [row for row in client.values(partition_id, names, chosen or ()) if row.is_there]
     if not found:
         raise ValueError("keys or partition were not found!")
     if not set.intersection(*(set(row.names) for row in found)):
         raise ValueError("Some fields are not ready in all the requested keys!")
-    shared = set.intersection(*(set(row.values) for row in found))
-    return values.batch_of({name: [row.values[name] for row in found] for name in shared}, len(found))
+    rows = [decoded(row.fields) for row in found]
+    shared = set.intersection(*map(set, rows))
+    return values.batch_of({name: [row[name] for row in rows] for name in shared}, len(rows))
 
 
 def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> TensorDict:
@@ -409,13 +356,32 @@ def kv_list(partition_id: str | None = None) -> dict[str, dict[str, Any]]:
     """Tags by partition and key, of one partition or of all, in the order in which rows were made."""
     client = _ready()
     found = client.rows(partition_id)
-    return {name: {row.key: row.tags for row in rows} for name, rows in found.items()}
+    return {name: {row.key: decoded(row.tags) for row in rows} for name, rows in found.items()}
 
 
 def kv_clear(keys: list[str] | str, partition_id: str) -> None:
     """Take rows away; keys that do not exist are ignored. Raises ValueError for an empty list."""
     client = _ready()
     client.clear(partition_id, _keys(keys))
+
+
+def _awaited(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """The same call for an event loop: it waits in a thread."""
+
+    @functools.wraps(call)
+    async def awaited(*args: P.args, **options: P.kwargs) -> T:
+        return await asyncio.to_thread(call, *args, **options)
+
+    awaited.__name__ = awaited.__qualname__ = f"async_{call.__name__}"
+    return awaited
+
+
+async_kv_put = _awaited(kv_put)
+async_kv_batch_put = _awaited(kv_batch_put)
+async_kv_batch_get = _awaited(kv_batch_get)
+async_kv_batch_get_by_meta = _awaited(kv_batch_get_by_meta)
+async_kv_list = _awaited(kv_list)
+async_kv_clear = _awaited(kv_clear)
 
 
 # -------------------------------------------------------------------------------------------------- checkpoints
@@ -494,11 +460,7 @@ def _put(
     columns: dict[str, list[Any]] = {}
     if fields is not None:
         columns = values.columns_of(fields) if parser is None else values.parsed(fields, parser)
-    rows = [
-        Row(key, encoded(tags[i]) if tags else {}, encoded({name: values[i] for name, values in columns.items()}))
-        for i, key in enumerate(keys)
-    ]
-    return _meta(partition, client.put(partition, rows))
+    return _meta(partition, client.put(partition, put_rows(keys, tags or [{}] * len(keys), columns)))
 
 
 def _check_put(keys: list[str], fields: TensorDict | None, tags: list[dict[str, Any]] | None) -> None:
@@ -516,11 +478,11 @@ def _check_put(keys: list[str], fields: TensorDict | None, tags: list[dict[str, 
         raise ValueError("Got duplicated keys.")
 
 
-def _meta(partition: str, rows: Sequence[Stored]) -> KVBatchMeta:
+def _meta(partition: str, rows: Sequence[keyed.RowFacts]) -> KVBatchMeta:
     shared = set.intersection(*(set(row.fields) for row in rows))
     return KVBatchMeta(
         keys=[row.key for row in rows],
-        tags=[row.tags for row in rows],
+        tags=[decoded(row.tags) for row in rows],
         partition_id=partition,
         fields=sorted(shared),
         extra_info={},

@@ -17,7 +17,7 @@ import tq_calls  # noqa: E402
 
 from memoire import Server, tq  # noqa: E402
 from memoire.errors import DataError, NotPlain, ProtocolError  # noqa: E402
-from memoire.keyed.calls import Row  # noqa: E402
+from memoire.keyed.messages import PutRow  # noqa: E402
 from memoire.limits import Limits  # noqa: E402
 from memoire.tq import values  # noqa: E402
 from memoire.tq.client import KeyedClient  # noqa: E402
@@ -62,11 +62,11 @@ def test_more_long_values_than_a_server_takes_at_once_all_arrive():
     with Server(HERE, storage="keyed", limits=limits) as server:
         client = KeyedClient([server.endpoint], limits=limits)
 
-        rows = [Row(f"k{i}", {}, {"x": values.encode(bytes([i]) * 30_000)}) for i in range(80)]
+        rows = [PutRow(f"k{i}", {}, {"x": values.encode(bytes([i]) * 30_000)}) for i in range(80)]
         with ThreadPoolExecutor(80) as threads:
             assert len(list(threads.map(lambda row: client.put("p", [row]), rows))) == 80
         found = client.values("p", [row.key for row in rows], [])
-        assert [row.values["x"] for row in found] == [bytes([i]) * 30_000 for i in range(80)]
+        assert [values.decode(row.fields["x"]) for row in found] == [bytes([i]) * 30_000 for i in range(80)]
         client.close()
 
 
@@ -105,14 +105,18 @@ def test_damaged_bytes_of_a_value_are_refused(damaged):
 def test_values_longer_than_a_message_come_whole(servers):
     limits = Limits.of(request_bytes=64 * 1024)
     client = KeyedClient([server.endpoint for server in servers], limits=limits)
-    rows = [Row(f"k{i}", {}, {"long": bytes([i]) * 300_000, "short": b"s", "middle": bytes(40_000)}) for i in range(9)]
-    raw = [Row(row.key, row.tags, {name: values.encode(value) for name, value in row.fields.items()}) for row in rows]
+    rows = [
+        PutRow(f"k{i}", {}, {"long": bytes([i]) * 300_000, "short": b"s", "middle": bytes(40_000)}) for i in range(9)
+    ]
+    raw = [
+        PutRow(row.key, row.tags, {name: values.encode(value) for name, value in row.fields.items()}) for row in rows
+    ]
     try:
         client.put("p", raw)
         found = client.values("p", [row.key for row in rows], ())
     finally:
         client.close()
-    assert [each.values for each in found] == [row.fields for row in rows]
+    assert [each.fields for each in found] == [row.fields for row in raw]
 
 
 def test_rows_spread_over_servers_and_a_checkpoint_goes_into_another_number_of_them(servers, tmp_path, monkeypatch):
@@ -221,7 +225,7 @@ def test_rows_by_number_are_read_and_written_as_verls_workers_do(servers, monkey
         tq.kv_batch_put(keys, "train", fields, [{"place": place} for place in range(12)])
         tq.kv_put("other", "val", {"x": torch.zeros(1)})
         client, order, run = tq.get_client(), [7, 0, 11, 3], asyncio.run  # on a loop of the caller's
-        assert len(client._calls.by_home("train", keys)) == 2, "both servers have some of them"
+        assert len(client.by_home("train", keys)) == 2, "both servers have some of them"
         batch = run(client.async_kv_retrieve_meta([*(keys[place] for place in order), "gone"], "train"))
         assert batch.is_ready and batch.field_names == ["name", "x"] and batch.custom_meta[1] == {"place": 0}
         assert len(set(run(client.async_kv_retrieve_meta(keys, "train")).global_indexes)) == 12

@@ -15,9 +15,9 @@ from dispatchkit import ME, YOU, Asker, made_dispatcher
 from memoire import Server, Table
 from memoire.errors import ParameterError, ProtocolError
 from memoire.keyed import messages as keyed
-from memoire.keyed.calls import KeyedCalls, Row
+from memoire.keyed.calls import KeyedCalls
 from memoire.keyed.handlers import KeyedHandler
-from memoire.keyed.pool import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedPool, RowChange
+from memoire.keyed.pool import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedPool
 from memoire.limits import Limits
 from memoire.reader.calls import FarCalls
 from memoire.wire import types
@@ -38,12 +38,12 @@ def store_of(limit=LIMIT):
 
 def staged(store, start, size, client=ME, upload=1):
     """Bytes of an upload, as a row gets them."""
-    change = RowChange("staged", {}, {}, staged={"x": (start, size)})
+    change = keyed.PutRow("staged", {}, {}, staged=[keyed.StagedValue("x", start, size)])
     return store.put("p", [change], (client, upload))[0].fields["x"]
 
 
 def put(store, key, partition="p", tags=(), **fields):
-    return store.put(partition, [RowChange(key, dict(tags), fields)])[0]
+    return store.put(partition, [keyed.PutRow(key, dict(tags), fields)])[0]
 
 
 def test_what_does_not_fit_is_refused_and_nothing_of_it_is_written():
@@ -52,12 +52,12 @@ def test_what_does_not_fit_is_refused_and_nothing_of_it_is_written():
     with pytest.raises(
         ProtocolError, match=r"more bytes of keyed rows have no room: 3,000 may be held .*: keyed rows 1"
     ) as why:
-        store.put("p", [RowChange("b", {}, {"x": bytes(500)}), RowChange("c", {}, {"x": bytes(500)})])
+        store.put("p", [keyed.PutRow("b", {}, {"x": bytes(500)}), keyed.PutRow("c", {}, {"x": bytes(500)})])
     assert store.find("p", ["b", "c"]) == [None, None] and why.value.code == "full"
     store.remove("p", ["a"])
-    store.put("p", [RowChange("b", {}, {"x": bytes(500)})])
+    store.put("p", [keyed.PutRow("b", {}, {"x": bytes(500)})])
     with pytest.raises(ProtocolError, match=r"4,\d+ more bytes of keyed rows") as why:
-        store.put("p", [RowChange("c", {}, {"x": bytes(4000)})])
+        store.put("p", [keyed.PutRow("c", {}, {"x": bytes(4000)})])
     assert why.value.code == "too_large"
 
 
@@ -65,7 +65,7 @@ def test_values_that_are_named_often_are_asked_for_before_they_are_copied():
     store = store_of()
     store.stage(ME, 1, 0, bytes(LIMIT // 2), 0.0)
     held = store.held
-    changes = [RowChange(f"{row}", {}, {}, staged={"x": (0, LIMIT // 2)}) for row in range(1000)]
+    changes = [keyed.PutRow(f"{row}", {}, {}, staged=[keyed.StagedValue("x", 0, LIMIT // 2)]) for row in range(1000)]
     tracemalloc.start()
     with pytest.raises(ProtocolError, match="have no room"):
         store.put("p", changes, (ME, 1))
@@ -157,7 +157,9 @@ def test_rows_are_written_read_and_cleared_by_the_same_calls_near_and_far(server
         ]
         far = opened.enter_context(FarRows([each.endpoint for each in made])) if servers else None
         calls = made[0].table("rows").calls() if far is None else far.calls
-        rows = [Row(f"k{i}", {"t": bytes([i])}, {"x": bytes([i]) * (20_000 if i == 7 else 300)}) for i in range(40)]
+        rows = [
+            keyed.PutRow(f"k{i}", {"t": bytes([i])}, {"x": bytes([i]) * (20_000 if i == 7 else 300)}) for i in range(40)
+        ]
         assert [row.key for row in calls.put("p", rows)] == [row.key for row in rows]
         found = calls.values("p", ["k7", "none", "k3"])
         assert [each.fields.get("x") for each in found] == [rows[7].fields["x"], None, rows[3].fields["x"]]

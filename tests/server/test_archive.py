@@ -23,7 +23,7 @@ from memoire.cli import main
 from memoire.disk import snapshots as snapshot
 from memoire.disk.snapshot_file import SnapshotFile
 from memoire.errors import Closed, DataError, Refused, SnapshotMismatch
-from memoire.keyed.pool import RowChange
+from memoire.keyed.messages import PutRow
 from memoire.nodes import roles as snapshots
 from memoire.prompts.columns import packed, raw_columns
 from memoire.replay import dataset, sampling
@@ -407,7 +407,7 @@ def fill(server, numbers):
     table, pool = table_in(server), pool_in(server)
     if table.storage == "keyed":
         for number in numbers:
-            change = RowChange(f"k{number}", {"t": bytes([number])}, {"x": bytes(number)}, 1000 - number)
+            change = PutRow(f"k{number}", {"t": bytes([number])}, {"x": bytes(number)}, made=1000 - number)
             pool.put("ab"[number % 2], [change])
         pool.remove("a", ["k2"])
         pool.put("c", [])
@@ -450,7 +450,7 @@ def drawn(server, batches):
             continue
         if table_in(server).storage == "keyed":
             rows = [(name, key, row.made, row.tags, row.fields) for name, key, row in pool_in(server).walk(None, 0)]
-            pool_in(server).put("b", [RowChange("k3", {}, {"y": b"1"}), RowChange(f"later {len(rows)}", {}, {})])
+            pool_in(server).put("b", [PutRow("k3", {}, {"y": b"1"}), PutRow(f"later {len(rows)}", {}, {})])
             found.append([str(rows), str(sorted(pool_in(server).partitions(None)))])
             continue
         if table_in(server).storage == "rollouts":
