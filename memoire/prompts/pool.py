@@ -11,11 +11,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
 from memoire import Parameters, Schema
 from memoire.errors import ProtocolError
@@ -24,7 +23,6 @@ from memoire.kinds import (
     DEFAULTS,
     MAX_INSPECTED,
     ByteBudget,
-    Count,
     Distribution,
     HasCalls,
     HasRoom,
@@ -40,42 +38,13 @@ from memoire.kinds import (
 )
 from memoire.limits import HELD_BYTES
 
-from .rows import Key, PromptState
-from .saving import NO_PAYLOAD, KeptPrompt, TableOrder, go_on, kept_of, order_of, put_back, restore, take_changes
+from .rows import PromptState
+from .saving import NO_PAYLOAD, PromptRecord, TableOrder, go_on, order_of, put_back, record_of, restore, take_changes
 from .settings import PromptSettings
 from .table import PromptTable, stats_of, unfinished_of
 
 if TYPE_CHECKING:
     from .calls import PromptCalls
-
-
-class PromptRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """A prompt; the record's payload is the prompt's, followed by the columns of its answers."""
-
-    kind: ClassVar = 7
-    has_payload: ClassVar = True
-    name: Annotated[bytes, Meta(max_length=2048)]
-    """What decides to which of several servers it belongs."""
-    row: bytes
-    """Where it stands, in msgpack."""
-    columns: Count = 0
-    """Bytes of the columns."""
-
-    def counted(self, payload_bytes: int) -> dict[str, int]:
-        """One more prompt."""
-        return {"rows": 1, "bytes": payload_bytes}
-
-    def belongs_to(self, heading: RecordBody | None) -> bytes:
-        """By its key."""
-        return self.name
-
-    def called(self, heading: RecordBody | None) -> str:
-        """A prompt of a data set."""
-        try:
-            dataset, epoch, index = msgspec.msgpack.decode(self.name, type=Key)
-        except msgspec.MsgspecError:
-            return f"the prompt {self.name.hex()}"
-        return f"prompt {index} of data set {dataset!r} in epoch {epoch}"
 
 
 class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
@@ -171,12 +140,11 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
         with self._waiter.lock:
             incomplete = restore(self._table, saved, self._clock())
         dropped = sum(row.reason == NO_PAYLOAD for row in incomplete)
-        if not incomplete:
-            return ""
-        return (
+        text = (
             f"answers of {len(incomplete) - dropped} prompts are missing, which wait for them again if they are not "
             f"over; {dropped} prompts were dropped, because their payload is missing"
         )
+        return text if incomplete else ""
 
     # What every pool does
 
@@ -229,38 +197,24 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
         with self._waiter.lock:
             return not (self._table.book.rows or self._table.book.forgotten)
 
-    def walk(self) -> Iterator[KeptPrompt]:
-        """Every prompt that is held at the beginning, in the order in which they were given."""
+    def records(self) -> Iterator[tuple[RecordBody, bytes]]:
+        """Every prompt that is held at the beginning, in the order in which they were given: body and payload."""
         with self._waiter.lock:
             rows = sorted(self._table.book.rows.values(), key=lambda row: row.number)
         for row in rows:
             with self._waiter.lock:
-                kept = kept_of(self._table, row)
-            if kept is not None:
-                yield kept
-
-    def put_back(self, kept: KeptPrompt) -> tuple[bool, int]:
-        """Hold a prompt that was walked over, here or elsewhere; whether it was not here already, and 0.
-
-        Raises:
-            Closed: `close` was called.
-        """
-        with self._waiter.lock:
-            self._waiter.check_open()
-            return put_back(self._table, kept, is_heir=self._is_heir), 0
-
-    def records(self) -> Iterator[tuple[RecordBody, bytes]]:
-        """Body and payload of each."""
-        for kept in self.walk():
-            yield PromptRecord(name=kept.name, row=kept.row, columns=len(kept.columns)), kept.payload + kept.columns
+                found = record_of(self._table, row)
+            if found is not None:
+                yield found
 
     def put_record(self, record: SavedRecord) -> PutBack:
-        """Hold a prompt of a snapshot."""
-        body, payload = record.body, record.payload
-        if not isinstance(body, PromptRecord):
+        """Hold a prompt of a snapshot, of here or elsewhere."""
+        if not isinstance(record.body, PromptRecord):
             raise ProtocolError("container", "a record of a kind that is not known here")
-        cut = max(0, len(payload) - body.columns)
-        return PutBack(*self.put_back(KeptPrompt(body.row, payload[:cut], payload[cut:])), {"rows": 1})
+        with self._waiter.lock:
+            self._waiter.check_open()
+            is_new = put_back(self._table, record.body, record.payload, is_heir=self._is_heir)
+        return PutBack(is_new, 0, {"rows": 1})
 
     def stats(self) -> PoolStats:
         """A frozen picture; what is called caches elsewhere are prompts here, and samples are groups."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Annotated, ClassVar, Final
 
 import msgspec
+from msgspec import Meta
 
 from memoire.errors import ParameterError, ProtocolError
-from memoire.kinds import SavedRow
+from memoire.kinds import Count, RecordBody, SavedRow
 
 from .book import TableFacts
 from .columns import COLUMNS, FACTS, NOTHING, PAYLOAD, PLAN, ROW, STEP, Packed, checked, chosen, packed_key
@@ -33,30 +34,44 @@ class TableOrder(msgspec.Struct, frozen=True):
     plans: dict[int, StepPlan]
 
 
-class KeptPrompt(NamedTuple):
-    """One prompt of a snapshot."""
+class PromptRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
+    """A prompt; the record's payload is the prompt's, followed by the columns of its answers."""
 
+    kind: ClassVar = 7
+    has_payload: ClassVar = True
+    name: Annotated[bytes, Meta(max_length=2048)]
+    """What decides to which of several servers it belongs."""
     row: bytes
-    """msgpack of its `PromptRow`."""
-    payload: bytes
-    columns: bytes
-    """msgpack of the columns of each answer: their places, lengths and bytes."""
+    """Where it stands, in msgpack."""
+    columns: Count = 0
+    """Bytes of the columns."""
 
-    @property
-    def name(self) -> bytes:
-        """What decides to which part of several servers it belongs."""
-        row = msgspec.msgpack.decode(self.row, type=PromptRow)
-        return msgspec.msgpack.encode(row.key)
+    def counted(self, payload_bytes: int) -> dict[str, int]:
+        """One more prompt."""
+        return {"rows": 1, "bytes": payload_bytes}
+
+    def belongs_to(self, heading: RecordBody | None) -> bytes:
+        """By its key."""
+        return self.name
+
+    def called(self, heading: RecordBody | None) -> str:
+        """A prompt of a data set."""
+        try:
+            dataset, epoch, index = msgspec.msgpack.decode(self.name, type=Key)
+        except msgspec.MsgspecError:
+            return f"the prompt {self.name.hex()}"
+        return f"prompt {index} of data set {dataset!r} in epoch {epoch}"
 
 
-def kept_of(table: PromptTable, row: PromptRow) -> KeptPrompt | None:
-    """A prompt as a snapshot has it; None if it has left the table."""
+def record_of(table: PromptTable, row: PromptRow) -> tuple[PromptRecord, bytes] | None:
+    """A prompt as a snapshot has it: body and payload; None if it has left the table."""
     if row.key not in table.book.rows:
         return None
     kept = ((index, table.store.packed(row.key, index)) for index in range(len(row.answers)))
-    answers = {index: made for index, made in kept if made.columns}
     encode = msgspec.msgpack.encode
-    return KeptPrompt(encode(row), table.store.payload(row.key), encode(answers))
+    columns = encode({index: made for index, made in kept if made.columns})
+    record = PromptRecord(name=encode(row.key), row=encode(row), columns=len(columns))
+    return record, table.store.payload(row.key) + columns
 
 
 def order_of(table: PromptTable) -> TableOrder:
@@ -95,7 +110,7 @@ def go_on(table: PromptTable, order: TableOrder, *, is_heir: bool) -> None:
     book.has_new_facts = True
 
 
-def put_back(table: PromptTable, kept: KeptPrompt, *, is_heir: bool = False) -> bool:
+def put_back(table: PromptTable, record: PromptRecord, payload: bytes, *, is_heir: bool = False) -> bool:
     """Hold a prompt of a snapshot; whether it was not known here.
 
     Args:
@@ -104,7 +119,8 @@ def put_back(table: PromptTable, kept: KeptPrompt, *, is_heir: bool = False) -> 
     Raises:
         ProtocolError: (code "container") that is no prompt, or none of this table's.
     """
-    row, columns = _unpacked(table, kept)
+    cut = max(0, len(payload) - record.columns)
+    row, columns = _unpacked(table, record.row, payload[cut:])
     if table.book.knows(row.key):
         return False
     if row.state is PromptState.LEASED:  # its worker has its lease of another server
@@ -114,7 +130,7 @@ def put_back(table: PromptTable, kept: KeptPrompt, *, is_heir: bool = False) -> 
     row.reason = row.reason if row.state is PromptState.DROPPED else ""
     table.book.restore(row)
     table.steps.hold(row)
-    table.store.add(row.key, kept.payload)
+    table.store.add(row.key, payload[:cut])
     for index, made in columns.items():
         amended = chosen(table.schema, made, row.answers[index].amended)
         come = chosen(table.schema, made, ~row.answers[index].amended)
@@ -130,20 +146,20 @@ def put_back(table: PromptTable, kept: KeptPrompt, *, is_heir: bool = False) -> 
     return True
 
 
-def _unpacked(table: PromptTable, kept: KeptPrompt) -> tuple[PromptRow, dict[int, Packed]]:
+def _unpacked(table: PromptTable, body: bytes, columns: bytes) -> tuple[PromptRow, dict[int, Packed]]:
     try:
-        row = msgspec.msgpack.decode(kept.row, type=PromptRow)
-        told = msgspec.msgpack.decode(kept.columns, type=dict[int, Packed])
+        row = msgspec.msgpack.decode(body, type=PromptRow)
+        told = msgspec.msgpack.decode(columns, type=dict[int, Packed])
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
         raise ProtocolError("container", f"a record that is no prompt: {error}") from None
     if len(row.answers) != table.rules.group or not set(told) <= set(range(table.rules.group)):
         raise ProtocolError("container", f"a prompt of {len(row.answers)} answers, not group={table.rules.group}")
-    columns = {i: checked(table.schema, each.columns, each.lengths, memoryview(each.data)) for i, each in told.items()}
+    made = {i: checked(table.schema, each.columns, each.lengths, memoryview(each.data)) for i, each in told.items()}
     for index, answer in enumerate(row.answers):
-        there = columns.get(index, NOTHING).columns
+        there = made.get(index, NOTHING).columns
         if there != (answer.columns if row.has_columns and not answer.failed else 0):
             raise ProtocolError("container", f"answer {index} has other columns than its row says")
-    return row, columns
+    return row, made
 
 
 NO_PAYLOAD: Final = "payload is missing"

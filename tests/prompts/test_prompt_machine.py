@@ -283,7 +283,7 @@ class PromptMachine(RuleBasedStateMachine):
         table, facts = PromptTable(SCHEMA, self.rules, first=1 << 20), self.table.book.facts
         snapshot.go_on(table, snapshot.order_of(self.table), is_heir=is_heir)
         for row in sorted(self.table.book.rows.values(), key=lambda row: row.number):
-            assert snapshot.put_back(table, snapshot.kept_of(self.table, row), is_heir=is_heir)
+            assert snapshot.put_back(table, *snapshot.record_of(self.table, row), is_heir=is_heir)
             for index in range(GROUP):
                 assert table.store.packed(row.key, index) == self.table.store.packed(row.key, index)
         table.check_invariants()
