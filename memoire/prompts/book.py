@@ -19,6 +19,7 @@ import msgspec
 from memoire.errors import ProtocolError
 
 from .rows import AnswerRow, Key, PromptQueue, PromptRow, PromptState, row_size
+from .settings import PromptRules
 
 MAX_CONSUMERS = 256
 """Names of listeners whose cursors are kept."""
@@ -59,12 +60,12 @@ class PromptBook:
     """The prompts of one table. Not thread-safe.
 
     Args:
-        group: Answers of each prompt.
         first: Of the numbers of changes and leases. Those of a table that was opened again must not be those of before.
     """
 
-    def __init__(self, group: int, first: int = 1) -> None:
-        self.group = group
+    def __init__(self, rules: PromptRules, first: int = 1) -> None:
+        self.rules = rules
+        """That are followed from now on."""
         self.facts = TableFacts()
         self.rows: dict[Key, PromptRow] = {}
         self.bytes = 0
@@ -119,14 +120,14 @@ class PromptBook:
             raise ProtocolError("value", text)
         row = PromptRow(*key, number=self._next_order(), priority=priority, is_evaluation=is_evaluation)
         row.tags, row.size, row.order = dict(tags or {}), size, row.number
-        row.answers = [AnswerRow() for _ in range(self.group)]
+        row.answers = [AnswerRow() for _ in range(self.rules.group)]
         self._hold(row)
         self.touch(row)
         return True
 
     def size_of(self, key: Key, tags: Mapping[str, str]) -> int:
         """Bytes that a new prompt would take."""
-        return row_size(key, self.group, tags)
+        return row_size(key, self.rules.group, tags)
 
     def recount(self, row: PromptRow) -> None:
         """A prompt takes other bytes than before."""
@@ -355,7 +356,7 @@ class PromptBook:
             assert (row in self.ready) == (row.state is PromptState.READY and not row.is_evaluation)
             assert (row.lease != 0) == (row.state is PromptState.LEASED) == (row.until < math.inf)
             assert (row.step >= 0) == (row.state in (PromptState.DRAWN, PromptState.COMMITTED)), row
-            assert len(row.answers) == self.group and bool(row.reason) == (row.state is PromptState.DROPPED)
+            assert len(row.answers) == self.rules.group and bool(row.reason) == (row.state is PromptState.DROPPED)
             assert not (row.is_evaluation and row.step >= 0)
         assert self.bytes == sum(row.counted for row in self.rows.values()) + _facts_size(self.facts)
         assert len(self.waiting) == self.counts[PromptState.WAITING]

@@ -198,7 +198,7 @@ class PromptsHandler:
         return self._reply(table, flags=bytes(flags), done=flags.count(0))
 
     def _check_version(self, table: PromptTable, row: PromptRow, version: int) -> None:
-        lag = table.rules.max_model_lag
+        lag = table.book.rules.max_model_lag
         if lag is not None and version == 0 and not row.is_evaluation:
             text = f"an answer of model version 0, which is unknown, but max_model_lag={lag} needs to know how old its "
             raise ProtocolError("value", text + "model is: give answer() the version")
@@ -223,7 +223,7 @@ class PromptsHandler:
     def _draw(self, table: PromptTable, body: messages.Groups, client: bytes, now: float) -> Reply:
         facts: dict[str, Any] = {"wanted": body.wanted, "replay": body.replay, "plan": body.plan}
         page = self._page(client)
-        if body.replay and not table.rules.replay_limit:
+        if body.replay and not table.book.rules.replay_limit:
             text = f"replay={body.replay:g}, but replay_limit of this table is 0: no committed group stays for it"
             raise ProtocolError("value", f"{text}. Draw with replay=0.0, or give Table(replay_limit=...)")
         if body.after is None:

@@ -19,7 +19,7 @@ from typing import Literal
 from memoire.errors import ProtocolError
 
 from .book import PromptBook
-from .rows import AnswerRow, PromptRow, PromptRules, PromptState
+from .rows import AnswerRow, PromptRow, PromptState
 
 Outcome = Literal["taken", "repeated", "late"]
 _OPEN = (PromptState.WAITING, PromptState.LEASED)
@@ -33,10 +33,10 @@ class PromptLeases:
         score: Of a group that is complete. Called once for each.
     """
 
-    def __init__(self, book: PromptBook, rules: PromptRules, score: Callable[[PromptRow], float]) -> None:
+    def __init__(self, book: PromptBook, score: Callable[[PromptRow], float]) -> None:
         self.counts: Counter[str] = Counter()
         """Leases that ended unfinished (expired), answers that were late, that failed, or that were amended."""
-        self._book, self._rules, self._score = book, rules, score
+        self._book, self._score = book, score
         self._rows: dict[int, PromptRow] = {}  # by number of the lease
         self._held: dict[bytes, set[int]] = {}  # numbers by worker
         self._ends: list[tuple[float, int]] = []  # a heap; leases that were renewed are there more than once
@@ -44,12 +44,8 @@ class PromptLeases:
     def restore(self, row: PromptRow, now: float) -> None:
         """A prompt that was leased in the former life: its worker gets the time of one lease to go on."""
         if row.state is PromptState.LEASED:
-            row.until, row.leased_at = now + self._rules.lease, now
+            row.until, row.leased_at = now + self._book.rules.lease, now
             self._register(row)
-
-    def follow(self, rules: PromptRules) -> None:
-        """Follow other rules from now on."""
-        self._rules = rules
 
     def has_forgotten(self, worker: bytes, having: Collection[int]) -> bool:
         """Whether a worker has a lease that it does not know of: a reply was lost."""
@@ -75,7 +71,7 @@ class PromptLeases:
         Args:
             having: Numbers of leases that it knows of: one that it has and does not know comes first, once more.
         """
-        until = now + (self._rules.lease if seconds is None else seconds)
+        until = now + (self._book.rules.lease if seconds is None else seconds)
         if forgotten := self._held.get(worker, set()).difference(having):
             row = self._rows[min(forgotten)]
             self._extend(row, until)
@@ -92,13 +88,13 @@ class PromptLeases:
 
     def why_not(self, version: int | None = None) -> str:
         """Why no prompt can be leased now, beside that none waits; "" if one can."""
-        newest, lag = self._book.facts.newest_model, self._rules.max_model_lag
+        newest, lag = self._book.facts.newest_model, self._book.rules.max_model_lag
         if version is not None and lag is not None and version < newest - lag:
             return (
                 f"the worker has model {version}, and the newest one is {newest}: a lease needs model {newest - lag} "
                 f"(max_model_lag={lag})"
             )
-        if self._rules.on_stale != "pace" or lag is None:
+        if self._book.rules.on_stale != "pace" or lag is None:
             return ""
         step_groups = self._book.facts.step_groups
         if not step_groups:
@@ -114,7 +110,7 @@ class PromptLeases:
         row = self._rows.get(number)
         if row is None or row.worker != worker:
             return 0.0
-        self._extend(row, now + (self._rules.lease if seconds is None else seconds))
+        self._extend(row, now + (self._book.rules.lease if seconds is None else seconds))
         return row.until
 
     def _extend(self, row: PromptRow, until: float) -> None:
@@ -209,7 +205,7 @@ class PromptLeases:
                 self._give_back(row)
             return
         self.end(row)
-        required = self._rules.required
+        required = self._book.rules.required_mask
         if any(each.is_whole and each.columns & required != required for each in row.answers):
             if row.state is not PromptState.ANSWERED:
                 self._book.move(row, PromptState.ANSWERED)
@@ -218,12 +214,12 @@ class PromptLeases:
 
     def _close(self, row: PromptRow) -> None:
         """All answers are there or have failed: the group is ready, or cannot be."""
-        if sum(each.is_whole for each in row.answers) < min(self._rules.at_least, self._rules.group):
+        if sum(each.is_whole for each in row.answers) < min(self._book.rules.at_least, self._book.rules.group):
             reason = next((each.failed for each in row.answers if each.failed), "failed")
             self._book.move(row, PromptState.DROPPED, reason if reason == "attempts" else "failed")
             return
         row.score = self._score(row)
-        if self._rules.drops_dead and row.score == 0.0 and not row.is_evaluation:
+        if self._book.rules.drop_dead and row.score == 0.0 and not row.is_evaluation:
             self._book.move(row, PromptState.DROPPED, NO_SIGNAL)
             return
         self._book.put_last(row)
@@ -254,7 +250,7 @@ class PromptLeases:
     def _give_back(self, row: PromptRow) -> None:
         """A lease has ended without all answers: others may give them, if an attempt is left."""
         self.end(row)
-        if row.attempts < self._rules.attempts:
+        if row.attempts < self._book.rules.attempts:
             self._book.move(row, PromptState.WAITING)
             return
         for index in row.missing:
@@ -299,7 +295,7 @@ class PromptLeases:
         """Raise AssertionError where the parts disagree. For tests."""
         for number, row in self._rows.items():
             assert row.lease == number and row.state is PromptState.LEASED and number in self._held[row.worker]
-            assert row.missing and row.attempts <= self._rules.attempts
+            assert row.missing and row.attempts <= self._book.rules.attempts
             assert any(number == other and until <= row.until for until, other in self._ends)
         assert len(self._rows) == self._book.counts[PromptState.LEASED]
         assert sum(map(len, self._held.values())) == len(self._rows) and all(self._held.values())

@@ -152,7 +152,7 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
         """Follow new parameters from now on; returns 0: nothing goes by that."""
         with self._waiter.lock:
             self.parameters = parameters
-            self._table.follow(self.settings.rules(self.schema, parameters))
+            self._table.book.rules = self.settings.rules(self.schema, parameters)
         return 0
 
     def limit(self, byte_limit: int) -> int:

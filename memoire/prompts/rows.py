@@ -159,22 +159,6 @@ class PromptRow(msgspec.Struct, array_like=True, eq=False):
         self.attempts, self.given_up, self.has_columns, self.score = 0, [], True, 0.0
 
 
-class PromptRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for all prompts of a table; `memoire.Table` says what each means."""
-
-    group: int = 8
-    at_least: int = 8
-    required: int = 0
-    """Columns, a bit each."""
-    drops_dead: bool = False
-    max_model_lag: int | None = None
-    on_stale: str = "drop"
-    lease: float = 600.0
-    attempts: int = 3
-    keep: int = 2
-    replay_limit: int = 0
-
-
 class StepRow(msgspec.Struct, array_like=True):
     """The groups of one step, fixed."""
 

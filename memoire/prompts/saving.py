@@ -152,8 +152,8 @@ def _unpacked(table: PromptTable, body: bytes, columns: bytes) -> tuple[PromptRo
         told = msgspec.msgpack.decode(columns, type=dict[int, Packed])
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
         raise ProtocolError("container", f"a record that is no prompt: {error}") from None
-    if len(row.answers) != table.rules.group or not set(told) <= set(range(table.rules.group)):
-        raise ProtocolError("container", f"a prompt of {len(row.answers)} answers, not group={table.rules.group}")
+    if len(row.answers) != table.book.rules.group or not set(told) <= set(range(table.book.rules.group)):
+        raise ProtocolError("container", f"a prompt of {len(row.answers)} answers, not group={table.book.rules.group}")
     made = {i: checked(table.schema, each.columns, each.lengths, memoryview(each.data)) for i, each in told.items()}
     for index, answer in enumerate(row.answers):
         there = made.get(index, NOTHING).columns
@@ -227,8 +227,8 @@ def restore(table: PromptTable, saved: Iterable[SavedRow], now: float) -> list[P
 
 def _row(table: PromptTable, body: bytes) -> PromptRow:
     row = msgspec.msgpack.decode(body, type=PromptRow)
-    if len(row.answers) != table.rules.group:
-        raise ParameterError("group", table.rules.group, f"{len(row.answers)}, as when its prompts were saved")
+    if len(row.answers) != table.book.rules.group:
+        raise ParameterError("group", table.book.rules.group, f"{len(row.answers)}, as when its prompts were saved")
     return row
 
 

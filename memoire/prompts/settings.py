@@ -10,7 +10,7 @@ column:NAME    the mean of a column
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +21,6 @@ from memoire.building import FOR_EVER, hint, one_of, whole
 from memoire.errors import NoSuchField, ParameterError
 
 from .columns import check_columns, mask_of
-from .rows import PromptRules
 
 BY_REWARD: Final = ("variance", "learnability")
 PREFIX: Final = "column:"
@@ -129,15 +128,16 @@ class PromptSettings:
 
     def rules(self, schema: Schema, parameters: Parameters) -> PromptRules:
         """What holds for the prompts of a table."""
-        return PromptRules(
-            group=self.group,
-            at_least=self.group if self.at_least is None else self.at_least,
-            required=self._required_mask(schema),
-            drops_dead=self.drop_dead,
-            max_model_lag=parameters.max_model_lag,
-            on_stale=self.on_stale,
-            lease=float(self.lease),
-            attempts=self.attempts,
-            keep=self.keep,
-            replay_limit=self.replay_limit,
-        )
+        at_least, mask = self.group if self.at_least is None else self.at_least, self._required_mask(schema)
+        facts: dict[str, Any] = {"required_mask": mask, "max_model_lag": parameters.max_model_lag}
+        return PromptRules(**asdict(self) | {"at_least": at_least, **facts})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRules(PromptSettings):
+    """What holds for all prompts of a table: its settings, and what the schema and the parameters make of them."""
+
+    at_least: int = 8
+    required_mask: int = 0
+    """Columns, a bit each."""
+    max_model_lag: int | None = None

@@ -18,7 +18,7 @@ from memoire.building import PriorityTree
 from memoire.errors import ProtocolError
 
 from .book import PromptBook
-from .rows import NO_STEP, RESTORED, Key, PromptRow, PromptRules, PromptState, StepRow
+from .rows import NO_STEP, RESTORED, Key, PromptRow, PromptState, StepRow
 
 MAX_SESSIONS: Final = 64
 """Former sessions that are known by name, the newest. An older one is refused like a stranger, and may take the table
@@ -109,21 +109,17 @@ class ReplayRing:
 class PromptSteps:
     """The steps of one table's trainer. Not thread-safe."""
 
-    def __init__(self, book: PromptBook, rules: PromptRules) -> None:
+    def __init__(self, book: PromptBook) -> None:
         self.steps: dict[int, StepRow] = {}
         """Those whose groups are known."""
         self.dirty: dict[int, StepRow | None] = {}
         """Steps that changed since they were saved; None: they are gone."""
         self.stale = 0
         """Groups that were too old when they were to be drawn."""
-        self.ring = ReplayRing(rules.replay_limit)
-        self._book, self._rules = book, rules
+        self.ring = ReplayRing(book.rules.replay_limit)
+        self._book = book
         self._kept: dict[int, list[PromptRow]] = {}  # committed groups of each step whose columns wait for `keep`
         self._leaving: dict[Key, PromptRow] = {}  # groups that left the ring, until no step that is known replays them
-
-    def follow(self, rules: PromptRules) -> None:
-        """Follow other rules from now on, but for the size of the ring."""
-        self._rules = rules
 
     def restore(self) -> None:
         """After the book and `steps` were restored: know again what is kept."""
@@ -246,7 +242,7 @@ class PromptSteps:
         """The groups of a step, if they are known. A server that gave none to it knows none."""
         self.enter(session)
         found = self.steps.get(step)
-        if found is None and step <= self._book.facts.committed - self._rules.keep:
+        if found is None and step <= self._book.facts.committed - self._book.rules.keep:
             raise self._gone(step)
         return found
 
@@ -311,19 +307,19 @@ class PromptSteps:
         return rows
 
     def _is_stale(self, row: PromptRow) -> bool:
-        lag, newest = self._rules.max_model_lag, self._book.facts.newest_model
+        lag, newest = self._book.rules.max_model_lag, self._book.facts.newest_model
         return lag is not None and newest > 0 and row.version < newest - lag
 
     def _pass_over_all(self) -> None:
         """Let stale groups go before a draw waits, so that others come in their place. Few are ready then."""
-        if self._rules.max_model_lag is not None:
+        if self._book.rules.max_model_lag is not None:
             stale = [row for row in self._book.ready.rows() if self._is_stale(row)]
             for row in sorted(stale, key=lambda row: (-row.priority, row.order)):
                 self._pass_over(row)
 
     def _pass_over(self, row: PromptRow) -> None:
         self.stale += 1
-        if self._rules.on_stale == "wait":
+        if self._book.rules.on_stale == "wait":
             self._book.put_first([row])
             self._book.release(row)
             row.reset()
@@ -364,7 +360,7 @@ class PromptSteps:
         """Columns of committed groups stay for the last `keep` steps, then only those that may be replayed, or are
         replayed by a step that may be drawn again.
         """
-        least = self._book.facts.committed - self._rules.keep
+        least = self._book.facts.committed - self._book.rules.keep
         for step in sorted(number for number in self._kept if number <= least):
             for row in self._by_step(self._kept.pop(step)):
                 if row.key not in self._book.rows:  # it was forgotten

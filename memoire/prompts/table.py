@@ -24,9 +24,9 @@ from .book import PromptBook, nothing_waits
 from .columns import PIECE_BYTES, ROW, Packed, PromptBytes, chosen, gathered, packed_key
 from .leases import Outcome, PromptLeases
 from .messages import StepPlan
-from .rows import Key, PromptRow, PromptRules, PromptState, StepRow
+from .rows import Key, PromptRow, PromptState, StepRow
 from .servers import needed
-from .settings import column_of, scorer
+from .settings import PromptRules, column_of, scorer
 from .steps import PromptSteps
 
 ANSWERS_PART: Final = 4
@@ -50,13 +50,13 @@ class PromptTable:
         self, schema: Schema, rules: PromptRules, *, score: str | None = None, capacity: int = 0,
         byte_limit: int = 1 << 30, is_bounded: bool = False, first: int = 1,
     ) -> None:  # fmt: skip
-        self.schema, self.rules, self.capacity, self.byte_limit = schema, rules, capacity, byte_limit
+        self.schema, self.capacity, self.byte_limit = schema, capacity, byte_limit
         self.is_bounded = is_bounded
         self._score, self._scored = score, -1 if score is None else schema.names.index(column_of(score))
         self._scorer = scorer(score)
-        self.book = PromptBook(rules.group, first)
-        self.leases = PromptLeases(self.book, rules, self._score_of)
-        self.steps = PromptSteps(self.book, rules)
+        self.book = PromptBook(rules, first)
+        self.leases = PromptLeases(self.book, self._score_of)
+        self.steps = PromptSteps(self.book)
         self.store = PromptBytes(schema)
         self.plans: dict[int, StepPlan] = {}
         """How many groups of a step each server gives, of steps that were planned here."""
@@ -80,12 +80,6 @@ class PromptTable:
         parts = [self.store.columns(row.key, index).get(self._scored) for index in row.group]
         found = self._scorer(gathered(self.schema, self._scored, parts).astype(np.float64))
         return found if math.isfinite(found) else 0.0
-
-    def follow(self, rules: PromptRules) -> None:
-        """Follow other rules from now on."""
-        self.rules = rules
-        self.leases.follow(rules)
-        self.steps.follow(rules)
 
     # Givers
 
@@ -336,7 +330,7 @@ class PromptTable:
         if self.store.saves is None:  # nobody takes what has changed
             for each in (book.dirty, self.steps.dirty, self.new_plans):
                 each.clear()
-        least = book.facts.committed - self.rules.keep
+        least = book.facts.committed - self.book.rules.keep
         for number in [number for number in self.plans if number <= least]:
             del self.plans[number]
             self.new_plans[number] = None
@@ -509,7 +503,9 @@ def why_not(table: PromptTable, count: int, now: float, replay: float = 0.0) -> 
         if number := book.training(state):
             text.append(f"{number} {state.name.lower()}{_detail(table, state, now)}")
     stale = (
-        f"; {table.steps.stale} were too old (max_model_lag={table.rules.max_model_lag})" if table.steps.stale else ""
+        f"; {table.steps.stale} were too old (max_model_lag={table.book.rules.max_model_lag})"
+        if table.steps.stale
+        else ""
     )
     there = ", ".join(text) or ("no more come" if book.is_finished else "no others were given")
     wanted = needed(count, len(table.steps.ring), replay)
@@ -522,6 +518,6 @@ def _detail(table: PromptTable, state: PromptState, now: float) -> str:
         left = max(0.0, row.until - now)
         return f", the oldest by worker {row.worker.hex()[:8]} for another {left:.0f} s"
     if state is PromptState.ANSWERED:
-        names = [name for place, name in enumerate(table.schema.names) if table.rules.required >> place & 1]
+        names = [name for place, name in enumerate(table.schema.names) if table.book.rules.required_mask >> place & 1]
         return f" without all required columns ({', '.join(names)})"
     return ""

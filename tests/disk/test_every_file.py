@@ -33,9 +33,10 @@ from memoire.errors import DataError, MemoireError, StateCorrupt, StateLocked, S
 from memoire.limits import Limits
 from memoire.models.model import make as make_model
 from memoire.prompts.columns import PAYLOAD, packed, packed_key
-from memoire.prompts.rows import PromptRules, PromptState
+from memoire.prompts.rows import PromptState
 from memoire.prompts.saving import restore as restore_prompts
 from memoire.prompts.saving import take_changes
+from memoire.prompts.settings import PromptRules
 from memoire.prompts.table import PromptTable
 from memoire.replay import saving as dataset_writing
 from memoire.replay.buffer import Buffer

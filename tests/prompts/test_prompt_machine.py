@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from memoire.errors import ProtocolError
 from memoire.prompts import saving as snapshot
 from memoire.prompts.columns import COLUMNS, PAYLOAD, packed, packed_key, raw_columns
-from memoire.prompts.rows import PromptRules, PromptState
+from memoire.prompts.rows import PromptState
 from memoire.prompts.saving import NO_PAYLOAD, restore, take_changes
+from memoire.prompts.settings import PromptRules
 from memoire.prompts.table import PromptTable, counts_of
 from memoire.replay.schema import RowSchema
 from prompt_model import ATTEMPTS, KEEP, LAG, LEASE, ModelTable
@@ -32,7 +33,7 @@ class PromptMachine(RuleBasedStateMachine):
     @initialize(on_stale=st.sampled_from(["drop", "wait"]))
     def begin(self, on_stale):
         self.rules = PromptRules(
-            group=GROUP, at_least=AT_LEAST, required=3, max_model_lag=LAG, on_stale=on_stale, lease=LEASE,
+            group=GROUP, at_least=AT_LEAST, required_mask=3, max_model_lag=LAG, on_stale=on_stale, lease=LEASE,
             attempts=ATTEMPTS, keep=KEEP,
         )  # fmt: skip
         self.table, self.model = PromptTable(SCHEMA, self.rules), ModelTable(GROUP, AT_LEAST, on_stale)
@@ -317,7 +318,7 @@ class ReplayMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        rules = PromptRules(group=1, at_least=1, required=3, keep=1, replay_limit=3)
+        rules = PromptRules(group=1, at_least=1, required_mask=3, keep=1, replay_limit=3)
         self.rules, self.disk, self.told = rules, {}, {}
         self.given, self.rewinds, self.first, self.table = 0, 0, 1, PromptTable(SCHEMA, rules)
         self.table.store.saves = {}
@@ -421,7 +422,10 @@ RULES = {
 
 def table_of(rules, first):
     table = PromptTable(
-        SCHEMA, PromptRules(group=2, at_least=2, required=3, attempts=50, **rules), score="column:reward", first=first
+        SCHEMA,
+        PromptRules(group=2, at_least=2, required_mask=3, attempts=50, **rules),
+        score="column:reward",
+        first=first,
     )
     table.store.saves = {}
     return table
