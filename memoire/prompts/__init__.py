@@ -20,7 +20,7 @@ class PromptsKind(Kind):
     weighed = "Scores of the groups that are ready."
     pool = "memoire.prompts.pool:PromptPool"
     figures = "memoire.prompts.table:PromptStats"
-    saved = "memoire.prompts.saving:PromptRecord"
+    saved = "memoire.prompts.pool:PromptRecord"
     answers = "memoire.prompts.handlers:answers"
     settings = "memoire.prompts.settings:PromptSettings"
     offers = ("HasRoom", "HasCalls", "SavesRows", "PromptPool")

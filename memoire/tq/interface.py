@@ -43,8 +43,7 @@ from memoire.building import record_file as checked_file
 from memoire.errors import DataError, ParameterError
 from memoire.keyed import messages as keyed
 
-from . import values
-from .client import KeyedClient, decoded, put_rows
+from .client import KeyedClient, Parser, batch_of, columns_of, decoded, parsed, put_rows, single_row
 from .metadata import KVBatchMeta
 
 ADDRESSES = "MEMOIRE_TQ"
@@ -274,7 +273,7 @@ def kv_put(
     partition_id: str,
     fields: TensorDict | Mapping[str, Any] | None = None,
     tag: dict[str, Any] | None = None,
-    data_parser: values.Parser | None = None,
+    data_parser: Parser | None = None,
 ) -> KVBatchMeta:
     """Write one row: fields and tags that it has stay, unless they are named here.
 
@@ -290,7 +289,7 @@ def kv_put(
     client = _ready()
     if fields is None and tag is None:
         raise ValueError("Please provide at least one parameter of fields or tag.")
-    batch = None if fields is None else values.single_row(fields)
+    batch = None if fields is None else single_row(fields)
     return _put(client, [key], partition_id, batch, None if tag is None else [tag], data_parser)
 
 
@@ -299,7 +298,7 @@ def kv_batch_put(
     partition_id: str,
     fields: TensorDict | None = None,
     tags: list[dict[str, Any]] | None = None,
-    data_parser: values.Parser | None = None,
+    data_parser: Parser | None = None,
 ) -> KVBatchMeta:
     """Write rows: fields and tags that they have stay, unless they are named here.
 
@@ -343,7 +342,7 @@ def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[s
         raise ValueError("Some fields are not ready in all the requested keys!")
     rows = [decoded(row.fields) for row in found]
     shared = set.intersection(*map(set, rows))
-    return values.batch_of({name: [row[name] for row in rows] for name in shared}, len(rows))
+    return batch_of({name: [row[name] for row in rows] for name in shared}, len(rows))
 
 
 def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> TensorDict:
@@ -454,12 +453,12 @@ def _put(
     partition: str,
     fields: TensorDict | None,
     tags: list[dict[str, Any]] | None,
-    parser: values.Parser | None,
+    parser: Parser | None,
 ) -> KVBatchMeta:
     _check_put(keys, fields, tags)
     columns: dict[str, list[Any]] = {}
     if fields is not None:
-        columns = values.columns_of(fields) if parser is None else values.parsed(fields, parser)
+        columns = columns_of(fields) if parser is None else parsed(fields, parser)
     return _meta(partition, client.put(partition, put_rows(keys, tags or [{}] * len(keys), columns)))
 
 

@@ -33,9 +33,9 @@ from memoire.errors import DataError, MemoireError, StateCorrupt, StateLocked, S
 from memoire.limits import Limits
 from memoire.models.model import make as make_model
 from memoire.prompts.columns import PAYLOAD, packed, packed_key
+from memoire.prompts.pool import restore as restore_prompts
+from memoire.prompts.pool import take_changes
 from memoire.prompts.rows import PromptState
-from memoire.prompts.saving import restore as restore_prompts
-from memoire.prompts.saving import take_changes
 from memoire.prompts.settings import PromptRules
 from memoire.prompts.table import PromptTable
 from memoire.replay import saving as dataset_writing
@@ -215,7 +215,7 @@ class Rows:
         self.held = {}
 
     def put(self, partition, rows):
-        from memoire.tq import values
+        from memoire.tq import client as values
 
         (row,) = rows
         self.held[partition] = values.decode(row.tags["n"])

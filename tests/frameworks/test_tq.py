@@ -19,7 +19,7 @@ from memoire import Server, tq  # noqa: E402
 from memoire.errors import DataError, NotPlain, ProtocolError  # noqa: E402
 from memoire.keyed.messages import PutRow  # noqa: E402
 from memoire.limits import Limits  # noqa: E402
-from memoire.tq import values  # noqa: E402
+from memoire.tq import client as values  # noqa: E402
 from memoire.tq.client import KeyedClient  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -9,7 +9,7 @@ import zmq
 
 import memoire
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, Refused
-from memoire.inference.io_policy import Exchange
+from memoire.inference.policy import Exchange
 from memoire.limits import Limits
 from memoire.net import sockets
 from memoire.replay.schema import RowSchema, row_schema_from

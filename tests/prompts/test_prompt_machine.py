@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from memoire.errors import ProtocolError
-from memoire.prompts import saving as snapshot
+from memoire.prompts import pool as snapshot
 from memoire.prompts.columns import COLUMNS, PAYLOAD, packed, packed_key, raw_columns
+from memoire.prompts.pool import NO_PAYLOAD, restore, take_changes
 from memoire.prompts.rows import PromptState
-from memoire.prompts.saving import NO_PAYLOAD, restore, take_changes
 from memoire.prompts.settings import PromptRules
 from memoire.prompts.table import PromptTable, counts_of
 from memoire.replay.schema import RowSchema

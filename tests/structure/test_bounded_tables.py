@@ -55,7 +55,7 @@ HARMLESS = {
     "inference/batching:Batching.answered": "an older request that comes again is computed again",
     "rl/starts:StartStates.stats": "by the newest ancestors of the best state",
     "rl/jobs:JobService._keep": "a client asks for one job at a time",
-    "inference/io_policy:PolicyThread._learned": "others are made again",
+    "inference/policy:PolicyThread._learned": "others are made again",
     "models/fetching:TopicFetcher._advance": "only the newest counts",
     "models/fetching:TopicFetcher._enqueue": "the oldest are skipped beyond",
     "models/fetching:TopicFetcher.is_anew": "as many as a WELCOME can name",

@@ -57,8 +57,7 @@ FOREIGN = {
     "rl/worker.py": {"KeyboardInterrupt"},  # the usual effect of the signal
     "rl/demo/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
     "cli/doctor.py": {"StepFailed", "Stuck", "EOFError"},  # inside of the doctor, who prints it
-    "tq/values.py": {"ValueError", "RuntimeError"},  # TransferQueue's own, for calls that are written for it; a parser's
-    "tq/client.py": {"ValueError", "RuntimeError"},  # the same
+    "tq/client.py": {"ValueError", "RuntimeError"},  # TransferQueue's own, for calls that are written for it; a parser's
     "tq/interface.py": {"ValueError", "RuntimeError", "AssertionError", "FileNotFoundError"},  # the same
     "tq/metadata.py": {"ValueError", "RuntimeError"},  # the same
     "nodes/http.py": {"EarlyAnswer"},  # inside of the pages, which answer with it
