@@ -2,7 +2,7 @@
 
     notices, answers ──▶ Topics ──▶ TopicFetcher of the topic    which version is fetched, in which chunks
                            │            SubscriptionWatch        whether notices still come
-                           └──────▶ ReceivedModels               the newest ones, and who waits for them
+                           └ is a ReceivedModels                 the newest ones, and who waits for them
 
 No socket: it is told of notices and answers, and asks through the functions it was made with.
 
@@ -64,7 +64,7 @@ class ReceivedModels:
         """Guards everything here, and tells who waits."""
         self._newest: dict[str, Model] = {}
         self._subscriptions: dict[str, list[Subscription]] = {}  # of each topic that is followed
-        self.published: tuple[str, ...] = ()
+        self.named: tuple[str, ...] = ()
         """Topics that the server has named last, for errors."""
 
     def follow(self, name: str) -> bool:
@@ -142,7 +142,15 @@ class ReceivedModels:
     # Waiting
 
     def wait(self, name: str, after: int, seconds: float, check: Callable[[], None], endpoint: str) -> Model:
-        """The newest model as soon as its version is above `after`; see `Topics.wait`."""
+        """The newest model as soon as its version is above `after`.
+
+        Args:
+            check: Called before each wait; raises when waiting is over.
+            endpoint: Whose models these are, for errors.
+
+        Raises:
+            MemoireTimeout: none came in time.
+        """
 
         def found() -> Model | None:
             newest = self._newest.get(name)
@@ -154,7 +162,7 @@ class ReceivedModels:
     def receive(
         self, subscription: Subscription, seconds: float | None, check: Callable[[], None], endpoint: str
     ) -> Model:
-        """The next model of a receiver; see `Topics.receive`."""
+        """The next model of a receiver; None waits without an end. See `wait`."""
 
         def found() -> Model | None:
             return subscription.models.popleft() if subscription.models else None
@@ -185,10 +193,10 @@ class ReceivedModels:
 
     def _advice(self, name: str) -> str:
         """Why nothing of a topic may have come."""
-        if name in self.published:
+        if name in self.named:
             return "The server has published no newer one, or cannot be reached: see client.stats().silent."
-        guess = hint(name, self.published)
-        there = f"It has models of {', '.join(map(repr, self.published))}{guess}, or" if self.published else "Or"
+        guess = hint(name, self.named)
+        there = f"It has models of {', '.join(map(repr, self.named))}{guess}, or" if self.named else "Or"
         return f"Nobody published this topic there yet. {there} it cannot be reached: see client.stats().silent."
 
 
@@ -245,11 +253,11 @@ class _Topic:
         self.is_heard = False  # the socket is subscribed
 
 
-class Topics:
+class Topics(ReceivedModels):
     """All topics of one client, or of one server behind a proxy.
 
-    Methods from `want` to `close` are called from any thread; the others inside of the thread that owns the sockets,
-    which calls `turn` when `next_time` has come.
+    Methods from `want` to `published`, and those of `ReceivedModels`, are called from any thread; the others inside of
+    the thread that owns the sockets, which calls `turn` when `next_time` has come.
 
     Args:
         fetch: Asks for a stretch of a body (topic, version or 0 for the newest, offset, bytes or 0 for as many as the
@@ -275,13 +283,12 @@ class Topics:
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self._limits, self._fetch, self._hear, self._post, self._on_model = limits, fetch, hear, post, on_model
         self._find = find
         self._rng = rng or random.Random()
         self._clock = clock
         self._topics: dict[str, _Topic] = {}
-        self.received = ReceivedModels()
-        """What is here, for any thread."""
         self.is_kept = False
         """Whether the server keeps its models on disk: one that began anew goes on counting, and what it has that is
         older than what is here was published while it was away."""
@@ -308,11 +315,11 @@ class Topics:
         Raises:
             ParameterError: too many topics are followed.
         """
-        if not self.received.follow(name):
+        if not self.follow(name):
             return
         fetcher = TopicFetcher(
             self._limits,
-            lambda: self.received.has_receivers(name),
+            lambda: self.has_receivers(name),
             lambda version, checksum: self._find(name, version, checksum),
             self._rng,
         )
@@ -322,51 +329,17 @@ class Topics:
     def subscribe(self, name: str) -> Subscription:
         """A new receiver of this topic; begins with the newest model, if there is one."""
         self.want(name)
-        return self.received.subscribe(name)
-
-    def unsubscribe(self, subscription: Subscription) -> None:
-        """Forget a receiver."""
-        self.received.unsubscribe(subscription)
-
-    def newest(self, name: str) -> Model | None:
-        """The newest model that is here."""
-        return self.received.newest(name)
+        return super().subscribe(name)
 
     def version(self, name: str) -> int:
         """Its version, or 0."""
-        model = self.received.newest(name)
+        model = self.newest(name)
         return model.version if model else 0
 
     def published(self, name: str) -> int:
         """The newest version of it that the server has told of, or 0; its body may be on its way."""
         topic = self._topics.get(name)
         return 0 if topic is None else topic.fetcher.heard
-
-    def versions(self) -> dict[str, int]:
-        """Version of the newest model of each topic that has one."""
-        return self.received.versions()
-
-    def wait(self, name: str, after: int, seconds: float, check: Callable[[], None], endpoint: str) -> Model:
-        """The newest model as soon as its version is above `after`.
-
-        Args:
-            check: Called before each wait; raises when waiting is over.
-            endpoint: Whose models these are, for errors.
-
-        Raises:
-            MemoireTimeout: none came in time.
-        """
-        return self.received.wait(name, after, seconds, check, endpoint)
-
-    def receive(
-        self, subscription: Subscription, seconds: float | None, check: Callable[[], None], endpoint: str
-    ) -> Model:
-        """The next model of a receiver; None waits without an end. See `wait`."""
-        return self.received.receive(subscription, seconds, check, endpoint)
-
-    def close(self) -> None:
-        """Wake up whoever waits."""
-        self.received.close()
 
     # Inside of the thread
 
@@ -384,7 +357,7 @@ class Topics:
 
     def announced(self, versions: Mapping[str, int]) -> None:
         """The server says what its newest versions are: a notice may have been missed."""
-        self.received.published = tuple(versions)
+        self.named = tuple(versions)
         for name, version in versions.items():
             topic = self._topics.get(name)
             if topic is None:
@@ -418,7 +391,7 @@ class Topics:
 
         Versions go on counting over runs.
         """
-        self.received.clear()
+        self.clear()
         for topic in list(self._topics.values()):
             topic.watch.reset()
             topic.fetcher.forget()
@@ -449,7 +422,7 @@ class Topics:
         for step in steps:
             if isinstance(step, CompleteModel):
                 self.skipped += step.skipped
-                self.received.put(topic.name, step.model, is_renewed=step.is_renewed)
+                self.put(topic.name, step.model, is_renewed=step.is_renewed)
                 self._on_model(step.model, step.is_renewed, step.source)
             else:
                 self._fetch(topic.name, step.version, step.offset, step.size, self._answered(topic, step))

@@ -136,7 +136,7 @@ def test_a_lock_that_a_thread_holds_at_the_fork_stops_nobody_in_the_child(cluste
     client = cluster.client(server)
     reader = cluster.reader([server])
     locks = [
-        client._waiting._changed, client._io.topics.received._changed, client._local.lock, client._close_lock, server._dispatcher.lock, pool_in(server)._waiter.lock,
+        client._waiting._changed, client._io.topics._changed, client._local.lock, client._close_lock, server._dispatcher.lock, pool_in(server)._waiter.lock,
         server._close_lock, reader._monitor._changed, _context_lock,
     ]  # fmt: skip
     held, release = threading.Event(), threading.Event()

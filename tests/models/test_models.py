@@ -669,10 +669,10 @@ def test_a_wait_ends_with_a_newer_model_or_says_what_the_server_has():
     checks = []
     with pytest.raises(MemoireTimeout, match="Nobody published this topic there yet. Or it"):
         models.wait("policy", 0, 0.0, lambda: checks.append(1), "tcp://a:1")
-    models.published = ("police",)
+    models.named = ("police",)
     with pytest.raises(MemoireTimeout, match="It has models of 'police'"):
         models.receive(subscription, 0.0, lambda: checks.append(1), "tcp://a:1")
-    models.published = ("policy",)
+    models.named = ("policy",)
     with pytest.raises(MemoireTimeout, match="newer than version 3.*published no newer one"):
         models.wait("policy", 3, 0.0, lambda: checks.append(1), "tcp://a:1")
     assert len(checks) == 3
