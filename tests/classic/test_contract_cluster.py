@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 import memoire
-from classic_help import DEADLINE, Cluster, check_content, in_thread, play, tcp, templates, wait_until
+from classic_help import DEADLINE, Cluster, check_content, in_thread, play, tcp, templates
 from memoire import ReplayMemoryClient, ReplayMemoryServer
 from memoire.classic.fields import FLAGS
 from memoire.classic.memory import PROPERTIES
@@ -23,6 +23,7 @@ from memoire.wire import containers
 from memoire.wire import messages as wire
 from memoire.wire.frames import encode, parse
 from memoire.wire.parts import Part
+from netkit import until
 
 pytestmark = pytest.mark.slow
 
@@ -140,7 +141,7 @@ def test_a_script_of_the_page_runs_with_actors_in_processes_and_in_threads(tmp_p
             check_content(batch)
             seen |= set(batch.prev.info[:, 0].tolist())
         assert seen == {1, 2, 3, 4}
-        wait_until(lambda: cluster.server.total_episodes == episodes * actors, "the last counters")
+        until(lambda: cluster.server.total_episodes == episodes * actors)
         cluster.server.pub_bytes("end", "now")
         assert sorted(done.get(timeout=DEADLINE) for _ in range(actors)) == [1, 2, 3, 4]
         for each in processes + threads:
@@ -465,7 +466,7 @@ LINE = re.compile(r"^([^,]+),([0-9a-f]{8}),(.*)\n$", re.DOTALL)
 
 def lines_of(path, count):
     """The lines of a log file, as soon as there are so many."""
-    wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") >= count, f"line {count} of the log")
+    until(lambda: path.exists() and path.read_bytes().count(b"\n") >= count)
     with open(path, encoding="utf-8", newline="\n") as file:
         return list(file)
 
@@ -550,7 +551,7 @@ def test_the_log_is_written_through_a_buffer_that_a_timer_empties(tmp_path, monk
         client = cluster.client()
         for k in range(1, 3):  # each time again
             client.write_log(f"line {k}")
-            wait_until(lambda k=k: lines_now(other) == k, "the timer")
+            until(lambda k=k: lines_now(other) == k)
 
 
 def test_write_log_waits_for_room_once_and_then_drops_lines_at_once(monkeypatch):
@@ -671,7 +672,7 @@ def test_a_changed_parameter_reaches_clients_with_their_next_update():
         cluster.server.rem.multi_step = 4
         cluster.server.rem.priority_exponent = 0.0
         client.update_counter()
-        wait_until(lambda: client.rem.multi_step == 4, "the new parameters")
+        until(lambda: client.rem.multi_step == 4)
         assert client.rem.num_episode() == 1
         assert client.rem.get_batch(64).prev.info[:, 1].max() <= 5
 
@@ -905,7 +906,7 @@ def test_three_hundred_actors_and_ten_learners_share_a_server_whose_memory_stays
         crowd = Actors(server, actors, context)
         for turn in range(1, 5):
             crowd.push()
-            wait_until(lambda turn=turn: server.total_caches == turn * actors, f"the caches of turn {turn}")
+            until(lambda turn=turn: server.total_caches == turn * actors)
             stats = server.stats()
             assert stats.held_bytes <= limit < turn * actors * len(crowd.payload)
             assert stats.totals.lost_caches == 0 and stats.refused == {}

@@ -12,11 +12,12 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from classic_help import DEADLINE, Cluster, check_content, in_thread, play, tcp, templates, wait_until
+from classic_help import DEADLINE, Cluster, check_content, in_thread, play, tcp, templates
 from memoire import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
 from memoire.errors import EndpointError, MemoireTimeout, NotEnoughSamples
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
+from netkit import until
 from wirekit import changed, golden, with_tail
 
 pytestmark = pytest.mark.slow
@@ -212,7 +213,7 @@ def test_garbage_on_every_port_ends_nothing():
                     else:
                         stranger.send_multipart([b"", *frames] if kind == zmq.DEALER else frames)
         # Each has come in at both kinds of loop, and was turned away.
-        wait_until(lambda: sum(server.stats().refused.values()) >= 2 * len(garbage), "the last refusal")
+        until(lambda: sum(server.stats().refused.values()) >= 2 * len(garbage))
         assert {"frames", "short", "checksum", "type", "tail", "unexpected"} <= server.stats().refused.keys()
         assert server.stats().faults == 0
         client.update_counter()
@@ -255,7 +256,7 @@ def test_a_worker_added_while_the_server_closes_leaves_no_address_taken():
             return False
         return True
 
-    wait_until(is_free, "the release of the address")
+    until(is_free)
 
 
 def test_a_long_episode_closes_at_once_and_makes_no_larger_caches():
@@ -309,7 +310,7 @@ def test_a_killed_actor_leaves_nobody_waiting():
             check_content(batch)
             return 1 in batch.prev.info[:, 0]
 
-        wait_until(drawn, "a sample of the survivor")
+        until(drawn)
         started = time.monotonic()
         with pytest.raises(NotEnoughSamples):
             cluster.server.get_batch(10_000, timeout=0.2)
@@ -339,7 +340,7 @@ def test_pull_workers_may_start_together_and_under_load():
                 each.start()
             for _ in range(40):
                 assert client.push_cache() == 0
-            wait_until(lambda: server.total_caches == 40, "the arrival of 40 caches")
+            until(lambda: server.total_caches == 40)
             check_content(server.get_batch(160))
             with pytest.raises(NotEnoughSamples):
                 server.get_batch(1)

@@ -20,6 +20,7 @@ from memoire.errors import Closed, EntryError, MemoireTimeout, ParameterError, R
 from memoire.limits import Limits
 from memoire.replay.columns import Column
 from memoire.replay.schema import RowSchema
+from netkit import until
 
 # --- Inference nodes and their clients over real sockets
 
@@ -56,13 +57,6 @@ def open_policy():
     yield start
     for policy in made:
         policy.close()
-
-
-def until(is_true, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def obs(*rows):

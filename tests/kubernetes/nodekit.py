@@ -25,8 +25,6 @@ from kubekit import Release, Report, run, until
 HERE = Path(__file__).resolve().parent
 LOST_AFTER = 5
 """Seconds that a Pod stays bound to a node that is not ready: short, so that a trial is."""
-OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
-"""Says that a node is off for certain: Pods of StatefulSets are replaced then, too."""
 COUNTS = {"server": 2, "proxy": 2, "dashboard": 1, "learner": 1, "actor": 4}
 """Pods of each component, unless a trial says otherwise."""
 
@@ -62,7 +60,6 @@ def heal():
             if given and run("kubectl", "get", "node", node, "-o", f"jsonpath={ready}") != "True":
                 do(command, node)
         run("kubectl", "uncordon", node)
-        run("kubectl", "taint", "node", node, f"{OUT_OF_SERVICE}-", check=False)
 
 
 def placed():
@@ -131,8 +128,6 @@ class Trial(Report, Release):
         """[episodes, steps] that each client may have done at most, as far as was read."""
         self.readers = defaultdict(list)
         """Everything that each reader said."""
-        self.silences = []
-        """(time.time(), pod, home, seconds for which an actor had not heard from its home) of all that was said."""
         self.lost = ""
         """The node that is away now."""
         self._followed = {}
@@ -196,7 +191,6 @@ class Trial(Report, Release):
             self.readers[said["reader"]].append(said)
             return
         client = said["client"]
-        self.silences.append((said["at"], said["pod"], said["home"], said["silent"]))
         if "most" in said:
             self.limits[client] = max(self.limits.get(client, [0, 0]), said["most"])
         former = self.words.get(client)
@@ -239,10 +233,6 @@ class Trial(Report, Release):
         found = [pod for pod in self.found() if pod["spec"].get("nodeName") == node]
         return {pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in found}
 
-    def confirmed(self):
-        """{client: episodes that it was told are counted}."""
-        return {client: said["confirmed"][0] for client, said in list(self.words.items())}
-
     def batches(self):
         """Batches that learners took, as far as was heard."""
         return sum(lines[-1]["batches"] for lines in list(self.readers.values()))
@@ -280,17 +270,6 @@ class Trial(Report, Release):
         """Clients whose Pod is there."""
         there = {pod["metadata"]["name"] for pod in self.of("actor")}
         return {client for client, said in list(self.words.items()) if said["pod"] in there}
-
-    def untouched(self):
-        """Clients that live on nodes that are there, and whose home does."""
-        there = {pod["metadata"]["name"]: pod["spec"].get("nodeName") for pod in self.found()}
-        there = {name for name, node in there.items() if node != self.lost}
-        return {client for client, said in list(self.words.items()) if {said["pod"], said["home"]} <= there}
-
-    def longest_silence(self, clients, since):
-        """Seconds for which one of these heard nothing from its home at most, since then."""
-        pods = {self.words[client]["pod"] for client in clients}
-        return max(silent for at, pod, _, silent in list(self.silences) if at > since and pod in pods)
 
     def spread(self):
         """Start proxies and actors anew, one after the other, so that both nodes have some again."""

@@ -88,14 +88,11 @@ class Actor:
         return {
             "client": stats.client,
             "pod": os.uname().nodename,
-            "at": time.time(),
-            "home": stats.home,
             "did": [stats.episodes, stats.steps],
             "confirmed": self.confirmed,
             "caches": stats.pushed_caches,
             "settled": stats.accepted_caches + sum(stats.rejected.values()) + stats.lost_caches,
             "lost": stats.lost_caches,
-            "silent": round(stats.silent, 1),
         }
 
     def end(self):

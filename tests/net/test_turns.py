@@ -22,6 +22,7 @@ from memoire.net.thread import (
     ProgressMonitor,
     waited_for_cores,
 )
+from netkit import until
 
 # --- A worker that lends its turns: one thread at a time takes one, and nobody waits for something that nobody does
 
@@ -45,12 +46,6 @@ class Turned:
     def end(self):
         self.ended = True
 
-    def until(self, condition):
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-
 
 @pytest.fixture
 def turned():
@@ -69,7 +64,7 @@ def in_thread(function, *given):
 def test_a_caller_that_waits_takes_the_turns_itself(turned):
     done = []
     turned.worker.run(lambda: done.append(threading.current_thread()))
-    turned.until(lambda: done)
+    until(lambda: done)
     turned.next_time = 0.0  # a turn is always due
     before = len(turned.turns)
     assert turned.worker.wait_for(lambda: len(turned.turns) >= before + 50, time.monotonic() + PATIENCE)
@@ -114,7 +109,7 @@ def test_a_fault_in_a_turn_of_a_caller_is_counted_and_the_caller_waits_on(turned
     done = threading.Event()
     waiting = in_thread(turned.worker.wait_for, done.is_set, time.monotonic() + PATIENCE)
     turned.worker.post(fail)
-    turned.until(lambda: turned.worker.errors == 1)
+    until(lambda: turned.worker.errors == 1)
     turned.worker.post(done.set)
     waiting.join(PATIENCE)
     assert not waiting.is_alive()
@@ -182,7 +177,7 @@ def test_who_asks_and_looks_takes_in_what_comes_soon_and_a_fault_there_is_counte
         turned.worker.run_and_look(asked.append, calls, lambda: False, deadline)
         calls += 1
     assert set(looks) == {deadline} and len(looks) == 3
-    turned.until(lambda: len(asked) == calls)
+    until(lambda: len(asked) == calls)
     assert sorted(asked) == list(range(calls)) and turned.worker.errors == 1
     assert turned.worker.stop(PATIENCE)
 

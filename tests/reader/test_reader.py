@@ -17,7 +17,7 @@ from memoire.limits import Limits
 from memoire.reader.reader import Reader
 from memoire.replay.batch import PriorityUpdate
 from memoire.replay.parameters import Parameters
-from netkit import DEADLINE, QUICK, SCHEMA, entry, in_thread, record, until
+from netkit import DEADLINE, QUICK, SCHEMA, entry, fill, in_thread, until
 
 pytestmark = pytest.mark.slow
 
@@ -33,25 +33,13 @@ def clients_of_each(cluster, node, names, most=60):
     return clients
 
 
-def fill(client, caches=4, **options):
-    record(client, **options)
-    for _ in range(caches):
-        assert client.push_cache(100.0)
-
-    def is_there():  # an UPDATE may be quicker than the caches
-        client.update(100.0)
-        return client.stats().in_flight_caches == 0
-
-    until(is_there)
-
-
 def test_batches_come_from_every_server_behind_a_proxy(cluster):
     servers = [cluster.server(name=name, multi_step=2, discount=0.5) for name in NAMES]
     proxy = cluster.proxy(servers)
     until(lambda: len(proxy.servers) == 3)
     clients = clients_of_each(cluster, proxy, NAMES)
     for client in clients:
-        fill(client)
+        fill(client, caches=4)
     reader = cluster.reader([proxy])
     assert reader.schema == SCHEMA and reader.parameters == servers[0].parameters
     seen = set()
@@ -155,7 +143,7 @@ def test_a_server_that_goes_is_left_out_and_comes_back(cluster):
     servers = [cluster.server(name=name, parameters=Parameters(reuse_cache=True)) for name in NAMES[:2]]
     clients = [cluster.client(server, limits=QUICK) for server in servers]
     for client in clients:
-        fill(client)
+        fill(client, caches=4)
     reader = cluster.reader(servers, ahead=1)
     assert len(np.unique(reader.get_batch(128, 100.0)["ids"]["client"], axis=0)) == 2
     servers[0].close()
@@ -177,7 +165,7 @@ def test_priorities_find_their_owners_at_every_server(cluster):
     servers = [cluster.server(name=name) for name in NAMES[:2]]
     clients = [cluster.client(server) for server in servers]
     for client in clients:
-        fill(client)
+        fill(client, caches=4)
     reader = cluster.reader(servers)
     batch = reader.get_batch(128, 100.0)
     assert batch.update_priorities(np.full(128, 2.0)) == PriorityUpdate(sent=128)
@@ -203,7 +191,7 @@ def test_priorities_that_nobody_takes_are_counted_as_lost(cluster):
     server = cluster.server()
     clients = [cluster.client(server) for _ in range(2)]
     for client in clients:
-        fill(client)
+        fill(client, caches=4)
     reader = cluster.reader([server], limits=Limits(request_timeout=0.5))
     batch = reader.get_batch(64, 60.0)
     theirs = (batch["ids"]["client"] == np.frombuffer(clients[0].client_id, "<u8")).all(axis=1)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dockit import ROOT
 from memoire.errors import ParameterError
 from memoire.inference.node import Inference
 from memoire.limits import Container, Limits, MiB, Reservation
@@ -22,6 +21,8 @@ from memoire.rl.memory import GenericMemory
 from memoire.server import build
 from memoire.server.build import ServerOptions
 from serverkit import server_options
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.slow
 

@@ -31,6 +31,7 @@ from memoire.rl.observer import fragment_of
 from memoire.tables.rollouts import fragments
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
+from netkit import until
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +42,7 @@ INPUTS, OUTPUTS, ENTRIES, act = (
     observer_child.ENTRIES,
     observer_child.act,
 )
+
 CHILD = Path(observer_child.__file__)
 CLIENT = b"c" * 16
 
@@ -94,13 +96,6 @@ def observe():
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
-
-
-def until(is_true, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_an_episode_comes_back_with_its_entries_version_and_end(open_agent, observe):

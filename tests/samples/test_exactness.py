@@ -50,21 +50,6 @@ def errors_are_none(errors, truth, most=0.005):
     assert abs(errors.mean()) < 4.0 * standard
 
 
-def follows(counts, chances):
-    """A chi-square test: counts of independent draws follow their chances, within 4 standard deviations."""
-    counts, chances = np.asarray(counts, float), np.asarray(chances, float)
-    assert not counts[chances == 0.0].any()
-    counts, chances = counts[chances > 0.0], chances[chances > 0.0]
-    expected = counts.sum() * chances / chances.sum()
-    assert expected.min() > 5.0
-    free = len(counts) - 1
-    square = ((counts - expected) ** 2 / expected).sum()
-    # The cube root is normal: Wilson and Hilferty, The Distribution of Chi-Square, PNAS 1931.
-    score = ((square / free) ** (1 / 3) - (1 - 2 / (9 * free))) / np.sqrt(2 / (9 * free))
-    print(f"chi-square of {free}: {square:.1f}, {score:+.2f} standard deviations")
-    assert abs(score) < 4.0
-
-
 # One memory
 
 

@@ -306,29 +306,6 @@ def test_the_log_file_has_every_line_in_the_documented_form(serve, join, tmp_pat
 # Garbage
 
 
-def garbage(rng, messages):
-    """Endless messages that are none: random bytes, and good ones cut, flipped, lengthened and multiplied."""
-    while True:
-        message = list(messages[rng.integers(len(messages))])
-        kind = rng.integers(7)
-        if kind == 0:
-            yield [rng.bytes(int(rng.integers(0, 300)))]
-        elif kind == 1:
-            yield [message[0][: rng.integers(len(message[0]))], *message[1:]]
-        elif kind == 2:
-            frame = bytearray(message[0])
-            frame[rng.integers(len(frame))] ^= 1 << int(rng.integers(8))
-            yield [bytes(frame), *message[1:]]
-        elif kind == 3:
-            yield message * int(rng.integers(2, 6))
-        elif kind == 4:
-            yield [message[0] + b"more", *message[1:]]
-        elif kind == 5:
-            yield [message[0][:64] + b"\xff" * 8 + message[0][72:], *message[1:]]  # an absurd length
-        else:
-            yield [b""] * int(rng.integers(1, 30))
-
-
 def test_garbage_replies_and_notices_do_not_disturb_a_client(serve, join, context):
     """Between the client and its server somebody mixes garbage into replies and notices."""
     server = serve()

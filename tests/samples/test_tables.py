@@ -13,7 +13,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized, Uniform
 from memoire.replay.schema import Schema
 from memoire.tables.table import Table, shared_out
-from netkit import QUICK, SCHEMA, entry, pool_in, record, until
+from netkit import QUICK, SCHEMA, entry, fill, pool_in, until
 
 OTHER = Schema({"obs": Column(np.uint8, (8, 8), "state"), "reward": Column(np.float32, (), "reward")})
 REUSED = Parameters(cache_size=64, reuse_cache=True)
@@ -26,18 +26,6 @@ def two(schema=OTHER, **options):
 
 def with_tables(cluster, tables=None, **options):
     return cluster.server(schema=None, tables=tables or two(), **options)
-
-
-def fill(client, caches=2, **options):
-    record(client, **options)
-    for _ in range(caches):
-        assert client.push_cache(100.0)
-
-    def is_there():
-        client.update(100.0)
-        return client.stats().in_flight_caches == 0
-
-    until(is_there)
 
 
 # End to end

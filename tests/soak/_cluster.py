@@ -5,13 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from _kit import ROOT, memory
+from _kit import ROOT
 
 from memoire.replay.schema import Schema
 
@@ -34,10 +32,6 @@ class Command:
         self.pid, self.endpoint = self.process.pid, line.partition(": ")[2].strip().replace("*", "127.0.0.1")
         assert self.endpoint, f"memoire {role} said {line!r}"
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
     def end(self) -> None:
         self.process.send_signal(signal.SIGCONT)
         self.process.terminate()
@@ -49,19 +43,14 @@ class Command:
 
 
 @contextmanager
-def nodes(schema: Schema, *settings: str, proxies: int = 1, keys: str = "") -> Iterator[tuple[Command, list[Command]]]:
-    """A server, and proxies in front of it; with the keys of a cluster's folder, where one is given."""
-    shown = ["--keys", keys] if keys else []
-    made: list[Command] = []
-    try:
-        server = Command("server", "--endpoint", "tcp://127.0.0.1:0", "--schema", schema.to_json(), *shown, *settings)
-        made.append(server)
-        for _ in range(proxies):
-            made.append(Command("proxy", "--endpoint", "tcp://127.0.0.1:0", *shown, server.endpoint))
-        yield server, made[1:]
-    finally:
-        for command in reversed(made):
-            command.end()
+def nodes(schema: Schema, *settings: str) -> Iterator[tuple[Command, Command]]:
+    """A server, and a proxy in front of it."""
+    with ExitStack() as stack:
+        server = Command("server", "--endpoint", "tcp://127.0.0.1:0", "--schema", schema.to_json(), *settings)
+        stack.callback(server.end)
+        proxy = Command("proxy", "--endpoint", "tcp://127.0.0.1:0", server.endpoint)
+        stack.callback(proxy.end)
+        yield server, proxy
 
 
 class Peers:
@@ -104,44 +93,3 @@ class Peers:
         for process in self._processes:
             process.kill()
             process.join(10.0)
-
-
-class Peak:
-    """The most memory that each of some processes had while the block ran, above what it had before; in bytes."""
-
-    def __init__(self, pids: Sequence[int], every: float = 0.02) -> None:
-        self._pids, self._every = list(pids), every
-        self._stopped = threading.Event()
-        self.before = {pid: memory(pid) for pid in self._pids}
-        self.most = dict(self.before)
-
-    def __enter__(self) -> "Peak":
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def _watch(self) -> None:
-        while not self._stopped.wait(self._every):
-            self.look()
-
-    def look(self) -> None:
-        for pid in self._pids:
-            self.most[pid] = max(self.most[pid], memory(pid))
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join(10.0)
-        self.look()
-
-    def grown(self, pid: int) -> int:
-        return self.most[pid] - self.before[pid]
-
-
-def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> float:
-    """Seconds until a condition came true."""
-    began = time.monotonic()
-    while not condition():
-        if time.monotonic() - began > seconds:
-            raise TimeoutError(f"{what} did not come within {seconds:g} s")
-        time.sleep(0.02)
-    return time.monotonic() - began

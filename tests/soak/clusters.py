@@ -141,7 +141,7 @@ def many_clients() -> int:
     violated = []
     each = -(-given.clients // given.processes)
     with (
-        nodes(SCHEMA, "--set", "cache_size=32") as (server, (proxy,)),
+        nodes(SCHEMA, "--set", "cache_size=32") as (server, proxy),
         Reader([proxy.endpoint], timeout=30.0) as reader,
     ):
         before = memory(proxy.pid)
@@ -181,15 +181,12 @@ def many_clients() -> int:
     return end(violated)
 
 
-STEADY_HOURS_SCHEMA = memoire.Schema(
-    {"obs": memoire.Column(np.float32, (16,), "state"), "reward": memoire.Column(np.float32, (), "reward")}
-)
 ACTORS, EACH = 8, 4
 BATCH = 128
-STEADY_HOURS_LENGTH = 100
+EPISODE = 100
 """Steps of an episode."""
 MODEL = bytes(1 << 16)
-STEADY_HOURS_FLAT = 4 * MiB
+FLAT = 4 * MiB
 """What anything may be larger by, late than early: allocators breathe, and totals of an hour are points of a curve."""
 STEPS = 50.0
 """Steps a second of each actor."""
@@ -207,10 +204,10 @@ def actors_of_steady_hours(first: int, number: int, pipe: Any, endpoint: str) ->
     pipe.send("here")
     due = time.monotonic()
     while not pipe.poll(max(0.0, due - time.monotonic())):
-        due += STEADY_HOURS_LENGTH / STEPS
+        due += EPISODE / STEPS
         for client, model in zip(clients, models, strict=True):
-            play(client, rng.random((STEADY_HOURS_LENGTH, 16), np.float32))
-            client.log(f"an episode of {LENGTH} steps by model {model.version}")
+            play(client, rng.random((EPISODE, 16), np.float32))
+            client.log(f"an episode of {EPISODE} steps by model {model.version}")
             client.scalars({"model": float(model.version)})
     pipe.recv()
     for client in clients:
@@ -290,7 +287,7 @@ def steady_hours() -> int:
     pages = ["--http", "127.0.0.1:0"]
     with (
         folder() as state,
-        nodes(STEADY_HOURS_SCHEMA, "--state-dir", str(state), "--set=cache_size=128", *pages) as (server, (proxy,)),
+        nodes(SCHEMA, "--state-dir", str(state), "--set=cache_size=128", *pages) as (server, proxy),
     ):
         assert server.process.stdout is not None
         url = server.process.stdout.readline().split()[-1].removesuffix("/status")
@@ -330,14 +327,14 @@ def report(
             *(f"{a}, {b}" for a, b in list(zip(early, late, strict=True))[1:]),
         ]
         rows.append([name, *shown])
-        if late[0] - early[0] > STEADY_HOURS_FLAT or late[1] > early[1] + 2 or late[2] > early[2]:
+        if late[0] - early[0] > FLAT or late[1] > early[1] + 2 or late[2] > early[2]:
             wrong.append(f"{name}: bytes, descriptors and threads were {early} and are {late}")
     steps = sum(each for each, _, _ in counted)
     if totals.steps != steps:
         wrong.append(f"the server counted {totals.steps} steps, the actors {steps}")
     if min(version for _, _, version in counted) < models - 1:
         wrong.append(f"{models} models were published, and actors have {[version for *_, version in counted]}")
-    print(f"{spent / 3600:.2f} h: {steps:,} steps in episodes of {LENGTH}, {steps // LENGTH:,} log lines, {batches:,} batches "
+    print(f"{spent / 3600:.2f} h: {steps:,} steps in episodes of {EPISODE}, {steps // EPISODE:,} log lines, {batches:,} batches "
           f"of {BATCH} drawn and corrected, {models:,} models of {len(MODEL) >> 10} KiB; {len(seen):,} looks.\n")  # fmt: skip
     print(table(["process", "memory early", "late", "descriptors", "threads"], rows))
     return end(wrong)

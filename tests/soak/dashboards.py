@@ -124,6 +124,31 @@ def cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@contextlib.contextmanager
+def running() -> Iterator[tuple[str, subprocess.Popen[str], subprocess.Popen[str], str]]:
+    """The cluster and its dashboard, once it shows all of it: the dashboard's address, both processes, the history."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+
+        def begin(*command: str) -> tuple[subprocess.Popen[str], str]:
+            made = stack.enter_context(subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True))
+            stack.callback(made.kill)
+            assert made.stdout is not None
+            return made, made.stdout.readline().strip()
+
+        history = os.path.join(folder, "history.db")
+        server, url = begin(__file__, "dashboard_load", "--serve", os.path.join(folder, "state"))
+        command = ["-m", "memoire", "dashboard", url, "--listen", "127.0.0.1:0", "--history", history]
+        board, said = begin(*command, "--expected-actors", str(ACTORS))
+        shown = said.removeprefix("memoire dashboard: ")
+        while True:
+            with contextlib.suppress(AssertionError):
+                is_found = LAST in get(shown, PAGES["log lines with a rare word"]).decode()  # all lines are on disk
+                if is_found and json.loads(get(shown, "/api/overview"))["actors"]["active"] == ACTORS:
+                    break
+            time.sleep(0.5)
+        yield shown, server, board, history
+
+
 def dashboard_load() -> int:
     """Does a dashboard stay quick and small with 3000 actors and a million log lines?
 
@@ -139,22 +164,7 @@ def dashboard_load() -> int:
     if given.serve:
         return be_the_server(given.serve)
     wrong = []
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        command = [sys.executable, __file__, "dashboard_load", "--serve", os.path.join(folder, "state")]
-        server = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        stack.callback(server.kill)
-        url = server.stdout.readline().strip()
-        command = [sys.executable, "-m", "memoire", "dashboard", url, "--listen", "127.0.0.1:0"]
-        command += ["--history", os.path.join(folder, "history.db"), "--expected-actors", str(ACTORS)]
-        board = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        stack.callback(board.kill)
-        shown = board.stdout.readline().removeprefix("memoire dashboard: ").strip()
-        while True:
-            with contextlib.suppress(AssertionError):
-                is_found = LAST in get(shown, PAGES["log lines with a rare word"]).decode()  # all lines are on disk
-                if is_found and json.loads(get(shown, "/api/overview"))["actors"]["active"] == ACTORS:
-                    break
-            time.sleep(0.5)
+    with running() as (shown, server, board, history):
         times, sizes, seen = {name: [] for name in PAGES}, {}, []
         began, used = time.monotonic(), (cpu(server.pid), cpu(board.pid))
         while time.monotonic() < began + given.seconds:
@@ -177,7 +187,7 @@ def dashboard_load() -> int:
             wrong.append(f"{totals['steps']} steps are shown, and {told} were told")
         board.terminate()
         board.wait(20.0)
-        history = os.path.getsize(os.path.join(folder, "history.db"))
+        kept = os.path.getsize(history)
     grown = seen[-1][1] - next((bytes_ for at, bytes_, _ in seen if at > min(60.0, given.seconds / 2)), seen[-1][1])
     if grown > 64 << 20:
         wrong.append(f"the dashboard grew by {grown >> 20} MiB")
@@ -192,7 +202,7 @@ def dashboard_load() -> int:
     print(table(["page", "median, ms", "longest, ms", "KiB", "asked"], rows))
     print(
         f"\nAfter {spent:.0f} s with {ACTORS} actors and {ACTORS * LINES_EACH:,} log lines: the dashboard holds "
-        f"{seen[-1][1] >> 20} MiB ({grown / 2**20:+.1f} since its first minute), its history has {history / 2**20:.1f} MiB; it used "
+        f"{seen[-1][1] >> 20} MiB ({grown / 2**20:+.1f} since its first minute), its history has {kept / 2**20:.1f} MiB; it used "
         f"{share[1]:.0%} of a core, the server {share[0]:.0%}, its part of the questions and of {ACTORS / EVERY:.0f} updates a second "
         f"included. Steps told and shown: {told:,} and {totals['steps']:,}."
     )
@@ -315,29 +325,6 @@ def stay(page: "Page", pid: int, seconds: float) -> list[tuple[float, int, int, 
     return seen
 
 
-@contextlib.contextmanager
-def running() -> Iterator[tuple[str, int]]:
-    """The cluster and its dashboard: the address and the process of the dashboard."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        command = [sys.executable, __file__, "dashboard_load", "--serve", os.path.join(folder, "state")]
-        server = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        stack.callback(server.kill)
-        assert server.stdout is not None
-        url = server.stdout.readline().strip()
-        command = [sys.executable, "-m", "memoire", "dashboard", url, "--listen", "127.0.0.1:0"]
-        command += ["--history", os.path.join(folder, "history.db"), "--expected-actors", str(ACTORS)]
-        board = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        stack.callback(board.kill)
-        assert board.stdout is not None
-        shown = board.stdout.readline().removeprefix("memoire dashboard: ").strip()
-        while True:
-            with contextlib.suppress(AssertionError):
-                if LAST in get(shown, "/api/logs?text=needle&limit=100").decode():  # all lines are on disk
-                    break
-            time.sleep(0.5)
-        yield shown, board.pid
-
-
 def dashboard_pages() -> int:
     """Do the dashboard's pages stay quick and small in a browser with 3000 actors and a million log lines?
 
@@ -362,7 +349,7 @@ def dashboard_pages() -> int:
             wrong.append(f"a page said: {said.text}")
 
     times = Times()
-    with running() as (url, pid), sync_playwright() as playwright:
+    with running() as (url, _, board, _), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
         page = browser.new_page(viewport={"width": 1360, "height": 900})
         page.on("console", heard)
@@ -372,7 +359,7 @@ def dashboard_pages() -> int:
             say(f"round {number + 1} of {given.rounds}")
             once_through(page, url, times)
         page.goto(f"{url}/#/overview")
-        seen = stay(page, pid, given.seconds)
+        seen = stay(page, board.pid, given.seconds)
         browser.close()
     wrong += [
         f"{step} took {statistics.median(found):.2f} s"

@@ -3,10 +3,8 @@
 import argparse
 import itertools
 import logging
-import random
 import re
 import shutil
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,7 +13,6 @@ from _kit import CANNOT, TESTS, end, run_named, say, table
 
 # isort: split
 
-import numpy as np
 import pytest
 import test_every_file as every
 
@@ -23,8 +20,6 @@ import mutations
 import powerkit
 from faultkit import in_child
 from memoire.errors import StateLocked
-from memoire.replay.schema import Schema
-from memoire.wire import messages
 from powerkit import check_state
 from statekit import folder_in_memory
 
@@ -66,7 +61,6 @@ def power_failure() -> int:
     return end(violations)
 
 
-sys.path.insert(1, str(TESTS / "storage"))
 SORTS = ("flips", "cuts", "removals", "tails")
 VERDICTS = ("refused", "named", "unchanged", "silent")
 COLUMNS = (*SORTS, "full disks", "double writers", "kills", *VERDICTS)
@@ -225,65 +219,6 @@ def write_twice_at(kind: every.File, folder: Path, place: Path, number: int) -> 
     found = kind.read(place)
     assert found == every.VALUES or (kind.hold is None and found == every.VALUES + 1)
     assert not [name for name in every.contents(place) if "draft" in name]
-
-
-MONTH = 30 * 86_400.0
-
-
-def lives(count, seed):
-    """Each client's id and what it says last."""
-    rng = random.Random(seed)
-    for _ in range(count):
-        steps = int(10 ** rng.uniform(2.0, 6.5))
-        episodes, caches = steps // rng.randrange(10, 1000) + 1, steps // 256 + 1
-        applied = int(0.3 * rng.random() * steps)
-        returned = rng.choice([float(steps), rng.uniform(-1e4, 1e4)])
-        yield (
-            rng.randbytes(16),
-            messages.Update(
-                episodes=episodes,
-                steps=steps,
-                generated_bytes=264 * steps,
-                caches=caches,
-                cache_bytes=157_000 * caches,
-                skipped=rng.choice([0, 0, 0, rng.randrange(100)]),
-                applied=applied,
-                stale=applied // 20,
-                lines=[messages.Line(rng.randrange(1, episodes + 1), 0.0, 7, "a line")] if rng.random() < 0.5 else [],
-                ended=[messages.Ended(episodes, 0.0, steps // episodes, returned)],
-                leaving=rng.random() < 0.5,
-            ),
-        )
-
-
-def fill(server, everybody):
-    """Every client lives and goes; accounts are saved and folded as they come."""
-    for number, (client, update) in enumerate(everybody):
-        server.clock[0] += 23.0
-        server.tell(client, 1, update)
-        if number % 200 == 199:
-            server.save()
-            server.dispatcher.fold()
-    server.save()
-    server.clock[0] += MONTH
-    server.dispatcher.fold()
-
-
-MIB = 1 << 20
-
-
-def frames():
-
-    from memoire.replay.columns import Column
-
-    return Schema({"obs": Column(np.uint8, (84, 84), "state"), "reward": Column(np.float32, (), "reward")})
-
-
-def tables(mib):
-    import memoire
-
-    capacity = mib * MIB // (84 * 84 + 4)
-    return {"whole": memoire.Table(frames(), storage="episodes", capacity=capacity, byte_limit=2 * mib * MIB)}
 
 
 if __name__ == "__main__":

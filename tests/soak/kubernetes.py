@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections import Counter
 from collections.abc import Callable
 
 from _kit import CANNOT, ROOT, end, run_named, table
@@ -279,11 +278,6 @@ def kubernetes_drains() -> int:
     return trial_of_nodes(play_of_kubernetes_drains)
 
 
-def spread(made: nodekit.Trial) -> Counter[str]:
-    """Active clients of each server."""
-    return Counter({pod: made.status(pod)["stats"]["presence"].get("active", 0) for pod in made.pods("server")})
-
-
 PATIENCE = 2.0
 ACTORS = [
     *("--set", "inference.replicas=2,actors.replicas=4"),
@@ -528,51 +522,6 @@ def kubernetes_nodes_cut() -> int:
     every actor's own counts are compared with the servers'.
     """
     return trial_of_nodes(play_of_kubernetes_nodes_cut, "cut", "join")
-
-
-def lose(made: nodekit.Trial, node: str, name: str) -> None:
-    kinds = made.on(node)
-    made.note(f"{name} has on it", ", ".join(sorted(kinds)))
-    lost = made.clients_on(node)
-    made.note(f"{name}: actors that are lost with it", len(lost))
-    made.check(bool(lost), f"there was no actor on {name}")
-    began = time.time()
-    nodekit.do("kill", node)
-    made.lost = node
-    keeps_serving(made, name, began)
-    for component, count in nodekit.COUNTS.items():
-        if component in kinds - {"server", "learner"}:
-            made.measure(f"{name} lost: {component} replaced", began, lambda c=component, n=count: made.has(c, n))
-    if "learner" in kinds:
-        run("kubectl", "taint", "node", node, nodekit.OUT_OF_SERVICE)
-        tainted = time.time()
-        made.measure(f"{name} declared out of service: learner replaced", tainted, lambda: made.has("learner", 1))
-    batches = made.batches()
-    made.measure(f"{name} lost: learner takes batches", began, lambda: made.batches() > batches + 5)
-    if "learner" not in kinds:
-        made.note(f"{name} lost: longest wait of the learner for a batch", f"{made.longest_wait(began):.1f} s")
-    nodekit.do("start", node)
-    made.lost, began = "", time.time()
-    if "learner" in kinds:
-        run("kubectl", "taint", "node", node, f"{nodekit.OUT_OF_SERVICE}-")
-    made.measure(f"{name} back: all servers ready", began, lambda: made.has("server", 2), 180.0)
-    until(lambda: all(made.has(c, n) for c, n in nodekit.COUNTS.items()), 120.0, "all ready")
-    made.goes_on()
-    made.note(f"{name} back: everything goes on", f"{time.time() - began:.1f} s")
-
-
-def keeps_serving(made: nodekit.Trial, name: str, began: float) -> None:
-    """Actors whose Pod and home were not on the node are told again and again that they are counted."""
-    spared = made.untouched()
-    made.note(f"{name} lost: actors that have neither Pod nor home there", len(spared))
-    if spared:
-        before = made.confirmed()
-        until(lambda: all(made.confirmed()[each] > before[each] + 100 for each in spared), 90.0, "spared actors go on")
-        silence = made.longest_silence(spared, began)
-        made.note(f"{name} lost: longest that one of these waited for an answer", f"{silence:.1f} s")
-
-
-NOBODY: dict[str, set[int]] = {"server": set(), "proxy": set(), "actor": set(), "dashboard": set()}
 
 
 STOPPED = ("server", "proxy", "dashboard")

@@ -13,7 +13,6 @@ from memoire.keyed import messages as keyed
 from memoire.net import sockets
 from memoire.prompts import messages as prompt_messages
 from memoire.replay.batch import ID
-from memoire.replay.columns import Ragged
 from memoire.replay.memory import Memory
 from memoire.replay.schema import RowSchema, Schema
 from memoire.tables.table import Table
@@ -21,7 +20,6 @@ from memoire.wire import containers, messages
 from memoire.wire._bytes import checksum
 from memoire.wire.frames import encode, table_number
 from memoire.wire.layout import usual_bytes
-from memoire.wire.row_container import pack_rows
 
 ANSWERS = RowSchema({"tokens": (np.int32, (None,)), "reward": np.float32})
 FRAMES = Schema({"state": (np.uint8, (1024,)), "reward": np.float32})
@@ -36,7 +34,6 @@ TABLES = {
     "small rollouts": Table(SMALL, storage="rollouts", on_full="oldest"),
     "rows": Table(storage="keyed"),
 }
-ROWS = RowSchema({"points": (np.float32, (None,)), "x": np.float32})
 ASTRAL = chr(0x1F600)
 """A letter with which a text takes four bytes for each of its characters in memory, and one on the wire."""
 TAIL = 512 << 10
@@ -296,33 +293,6 @@ def models_of_many_topics(client, size):
         yield "", messages.Publish(topic=f"{client}-{number}", size=size, checksum=whole), body
 
 
-def _long_rows(size):
-    values = Ragged(np.zeros(size // 4 - 1000, np.float32), np.array([size // 4 - 1000]))
-    return pack_rows(ROWS, {"points": values, "x": np.zeros(1, np.float32)}, 1)
-
-
-def rows_that_wait(client, size):
-    """Rows for an inference node that wait for weights of the future."""
-    payload = _long_rows(size)
-    while True:
-        yield "", messages.Infer(patience=100.0, min_version=10), payload
-
-
-def rows_that_are_answered(client, size):
-    """Rows for an inference node, whose answers are as large."""
-    payload = _long_rows(size)
-    yield "", messages.Hello(takes={"request_bytes": 2 * size}), None
-    while True:
-        yield "", messages.Infer(patience=100.0), payload
-
-
-def rows_whose_answers_are_refused(client, size):
-    """The same, of a client that takes no answers of this size."""
-    payload = _long_rows(size)
-    while True:
-        yield "", messages.Infer(patience=100.0), payload
-
-
 KINDS = {
     kind.__name__: kind
     for kind in (
@@ -333,10 +303,6 @@ KINDS = {
     )
 }  # fmt: skip
 """Of a server's peers."""
-UNREAD = {"unread_rows"}
-"""Kinds of peers that read no replies after the first two."""
-NODE_KINDS = {kind.__name__: kind for kind in (rows_that_wait, rows_that_are_answered, rows_whose_answers_are_refused)}
-"""Of an inference node's."""
 PUSHED = messages.Cache | messages.Episode
 
 
@@ -354,8 +320,7 @@ def frames_of(request, client, sequence):
         client: Number of the client.
     """
     table, body, payload, *other = request
-    schema = ROWS if isinstance(body, messages.Infer) else TABLES[table].schema if table else None
     facts = {"client": other[0] if other else client.to_bytes(16, "little"), "sequence": sequence}
-    if isinstance(body, PUSHED | messages.Infer):
-        facts["fingerprint"] = schema.fingerprint
+    if isinstance(body, PUSHED):
+        facts["fingerprint"] = TABLES[table].schema.fingerprint
     return encode(body, table=table_number(table) if table else 0, payload=payload, **facts)

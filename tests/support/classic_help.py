@@ -2,13 +2,12 @@
 
 import contextlib
 import threading
-import time
 
 import numpy as np
 
 from history.ports import address
 from memoire import ReplayMemoryClient, ReplayMemoryServer
-from netkit import DEADLINE
+from netkit import DEADLINE, until
 
 
 def templates(state=(4,), reward=()):
@@ -27,14 +26,6 @@ def templates(state=(4,), reward=()):
 def tcp():
     """An address that nobody else takes."""
     return address(1)
-
-
-def wait_until(condition, what):
-    """Wait for a condition, and fail with what it was."""
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {DEADLINE} s"
-        time.sleep(0.005)
 
 
 class Cluster:
@@ -78,7 +69,7 @@ class Cluster:
 
     def held(self, caches):
         """Wait until the server has accepted so many caches."""
-        wait_until(lambda: self.server.total_caches >= caches, f"the arrival of {caches} caches")
+        until(lambda: self.server.total_caches >= caches)
 
     def __enter__(self):
         return self

@@ -68,6 +68,19 @@ def record(client, episodes=1, length=20, value=None):
         client.on_episode(0, length, float(length))
 
 
+def fill(client, caches=2, **options):
+    """Record episodes, and push caches of them until all are at the server."""
+    record(client, **options)
+    for _ in range(caches):
+        assert client.push_cache(100.0)
+
+    def are_there():  # an UPDATE may be quicker than the caches
+        client.update(100.0)
+        return client.stats().in_flight_caches == 0
+
+    until(are_there)
+
+
 class FakeSystem(System):
     """A process that may open `soft` descriptors, up to `hard`, and has `open`; `filters` are those that were set."""
 

@@ -2,7 +2,6 @@
 
 import os
 import sqlite3
-import struct
 import tempfile
 import threading
 import warnings
@@ -213,11 +212,6 @@ def contents(store, run=RUN):
         "inherited": inherited(store, run),
         "settings": store.settings(),
     }
-
-
-def transactions(folder):
-    """How many the folder says that its database has had."""
-    return struct.unpack_from("<Q", (folder / "committed").read_bytes(), 8)[0]
 
 
 def text_of_log(folder):

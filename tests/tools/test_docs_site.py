@@ -1,12 +1,14 @@
 """The documentation's site: each page is listed and linked, and a link that leads nowhere is found."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
 import docs_site
 import site_check
-from dockit import ROOT
+
+ROOT = Path(__file__).resolve().parents[2]
 
 DOCS = ROOT / "docs"
 LISTED = docs_site.sections((DOCS / "README.md").read_text(encoding="utf-8"))

@@ -1,12 +1,14 @@
 """A release: each part says what it made or why not, and the workflow publishes what the parts made, without a password."""
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
 import release
-from dockit import ROOT
+
+ROOT = Path(__file__).resolve().parents[2]
 
 WORKFLOWS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")}
 RELEASE = yaml.safe_load(WORKFLOWS["release"])
