@@ -329,6 +329,8 @@ class SendQueues:
         self._retry_at = float("inf")
         self.dropped = 0
         """Messages that were dropped for want of room. Any thread may read it."""
+        self.sent_at = float("-inf")
+        """When the last message was handed over, or left after it had waited. Any thread may read it."""
 
     def __len__(self) -> int:
         """Messages that wait."""
@@ -336,6 +338,7 @@ class SendQueues:
 
     def send(self, made: Socket, frames: Sequence[Any], now: float) -> None:
         """Send a message whose first frame names its connection, now or when there is room for it."""
+        self.sent_at = now
         if (self._lanes and (made, bytes(frames[0])) in self._lanes) or not self._send(made, frames):
             self._keep((made, bytes(frames[0])), frames, now)
 
@@ -389,7 +392,10 @@ class SendQueues:
                 del self._lanes[connection]
             self._bytes += lane.bytes
         self._count()
-        self._pause = MIN_RETRY_INTERVAL if self._bytes < before else min(MAX_RETRY_INTERVAL, 2.0 * self._pause)
+        if self._bytes < before:
+            self.sent_at, self._pause = now, MIN_RETRY_INTERVAL
+        else:
+            self._pause = min(MAX_RETRY_INTERVAL, 2.0 * self._pause)
         self._retry_at = now + self._pause if self._lanes else float("inf")
 
     def _keep(self, connection: tuple[Socket, bytes], frames: Sequence[Any], now: float) -> None:

@@ -444,7 +444,8 @@ class ServerThreads:
             self._save_memory(deadline)
             self.requests.saving.close(max(MIN_SAVING, deadline - time.monotonic()))
         if self.store is not None or self.dispatcher.finished:
-            time.sleep(max(0.0, min(LAST_REPLY_DELAY, deadline - time.monotonic())))
+            until = min(self.requests.replied_at(deadline) + LAST_REPLY_DELAY, deadline)
+            time.sleep(max(0.0, until - time.monotonic()))
         self._stop([self.requests.worker], deadline)
         self.proxies.wait_ended(deadline)
         self.lines.close()

@@ -227,6 +227,14 @@ class RequestThread:
         while self._answers_others and time.monotonic() < deadline and self._dispatcher.untold(UNREPORTED_TIMEOUT):
             time.sleep(TOLD_INTERVAL)
 
+    def replied_at(self, deadline: float) -> float:
+        """When the last reply was sent, of all that were to be sent before this call; -inf if there was none."""
+        if self._answers_others:
+            sent = threading.Event()
+            self.worker.post(sent.set)
+            sent.wait(max(0.0, deadline - time.monotonic()))
+        return self.lanes.sent_at
+
     @property
     def _answers_others(self) -> bool:
         """Whether the thread goes on while the caller waits."""
