@@ -60,7 +60,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             an algorithm with the same seed are equal.
         writer: In place of a buffer: where entries go, such as `client.writer(num_envs=n, autoreset="disabled")`.
         source: With it, who draws: a `Server` or `Reader`, whose `get_batch` is called. It has settings of its own:
-            `sampler`, `seed` and `fields` are refused, `multi_step` and `discount` are compared with its own.
+            `sampler`, `seed` and `fields` are refused, `multi_step` and `discount` are compared with its self.
         timeout: Seconds that `source` waits for samples.
         is_corrected: Whether the algorithm multiplies `importance()` into its losses and reports its errors by
             `update_priorities`, as those of this module do.
@@ -93,7 +93,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         is_corrected: bool = False,
         **fields: Any,
     ) -> None:
-        # The one above makes arrays of its own.
+        # The one above makes arrays of its self.
         super(buffers.ReplayBuffer, self).__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
         if (writer is None) != (source is None):
             raise ParameterError("source", source, "given together with `writer`, or neither of both")
@@ -148,7 +148,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     @property
     def gamma(self) -> float | None:
-        """The discount; None with one step until an algorithm of this module has told its own."""
+        """The discount; None with one step until an algorithm of this module has told its self."""
         return self._discount
 
     @property
@@ -368,16 +368,17 @@ def _is_same(obs: Any, other: Any) -> bool:
 
 def _differ(obs: Any, other: Any, count: int) -> NDArray[np.bool_]:
     """[count] which environments' observations are others."""
-    if isinstance(obs, dict):
-        found = np.zeros(count, np.bool_)
-        for key, part in obs.items():
-            found |= _differ(part, other[key], count)
-        return found
-    changed: NDArray[np.bool_] = (np.asarray(obs) != np.asarray(other)).reshape(count, -1).any(axis=1)
+    pairs = [(part, other[key]) for key, part in obs.items()] if isinstance(obs, dict) else [(obs, other)]
+    parts = [(np.asarray(one) != np.asarray(two)).reshape(count, -1).any(axis=1) for one, two in pairs]
+    changed: NDArray[np.bool_] = np.any(parts, axis=0)
     return changed
 
 
-class _CorrectedAlgorithm:
+_Algorithm: Any = object
+"""An algorithm of Stable-Baselines3, of which type checkers know nothing here."""
+
+
+class _CorrectedAlgorithm(_Algorithm):
     """Over an algorithm: its replay is a `ReplayBuffer`, whose importance corrects and which hears of TD errors."""
 
     _is_n_steps_told = True
@@ -392,35 +393,33 @@ class _CorrectedAlgorithm:
         super().__init__(*arguments, **options)
 
     def _setup_model(self) -> None:
-        own: Any = self  # the algorithm that this class is over
-        told = own.replay_buffer_kwargs
-        own.replay_buffer_class = own.replay_buffer_class or ReplayBuffer
-        own.replay_buffer_kwargs = self._completed(told)
+        told = self.replay_buffer_kwargs
+        self.replay_buffer_class = self.replay_buffer_class or ReplayBuffer
+        self.replay_buffer_kwargs = self._completed(told)
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="`n_steps=.* is ignored")  # it is heeded, as multi_step
-                super()._setup_model()  # type: ignore[misc]
+                super()._setup_model()
         finally:
-            own.replay_buffer_kwargs = told  # what was derived is derived from what `load` may change
+            self.replay_buffer_kwargs = told  # what was derived is derived from what `load` may change
         self._is_n_steps_told = True
         self._check_replay()
 
     def _completed(self, told: dict[str, Any]) -> dict[str, Any]:
         """The arguments of the replay buffer: what was told, and what follows from the algorithm's own settings."""
-        own: Any = self
         rest = {name: value for name, value in told.items() if name not in _GAMMA + _N_STEPS}
         steps = _agreed(**{name: told[name] for name in _N_STEPS if name in told})
         if steps is not None and not self._is_n_steps_told:
-            own.n_steps = steps
+            self.n_steps = steps
         elif steps is not None and steps != self._n_steps:
             raise ParameterError("multi_step", steps, f"the algorithm's n_steps, {self._n_steps}, or left out")
         discount = _agreed(**{name: told[name] for name in _GAMMA if name in told})
-        if discount is not None and not np.all(np.ravel(discount) == own.gamma):
-            raise ParameterError("discount", discount, f"the algorithm's gamma, {own.gamma}, or left out")
+        if discount is not None and not np.all(np.ravel(discount) == self.gamma):
+            raise ParameterError("discount", discount, f"the algorithm's gamma, {self.gamma}, or left out")
         rest["is_corrected"] = True
         if rest.get("sampler") is None and rest.get("source") is None:
             rest["sampler"] = Prioritized()
-        return rest | {"multi_step": self._n_steps, "discount": own.gamma if self._n_steps != 1 else None}
+        return rest | {"multi_step": self._n_steps, "discount": self.gamma if self._n_steps != 1 else None}
 
     @property
     def _n_steps(self) -> int:
@@ -429,13 +428,12 @@ class _CorrectedAlgorithm:
 
     def _check_replay(self) -> None:
         """Refuse a replay buffer that is not of this module, or has another gamma or n_steps than the algorithm."""
-        own: Any = self
-        if not isinstance(own.replay_buffer, ReplayBuffer):
-            kind = type(own.replay_buffer)
+        if not isinstance(self.replay_buffer, ReplayBuffer):
+            kind = type(self.replay_buffer)
             expected = "a memoire.sb3.ReplayBuffer: fill one by its `add`, or take the algorithm of Stable-Baselines3"
             raise ParameterError("replay_buffer", f"{kind.__module__}.{kind.__qualname__}", expected)
-        own.replay_buffer.is_corrected = True
-        own.replay_buffer.check_algorithm(own.gamma, self._n_steps)
+        self.replay_buffer.is_corrected = True
+        self.replay_buffer.check_algorithm(self.gamma, self._n_steps)
 
     def load_replay_buffer(self, path: Any, truncate_last_traj: bool = True) -> None:
         """Take a replay buffer that `save_replay_buffer` wrote. It is a pickle: load only files that you trust.
@@ -443,35 +441,55 @@ class _CorrectedAlgorithm:
         Raises:
             ParameterError: it is not of this module, or of another gamma or n_steps; the one before stays.
         """
-        own: Any = self
-        before = own.replay_buffer
+        before = self.replay_buffer
         try:
-            super().load_replay_buffer(path, truncate_last_traj)  # type: ignore[misc]
+            super().load_replay_buffer(path, truncate_last_traj)
             self._check_replay()
         except BaseException:
-            own.replay_buffer = before
+            self.replay_buffer = before
             raise
 
     def _discounts(self, samples: ReplayBufferSamples) -> torch.Tensor:
         """[B, 1] what the values of the next states are multiplied by: 0 where an episode terminated."""
-        own: Any = self
-        steps = own.gamma if samples.discounts is None else samples.discounts
+        steps = self.gamma if samples.discounts is None else samples.discounts
         discounts: torch.Tensor = (1.0 - samples.dones) * steps
         return discounts
 
     def _drawn(self, batch_size: int) -> tuple[ReplayBufferSamples, torch.Tensor]:
         """A batch, and its importance [B, 1]."""
-        own: Any = self
-        if isinstance(own.replay_buffer, ReplayBuffer):  # else somebody replaced it on purpose
+        if isinstance(self.replay_buffer, ReplayBuffer):  # else somebody replaced it on purpose
             self._check_replay()
-        return own.replay_buffer.sample(batch_size, env=own._vec_normalize_env), own.replay_buffer.importance()
+        return self.replay_buffer.sample(batch_size, env=self._vec_normalize_env), self.replay_buffer.importance()
 
-    def _record(self, **values: list[float]) -> None:
-        own: Any = self
-        own.logger.record("train/n_updates", own._n_updates, exclude="tensorboard")
-        for name, each in values.items():
-            if each:
-                own.logger.record(f"train/{name}", float(np.mean(each)))
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """Draw, learn, and report how surprising it was, `gradient_steps` times."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self._optimizers())
+        losses: dict[str, list[float]] = {}
+        for turn in range(gradient_steps):
+            self._n_updates += 1
+            for name, loss in self._learn(*self._drawn(batch_size), turn).items():
+                losses.setdefault(name, []).append(loss)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        for name, each in losses.items():
+            self.logger.record(f"train/{name}", float(np.mean(each)))
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.actor.optimizer, self.critic.optimizer]
+
+    def _learn(self, samples: ReplayBufferSamples, importance: torch.Tensor, turn: int) -> dict[str, float]:
+        """Learn from samples, whose importance is [B, 1], and report their TD errors; losses by name."""
+        raise NotImplementedError
+
+    def _learn_critics(
+        self, samples: ReplayBufferSamples, importance: torch.Tensor, target: torch.Tensor, scale: float
+    ) -> float:
+        """One step of the critics towards a target [B, 1], and their mean TD errors as priorities; the loss."""
+        values = self.critic(samples.observations, samples.actions)
+        squares = sum(functional.mse_loss(value, target, reduction="none") for value in values)
+        loss = _descend(self.critic.optimizer, scale * (importance * squares).mean())
+        self.replay_buffer.update_priorities([target - value for value in values])
+        return loss
 
 
 def _descend(
@@ -486,23 +504,24 @@ def _descend(
     return float(loss.item())
 
 
+def _least(critic: Any, observations: Any, action: torch.Tensor) -> torch.Tensor:
+    """[B, 1] the least of what critics say."""
+    least: torch.Tensor = torch.cat(critic(observations, action), dim=1).min(dim=1, keepdim=True).values
+    return least
+
+
 class _ValueBasedAlgorithm(_CorrectedAlgorithm):
     """An algorithm whose policy is its action values, which one optimizer learns."""
 
-    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        """Draw, learn, and report how surprising it was, `gradient_steps` times."""
-        own: Any = self
-        own.policy.set_training_mode(True)
-        own._update_learning_rate(own.policy.optimizer)
-        losses = []
-        for _ in range(gradient_steps):
-            samples, importance = self._drawn(batch_size)
-            each, errors = self._losses(samples)
-            loss = (importance * each).mean()
-            losses.append(_descend(own.policy.optimizer, loss, own.policy.parameters(), own.max_grad_norm))
-            own.replay_buffer.update_priorities([errors])
-        own._n_updates += gradient_steps
-        self._record(loss=losses)
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.policy.optimizer]
+
+    def _learn(self, samples: ReplayBufferSamples, importance: torch.Tensor, turn: int) -> dict[str, float]:
+        each, errors = self._losses(samples)
+        loss = (importance * each).mean()
+        loss_before = _descend(self.policy.optimizer, loss, self.policy.parameters(), self.max_grad_norm)
+        self.replay_buffer.update_priorities([errors])
+        return {"loss": loss_before}
 
     def _losses(self, samples: ReplayBufferSamples) -> tuple[torch.Tensor, torch.Tensor]:
         """Losses and TD errors of samples, [B, 1] each."""
@@ -526,49 +545,35 @@ class SAC(_CorrectedAlgorithm, stable_baselines3.SAC):
     Haarnoja et al., Soft Actor-Critic Algorithms and Applications, 2018.
     """
 
-    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """Draw, learn, and report how surprising it was, `gradient_steps` times."""
-        self.policy.set_training_mode(True)
-        adapts = self.ent_coef_optimizer is not None
-        self._update_learning_rate(
-            [self.actor.optimizer, self.critic.optimizer, *([self.ent_coef_optimizer] if adapts else [])]
-        )
-        actor_losses, critic_losses, entropy_losses, entropies = [], [], [], []
-        for turn in range(gradient_steps):
-            samples, importance = self._drawn(batch_size)
-            if self.use_sde:
-                self.actor.reset_noise()
-            action, log_prob = self.actor.action_log_prob(samples.observations)
-            log_prob = log_prob.reshape(-1, 1)
-            entropy = self.log_ent_coef.detach().exp() if adapts else self.ent_coef_tensor
-            entropies.append(entropy.item())
-            if adapts:
-                missing = (log_prob + self.target_entropy).detach()
-                entropy_loss = -(importance * self.log_ent_coef * missing).mean()
-                entropy_losses.append(_descend(self.ent_coef_optimizer, entropy_loss))
-            with torch.no_grad():
-                target = self._target(samples, entropy)
-            values = self.critic(samples.observations, samples.actions)
-            squares = sum(functional.mse_loss(value, target, reduction="none") for value in values)
-            critic_losses.append(_descend(self.critic.optimizer, 0.5 * (importance * squares).mean()))
-            worth = torch.cat(self.critic(samples.observations, action), dim=1).min(dim=1, keepdim=True).values
-            actor_losses.append(_descend(self.actor.optimizer, (importance * (entropy * log_prob - worth)).mean()))
-            self.replay_buffer.update_priorities([target - value for value in values])
-            if turn % self.target_update_interval == 0:
-                polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
-                polyak_update(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
-        self._n_updates += gradient_steps
-        self._record(
-            ent_coef=entropies, actor_loss=actor_losses, critic_loss=critic_losses, ent_coef_loss=entropy_losses
-        )
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        adapting = [] if self.ent_coef_optimizer is None else [self.ent_coef_optimizer]
+        return [*super()._optimizers(), *adapting]
 
-    def _target(self, samples: ReplayBufferSamples, entropy: torch.Tensor) -> torch.Tensor:
-        """[B, 1] what the critics should say: the least of the targets' values, and the entropy of what is done.
-        Called without gradients.
-        """
-        action, log_prob = self.actor.action_log_prob(samples.next_observations)
-        ahead = torch.cat(self.critic_target(samples.next_observations, action), dim=1).min(dim=1, keepdim=True).values
-        return samples.rewards + self._discounts(samples) * (ahead - entropy * log_prob.reshape(-1, 1))
+    def _learn(self, samples: ReplayBufferSamples, importance: torch.Tensor, turn: int) -> dict[str, float]:
+        if self.use_sde:
+            self.actor.reset_noise()
+        action, log_prob = self.actor.action_log_prob(samples.observations)
+        log_prob, losses = log_prob.reshape(-1, 1), {}
+        if self.ent_coef_optimizer is None:
+            entropy = self.ent_coef_tensor
+        else:
+            entropy = self.log_ent_coef.detach().exp()
+            missing = (log_prob + self.target_entropy).detach()
+            entropy_loss = -(importance * self.log_ent_coef * missing).mean()
+            losses["ent_coef_loss"] = _descend(self.ent_coef_optimizer, entropy_loss)
+        with torch.no_grad():
+            next_action, next_log_prob = self.actor.action_log_prob(samples.next_observations)
+            ahead = _least(self.critic_target, samples.next_observations, next_action)
+            ahead = ahead - entropy * next_log_prob.reshape(-1, 1)
+            target = samples.rewards + self._discounts(samples) * ahead
+        losses["critic_loss"] = self._learn_critics(samples, importance, target, 0.5)
+        worth = _least(self.critic, samples.observations, action)
+        actor_loss = (importance * (entropy * log_prob - worth)).mean()
+        losses["actor_loss"] = _descend(self.actor.optimizer, actor_loss)
+        if turn % self.target_update_interval == 0:
+            polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
+            polyak_update(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
+        return losses | {"ent_coef": entropy.item()}
 
 
 class TD3(_CorrectedAlgorithm, stable_baselines3.TD3):
@@ -577,47 +582,27 @@ class TD3(_CorrectedAlgorithm, stable_baselines3.TD3):
     Fujimoto et al., Addressing Function Approximation Error in Actor-Critic Methods, ICML 2018.
     """
 
-    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        """Draw, learn, and report how surprising it was, `gradient_steps` times."""
-        self.policy.set_training_mode(True)
-        self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
-        actor_losses, critic_losses = [], []
-        for _ in range(gradient_steps):
-            self._n_updates += 1
-            samples, importance = self._drawn(batch_size)
-            with torch.no_grad():
-                target = self._target(samples)
-            values = self.critic(samples.observations, samples.actions)
-            squares = sum(functional.mse_loss(value, target, reduction="none") for value in values)
-            critic_losses.append(_descend(self.critic.optimizer, (importance * squares).mean()))
-            self.replay_buffer.update_priorities([target - value for value in values])
-            if self._n_updates % self.policy_delay == 0:
-                worth = self.critic.q1_forward(samples.observations, self.actor(samples.observations))
-                actor_losses.append(_descend(self.actor.optimizer, -(importance * worth).mean()))
-                self._follow()
-        self._record(actor_loss=actor_losses, critic_loss=critic_losses)
-
-    def _target(self, samples: ReplayBufferSamples) -> torch.Tensor:
-        """[B, 1] what the critics should say: the least of the targets' values, of an action with clipped noise.
-        Called without gradients.
-        """
-        noise = torch.randn_like(samples.actions) * self.target_policy_noise
-        noise = noise.clamp(-self.target_noise_clip, self.target_noise_clip)
-        action = (self.actor_target(samples.next_observations) + noise).clamp(-1, 1)
-        ahead = torch.cat(self.critic_target(samples.next_observations, action), dim=1).min(dim=1, keepdim=True).values
-        return samples.rewards + self._discounts(samples) * ahead
-
-    def _follow(self) -> None:
-        """Move the target networks a little towards the others."""
-        polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
-        polyak_update(self.actor.parameters(), self.actor_target.parameters(), self.tau)
-        polyak_update(self.critic_batch_norm_stats, self.critic_batch_norm_stats_target, 1.0)
-        polyak_update(self.actor_batch_norm_stats, self.actor_batch_norm_stats_target, 1.0)
+    def _learn(self, samples: ReplayBufferSamples, importance: torch.Tensor, turn: int) -> dict[str, float]:
+        with torch.no_grad():
+            noise = torch.randn_like(samples.actions) * self.target_policy_noise
+            noise = noise.clamp(-self.target_noise_clip, self.target_noise_clip)
+            action = (self.actor_target(samples.next_observations) + noise).clamp(-1, 1)
+            ahead = _least(self.critic_target, samples.next_observations, action)
+            target = samples.rewards + self._discounts(samples) * ahead
+        losses = {"critic_loss": self._learn_critics(samples, importance, target, 1.0)}
+        if self._n_updates % self.policy_delay == 0:
+            worth = self.critic.q1_forward(samples.observations, self.actor(samples.observations))
+            losses["actor_loss"] = _descend(self.actor.optimizer, -(importance * worth).mean())
+            polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
+            polyak_update(self.actor.parameters(), self.actor_target.parameters(), self.tau)
+            polyak_update(self.critic_batch_norm_stats, self.critic_batch_norm_stats_target, 1.0)
+            polyak_update(self.actor_batch_norm_stats, self.actor_batch_norm_stats_target, 1.0)
+        return losses
 
 
 @functools.cache
 def _qrdqn() -> type:
-    """QR-DQN, made when it is first asked for: it is in a package of its own."""
+    """QR-DQN, made when it is first asked for: it is in a package of its self."""
     with NotInstalled.explained("pip install 'memoire-rl[sb3]'"):
         import sb3_contrib
 
