@@ -45,7 +45,6 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema, row_schema_from
 from memoire.rl import weights
-from memoire.rl.demo import learner
 from memoire.rl.samples import SampleJournal
 from memoire.tables.caches.pool import Pool
 from memoire.tables.table import OpenTable, Table
@@ -183,16 +182,6 @@ def read_snapshot(folder):
     ((run, _, rows),) = found
     assert run == "run"
     return int(rows["steps"][0])
-
-
-def demo_network(folder, number, at):
-    learner.save(folder / "network", np.full(5, number, "<f4").tobytes(), at=at)
-
-
-def read_demo_network(folder):
-    values = np.frombuffer(learner.load(folder / "network"), "<f4")
-    assert (values == values[0]).all() and len(values) == 5
-    return int(values[0])
 
 
 class Rows:
@@ -458,7 +447,6 @@ FILES = {
     "a log of records": File(log, read_log, open_log),
     "a trainer's journal": File(journal, read_journal, lambda folder: SampleJournal(folder, 64)),
     "a client's kept report": File(report, read_report),
-    "a demo's network": File(demo_network, read_demo_network),
     "a server's snapshot": File(server_snapshot, read_snapshot),
     "a model of a state folder": File(stored_model, read_stored_model, StateDatabase, stride=101),
     "a buffer's file": File(buffer_file, read_buffer_file, is_checked_all=False, stride=61),

@@ -142,18 +142,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--patience", type=float, default=PATIENCE, metavar="SECONDS", help="to wait for the cluster")
     parser.add_argument("--keys", metavar="FOLDER", help="keys of this process (default: $MEMOIRE_KEYS)")
     parser.add_argument("--nice", type=int, default=0, help="let other processes of the machine go first, 0 to 19")
-    given = parser.parse_args(arguments)
-    os.nice(given.nice)
-    return play(
-        given.endpoint,
-        given.env,
-        num_envs=given.num_envs,
-        epsilon=given.epsilon,
-        seed=given.seed,
-        capacity=given.capacity,
-        patience=given.patience,
-        keys=given.keys,
-    )
+    given = vars(parser.parse_args(arguments))
+    os.nice(given.pop("nice"))
+    return play(given.pop("endpoint"), **given)
 
 
 if __name__ == "__main__":

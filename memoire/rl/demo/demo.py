@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from memoire import Schema
 from memoire.errors import ParameterError
@@ -146,10 +146,7 @@ class ClusterProgress:
             ("caches", f"{self.caches:,} ({self.held_caches} held)"),
             ("batches", f"{learner.get('batches', 0):,} ({learner.get('batch_rate', 0.0):,.0f}/s)"),
             (f"return of the last {EPISODES}", "-" if mean is None else f"{mean:.1f}{goal}"),
-            (
-                "TD errors",
-                ", ".join(f"{self.feedback[name]:,} {name}" for name in ("given", "applied", "lost")),
-            ),
+            ("TD errors", ", ".join(f"{self.feedback[name]:,} {name}" for name in ("given", "applied", "lost"))),
             ("sample age", f"{learner['age']:.2f} s" if "age" in learner else "-"),
             ("learner waits", f"{100.0 * learner['waiting']:.0f} %" if "waiting" in learner else "-"),
             ("model", f"version {learner.get('version', 0)}"),
@@ -184,16 +181,6 @@ def merged(tables: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]
             known["steps"] = max(known["steps"], counts["steps"])
             known["caches"] += counts["caches"]
     return clients
-
-
-class ProgressDisplay(Protocol):
-    """Where progress is shown."""
-
-    def show(self, progress: ClusterProgress) -> None:
-        """Show how things stand now."""
-
-    def close(self) -> None:
-        """Leave the terminal as it should stay."""
 
 
 class Lines:
@@ -231,7 +218,7 @@ class ProgressPanel:
         self._live.start()
 
     def show(self, progress: ClusterProgress) -> None:
-        """Draw the table anew."""
+        """Draw the table again."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -248,7 +235,7 @@ class ProgressPanel:
         self._live.stop()
 
 
-def display(title: str) -> ProgressDisplay:
+def display(title: str) -> Lines | ProgressPanel:
     """A table on a terminal (with rich), lines elsewhere."""
     if sys.stdout.isatty():
         try:
@@ -286,11 +273,16 @@ class Demo:
 
     def run(self) -> int:
         """Run it; 0 when the goal was reached, 1 when not, 130 or 143 when a signal came before."""
+        options = self.options
+        nodes = Nodes(
+            schema=self.schema, settings=PARAMETERS, servers=options.servers, proxies=options.proxies,
+            run=f"demo-{options.env}-{options.seed}", cache_limit=HELD_CACHES, keys=options.keys,
+        )  # fmt: skip
         with (
             tempfile.TemporaryDirectory(prefix="memoire-demo-") as folder,
             Launcher(say=lambda line: print(f"memoire: {line}", flush=True)) as launcher,
         ):
-            run = LocalRun(launcher, self._nodes(), dashboard=self.options.dashboard)
+            run = LocalRun(launcher, nodes, dashboard=options.dashboard)
             is_complete = False
             if run.begin() and run.cluster is not None:
                 workers = self._start_workers(launcher, run.cluster.endpoints, os.path.join(folder, "network"))
@@ -301,48 +293,20 @@ class Demo:
         status = self._sum_up(is_complete)
         return 128 + signalled if signalled and status else status
 
-    def _nodes(self) -> Nodes:
-        options = self.options
-        return Nodes(
-            schema=self.schema,
-            settings=PARAMETERS,
-            servers=options.servers,
-            proxies=options.proxies,
-            run=f"demo-{options.env}-{options.seed}",
-            cache_limit=HELD_CACHES,
-            keys=options.keys,
-        )
-
     def _start_workers(self, launcher: Launcher, endpoints: tuple[str, ...], checkpoint: str) -> list[Child]:
         """The learner first: actors act at random until it has published. One that is started again has its network."""
         options = self.options
-        learner = launcher.start(
-            "learner",
-            "memoire.rl.demo.learner",
-            endpoints[0],
-            "--actions",
-            str(self.actions),
-            "--seed",
-            str(options.seed),
-            *("--checkpoint", checkpoint),
-            *with_keys(options.keys, "learner"),
-        )
-        actors = [
-            launcher.start(
-                f"actor-{number}",
-                "memoire.rl.demo.actor",
-                endpoints[number % len(endpoints)],
-                *("--env", options.env),
-                *("--num-envs", str(options.num_envs)),
-                *("--epsilon", f"{MAX_EPSILON * (number + 1) / options.actors:g}"),
-                *("--seed", str(1000 * options.seed + number)),
-                *("--nice", str(ACTORS_NICE)),
-                *with_keys(options.keys, "actor"),
-            )
-            for number in range(options.actors)
-        ]
-        launcher.supervise([learner, *actors])
-        return [learner, *actors]
+        flags = {"actions": self.actions, "seed": options.seed, "checkpoint": checkpoint}
+        workers = [_started(launcher, "learner", "learner", endpoints[0], flags, options.keys)]
+        for number in range(options.actors):
+            flags = {
+                "env": options.env, "num-envs": options.num_envs, "nice": ACTORS_NICE,
+                "epsilon": MAX_EPSILON * (number + 1) / options.actors, "seed": 1000 * options.seed + number,
+            }  # fmt: skip
+            endpoint = endpoints[number % len(endpoints)]
+            workers.append(_started(launcher, f"actor-{number}", "actor", endpoint, flags, options.keys))
+        launcher.supervise(workers)
+        return workers
 
     def _watch(self, run: LocalRun, cluster: LocalCluster, workers: list[Child]) -> None:
         """Show how things stand until the goal is reached (with `keep`, beyond), time is up or a signal came."""
@@ -422,6 +386,11 @@ class Demo:
             print(f"to look around in its dashboard, let it go on: {again}")
         is_good = not faults and (self._is_solved or progress.goal is None)
         return 0 if is_good else 1
+
+
+def _started(launcher: Launcher, name: str, role: str, endpoint: str, flags: dict[str, Any], keys: str | None) -> Child:
+    told = [part for flag, value in flags.items() for part in (f"--{flag}", str(value))]
+    return launcher.start(name, f"memoire.rl.demo.{role}", endpoint, *told, *with_keys(keys, role))
 
 
 def counted(number: int, one: str, many: str) -> str:

@@ -17,16 +17,14 @@ from pathlib import Path
 import numpy as np
 
 from memoire import Reader
-from memoire.building import CheckedFile, Fault, FileKind, no_fault
-from memoire.building import record_file as checked_file
 from memoire.errors import Closed, MemoireError, MemoireTimeout
 from memoire.launching import LauncherLine
 from memoire.nodes.http import NodePages
+from memoire.rl import weights
 
 from .actor import POLICY
 from .qlearning import DoubleQ
 
-KIND = FileKind(b"memodemo", 1, "the network of a demo")
 PUBLISH_BATCHES = 5
 """Batches between two versions of the network: with actors 40 batches behind, the pole is balanced for half as long."""
 SAVE_INTERVAL = 5.0
@@ -101,7 +99,7 @@ def learn(
         inputs = math.prod(reader.schema["obs"].shape)
         learner, meter = DoubleQ(inputs, actions, seed=seed), LearnerMeter()
         if checkpoint is not None and checkpoint.exists():
-            learner.network.load(load(checkpoint))
+            learner.network.load(weights.load(checkpoint)[POLICY].tobytes())
         version = reader.publish(POLICY, learner.network.to_bytes())
         report_at = saved_at = time.monotonic()
         tether.ready(reader=reader.stats().reader)
@@ -123,25 +121,13 @@ def learn(
                     tether.report(version=version, **reading)
                     report_at = now + REPORT_INTERVAL
                 if checkpoint is not None and now >= saved_at + SAVE_INTERVAL:
-                    save(checkpoint, learner.network.to_bytes())
+                    weights.save(checkpoint, {POLICY: learner.network.vector})
                     saved_at = now
                 asked_at = time.monotonic()
         tether.report(version=version, **meter.reading())
         if checkpoint is not None:
-            save(checkpoint, learner.network.to_bytes())
+            weights.save(checkpoint, {POLICY: learner.network.vector})
     return 0
-
-
-def save(checkpoint: Path, weights: bytes, *, at: Fault = no_fault) -> None:
-    """Write a file of weights, which is there as a whole or as it was; see `checked_file.write`."""
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    checked_file.write(checkpoint, KIND, [(0, weights)], at=at)
-
-
-def load(checkpoint: Path) -> bytes:
-    """The weights in a file. Raises DataError: it is damaged, or no such file."""
-    with CheckedFile(checkpoint, KIND) as file:
-        return b"".join(record.payload for record in file.records())
 
 
 def _end(tether: LauncherLine, reader: Reader) -> None:
@@ -170,15 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="keeps the network over a restart")
     parser.add_argument("--keys", metavar="FOLDER", help="keys of this process (default: $MEMOIRE_KEYS)")
-    given = parser.parse_args(arguments)
-    return learn(
-        given.endpoint,
-        given.actions,
-        seed=given.seed,
-        patience=given.patience,
-        checkpoint=given.checkpoint,
-        keys=given.keys,
-    )
+    return learn(**vars(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":
