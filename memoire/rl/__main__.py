@@ -32,13 +32,10 @@ from .observer import Observer
 from .pipeline import (
     ACCIDENTS,
     TABLE,
-    Pipeline,
     Run,
     folder_of,
     keys_of,
-    read_collection,
-    read_pipeline,
-    read_run_episode,
+    read_file,
     seed_process,
 )
 from .policies import Policy
@@ -131,14 +128,14 @@ def _verb(
 def _up(given: argparse.Namespace) -> int:
     accidents = ACCIDENTS if given.accidents else ()
     if given.fresh:
-        begin_fresh([read_pipeline(given.file).path], is_sure=given.yes)
+        begin_fresh([read_file(given.file, "pipeline").path], is_sure=given.yes)
     run = Run(given.file, seconds=given.seconds, accidents=accidents, dashboard=not given.no_dashboard)
     return run.run()
 
 
 def _serve(given: argparse.Namespace) -> int:
     with LauncherLine() as line:
-        pipeline = read_pipeline(given.file)
+        pipeline = read_file(given.file, "pipeline")
         host, ports = given.endpoint.rpartition(":")[0], given.beside.split(",") if given.beside else []
         push, publish = (f"{host}:{each}" for each in ports) if ports else (None, None)
         server = Server(
@@ -158,24 +155,16 @@ def _serve(given: argparse.Namespace) -> int:
 
 def _work(given: argparse.Namespace) -> int:
     with LauncherLine() as line:
-        pipeline, tests = read_pipeline(given.file), list[float]()
+        pipeline, tests = read_file(given.file, "pipeline"), list[float]()
         work, own = pipeline.work, f"worker-{given.rank}"
         folder = folder_of(pipeline)
         worker = RolloutWorker(
-            pipeline.env,
-            pipeline.policy,
-            given.urls,
-            table=TABLE,
-            keys=keys_of(given.keys, pipeline, "actor"),
-            name=os.environ.get("MEMOIRE_NAME") or own,
-            device=work.device,
-            max_samples_per_episode=work.max_samples_per_episode,
-            model_path=folder / f"{own}.safetensors",
-            model_path_history=folder / f"{own}_",
-            model_history=work.model_history,
-            obs_preprocessor=work.obs_preprocessor,
-            is_paced=work.is_paced,
-        )
+            pipeline.env, pipeline.policy, given.urls, table=TABLE, keys=keys_of(given.keys, pipeline, "actor"),
+            name=os.environ.get("MEMOIRE_NAME") or own, device=work.device,
+            max_samples_per_episode=work.max_samples_per_episode, model_path=folder / f"{own}.safetensors",
+            model_path_history=folder / f"{own}_", model_history=work.model_history,
+            obs_preprocessor=work.obs_preprocessor, is_paced=work.is_paced,
+        )  # fmt: skip
 
         def on_episode(kind: str, result: EpisodeResult) -> None:
             if kind == "test":
@@ -183,19 +172,14 @@ def _work(given: argparse.Namespace) -> int:
                 line.report(tests=len(tests), test_returns=tests[-REPORTED:], pid=os.getpid())
 
         with worker, contextlib.closing(NodePages(given.http, worker)):
-            _seed(pipeline, worker, given.rank)
+            if pipeline.seed is not None:
+                seed = 1000 * pipeline.seed + given.rank
+                worker.env.reset(seed=seed)
+                seed_process(seed)
             line.ready()
             threading.Thread(target=_stop_with, args=(line, worker.stop), daemon=True).start()
             worker.run(work.test_episode_interval, test_pause=work.test_pause, on_episode=on_episode)
     return 0
-
-
-def _seed(pipeline: Pipeline, worker: RolloutWorker, rank: int) -> None:
-    """Begin the random numbers of an environment and of actions."""
-    if pipeline.seed is not None:
-        seed = 1000 * pipeline.seed + rank
-        worker.env.reset(seed=seed)
-        seed_process(seed)
 
 
 def _stop_with(line: LauncherLine, stop: Any) -> None:
@@ -207,7 +191,7 @@ def _stop_with(line: LauncherLine, stop: Any) -> None:
 
 def _train(given: argparse.Namespace) -> int:
     with LauncherLine() as line:
-        pipeline = read_pipeline(given.file)
+        pipeline = read_file(given.file, "pipeline")
         seed_process(pipeline.seed)  # of first weights
         folder = folder_of(pipeline)
         model, checkpoint = folder / "model.safetensors", folder / "checkpoint"
@@ -239,7 +223,7 @@ def _report(line: LauncherLine, trainer: Trainer) -> None:
 
 def _collect(given: argparse.Namespace) -> int:
     with LauncherLine() as line:
-        collection = read_collection(given.file)
+        collection = read_file(given.file, "collection")
         policy: Policy = collection.policy()
         if given.inference:
             policy = RemoteActor(given.inference, collection.schema(), timeout=ANSWER_TIMEOUT, keys=given.keys)
@@ -255,7 +239,7 @@ def _collect(given: argparse.Namespace) -> int:
 
 def _infer(given: argparse.Namespace) -> int:
     with LauncherLine() as line:
-        node = read_collection(given.file).node(given.endpoint, given.url, keys=given.keys)
+        node = read_file(given.file, "collection").node(given.endpoint, given.url, keys=given.keys)
         with contextlib.closing(node), contextlib.closing(NodePages(given.http, node)):
             line.ready(endpoint=node.endpoint)
             say(f"answering at {node.endpoint}")
@@ -266,7 +250,7 @@ def _infer(given: argparse.Namespace) -> int:
 
 def _observe(given: argparse.Namespace) -> int:
     with LauncherLine() as line:
-        with Observer(given.urls, read_run_episode(given.file), keys=given.keys) as observer:
+        with Observer(given.urls, read_file(given.file, "run_episode"), keys=given.keys) as observer:
             line.ready()
             while not (line.stopping or line.finishing):
                 observer.run(timeout=REPORT_INTERVAL)
@@ -275,7 +259,7 @@ def _observe(given: argparse.Namespace) -> int:
 
 
 def _try(given: argparse.Namespace) -> int:
-    pipeline = read_pipeline(given.file)
+    pipeline = read_file(given.file, "pipeline")
     options = {} if given.render_mode is None else {"render_mode": given.render_mode}
     path = given.weights or pipeline.path / "model.safetensors"
     results = try_policy(lambda: pipeline.env(**options), pipeline.policy, path, given.episodes)

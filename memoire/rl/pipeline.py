@@ -93,18 +93,6 @@ class Collection:
         return Inference(endpoint, inputs, outputs, act, load, topic, url, keys=keys)
 
 
-def read_collection(path: str | os.PathLike[str]) -> Collection:
-    """The `collection` of a Python file, which is run for that. Raises ParameterError: it makes none."""
-    found: Collection = read_named(path, "collection", Collection, "collection = rl.Collection(...)")
-    return found
-
-
-def read_run_episode(path: str | os.PathLike[str]) -> Callable[..., Any]:
-    """The function `run_episode` of a Python file, which is run for that. Raises ParameterError: it has none."""
-    found: Callable[..., Any] = read_named(path, "run_episode", Callable, "def run_episode(start, ask, options)")
-    return found
-
-
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """How workers work.
@@ -285,32 +273,24 @@ def seed_process(seed: int | None) -> None:
         torch.manual_seed(seed)
 
 
-def read_pipeline(path: str | os.PathLike[str]) -> Pipeline:
-    """The `pipeline` of a Python file, which is run for that.
-
-    Raises:
-        ParameterError: there is no such file, or it makes none.
-    """
-    found: Pipeline = read_named(path, "pipeline", Pipeline, "pipeline = rl.Pipeline(...)")
-    return found
+IN_FILES: Final[dict[str, tuple[Any, str]]] = {
+    "pipeline": (Pipeline, "pipeline = rl.Pipeline(...)"),
+    "collection": (Collection, "collection = rl.Collection(...)"),
+    "run_episode": (Callable, "def run_episode(start, ask, options)"),
+}
+"""What processes take from a Python file, by name: of which class, and how a file makes it."""
 
 
-def read_named(path: str | os.PathLike[str], name: str, kind: Any, line: str) -> Any:
-    """What a Python file, which is run for that, has under a name.
-
-    Args:
-        kind: What it has to be an instance of.
-        line: How a file makes it, for errors.
+def read_file(path: str | os.PathLike[str], name: str) -> Any:
+    """What a Python file, which is run for that, has under a name of `IN_FILES`.
 
     Raises:
         ParameterError: there is no such file, or it has no such thing.
     """
-    expected = f"a Python file that has `{line}`"
-    if not Path(path).is_file():
-        raise ParameterError("FILE", os.fspath(path), expected)
-    found = runpy.run_path(os.fspath(path), run_name="__memoire__").get(name)
+    kind, line = IN_FILES[name]
+    found = runpy.run_path(os.fspath(path), run_name="__memoire__").get(name) if Path(path).is_file() else None
     if not isinstance(found, kind):
-        raise ParameterError("FILE", os.fspath(path), expected)
+        raise ParameterError("FILE", os.fspath(path), f"a Python file that has `{line}`")
     return found
 
 
@@ -496,7 +476,8 @@ class Run:
     @functools.cached_property
     def pipeline(self) -> Pipeline:
         """What the file makes."""
-        return read_pipeline(self.path)
+        pipeline: Pipeline = read_file(self.path, "pipeline")
+        return pipeline
 
     @functools.cached_property
     def _progress(self) -> Progress:

@@ -14,7 +14,7 @@ import memoire
 from actor_critic import NumpyActorCritic
 from memoire import rl
 from memoire.rl.__main__ import _parser as command_parser
-from memoire.rl.pipeline import Accident, Run, read_collection
+from memoire.rl.pipeline import Accident, Run, read_file
 from netkit import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +67,7 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_collector_fills_a_learners_table_by_a_node_that_follows_its_models() -> None:
-    collection = read_collection(COLLECTION)
+    collection = read_file(COLLECTION, "collection")
     table = memoire.Table(collection.schema(), storage="rollouts", capacity=256, rollout_length=32, max_model_lag=0)
     net = NumpyActorCritic(4, 2)
     with memoire.Server("tcp://127.0.0.1:0", tables={"rollouts": table}) as server:
