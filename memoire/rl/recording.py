@@ -10,15 +10,16 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from memoire import Client
 from memoire.errors import MemoireTimeout, ParameterError, Refused, WrongType
 from memoire.kinds import PASSING
 
 from .codec import PREPROCESSOR, Codec, copied, digest
+from .crc import Marks
 from .memory import NO_DONE
 from .samples import Sample, columns_of, episodes_of
 
@@ -48,16 +49,6 @@ class Step:
     info: dict[str, Any]
     version: int
     """Of the model that acted."""
-
-
-class MarksSamples(Protocol):
-    """Puts into `info` by what a memory sees whether it rebuilds what was recorded."""
-
-    def mark(
-        self, info: Mapping[str, Any], transition: Sequence[Any] | None, episode: int, step: int
-    ) -> dict[str, Any]:
-        """`info` with that, of a transition (last_obs, act, rew, new_obs, done); None is a reset."""
-        ...
 
 
 class Recorder:
@@ -129,17 +120,12 @@ class Packets(Recorder):
         least: int = 1,
         *,
         stream: bool = False,
-        marks: MarksSamples | None = None,
+        marks: Marks | None = None,
         preprocessor: Callable[..., Any] | None = None,
     ) -> None:
         self._preprocessor = digest(preprocessor)
-        self._client, self._compressor, self._least, self._stream, self._marks = (
-            client,
-            compressor,
-            least,
-            stream,
-            marks,
-        )
+        self._client, self._compressor = client, compressor
+        self._least, self._stream, self._marks = least, stream, marks
         self._has_six = _takes_six(compressor)
         self._samples: list[Sample] = []
         self._episode = self._step = 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -73,13 +74,6 @@ class Training:
         if not self.max_training_steps_per_env_step > 0.0:
             found = self.max_training_steps_per_env_step
             raise ParameterError("max_training_steps_per_env_step", found, "above 0")
-
-
-class Learner(Protocol):
-    """What trains: see `TrainingAgent`."""
-
-    def train(self, batch: Any) -> Mapping[str, Any]:
-        """One training step."""
 
 
 class Experience(Protocol):
@@ -144,47 +138,39 @@ class TrainingState:
 
 @dataclass
 class RoundStats:
-    """What a round came to: means of the agent's figures, and where the time went."""
+    """What a round came to: the agent's figures, and where the time went."""
 
-    figures: dict[str, float]
-    seconds: float
-    sampling: float
-    """Mean seconds of a draw."""
-    training: float
-    """Mean seconds of a training step."""
-    idle: dict[str, float]
-    """Seconds of pauses, by reason."""
-    memory: int
-    """Samples that can be drawn, at its end."""
-
-    def rows(self) -> dict[str, float]:
-        """All of it as figures by name."""
-        idle = {f"idle_time_{name}": value for name, value in self.idle.items()}
-        return self.figures | {
-            "round_time": self.seconds, "idle_time": sum(self.idle.values()), "sampling_duration": self.sampling,
-            "training_step_duration": self.training, "memory_len": float(self.memory),
-        } | idle  # fmt: skip
-
-
-@dataclass
-class _Sums:
-    """Sums of figures and of durations, within a round."""
-
-    figures: dict[str, Any] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    sampling: float = 0.0
-    training: float = 0.0
     steps: int = 0
+    seconds: float = 0.0
+    sampling: float = 0.0
+    """Seconds of draws."""
+    training: float = 0.0
+    """Seconds of training steps."""
     idle: dict[str, float] = field(default_factory=lambda: dict.fromkeys(REASONS, 0.0))
+    """Seconds of pauses, by reason."""
+    memory: int = 0
+    """Samples that can be drawn, at its end."""
+    _sums: dict[str, Any] = field(default_factory=dict)  # of the agent's figures
+    _counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, figures: Mapping[str, Any]) -> None:
+        """A training step gave these figures."""
         # Tensors are added up where they are: reading each one would wait for the device.
         for name, value in figures.items():
-            self.figures[name] = self.figures.get(name, 0.0) + value
-            self.counts[name] = self.counts.get(name, 0) + 1
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        self._counts.update(figures.keys())
 
-    def means(self) -> dict[str, float]:
-        return {name: float(np.asarray(_number(value))) / self.counts[name] for name, value in self.figures.items()}
+    def rows(self) -> dict[str, float]:
+        """All of it as figures by name: those of the agent, draws and steps in the mean."""
+        sums = {name: value.item() if hasattr(value, "item") else value for name, value in self._sums.items()}
+        means = {name: float(value) / self._counts[name] for name, value in sums.items()}
+        idle = {f"idle_time_{name}": value for name, value in self.idle.items()}
+        steps = max(1, self.steps)
+        return means | {
+            "round_time": self.seconds, "idle_time": sum(self.idle.values()),
+            "sampling_duration": self.sampling / steps, "training_step_duration": self.training / steps,
+            "memory_len": float(self.memory),
+        } | idle  # fmt: skip
 
 
 class TrainingLoop:
@@ -201,7 +187,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        agent: Learner,
+        agent: TrainingAgent,
         experience: Experience,
         publish: Callable[[], object],
         plan: Training,
@@ -218,7 +204,7 @@ class TrainingLoop:
         self._publish, self._is_over, self._clock = publish, is_over, clock
         self._has_begun = False
         self._published_at = clock()
-        self._sums = _Sums()
+        self._stats = RoundStats()  # of the present round
 
     @property
     def samples(self) -> int:
@@ -245,18 +231,14 @@ class TrainingLoop:
 
     def _round(self) -> bool:
         """Whether all of its steps were made."""
-        began, self._sums = self._clock(), _Sums()
+        began, self._stats = self._clock(), RoundStats()
         for _ in range(self.plan.steps):
             if self.state.updates % self.plan.update_buffer_interval == 0:
                 self.experience.update()
             if not self._await_turn():
                 return False
             self._step()
-        sums, steps = self._sums, max(1, self._sums.steps)
-        self._stats = RoundStats(
-            sums.means(), self._clock() - began, sums.sampling / steps, sums.training / steps, dict(sums.idle),
-            len(self.experience),
-        )  # fmt: skip
+        self._stats.seconds, self._stats.memory = self._clock() - began, len(self.experience)
         return True
 
     def _step(self) -> None:
@@ -267,11 +249,11 @@ class TrainingLoop:
         priorities = figures.pop("priorities", None)
         if priorities is not None:
             self.experience.give_priorities(batch, priorities)
-        sums = self._sums
-        sums.add(figures)
-        sums.sampling, sums.training, sums.steps = (
-            sums.sampling + drawn - began, sums.training + self._clock() - drawn, sums.steps + 1
-        )  # fmt: skip
+        stats = self._stats
+        stats.add(figures)
+        stats.steps += 1
+        stats.sampling += drawn - began
+        stats.training += self._clock() - drawn
         self.state.updates += 1
         self.gate.updates += 1
         if self._is_due():
@@ -297,7 +279,7 @@ class TrainingLoop:
             self.experience.update()
             waited = self._clock() - began
             self.idle[reason] += waited
-            self._sums.idle[reason] += waited
+            self._stats.idle[reason] += waited
         is_over = self._is_over()
         self.reason = ""
         return not is_over
@@ -322,11 +304,6 @@ class TrainingLoop:
                 f"samples, and max_training_steps_per_env_step={self.plan.max_training_steps_per_env_step:g}"
             )
         return ""
-
-
-def _number(value: Any) -> Any:
-    """A number, or what a tensor of one holds."""
-    return value.item() if hasattr(value, "item") else value
 
 
 def finite(figures: Mapping[str, float]) -> dict[str, float]:

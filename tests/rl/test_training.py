@@ -77,7 +77,7 @@ def loop(samples: Samples, **plan: Any) -> tuple[TrainingLoop, Agent, list[int]]
 def test_an_epoch_is_rounds_of_steps_with_figures_of_each_round() -> None:
     made, agent, published = loop(Samples(held=100, arrives=100), epochs=2, rounds=3, steps=4, update_model_interval=5)
     stats = made.run_epoch()
-    assert [each.figures["loss"] for each in stats] == [2.5, 6.5, 10.5]
+    assert [each.rows()["loss"] for each in stats] == [2.5, 6.5, 10.5]
     assert agent.trained == 12 and published == [5, 10] and made.state.epoch == 1
     rows = stats[0].rows()
     assert {"round_time", "idle_time", "sampling_duration", "training_step_duration", "memory_len"} <= rows.keys()
