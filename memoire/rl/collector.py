@@ -286,8 +286,7 @@ class Collector:
         if newest is None:
             return False
         if newest.version != known:
-            for group in self._groups:
-                check_actions(newest.body, group.envs.single_action_space)
+            self._check_model(newest)
             self._begin_version(newest.version)
             self._loads.load(newest.body, newest.version)
         return True
@@ -297,8 +296,11 @@ class Collector:
         first = time.monotonic() + WAIT_INTERVAL  # nobody has to publish what nodes compute with
         newest = self._model.newest() or (None if self.version else self._awaited(0, first))
         if newest is not None:
-            for group in self._groups:
-                check_actions(newest.body, group.envs.single_action_space)
+            self._check_model(newest)
+
+    def _check_model(self, model: Any) -> None:
+        for group in self._groups:
+            check_actions(model.body, group.envs.single_action_space)
 
     def _awaited(self, after: int, deadline: float) -> Any:
         """A model above a version; None if the run is over or the deadline came first."""

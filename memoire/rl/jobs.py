@@ -87,7 +87,7 @@ class Jobs:
 
     Args:
         lease: Seconds for which a job is its worker's, from the last time that it was heard of.
-        attempts: Leases of a job, unless `submit` says otherwise: 1 ends it with its first one.
+        attempts: Leases of a job: 1 ends it with its first one.
         first: Number of the first job. Numbers of a giver that was started again must not be those of before.
     """
 
@@ -104,22 +104,19 @@ class Jobs:
 
     @property
     def open(self) -> int:
-        """Jobs that nobody has."""
+        """Jobs that are leased to no worker."""
         return len(self._open)
 
     @property
     def leased(self) -> int:
-        """Jobs that somebody has."""
+        """Jobs that workers have."""
         return len(self._jobs) - len(self._open)
 
     # The giver
 
-    def submit(
-        self, content: Any, future: Future[Any] | None = None, only: str = "", attempts: int | None = None
-    ) -> LeasedJob:
-        """Have somebody do this."""
-        future = Future() if future is None else future
-        job = LeasedJob(next(self._numbers), content, future, only, self.attempts if attempts is None else attempts)
+    def submit(self, content: Any, future: Future[Any] | None = None, only: str = "") -> LeasedJob:
+        """Have it done."""
+        job = LeasedJob(next(self._numbers), content, future or Future(), only, self.attempts)
         self._jobs[job.number] = self._open[job.number] = job
         return job
 
@@ -129,11 +126,11 @@ class Jobs:
             self._end(job, "cancelled")
             job.future.cancel()
 
-    def close(self, closed: MemoireError | None = None) -> None:
-        """Nobody gives or takes any more: every future that waits gets this error."""
+    def close(self) -> None:
+        """No job is given or taken any more: every future that waits gets Closed."""
         for job in list(self._jobs.values()):
             self._end(job, "cancelled")
-            settle(job.future, error=closed or Closed("whoever gave this job"))
+            settle(job.future, error=Closed("the giver of this job"))
 
     # Those who do them
 
@@ -353,9 +350,7 @@ class JobService:
 
     # From any thread
 
-    def run(
-        self, content: JobContent, only: str = "", attempts: int | None = None, future: Future[Any] | None = None
-    ) -> Future[Any]:
+    def run(self, content: JobContent, only: str = "", future: Future[Any] | None = None) -> Future[Any]:
         """Have an observer do this. The future gets a list of `Fragment`; cancelling it reaches the observer.
 
         Args:
@@ -368,10 +363,10 @@ class JobService:
             self._packed(_NOBODY, 0, content, Receiver())
         except ProtocolError as error:
             raise ParameterError("options", f"{len(content.options)} options and a start", error.detail) from None
-        made: Future[Any] = Future() if future is None else future
+        made = future or Future()
 
         def submit() -> None:
-            job = self.jobs.submit(content, made, only, attempts)
+            job = self.jobs.submit(content, made, only)
             made.add_done_callback(lambda done: self.post(lambda: self.jobs.cancel(job)))
             self._give()
 

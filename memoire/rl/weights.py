@@ -115,8 +115,13 @@ def read(path: str | Path) -> bytes:
 
 
 def _read(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    body = Path(path).read_bytes()
+    if body[8:].startswith(_MARK):  # one that another program wrote has no checksum
+        plain = bytearray(body)
+        plain[_DIGITS] = _ZEROS
+        if f"{checksum(plain):016x}".encode() != body[_DIGITS]:
+            raise DataError(str(path), "is damaged: its checksum is wrong")
     try:
-        body = _checked(Path(path).read_bytes())
         return unpack(body, "the file"), facts_of(body)
     except WrongModel as error:
         raise DataError(str(path), error.problem) from error
@@ -150,16 +155,6 @@ class NumberedFiles:
     def _numbers(self) -> list[int]:
         names = (path.stem.removeprefix(self._prefix) for path in self.folder.glob(f"{self._prefix}*.safetensors"))
         return [int(name) for name in names if name.isdigit()]
-
-
-def _checked(body: bytes) -> bytes:
-    """What a file holds, if its checksum is right or it has none. Raises WrongModel: it is damaged."""
-    if body[8:].startswith(_MARK):
-        plain = bytearray(body)
-        plain[_DIGITS] = _ZEROS
-        if f"{checksum(plain):016x}".encode() != body[_DIGITS]:
-            raise WrongModel("the file", "is damaged: its checksum is wrong", "Take a copy of it.")
-    return body
 
 
 def _row(name: str, array: NDArray[Any]) -> tensors.Array:

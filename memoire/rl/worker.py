@@ -185,7 +185,7 @@ class RolloutWorker:
             self._recorder = Recorder()
             self._follower: ModelFollower | None = None
             if url is not None:
-                self._connect(url, table, topic, keys, name, timeout, recording)
+                self._connect(url, timeout, topic, recording, table=table, keys=keys, name=name)
                 self.node.program = self.standing
         except BaseException:
             self._files.close()
@@ -214,22 +214,15 @@ class RolloutWorker:
         check_actions(body, self.env.action_space)
 
     def _connect(
-        self,
-        url: str | Sequence[str],
-        table: str,
-        topic: str,
-        keys: Given,
-        name: str | None,
-        timeout: float,
-        recording: Recording,
+        self, url: str | Sequence[str], timeout: float, topic: str, recording: Recording, **options: Any
     ) -> None:
-        options: dict[str, Any] = {"table": table, "keys": keys, "name": name}
-        options["on_full"] = "block" if self._is_paced else "skip"
         urls = [url] if isinstance(url, str) else random.sample(url, len(url))
         turns, interval = itertools.cycle(urls), min(CONNECT_INTERVAL, timeout / len(urls))
+        on_full: Any = "block" if self._is_paced else "skip"
         self.client = connected(
-            lambda patience: connect(next(turns), timeout=patience, **options), " or ".join(urls), timeout, interval
-        )
+            lambda patience: connect(next(turns), timeout=patience, on_full=on_full, **options),
+            " or ".join(urls), timeout, interval,
+        )  # fmt: skip
         try:
             if isinstance(self.actor, Learns):
                 check_model_topic(self.client.parameters, topic)

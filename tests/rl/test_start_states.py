@@ -219,8 +219,8 @@ A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
 
 
 def test_whoever_was_slow_has_its_job_back_if_nobody_else_took_it():
-    jobs = Jobs(LEASE, attempts=1)
-    job = jobs.submit("x", attempts=2)
+    jobs = Jobs(LEASE, attempts=2)
+    job = jobs.submit("x")
     jobs.take(A, 0.0)
     jobs.expire(10.0)
     assert jobs.renew(A, job.number, 11.0) and jobs.leased == 1 and jobs.take(B, 11.0) is None
