@@ -13,10 +13,9 @@ RESULT ──▶ ObservedEpisode ──▶ rollouts_of ──▶ ragged_minibatc
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -37,10 +36,10 @@ from memoire.building import (
 )
 from memoire.building import name as checked_name
 from memoire.errors import DataError, NoSuchField, NothingAllowed, ParameterError
-from memoire.kinds import MAX_LINEAGE, StartsStats
+from memoire.kinds import MAX_LINEAGE, StartsStats, unpack
 
 from . import weights
-from .saving import warn_of_told
+from .saving import packed_tree, warn_of_told
 
 
 class Origin(Protocol):
@@ -196,6 +195,8 @@ def masked(logits: ArrayLike, mask: ArrayLike, rng: np.random.Generator) -> tupl
     return choice, logp.astype(np.float32)
 
 
+Link = tuple[int, Mapping[str, Any]]
+"""A state's parent, and the action that led from there."""
 TOPIC: Final = "starts/"
 """Ranks tell each other of the best states of NAME on topic starts/NAME."""
 
@@ -243,9 +244,7 @@ class StartStates:
         }  # fmt: skip
         """What it was told, as `arrays` keeps it; a seed that was restored is in place of None."""
         self._states: dict[int, Start] = {}
-        self._links: dict[
-            int, tuple[int, Mapping[str, Any]]
-        ] = {}  # parent and action, also of ancestors that have left
+        self._links: dict[int, Link] = {}  # also of ancestors that have left
         self._draws = 0
         self._weights: tuple[list[int], NDArray[np.float64]] | None = None  # ids, and the sums of their weights
         self.first = self.add(first)
@@ -338,7 +337,7 @@ class StartStates:
             self.name, len(states), self._draws, best.cost, states[self.first].cost, lineage[-MAX_LINEAGE:]
         )
 
-    def _best_and_links(self) -> tuple[Start, Mapping[int, tuple[int, Mapping[str, Any]]]]:
+    def _best_and_links(self) -> tuple[Start, Mapping[int, Link]]:
         """The best state, and links that lead from it to the first one: also while another thread replaces them."""
         while True:
             best, links = self.best, self._links
@@ -367,7 +366,7 @@ class StartStates:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Everything as named arrays [*F], for a checkpoint."""
-        own = {"rng": _text(self._rng.bit_generator.state), "settings": _text(self.settings)}
+        own = {"rng": packed_tree(self._rng.bit_generator.state), "settings": packed_tree(self.settings)}
         return self._arrays(list(self._states.values())) | own
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> int:
@@ -381,10 +380,10 @@ class StartStates:
             ParameterError: they were drawn by another seed.
         """
         try:
-            settings = dict(json.loads(_bytes(arrays["settings"])))
+            settings = dict(unpack(arrays["settings"].tobytes()))
             seed = settings["seed"]
             drawn = np.random.default_rng()
-            drawn.bit_generator.state = json.loads(_bytes(arrays["rng"]))
+            drawn.bit_generator.state = unpack(arrays["rng"].tobytes())
         except (KeyError, ValueError, TypeError) as error:
             raise DataError(self.topic, f"holds no states of {self.name!r} ({error})") from error
         if settings.keys() != self.settings.keys():
@@ -401,8 +400,8 @@ class StartStates:
     def _take(self, arrays: Mapping[str, NDArray[Any]]) -> int:
         """Take in states with their lineages."""
         try:
-            links = {int(state): (int(parent), action) for state, parent, action in json.loads(_bytes(arrays["links"]))}
-            states = unpacked(_bytes(arrays["states"]), self.schema)
+            links = {int(state): (int(parent), action) for state, parent, action in unpack(arrays["links"].tobytes())}
+            states = unpacked(arrays["states"].tobytes(), self.schema)
         except (KeyError, ValueError, TypeError) as error:
             raise DataError(self.topic, f"holds no states of {self.name!r} ({error})") from error
         if self.first not in links:
@@ -428,25 +427,25 @@ class StartStates:
         self._keep(Start(state, columns, self.cost_of(columns), parent, action))
 
     def _arrays(self, chosen: Sequence[Start]) -> dict[str, NDArray[Any]]:
-        links = {state: link for each in chosen for state, link in self._path(each.id).items()}
-        links[self.first] = self._links[self.first]
+        links = self._paths([*(each.id for each in chosen), self.first])
         columns = {name: [each.columns[name] for each in chosen] for name in self.schema.names}
-        _, payload = packed_rows(
-            self.schema, {name: _side_by_side(self.schema, name, columns[name]) for name in columns}
-        )
+        rows = {name: each if name in self.schema.ragged else np.stack(each) for name, each in columns.items()}
+        _, payload = packed_rows(self.schema, rows)
         told = [[state, parent, action] for state, (parent, action) in links.items()]
-        return {"states": np.frombuffer(payload, np.uint8), "links": _text(told)}
+        return {"states": np.frombuffer(payload, np.uint8), "links": packed_tree(told)}
 
-    def _path(self, state: int) -> dict[int, tuple[int, Mapping[str, Any]]]:
-        found: dict[int, tuple[int, Mapping[str, Any]]] = {}
-        while state and state not in found:
-            found[state] = self._links[state]
-            state = found[state][0]
+    def _paths(self, states: Iterable[int]) -> dict[int, Link]:
+        """The links that lead to these states from the first one."""
+        found: dict[int, Link] = {}
+        for state in states:
+            while state and state not in found:
+                found[state] = self._links[state]
+                state = found[state][0]
         return found
 
     def _packed(self, columns: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         payload = packed_row(self.schema, {name: columns[name] for name in columns if name in self.schema})
-        digest = hashlib.blake2b(payload, digest_size=7).digest()  # 56 bits: JSON of others has them exactly
+        digest = hashlib.blake2b(payload, digest_size=7).digest()  # 56 bits: programs of others have them exactly
         return int.from_bytes(digest, "little") or 1, unpacked(payload, self.schema)[0]
 
     def _keep(self, state: Start) -> None:
@@ -468,12 +467,7 @@ class StartStates:
         ranked = sorted(self._states.values(), key=lambda each: (each.id != self.first, *_rank(each)))
         self._states = {each.id: each for each in sorted(ranked[: self.keep], key=_rank)}
         self._weights = None
-        paths: dict[int, tuple[int, Mapping[str, Any]]] = {}
-        for state in (*self._states, self.best.id):
-            while state and state not in paths:
-                paths[state] = self._links[state]
-                state = paths[state][0]
-        self._links = paths
+        self._links = self._paths([*self._states, self.best.id])
 
     def _weighed(self) -> tuple[list[int], NDArray[np.float64]]:
         costs = np.array([each.cost for each in self._states.values()])
@@ -484,15 +478,3 @@ class StartStates:
 
 def _rank(state: Start) -> tuple[float, int]:
     return state.cost, state.id
-
-
-def _side_by_side(schema: RowSchema, name: str, values: list[Any]) -> Any:
-    return values if name in schema.ragged else np.stack([np.asarray(value) for value in values])
-
-
-def _text(value: Any) -> NDArray[np.uint8]:
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
-
-
-def _bytes(array: NDArray[Any]) -> bytes:
-    return np.ascontiguousarray(array).tobytes()

@@ -1,6 +1,5 @@
 """Start states and jobs of observers: which are kept, drawn and leased, and late results."""
 
-import json
 import logging
 
 import numpy as np
@@ -21,6 +20,7 @@ from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.containers import unpacked_bytes
 from memoire.wire.frames import encode, parse
+from memoire.wire.values import pack
 
 # --- Start states: which ones are kept and drawn, lineages, and what ranks tell each other; and draws behind a mask
 
@@ -126,7 +126,7 @@ def test_start_states_go_on_as_told_and_another_seed_is_refused(caplog):
 
 
 def text_of(tree):
-    return np.frombuffer(json.dumps(tree).encode(), np.uint8)
+    return np.frombuffer(pack(tree), np.uint8)
 
 
 def damaged(**changed):
@@ -160,7 +160,7 @@ def test_a_lineage_that_runs_in_a_circle_is_refused():
     starts, other = made(), made()
     one = other.add(state(4), other.first)
     links = [[one, one + 1, {}], [one + 1, one, {}], [other.first, 0, {}]]
-    arrays = other.arrays() | {"links": np.frombuffer(json.dumps(links).encode(), np.uint8)}
+    arrays = other.arrays() | {"links": np.frombuffer(pack(links), np.uint8)}
     with pytest.raises(DataError, match="circle"):
         starts.restore(arrays)
 
