@@ -122,11 +122,7 @@ class Publisher(Protocol):
 
 
 def publish(
-    where: Publisher,
-    topic: str,
-    net: torch.nn.Module | Mapping[str, torch.Tensor],
-    *,
-    dtype: torch.dtype | None = None,
+    where: Publisher, topic: str, net: torch.nn.Module | Mapping[str, torch.Tensor], *, dtype: torch.dtype | None = None
 ) -> int:
     """Publish a network's parameters and buffers as the newest model of a topic; returns its version.
 

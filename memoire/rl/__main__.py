@@ -29,15 +29,7 @@ from memoire.nodes.http import NodePages
 
 from .collector import Collector, RemoteActor
 from .observer import Observer
-from .pipeline import (
-    ACCIDENTS,
-    TABLE,
-    Run,
-    folder_of,
-    keys_of,
-    read_file,
-    seed_process,
-)
+from .pipeline import ACCIDENTS, TABLE, Run, folder_of, keys_of, read_file, seed_process
 from .policies import Policy
 from .trainer import Trainer, begin_fresh
 from .worker import EpisodeResult, RolloutWorker, try_policy

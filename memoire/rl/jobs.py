@@ -308,11 +308,7 @@ class JobService:
     """
 
     def __init__(
-        self,
-        jobs: Jobs,
-        starts: RowSchema | None,
-        entries: Schema,
-        origins: Sequence[Callable[[], StartsStats]] = (),
+        self, jobs: Jobs, starts: RowSchema | None, entries: Schema, origins: Sequence[Callable[[], StartsStats]] = ()
     ) -> None:
         self.node = "an agent"
         self.jobs, self.starts, self.entries, self._origins = jobs, starts, entries, tuple(origins)

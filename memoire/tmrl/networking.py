@@ -28,14 +28,7 @@ from memoire.limits import Limits
 from memoire.rl.crc import Marks
 from memoire.rl.recording import Packets
 from memoire.rl.samples import TABLE, MemoryExperience, Sample, SampleJournal, SampleTaker, samples_table
-from memoire.rl.saving import (
-    SETTINGS,
-    form_of,
-    readable,
-    restore,
-    state_of,
-    warn_of_told,
-)
+from memoire.rl.saving import SETTINGS, form_of, readable, restore, state_of, warn_of_told
 from memoire.rl.trainer import Trainer as NativeTrainer
 from memoire.rl.trainer import checked_resume, put_aside
 from memoire.rl.training import Experience, RoundStats, Training, TrainingState
@@ -269,11 +262,7 @@ class RolloutWorker(NativeWorker):
         self.crc_debug = crc_debug
 
     def run(  # type: ignore[override]
-        self,
-        test_episode_interval: int = 0,
-        nb_episodes: float = np.inf,
-        verbose: bool = True,
-        expert: bool = False,
+        self, test_episode_interval: int = 0, nb_episodes: float = np.inf, verbose: bool = True, expert: bool = False
     ) -> None:
         """Training episodes for ever: see `memoire.rl.RolloutWorker.run`.
 

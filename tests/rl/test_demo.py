@@ -152,10 +152,7 @@ def test_a_line_has_every_figure_that_a_learner_reports():
     assert dict(progress_of({}).figures())["sample age"] == "-"
 
 
-@pytest.mark.parametrize(
-    ("options", "goal"),
-    [({}, 195.0), ({"goal": 30.0}, 30.0), ({"env": "Acrobot-v1"}, -100.0)],
-)
+@pytest.mark.parametrize(("options", "goal"), [({}, 195.0), ({"goal": 30.0}, 30.0), ({"env": "Acrobot-v1"}, -100.0)])
 def test_a_goal_is_the_one_that_was_given_or_the_demos_or_the_environments_own(options, goal):
     assert demo.Demo(demo.Options(**options)).progress.goal == goal
 
