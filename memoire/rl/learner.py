@@ -324,36 +324,30 @@ class OnPolicyLearner:
         }  # fmt: skip
         """What it was told, as its checkpoint keeps it."""
         self._files = None if checkpoint is None else Checkpoints(checkpoint, self.world.rank)
-        try:
-            self._restored = self._resume()
-            self.net = self.world.wrap(net)
-            """What learns: `net`, or that inside of DistributedDataParallel."""
-        except BaseException:
-            self._unlock()
-            raise
+        self._acting: ActingNode | None = None
         table = Table(
             rollout_schema(env, _memory_of(net), discounted=net.rewards is not None), storage="rollouts",
             rollout_length=rollout_length, capacity=self._share, max_model_lag=max_lag, discount=discount,
         )  # fmt: skip
-        place = address_of_rank(endpoint, self.world.place)
-        self._acting = ActingNode(beside(place), table.schema, keys=keys) if policy == "remote" else None
         try:
-            self.server = Server(place, tables={TABLE: table}, keys=keys, run=run, inference=self._nodes())
+            self._restored = self._resume()
+            self.net = self.world.wrap(net)
+            """What learns: `net`, or that inside of DistributedDataParallel."""
+            place = address_of_rank(endpoint, self.world.place)
+            if policy == "remote":
+                self._acting = ActingNode(beside(place), table.schema, keys=keys)
+            nodes = [] if self._acting is None else [self._acting.node.endpoint]
+            self.server = Server(place, tables={TABLE: table}, keys=keys, run=run, inference=nodes)
             """Its server; `server.endpoint` is where collectors connect to."""
             self._publish(net.version + 1)
         except BaseException:
-            if self._acting is not None:
-                self._acting.close()
-            self._unlock()
+            self._close_others()
             raise
 
     @property
     def inference(self) -> Inference | None:
         """The node that acts for collectors; None with policy="local"."""
         return None if self._acting is None else self._acting.node
-
-    def _nodes(self) -> list[str]:
-        return [] if self._acting is None else [self._acting.node.endpoint]
 
     def keep(self, ppo: PPO) -> PPO:
         """Have checkpoints hold this algorithm's state, and put back what the last one held; returns it.
@@ -435,11 +429,11 @@ class OnPolicyLearner:
     def close(self, timeout: float | None = None) -> None:
         """Close the server and the inference node. The run stays as it is: `server.finish()` ends it for collectors."""
         self.server.close(timeout)
-        if self._acting is not None:  # collectors that have heard of the end ask no more
-            self._acting.close()
-        self._unlock()
+        self._close_others()  # collectors that have heard of the end ask no more
 
-    def _unlock(self) -> None:
+    def _close_others(self) -> None:
+        if self._acting is not None:
+            self._acting.close()
         if self._files is not None:
             self._files.close()
 

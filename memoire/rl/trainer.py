@@ -193,23 +193,22 @@ class Trainer:
         urls = [url] if isinstance(url, str) else list(url)
         self._stopped = threading.Event()
         self._over = threading.Event()  # of the newest run
-        self._files = ModelFiles(model_path, role="trainer")
-        self._lock: FileLock | None = None
         self._checkpoint_path = None if checkpoint_path is None else Path(checkpoint_path).absolute()
         self._made_as: Any = None  # form of the agent before it was trained; None where nothing is saved
         self._said: set[str] = set()  # attributes that the log has named
         self._profiles = Path(profile_folder or ".").absolute()
+        self._held = contextlib.ExitStack()  # what `close` gives back
         try:
-            self._lock = self._lock_checkpoint()
+            self._files = ModelFiles(model_path, role="trainer")
+            self._held.callback(self._files.close)
+            if (lock := self._lock_checkpoint()) is not None:
+                self._held.callback(lock.release)
             self.reader = connected(
                 lambda patience: Reader(urls, table=table, keys=keys, name=name, timeout=patience), urls[0], timeout
             )
-        except BaseException:
-            self._files.close()
-            self._unlock()
-            raise
-        try:
+            self._held.callback(self.reader.close)
             self.experience = self._make_experience(plan)
+            self._held.callback(self.experience.close)
             self.loop = TrainingLoop(agent, self.experience, self._publish, plan, is_over=lambda: self.is_stopping)
             self._resume()
             self.reader.program = self.standing
@@ -413,10 +412,6 @@ class Trainer:
         """The lock of the checkpoint's folder, if there is one."""
         return None if self._checkpoint_path is None else lock_checkpoint(self._checkpoint_path)
 
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-
     def _resume(self) -> None:
         """Go on from the checkpoint, if there is one; samples that came before are owed no steps."""
         facts = None
@@ -449,12 +444,7 @@ class Trainer:
     def close(self) -> None:
         """End the connection; the run stays as it is."""
         self.stop()
-        close = getattr(getattr(self, "experience", None), "close", None)
-        if close is not None:
-            close()
-        self.reader.close()
-        self._files.close()
-        self._unlock()
+        self._held.close()
 
     def __enter__(self) -> Self:
         return self

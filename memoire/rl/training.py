@@ -98,6 +98,9 @@ class Experience(Protocol):
     def wait(self, timeout: float) -> None:
         """Return when samples came, or after so many seconds."""
 
+    def close(self) -> None:
+        """No more samples are wanted."""
+
 
 class RatioGate:
     """Whether another training step may be made, by the samples that came.

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from memoire.errors import DataError, NotInstalled, ParameterError
-from memoire.rl.codec import Codec, assembled, leaves_of, structure_of
+from memoire.rl.codec import Codec, leaves_of, mapped
 from memoire.rl.memory import NO_DONE, on_device, six_parts
 from memoire.rl.memory import GenericMemory as Rings
 from memoire.rl.samples import KeptBuffer
@@ -46,33 +46,25 @@ def buffers_of(data: Any) -> Iterator[KeptBuffer]:
 
 
 def _samples(episode: Any) -> list[Any]:
-    steps = len(episode.rewards)
-    act, obs = _Rows(episode.actions), _Rows(episode.observations)
-    if not steps or act.least < steps or obs.least < steps + 1:
-        found = f"{steps} rewards, {act.least} actions and {obs.least} observations"
+    steps, both = len(episode.rewards), (episode.actions, episode.observations)
+    act, obs = (mapped(np.asarray, each) if isinstance(each, dict | tuple) else np.asarray(each) for each in both)
+    acts, observations = (min(map(len, leaves_of(each))) for each in (act, obs))
+    if not steps or acts < steps or observations < steps + 1:
+        found = f"{steps} rewards, {acts} actions and {observations} observations"
         raise DataError(
             f"episode {episode.id} of the data set", f"has {found}: there is one observation more than steps"
         )
-    rest = assembled(act.structure, [np.zeros_like(leaf) for leaf in leaves_of(act[0])])
-    samples: list[Any] = [(rest, obs[0], 0.0, False, {})]
+    samples: list[Any] = [(mapped(np.zeros_like, _row(act, 0)), _row(obs, 0), 0.0, False, {})]
     for step in range(steps):
         done = bool(episode.terminations[step])
         info = {NO_DONE: True} if step == steps - 1 and not done else {}
-        samples.append((act[step], obs[step + 1], float(episode.rewards[step]), done, info))
+        samples.append((_row(act, step), _row(obs, step + 1), float(episode.rewards[step]), done, info))
     return samples
 
 
-class _Rows:
-    """Nested columns [T, *F], row by row."""
-
-    def __init__(self, columns: Any) -> None:
-        self.structure = structure_of(columns) if isinstance(columns, dict | tuple) else None
-        self._columns = [np.asarray(leaf) for leaf in leaves_of(columns)] if self.structure else [np.asarray(columns)]
-        self.least = min(len(column) for column in self._columns)
-        """Rows that all columns have."""
-
-    def __getitem__(self, row: int) -> Any:
-        return assembled(self.structure, [np.array(column[row]) for column in self._columns])
+def _row(columns: Any, row: int) -> Any:
+    """A row of nested columns [T, *F], as a copy."""
+    return mapped(lambda column: np.array(column[row]), columns)
 
 
 class TorchMemory(MemoryDataloading):
