@@ -381,6 +381,9 @@ _Algorithm: Any = object
 class _CorrectedAlgorithm(_Algorithm):
     """Over an algorithm: its replay is a `ReplayBuffer`, whose importance corrects and which hears of TD errors."""
 
+    replay_buffer: Any
+    replay_buffer_class: Any
+    replay_buffer_kwargs: Any
     _is_n_steps_told = True
     """Whether the algorithm was told n_steps; else `replay_buffer_kwargs` may say it."""
 
