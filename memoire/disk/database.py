@@ -6,6 +6,8 @@ the file is opened, and the file is refused.
 
 Reads of a state file beside its writer, from any thread: each on a connection of its own.
 
+`DatabaseBackups` keeps a copy of the database without log lines, made now and then, and the one before it.
+
 The row that seals a state file: how many rows there are, and all their checksums together.
 
     two facts of checksums 3 and 4           RowsChecksum(facts=2, facts_sum=7)
@@ -20,11 +22,13 @@ text of an error decides nothing, only its type and code.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sqlite3
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -113,6 +117,8 @@ def translated(error: sqlite3.Error, folder: Path, path: Path) -> StateError:
         return StateUnusable(str(folder), words(error), "Check the disk.")
     return corrupt(path, f"SQLite says {words(error)}")
 
+
+_log = logging.getLogger(__name__)
 
 SUMS: Final = (1 << 64) - 1
 """Sums of facts and of lines keep 64 bits; those of other rows, whose checksums have 31, never have more."""
@@ -451,3 +457,76 @@ class DatabaseReader:
             StateCorrupt: a row has a wrong checksum, so that this copy must not take the place of a good one.
         """
         self._read(lambda connection: copy_into(connection, self._path, path))
+
+
+class DatabaseBackups:
+    """`state.db.backup-1` and `-2` of a folder. Thread-safe: one backup is made at a time.
+
+    Args:
+        folder: Where they are.
+        reader: Of the database.
+        generation: Transactions that the database has had; while there are no more than at the last backup, none is
+            made.
+        every: Seconds between two of them.
+        at: Called at named points, so that a test may end the process there.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        reader: DatabaseReader,
+        generation: Callable[[], int],
+        *,
+        every: float,
+        at: Callable[[str], None],
+    ) -> None:
+        self._folder, self._reader, self._generation = folder, reader, generation
+        self._every, self._at = every, at
+        self._making = threading.Lock()
+        self._due = time.monotonic() + every
+        self._backed_up = generation()  # of the newest backup, or when the folder was opened
+        self.trouble = ""
+        """Why the last one could not be made; empty when it was."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something was saved since the last backup."""
+        return self._backed_up != self._generation()
+
+    def begin_due(self) -> None:
+        """Make one in a thread of its own, if it is time and something was saved."""
+        now = time.monotonic()
+        if not self.is_behind or now < self._due or self._making.locked():
+            return
+        self._due = now + self._every
+        threading.Thread(target=self.attempt, name="memoire-backup", daemon=True).start()
+
+    def attempt(self) -> None:
+        """Make one, or say in the log and in `trouble` why not."""
+        try:
+            self.make()
+        except StateError as error:
+            self.trouble = str(error)
+            _log.error("%s: no backup was made, the former ones stay: %s", self._folder, error)
+        except (OSError, sqlite3.Error, ValueError) as error:
+            self.trouble = f"no backup could be made: {words(error)}"
+            _log.warning("%s: %s", self._folder, self.trouble)
+
+    def make(self) -> Path:
+        """Make one, `state.db.backup-1`; the one before becomes `-2`.
+
+        Raises:
+            StateCorrupt: the database has become damaged while it was open: the former backups stay.
+        """
+        with Held(self._making):
+            generation = self._generation()
+            first, second = (self._folder / f"state.db.backup-{number}" for number in (1, 2))
+            with drafting(first, mode=mode_in(self._folder)) as draft:
+                self._reader.copy_to(draft)
+                self._at("before backups")
+                if first.exists():
+                    first.replace(second)
+                self._at("between backups")
+            self._at("after backups")
+            self._backed_up, self.trouble = generation, ""
+            return first

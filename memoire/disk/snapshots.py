@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -39,10 +39,10 @@ from memoire.errors import (
 )
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters, differing
-from memoire.replay.schema import Schema
 from memoire.tables import registry
-from memoire.tables.base import PutBack, RecordBody, SavedRecord, SavesRows, TablePool, TakesPriorities
+from memoire.tables.base import PutBack, RecordBody, SavedRecord, SavesRows, TakesPriorities
 from memoire.tables.episodes.saving import KeepsLayout, TakenTable
+from memoire.tables.table import OpenTable
 from memoire.wire import _bytes
 from memoire.wire.rows import unpack_accounts
 
@@ -60,36 +60,8 @@ from .snapshot_file import (
 )
 
 
-class HasMemory(Protocol):
-    """What a snapshot reads of a server's table."""
-
-    name: str
-    storage: Any
-    schema: Schema
-    parameters: Parameters
-    parameters_version: int
-
-    @property
-    def making(self) -> dict[str, Any]:
-        """Settings beside the parameters that what it holds is made with: plain values, by name."""
-
-    @property
-    def limiter(self) -> Any:
-        """The limiter of its draws."""
-
-    def state(self) -> dict[str, Any]:
-        """What draws go on from beside what it holds: fields of a `TableRecord`."""
-
-    def check_parameters(self, parameters: Parameters) -> None:
-        """Raise ParameterError if it cannot take these."""
-
-    @property
-    def pool(self) -> TablePool:
-        """What it holds."""
-
-
 def about(
-    tables: Iterable[HasMemory],
+    tables: Iterable[OpenTable],
     *,
     server: str,
     run: str,
@@ -113,7 +85,7 @@ def about(
 
 
 def records(
-    tables: Iterable[HasMemory],
+    tables: Iterable[OpenTable],
     run: str,
     finished: bool,
     accounts: Iterable[Rows],
@@ -245,7 +217,7 @@ class RestoreCounts:
 
 def restore(
     paths: Sequence[str | Path],
-    tables: Iterable[HasMemory],
+    tables: Iterable[OpenTable],
     *,
     part: tuple[int, int] = (0, 1),
     skip_damaged: bool = False,
@@ -328,7 +300,7 @@ def _checked(part: Any) -> tuple[int, int]:
 
 
 def _match(
-    file: SnapshotFile, told: TableAbout, tables: dict[str, HasMemory], parameters: Parameters | None = None
+    file: SnapshotFile, told: TableAbout, tables: dict[str, OpenTable], parameters: Parameters | None = None
 ) -> None:
     """Refuse a table of a file that does not fit these tables. `parameters` hold when it is restored; None: the
     table's.
@@ -365,7 +337,7 @@ def _parameters_of(path: Path, told: TableAbout) -> Parameters:
 
 
 def differing_settings(
-    table: HasMemory, told: TableAbout, parameters: Parameters, theirs: Parameters
+    table: OpenTable, told: TableAbout, parameters: Parameters, theirs: Parameters
 ) -> dict[str, tuple[Any, Any]]:
     """What a file's table was made with otherwise than this table would: name -> (value here, value in the file).
 
@@ -388,7 +360,7 @@ class _Restoring:
     """Files on their way into tables, once; see `restore`."""
 
     _files: Sequence[SnapshotFile]
-    _tables: dict[str, HasMemory]
+    _tables: dict[str, OpenTable]
     _left_out: set[tuple[Path, str]]
     """Tables of files that do not fit these."""
     _rank: int
@@ -419,7 +391,7 @@ class _Restoring:
         has_priorities = isinstance(table.pool, TakesPriorities) and table.schema.value is not None
         return has_priorities and not found.keys().isdisjoint(_OF_PRIORITIES)
 
-    def _goes_on(self, table: HasMemory) -> bool:
+    def _goes_on(self, table: OpenTable) -> bool:
         """Whether a table is what was saved, in its next life."""
         is_whole = len(self._files) == 1 and self._of == 1
         return self._is_same or (is_whole and table.pool.is_untouched)
@@ -457,7 +429,7 @@ class _Restoring:
         }
 
     def _lay(
-        self, file: SnapshotFile, table: HasMemory, taken: TakenTable | None, record: Record, wanted: Parameters | None
+        self, file: SnapshotFile, table: OpenTable, taken: TakenTable | None, record: Record, wanted: Parameters | None
     ) -> TakenTable | None:
         """Put a record of a table into the memory that is made of it."""
 
@@ -492,7 +464,7 @@ class _Restoring:
             refused=dict(self._refused), refusals=tuple(self._refusals), **self._done,
         )  # fmt: skip
 
-    def _of_file(self, file: SnapshotFile) -> Iterator[tuple[tuple[int, float], HasMemory, RecordBody | None, Record]]:
+    def _of_file(self, file: SnapshotFile) -> Iterator[tuple[tuple[int, float], OpenTable, RecordBody | None, Record]]:
         """The file's records, each with its place among those of all files, its table, and the heading before it."""
         heading, damage, since = None, FileDamage(), max(0.0, self._now - file.about.taken)
         places = {name: place for place, name in enumerate(self._tables)}
@@ -510,7 +482,7 @@ class _Restoring:
             yield (places[name], body.time), self._tables[name], heading, record
         self._done["damaged"] += damage.unread or 0
 
-    def _take(self, table: HasMemory, heading: RecordBody | None, record: Record) -> None:
+    def _take(self, table: OpenTable, heading: RecordBody | None, record: Record) -> None:
         body, payload = record.body, record.payload
         if isinstance(body, AccountsRecord):
             self._take_accounts(body, payload)
@@ -531,7 +503,7 @@ class _Restoring:
                 code, why = (error.code, error.detail) if isinstance(error, ProtocolError) else ("container", error)
                 self._refuse(code, f"{body.called(heading)} of table {table.name!r}: {why}")
 
-    def _count(self, table: HasMemory, put: PutBack) -> None:
+    def _count(self, table: OpenTable, put: PutBack) -> None:
         self._done["overwritten"] += put.overwritten
         self._done.update(put.counts if put.is_new else {"known": 1})
         if put.is_new and put.client:
@@ -542,7 +514,7 @@ class _Restoring:
         if len(self._refusals) < MAX_REFUSALS and sentence not in self._refusals:
             self._refusals.append(sentence)
 
-    def _take_state(self, table: HasMemory, body: TableRecord) -> None:
+    def _take_state(self, table: OpenTable, body: TableRecord) -> None:
         if self._is_same and isinstance(table.pool, SavesRows):
             return  # state.db has it, as it was last
         goes_on, taken = self._goes_on(table), self._taken.get(table.name)

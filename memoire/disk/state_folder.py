@@ -7,13 +7,19 @@
             rows/               large bodies of what tables save as it happens (`table_rows.py`)
             memory.snapshot, snapshots/     what the server held, if asked for (`snapshot.py`)
 
-One thread writes (`saver`). While it saves one group, the next one gathers (`journal`), so that three hundred clients
+One thread writes. While it saves one group, the next one gathers (`journal`), so that three hundred clients
 cost one sync of the disk and not three hundred; `done` is called when a group is on disk. A full disk delays: the group
 is tried again until there is room. A disk that fails ends it: after an error of a sync nobody knows what is on disk,
 and trying again would say yes to what may be lost.
 
 What it says of its runs, their accounts and their log lines is read beside the writer, from any thread; what is asked
 for often is in memory (`records.StateContents`).
+
+The thread that saves: one group after the other, and the next one gathers meanwhile.
+
+wake() ──▶ collect() ──▶ save ──▶ done() ──▶ trim        until there is nothing more to collect
+│ the disk is full, or read-only, or busy: delayed(), and again in 0.5 s
+└ anything else: failed(), for good
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -28,6 +35,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
+from memoire._core import Condition
 from memoire.accounting.packing import Packed, StoredAccounts
 from memoire.accounting.runs import FolderStats, LineFilter, LogEntry, RunFacts, SavedGroup
 from memoire.errors import Closed, StateLost
@@ -35,11 +43,10 @@ from memoire.limits import Limits, wall_clock
 from memoire.models.model import Model
 
 from . import records
-from .database import as_saved
+from .database import DatabaseBackups, as_saved, healing, is_busy, words
 from .files import bytes_in
 from .opening import OpenFolder
 from .records import LAST, META, SETTING, condition
-from .saver import DatabaseBackups, Saver
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +58,12 @@ _EVERY: Final = LineFilter()
 
 _left_alone: list[object] = []  # in a forked child: never closed there
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+RETRY_INTERVAL: Final = 0.5
+"""Seconds between two tries while nothing can be written."""
+SAVE_DELAY: Final = 0.2
+"""Seconds within which something is saved that nobody waits for."""
 
 
 class _RunReader:
@@ -119,11 +132,19 @@ class Store:
         self.rows = opened.rows.rows
         """Kind, key and body of each row that a table has saved, by its name. Before `start`."""
         self._contents, self._reader = opened.file.contents, opened.reader
-        self._saver = Saver(self.folder, self.save, self._trim, self._look_after)
         self._backups = DatabaseBackups(
             self.folder, opened.reader, lambda: self._file.seal.generation, every=limits.tuning.backup_every, at=at
         )
-        self._closed = False
+        self._wanted = Condition()
+        self._is_wanted = self._closing = False  # under that lock
+        self._give_up = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._full_since = 0.0
+        self._trouble: tuple[str, str] | None = None
+        """What is wrong with the disk while saving waits, and what to do; replaced as a whole."""
+        self._lost: StateLost | None = None
+        self._unsaved = self._closed = False
+        """Whether something was collected and could not be saved; whether it was closed."""
         self._size = float("-inf"), 0  # when the files were looked at, and their bytes
         self._mend_due = 0.0
         _stores.add(self)
@@ -207,11 +228,15 @@ class Store:
             delayed: Called each time when saving has to wait for room: `trouble` says why. It goes on by itself.
         """
         self._check_open()
-        self._saver.start(f"memoire-store-{self.name}", collect, done, failed, delayed)
+        self._collect, self._done, self._failed, self._delayed = collect, done, failed, delayed
+        self._thread = threading.Thread(target=self._run, name=f"memoire-store-{self.name}", daemon=True)
+        self._thread.start()
 
     def wake(self) -> None:
-        """Somebody waits for what changed. What nobody waits for is collected within 0.2 s."""
-        self._saver.wake()
+        """Somebody waits for what changed. What nobody waits for is collected within 0.2 s. From any thread."""
+        with self._wanted.held():
+            self._is_wanted = True
+            self._wanted.notify_all()
 
     def save(self, group: SavedGroup) -> None:
         """Have a group on disk when this returns, in one transaction. Only its thread calls it once it was started.
@@ -270,17 +295,109 @@ class Store:
         """
         return self._backups.make()
 
+    # ------------------------------------------------------------------------------------------------ its thread
+
+    def _run(self) -> None:
+        try:
+            while True:
+                closing = self._wait()
+                if not self._save_all():
+                    self._unsaved = True
+                    return
+                self._try(self._look_after)
+                if closing:
+                    return
+        except Exception as error:
+            _log.exception("%s: the state cannot be saved any more", self.folder)
+            self._lost = error if isinstance(error, StateLost) else StateLost(str(self.folder), words(error))
+            self._unsaved = True
+            self._failed(self._lost)
+
+    def _wait(self) -> bool:
+        """Wait until something is to be saved; True when the store is being closed."""
+        with self._wanted.held():
+            if not (self._is_wanted or self._closing):
+                self._wanted.wait(SAVE_DELAY)
+            self._is_wanted = False
+            return self._closing
+
+    def _save_all(self) -> bool:
+        """Save until nothing more is to be collected; False when there was no room until the store was closed."""
+        while (group := self._collect()) is not None:
+            if not (group.is_empty or self._save(group)):
+                return False
+            self._acknowledge(group)
+            self._try(self._trim)
+        return True
+
+    def _try(self, work: Callable[[], None]) -> None:
+        """Do what can wait: while the disk is full it is tried again the next time."""
+        try:
+            work()
+        except sqlite3.Error as error:
+            if self._passing_trouble(error) is None:
+                raise
+
+    def _acknowledge(self, group: SavedGroup) -> None:
+        try:
+            self._done(group)
+        except Exception:
+            _log.exception("%s: what was saved could not be acknowledged; whoever asked asks again", self.folder)
+
+    def _save(self, group: SavedGroup) -> bool:
+        """Have the group on disk; False when there was no room until the store was closed."""
+        while True:
+            try:
+                self.save(group)
+            except (sqlite3.Error, OSError) as error:
+                if not self._may_heal(error):
+                    raise StateLost(str(self.folder), words(error)) from error
+                if self._give_up.wait(RETRY_INTERVAL):
+                    return False
+            else:
+                if self._trouble is not None:
+                    _log.warning("%s: saving goes on", self.folder)
+                self._trouble = None
+                return True
+
+    def _may_heal(self, error: Exception) -> bool:
+        """Whether it is tried again. Says what is wrong from then on."""
+        trouble = self._passing_trouble(error)
+        if trouble is None:
+            return False
+        is_new = self._trouble is None
+        if is_new:
+            self._full_since = time.monotonic()
+        self._trouble = trouble
+        if is_new:
+            _log.warning("%s: %s; nothing is acknowledged until it can be saved (%s)", self.folder, trouble[0], error)
+            self._delayed()
+        return True
+
+    def _passing_trouble(self, error: Exception) -> tuple[str, str] | None:
+        """What is wrong and what to do about it; None if it does not end by itself."""
+        if is_busy(error):
+            return "another program holds the database", "Close that program"
+        trouble = healing(self.folder, error)
+        return None if trouble is None else (f"the {trouble[0]}", trouble[1])
+
     # ------------------------------------------------------------------------------------------------ its state
 
     @property
     def is_healthy(self) -> bool:
         """Whether what is given to it is saved without delay."""
-        return self._saver.is_healthy and not self._closed
+        return self._lost is None and self._trouble is None and not self._closed
 
     @property
     def trouble(self) -> str:
         """What is wrong with the disk now, for people; empty when nothing is."""
-        return self._saver.trouble or self._lines.trouble or self._backups.trouble
+        if self._lost is not None:
+            return str(self._lost)
+        if (trouble := self._trouble) is not None:
+            (why, advice), seconds = trouble, time.monotonic() - self._full_since
+            found = f"{why} since {seconds:.0f} s ({self.folder}): nothing is acknowledged until it is saved"
+            return f"{found}. {advice}, and it goes on by itself"
+        return self._lines.trouble or self._backups.trouble
 
     def space(self) -> FolderStats:
         """What the folder takes, looked at every `DISK_CHECK_INTERVAL` seconds, and what is left."""
@@ -299,15 +416,28 @@ class Store:
         Whatever was not saved was not acknowledged either.
         """
         if self._pid != os.getpid() or self._closed:
-            return not self._saver.unsaved
-        if not self._saver.close(timeout):
+            return not self._unsaved
+        if not self._end(timeout):
             _log.warning("%s: the disk did not answer in time; the folder stays locked", self.folder)
             return False
         self._closed = True
-        if not self._saver.unsaved:
+        if not self._unsaved:
             self._finish()
         self._opened.close()
-        return not self._saver.unsaved
+        return not self._unsaved
+
+    def _end(self, timeout: float) -> bool:
+        """Save what is left; False when the thread has not ended in time. The last fifth of it is without new tries."""
+        deadline = time.monotonic() + timeout
+        with self._wanted.held():
+            self._closing = True
+            self._wanted.notify_all()
+        if self._thread is None or self._thread is threading.current_thread():
+            return True
+        self._thread.join(max(0.0, 0.8 * timeout))
+        self._give_up.set()
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
 
     def _finish(self) -> None:
         """Leave the folder so that the next start has nothing to mend."""
