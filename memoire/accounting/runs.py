@@ -228,9 +228,15 @@ class SavedGroup:
 
 
 class UnsavedChanges:
-    """What changed since the last group was taken. Not thread-safe: the owner locks."""
+    """What changed since the last group was taken. Runs go by their names. Not thread-safe: the owner locks.
 
-    def __init__(self) -> None:
+    Args:
+        is_durable: Whether anything is ever saved; else nothing is kept here.
+    """
+
+    def __init__(self, is_durable: bool = True) -> None:
+        self.is_durable = is_durable
+        """Whether what is acknowledged is on disk."""
         self._accounts: dict[tuple[str, bytes], Account] = {}
         self._saving: set[tuple[str, bytes]] = set()
         self._others: set[str] = set()  # runs of which anything else is being saved
@@ -246,27 +252,33 @@ class UnsavedChanges:
 
     def touch(self, run: str, account: Account) -> None:
         """The account has changed."""
-        self._accounts[run, account.client] = account
+        if self.is_durable:
+            self._accounts[run, account.client] = account
 
-    def lines(self, run: str, entries: Sequence[LogEntry]) -> None:
+    def add_lines(self, run: str, entries: Sequence[LogEntry]) -> None:
         """Lines were taken."""
-        self._lines.append((run, entries))
+        if self.is_durable:
+            self._lines.append((run, entries))
 
-    def run(self, facts: RunFacts) -> None:
+    def add_run(self, facts: RunFacts) -> None:
         """A run began, or changed."""
-        self._runs[facts.name] = facts
+        if self.is_durable:
+            self._runs[facts.name] = facts
 
-    def model(self, run: str, model: Model) -> None:
+    def add_model(self, run: str, model: Model) -> None:
         """A model is new; of each topic the newest is saved."""
-        self._models[run, model.topic] = model
+        if self.is_durable:
+            self._models[run, model.topic] = model
 
-    def inherit(self, run: str, rows: bytes) -> None:
-        """Rows of another server's ledger are kept here from now on."""
-        self._inherited.append((run, rows))
+    def add_inherited(self, run: str, rows: Rows) -> None:
+        """Accounts of other servers are kept here from now on: [C] rows of `rows.ACCOUNT`."""
+        if self.is_durable:
+            self._inherited.append((run, rows.tobytes()))
 
-    def setting(self, name: str, text: str) -> None:
-        """The server wants to find this again."""
-        self._settings[name] = text
+    def add_setting(self, name: str, text: str) -> None:
+        """The server wants to find this text again."""
+        if self.is_durable:
+            self._settings[name] = text
 
     def after(self, ticket: Ticket) -> None:
         """To be done when everything up to now is saved."""
@@ -284,15 +296,15 @@ class UnsavedChanges:
         """Whether nothing of this account waits, or is being saved just now."""
         return (run, client) not in self._accounts and (run, client) not in self._saving
 
-    def has(self, run: str) -> bool:
-        """Whether anything of this run waits, or is being saved just now."""
+    def is_run_saved(self, run: str) -> bool:
+        """Whether nothing of this run waits, or is being saved just now."""
         waiting = (
             *(name for name, _ in (*self._accounts, *self._saving, *self._models)),
             *(name for name, _ in (*self._lines, *self._inherited)),
             *self._runs,
             *self._others,
         )
-        return run in waiting
+        return run not in waiting
 
     @property
     def is_clean(self) -> bool:
@@ -308,7 +320,7 @@ class UnsavedChanges:
     def take(self) -> SavedGroup | None:
         """All that changed, and what waits for it, as one group; None when there is nothing.
 
-        It is being saved from now on, until `saved` is called.
+        It is being saved from now on, until `settle` is called.
         """
         if self.is_clean:
             return None
@@ -327,7 +339,7 @@ class UnsavedChanges:
         self._settings, self._after, self._waiting = {}, [], OrderedDict()
         return group
 
-    def saved(self) -> None:
+    def settle(self) -> None:
         """The group taken last is on disk."""
         self._saving, self._others = set(), set()
 

@@ -31,7 +31,6 @@ from memoire.accounting.ledger import Ledger
 from memoire.accounting.merge import Rows
 from memoire.accounting.runs import Logbook, LogEntry, Run, SavedGroup, StateStore, Ticket
 from memoire.errors import ProtocolError
-from memoire.figures import Timing
 from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import Model
 from memoire.replay.batch import PriorityUpdate
@@ -46,12 +45,10 @@ from memoire.wire.frames import CODES, FOR_INFERENCE, NO_CLIENT, Message, Messag
 from memoire.wire.frames import reply as encode_reply
 
 from . import state as recovery
-from .durability import Committer
 from .handlers.accounts import AccountFolder, AccountsHandler, FeedbackHandler, Pieces, by_client
-from .handlers.clients import ClientsHandler, IntakeHandler
+from .handlers.clients import ClientsHandler, DrawsHandler, IntakeHandler
 from .handlers.control import ControlHandler, ModelsHandler, made
-from .handlers.draws import DrawsHandler
-from .state import ClientOwners, Credits, ServerState
+from .state import ClientOwners, Committer, Credits, ServerState
 
 KEPT_ROWS = 64
 """Rows of requests (of a client, a type and a table) whose replies are kept, however long they are idle."""
@@ -199,12 +196,12 @@ class Dispatcher:
         """Messages that were refused, by code."""
         self._credits, self._owners = Credits(state), ClientOwners(state)
         self._intake, self._accounts = IntakeHandler(state), AccountsHandler(state)
-        self._feedback, self._draws = FeedbackHandler(state), DrawsHandler(state, self._can_undo)
-        self._folding = AccountFolder(state, self._feedback)
+        self.feedback, self._draws = FeedbackHandler(state), DrawsHandler(state, self._can_undo)
+        self._folding = AccountFolder(state, self.feedback)
         self._models = ModelsHandler(state, on_model=on_model, after=self._after)
-        self._control = ControlHandler(state, self._models, self._feedback, on_news)
+        self._control = ControlHandler(state, self._models, self.feedback, on_news)
         self._clients = ClientsHandler(
-            state, self._credits, self._owners, self._feedback, endpoints=endpoints, on_lines=on_lines
+            state, self._credits, self._owners, self.feedback, endpoints=endpoints, on_lines=on_lines
         )
         self.unlocked: dict[type[messages.Body], Handler] = {
             messages.Feedback: self._take_feedback,
@@ -286,26 +283,6 @@ class Dispatcher:
     def show_inference(self, addresses: Sequence[str]) -> None:
         """Say in each WELCOME from now on where inference nodes are that act for clients."""
         self._state.inference = tuple(addresses)
-
-    @property
-    def feedback_given(self) -> int:
-        """Priorities that learners have set."""
-        return self._feedback.given
-
-    @property
-    def feedback_lost(self) -> int:
-        """Priorities whose client is not known here, or never fetched them."""
-        return self._feedback.lost
-
-    @property
-    def feedback_overflowed(self) -> int:
-        """Of the lost ones, those that were dropped because too many waited for one client."""
-        return self._feedback.overflowed
-
-    @property
-    def feedback_delays(self) -> Timing:
-        """Seconds from the arrival of TD errors until their owner acknowledged them."""
-        return self._feedback.delays
 
     # --------------------------------------------------------------------------------------------------- messages
 
@@ -440,7 +417,7 @@ class Dispatcher:
         """
         now = self.now
         with Held(self._lock):
-            warnings = self._folding.warning(now), self._feedback.warning(now)
+            warnings = self._folding.warning(now), self.feedback.warning(now)
             self._folding.fold(now)
         for warning in filter(None, warnings):
             _log.warning("server %s: %s", self.name, warning)
@@ -469,11 +446,6 @@ class Dispatcher:
                 return
             yield rows
 
-    def ended(self, after: int, most: int) -> tuple[str, int, list[tuple[bytes, messages.Ended]]]:
-        """The newest closed episodes: see `AccountsHandler.ended`."""
-        with Held(self._lock):
-            return self._accounts.ended(after, most)
-
     def inherit(self, name: str, finished: bool, rows: Rows) -> Run:
         """Keep accounts of other servers for a run: see `AccountsHandler.inherit`. Raises ProtocolError."""
         with Held(self._lock):
@@ -497,16 +469,16 @@ class Dispatcher:
         return self._apply_feedback(by_client(ids, td_errors))
 
     def _take_feedback(self, _: float, header: MessageHeader, body: messages.Feedback, payload: Any) -> Reply:
-        return self._feedback.taken(header, self._apply_feedback(self._feedback.read(header, payload)))
+        return self.feedback.taken(header, self._apply_feedback(self.feedback.read(header, payload)))
 
     def _apply_feedback(self, pieces: Pieces) -> PriorityUpdate:
         with Held(self._lock):
-            made = self._feedback.apply(pieces, self.now)
-            merges = self._feedback.merges()
+            made = self.feedback.apply(pieces, self.now)
+            merges = self.feedback.merges()
         for merge in merges:
             merge.work()
             with Held(self._lock):
-                self._feedback.merged(merge)
+                self.feedback.merged(merge)
         return made
 
     def credit(self, table: OpenTable) -> int:

@@ -21,9 +21,6 @@ from typing import Any, overload
 
 from memoire import arguments
 from memoire._core import Held
-from memoire.accounting.account import Totals
-from memoire.accounting.merge import ServerAccounts
-from memoire.accounting.runs import LineFilter, LogEntry, RunFacts
 from memoire.arguments import checked_names, seconds, whole
 from memoire.disk.snapshots import RestoreCounts
 from memoire.errors import Closed
@@ -41,19 +38,18 @@ from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
 from memoire.tables.table import OpenTable, Table, table_settings
-from memoire.wire import messages
 
 from .build import ServerOptions, check_bytes
 from .io import ServerThreads
 from .io_snapshots import Snapshot
 from .settings import Endpoints, Process, State
-from .stats import ClientStats, Queries, ServerStats, figures_of
+from .stats import Queries, ServerStats, figures_of
 from .table_handle import TableHandle, mixed_batches
 
 _log = logging.getLogger(__name__)
 
 
-class Server(Node):
+class Server(Queries, Node):
     """Keeps the newest caches of all clients, or their episodes, draws batches, counts, logs and publishes.
 
     Args:
@@ -125,11 +121,7 @@ class Server(Node):
         self._scalars: dict[str, float] = {}
         self._io = made = ServerThreads(options, self._closing, owner=self)
         self.name, self._gate, self._store, self._dispatcher = made.name, made.gate, made.store, made.dispatcher
-        self._tables, self._archive, self._queries = (
-            made.dispatcher.tables,
-            made.archive,
-            Queries(made.dispatcher, made.store),
-        )
+        self._tables, self._archive = made.dispatcher.tables, made.archive
         self._handles = {table.name: self._make_handle(table) for table in self._tables}
         self._dispatcher.show_inference(options.inference)
         self._first = self._handles[self._tables.first.name]
@@ -399,53 +391,6 @@ class Server(Node):
         with self._dispatcher.lock:
             return self._dispatcher.ledger.accepted_caches
 
-    def runs(self) -> list[RunFacts]:
-        """All runs that this server knows, the one that is counted last."""
-        return self._queries.runs()
-
-    def totals(self, run: str | None = None) -> Totals:
-        """Sums over all clients of a run, with what servers that were drained have brought here; None is the run that
-        is counted now. What other servers of the cluster have counted is in `Reader.totals`.
-        """
-        return self._queries.totals(run)
-
-    def accounts(self, run: str | None = None) -> ServerAccounts:
-        """What this server has counted for a run, client by client, with what drained servers have brought here; for
-        whoever merges several (`memoire.accounting.merge`). Cost: some 250 bytes for each client of the run.
-        """
-        return self._queries.accounts(run)
-
-    def account_page(
-        self, run: str | None = None, after: bytes = b"", *, seen: float = 0.0, most: int = 16384
-    ) -> tuple[ServerAccounts, bool]:
-        """At most so many accounts of a run behind the key `after`, in the order of their keys, and whether there are
-        more; or those of all clients that were heard since `seen`: see `Queries.account_page`.
-        """
-        return self._queries.account_page(run, after, seen, most)
-
-    def clients(self, after: str = "", most: int | None = None) -> list[ClientStats]:
-        """The clients that were heard lately and whose id in hex is above `after`, in the order of their ids: at most
-        so many. Guests are among them, which have reported nothing yet. `accounts` has all that were ever counted.
-        """
-        return self._queries.clients(after, most)
-
-    def client_name(self, client: bytes) -> str:
-        """The name that a person or Kubernetes gave to a client, by the 16 bytes of its id; "" if it has none. Those of
-        clients that have ended are remembered for as long as the server runs.
-        """
-        return self._queries.client_name(client)
-
-    def episodes(self, most: int = 1000) -> list[tuple[str, messages.Ended]]:
-        """The newest closed episodes, oldest first, each with its client's id in hex."""
-        return self._queries.episodes(most)
-
-    def episodes_after(self, after: int, most: int = 1000) -> tuple[str, int, list[tuple[str, messages.Ended]]]:
-        """Closed episodes with a number above `after`, oldest first, as far as they are still kept: the run, the number
-        of the first one, and each with its client's id in hex. Numbers begin anew with each start of the server
-        (`stats().epoch`), and with each run.
-        """
-        return self._queries.episodes_after(after, most)
-
     # ----------------------------------------------------------------------------------------------- log lines
 
     @property
@@ -461,37 +406,6 @@ class Server(Node):
         """
         self._check_open()
         self._io.lines.open(logfile_path, mode)
-
-    def lines(self, after: int = 0, most: int = 1000, *, run: str | None = None) -> list[LogEntry]:
-        """The newest log lines with an index above `after`, oldest first, as far as they are kept in memory."""
-        return self._queries.lines(after, most, run)
-
-    def search(
-        self,
-        text: str = "",
-        *,
-        run: str | None = None,
-        client: bytes | None = None,
-        label: int | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        after: int = 0,
-        before: int | None = None,
-        most: int = 100,
-        newest_first: bool = False,
-    ) -> list[LogEntry]:
-        """Log lines of a run that fulfil all conditions: of all that a state folder keeps, or, without one, of the
-        newest in memory.
-
-        Args:
-            text, client, label, since, until, after, before: See `LineFilter`: the last index of a page is where the
-                next one begins.
-            run: None is the one that is counted now.
-            most: At most so many, 1 to 10000.
-            newest_first: Else the oldest come first.
-        """
-        wanted = LineFilter(text=text, client=client, label=label, since=since, until=until, after=after, before=before)
-        return self._queries.search(wanted, run, most=most, newest_first=newest_first)
 
     # ------------------------------------------------------------------------------------------------- snapshots
 

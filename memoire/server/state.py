@@ -7,12 +7,21 @@ Who learns from a server, and what they say of themselves. Pure.
 Whose key each client id belongs to: nobody else may speak for it. Pure.
 
 What a server finds again of its former life: the run, models, and parameters unless others are given now. Pure.
+
+What a server has to save, and what waits until it is on disk. Without a state folder nothing is kept and nothing waits.
+Pure: the store's thread is elsewhere, and the dispatcher's lock is held.
+
+    handlers     touch(account)  add_lines(...)           what has changed
+                 after(ticket)   hold(reply)              what waits for it
+    the store    collect() ─────▶ one group, saved in one transaction ─────▶ saved(), and the group's tickets may go
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from sys import getsizeof
 from typing import Any, Final
@@ -22,20 +31,19 @@ import msgspec
 from memoire.accounting.account import Account, SumsOnlyStore
 from memoire.accounting.ledger import MAX_GUESTS, Ledger, account_bytes
 from memoire.accounting.merge import LearnerStats
-from memoire.accounting.runs import Run, Runs, StateStore, line_bytes
+from memoire.accounting.runs import Run, Runs, SavedGroup, StateStore, Ticket, UnsavedChanges, line_bytes
 from memoire.errors import ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import HELD_BYTES, MODEL_BYTES, NO_LIMIT, Limits
 from memoire.models.model import ModelStore
 from memoire.replay.parameters import Parameters
 from memoire.security.roles import IdOwners, TokenBuckets, check_owner
+from memoire.tables.registry import Reply
 from memoire.tables.table import OpenTable, Tables
-from memoire.wire import types
+from memoire.wire import messages, types
 from memoire.wire.byte_budget import ByteBudget, ByteHolder
 from memoire.wire.frames import NO_CLIENT, MessageHeader, name_hash
 from memoire.wire.messages import Hello
 from memoire.wire.receivers import Page, Receivers
-
-from .durability import Committer
 
 MAX_LEARNERS = 64
 """Learners that are known. Beyond, the one heard least recently is not shown until its next HELLO, and its replies are
@@ -86,6 +94,104 @@ class Learners:
     def now(self, now: float) -> tuple[LearnerStats, ...]:
         """Those that were heard within `SILENCE_TIMEOUT` seconds, the newest word last."""
         return tuple(each for each in self._learners.values() if each.last_seen >= now - SILENCE_TIMEOUT)
+
+
+class HeldReply:
+    """A reply that waits for the disk: it is sent as it is, or refused, once."""
+
+    def __init__(self, reply: Reply, send: Callable[[Reply], None]) -> None:
+        self._reply, self._send = reply, send
+        self._is_sent = False
+
+    def __call__(self) -> None:
+        """The changes that the reply acknowledges are on disk."""
+        self._end(self._reply)
+
+    def refuse(self, reply: Reply) -> None:
+        """Nothing can be saved now: send this refusal, which says why, in place of the reply."""
+        self._end(reply)
+
+    def _end(self, reply: Reply) -> None:
+        if not self._is_sent:
+            self._is_sent = True
+            self._send(reply)
+
+
+class Committer(UnsavedChanges):
+    """What is to be saved by a server's store, and the replies that wait for it.
+
+    Args:
+        store: The state folder; None saves nothing, and every reply goes at once.
+    """
+
+    def __init__(self, store: StateStore | None) -> None:
+        super().__init__(is_durable=store is not None)
+        self._store = store
+        self._waits: list[Ticket] = []  # of the group that is being saved
+
+    def after(self, ticket: Ticket) -> None:
+        """Call this when everything up to now is saved: at once if nothing is ever saved."""
+        if self._store is None:
+            ticket()
+        else:
+            super().after(ticket)
+            self._store.wake()
+
+    def check_room(self, body: messages.Body) -> None:
+        """Refuse a request whose reply would wait for a disk that fails, before it changes anything.
+
+        Raises:
+            ProtocolError: (code "disk") it says what is wrong with the disk, where, and what to do.
+        """
+        if self._store is not None and not self._store.is_healthy and body.is_saved_first:
+            raise ProtocolError("disk", self._store.trouble)
+
+    def hold(self, header: MessageHeader, reply: Reply, send: Callable[[Reply], None]) -> Reply | None:
+        """What to send now in answer to a request: None if the reply has to wait. Then `send` is called later.
+
+        While the disk fails, the reply says why nothing is acknowledged, and the client asks again.
+        """
+        if self._store is None or not reply.until_saved:
+            return reply
+        if not self._store.is_healthy:
+            return self._refusal()
+        held = HeldReply(reply, send)
+        self.wait((header.client, header.sequence), held)
+        self._store.wake()
+        return None
+
+    def refusals(self) -> list[Ticket]:
+        """The disk begins to fail: tickets that refuse each reply that waits for it."""
+        refusal, waiting = self._refusal(), (*self._waits, *self.tickets)
+        return [functools.partial(held.refuse, refusal) for held in waiting if isinstance(held, HeldReply)]
+
+    def _refusal(self) -> Reply:
+        assert self._store is not None
+        return Reply(messages.Refused(code="disk", text=self._store.trouble[:1000]))
+
+    # What the store asks
+
+    def collect(self, runs: Runs, tables: Iterable[OpenTable] = ()) -> SavedGroup | None:
+        """What is to be saved next; `saved` is called when it is.
+
+        Tickets are taken before tables' rows: what a reply tells of these had happened by then.
+        """
+        for run in runs:
+            run.kept.taken()
+        group = self.take()
+        taken = {table.name: table.rows.take_changes() for table in tables if table.rows is not None}
+        if changed := {name: rows for name, rows in taken.items() if rows}:
+            group = group or SavedGroup()
+            group.rows = changed
+        self._waits = [] if group is None else group.tickets
+        return group
+
+    def saved(self, runs: Runs) -> None:
+        """The group that was collected last is on disk."""
+        self._waits = []
+        self.settle()
+        for run in runs:
+            run.kept.saved()
 
 
 REPLY_PART = 4

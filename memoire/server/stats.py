@@ -1,10 +1,7 @@
-"""What a server, its tables and its clients have done, at one moment. Pure: no socket, and the dispatcher's clock.
+"""What a server, its tables and its clients have done, at one moment, and what clients report over all of them.
 
-What a server knows of its runs, for whoever asks in its process: totals, accounts, clients, episodes, log lines.
-
-Pure: it reads what the dispatcher holds, under its lock, and older lines from the state folder. Nothing is changed.
-
-What clients report of their newest episodes and of figures of their own, over all of them. Pure.
+What a server knows of its runs, asked in its process: totals, accounts, clients, episodes, log lines. It reads what the
+dispatcher holds, under its lock and by its clock, and older lines from the state folder. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -12,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -315,37 +313,29 @@ class ServerStats:
     # fmt: on
 
 
+_OF_ACCOUNT: Final = (
+    "label", "host", "pushed_caches", "pushed_bytes", "received_bytes", "accepted_caches", "lost_caches", "lost_bytes",
+    "in_flight_caches", "first_seen", "last_seen", "last_cache", "feedback",
+)  # fmt: skip
+_OF_REPORT: Final = "episodes", "steps", "total_weight", "positives", "parameters_version"
+"""Figures of a client that its account, and its newest report, have under the same names."""
+
+
 def client_stats(dispatcher: Dispatcher, account: Account) -> ClientStats:
     """One client, by its account. Under the dispatcher's lock."""
-    report = account.report
+    report, facts = account.report, {name: getattr(account, name) for name in _OF_ACCOUNT}
     return ClientStats(
         client=account.client.hex(),
         name=dispatcher.client_names.of(account.client),
         table=dispatcher.tables.name_of(account.table),
-        label=account.label,
-        host=account.host,
-        episodes=report.episodes,
-        steps=report.steps,
-        pushed_caches=account.pushed_caches,
-        pushed_bytes=account.pushed_bytes,
-        received_bytes=account.received_bytes,
-        accepted_caches=account.accepted_caches,
         rejected=dict(account.rejected),
-        lost_caches=account.lost_caches,
-        lost_bytes=account.lost_bytes,
-        in_flight_caches=account.in_flight_caches,
         in_flight_bytes=account.in_flight,
         returns_mean=account.returns_sum / account.returns_count if account.returns_count else float("nan"),
-        first_seen=account.first_seen,
-        last_seen=account.last_seen,
-        last_cache=account.last_cache,
-        total_weight=report.total_weight,
-        positives=report.positives,
-        parameters_version=report.parameters_version,
         models=dict(report.models),
         scalars=dict(report.scalars),
         newest_models=dict(account.newest_models),
-        feedback=account.feedback,
+        **facts,
+        **{name: getattr(report, name) for name in _OF_REPORT},
     )
 
 
@@ -390,15 +380,8 @@ def table_stats(
 
 
 SUMMED = (
-    "batches",
-    "samples",
-    "waited",
-    "held_caches",
-    "held_bytes",
-    "byte_limit",
-    "unused_samples",
-    "overwritten_caches",
-)
+    "batches", "samples", "waited", "held_caches", "held_bytes", "byte_limit", "unused_samples", "overwritten_caches",
+)  # fmt: skip
 """Figures of a server that are sums over its tables."""
 
 
@@ -410,36 +393,17 @@ def figures_of(
     Args:
         scalars: Of the learner in the server's process.
     """
-    over_tables = total(TableStats, tables.values())
+    over_tables, now = total(TableStats, tables.values()), dispatcher.now
     sums = {name: getattr(over_tables, name) for name in SUMMED}
-    return {
-        "run": dispatcher.run_name,
-        "epoch": dispatcher.epoch,
-        "finished": dispatcher.finished,
-        "durable": dispatcher.is_durable,
-        "tables": dict(tables),
-        "holders": dispatcher.budget.holders(),
-        "budget": dispatcher.budget.limit,
-        "model_bytes": dispatcher.models.bytes,
-        "log_lines": dispatcher.logbook.count,
-        "feedback_given": dispatcher.feedback_given,
-        "feedback_lost": dispatcher.feedback_lost,
-        "parameters_version": dispatcher.tables.first.parameters_version,
-        **sums,
-        **_counted(dispatcher, scalars),
-    }
-
-
-def _counted(dispatcher: Dispatcher, scalars: Mapping[str, float]) -> dict[str, Any]:
-    """What has to be read at one moment."""
-    now = dispatcher.now
     with dispatcher.lock:
-        ledger, totals = dispatcher.ledger, dispatcher.ledger.totals()
+        ledger, totals, counts = dispatcher.ledger, dispatcher.ledger.totals(), dispatcher.feedback
         feedback = ledger.feedback()
         active = ledger.active(now - dispatcher.limits.client_timeout)
         guests, learners = len(ledger.guests), dispatcher.learners.now(now)
         ended = [ended for _, ended in ledger.ended]
         counted = {
+            "run": dispatcher.run_name,
+            "finished": dispatcher.finished,
             "totals": totals,
             "refused": dict(dispatcher.refused),
             "guests": guests,
@@ -451,13 +415,25 @@ def _counted(dispatcher: Dispatcher, scalars: Mapping[str, float]) -> dict[str, 
             "credit": dispatcher.credit(dispatcher.tables.first),
             "feedback": sum(feedback.values(), FeedbackCounts()),
             "feedback_owners": feedback,
-            "feedback_overflowed": dispatcher.feedback_overflowed,
-            "feedback_delay": dispatcher.feedback_delays,
+            "feedback_given": counts.given,
+            "feedback_lost": counts.lost,
+            "feedback_overflowed": counts.overflowed,
+            "feedback_delay": counts.delays,
             "actor_entries": sum(account.report.entries for account in active),
             "models": dispatcher.models.versions(),
+            "model_bytes": dispatcher.models.bytes,
+            "log_lines": dispatcher.logbook.count,
+            "parameters_version": dispatcher.tables.first.parameters_version,
         }
     silent = max(0, totals.clients + guests - totals.gone - len(active))
-    return counted | {
+    return {
+        **counted,
+        **sums,
+        "epoch": dispatcher.epoch,
+        "durable": dispatcher.is_durable,
+        "tables": dict(tables),
+        "holders": dispatcher.budget.holders(),
+        "budget": dispatcher.budget.limit,
         "presence": {"active": len(active), "silent": silent, "gone": totals.gone},
         "recent": recent(ended, TRAIN),
         "tested": recent(ended, TEST),
@@ -473,20 +449,18 @@ KNOWN_RUNS = 20
 class Queries:
     """Answers questions about the runs of one server: totals, accounts, episodes, log lines. Thread-safe. Each call
     raises ParameterError if the server knows no run of that name.
-
-    Args:
-        store: The server's state folder; None if it has none.
     """
 
-    def __init__(self, dispatcher: Dispatcher, store: StateStore | None) -> None:
-        self._dispatcher, self._store = dispatcher, store
+    _dispatcher: Dispatcher
+    _store: StateStore | None
+    """The server's state folder; None if it has none."""
 
     def runs(self) -> list[RunFacts]:
-        """All runs, the one that is counted last."""
+        """All runs that this server knows, the one that is counted last."""
         with self._dispatcher.lock:
             return self._dispatcher.runs.facts()
 
-    def run(self, name: str | None) -> Run:
+    def _run_named(self, name: str | None) -> Run:
         """The run of this name; None is the one that is counted now. Under the dispatcher's lock."""
         run = self._dispatcher.runs.current if name is None else self._dispatcher.runs.named(name)
         if run is None:
@@ -494,24 +468,28 @@ class Queries:
             raise ParameterError("run", name, f"one of {', '.join(map(repr, known[-KNOWN_RUNS:]))}")
         return run
 
-    # What was counted
-
-    def totals(self, run: str | None) -> Totals:
-        """Sums over all clients of a run, those included that drained servers have brought here."""
+    def totals(self, run: str | None = None) -> Totals:
+        """Sums over all clients of a run, with what servers that were drained have brought here; None is the run that
+        is counted now. What other servers of the cluster have counted is in `Reader.totals`.
+        """
         with self._dispatcher.lock:
-            chosen = self.run(run)
+            chosen = self._run_named(run)
             if not chosen.kept.has_others:
                 return chosen.ledger.totals()
         return totals_of_pages(self._dispatcher.pages(chosen))
 
-    def accounts(self, run: str | None) -> ServerAccounts:
-        """What was counted for a run, client by client."""
+    def accounts(self, run: str | None = None) -> ServerAccounts:
+        """What this server has counted for a run, client by client, with what drained servers have brought here; for
+        whoever merges several (`memoire.accounting.merge`). Cost: some 250 bytes for each client of the run.
+        """
         with self._dispatcher.lock:
-            chosen = self.run(run)
+            chosen = self._run_named(run)
         rows = np.concatenate([merge(), *self._dispatcher.pages(chosen)])
         return self._accounts_of(chosen, rows)
 
-    def account_page(self, run: str | None, after: bytes, seen: float, most: int) -> tuple[ServerAccounts, bool]:
+    def account_page(
+        self, run: str | None = None, after: bytes = b"", *, seen: float = 0.0, most: int = 16384
+    ) -> tuple[ServerAccounts, bool]:
         """At most so many accounts of a run, in the order of their keys, and whether there are more.
 
         Args:
@@ -521,7 +499,7 @@ class Queries:
         """
         dispatcher = self._dispatcher
         with dispatcher.lock:
-            chosen = self.run(run)
+            chosen = self._run_named(run)
             live = chosen.live(dispatcher.home)
             if seen > dispatcher.now - dispatcher.limits.client_timeout / 2:  # none of these has left memory
                 rows, more = live[live["last_seen"] >= seen], False
@@ -543,48 +521,78 @@ class Queries:
                 inherited=run.inherited,
             )
 
-    def clients(self, after: str, most: int | None) -> list[ClientStats]:
-        """Clients that were heard lately whose id in hex is above `after`, in the order of their ids."""
+    def clients(self, after: str = "", most: int | None = None) -> list[ClientStats]:
+        """The clients that were heard lately and whose id in hex is above `after`, in the order of their ids: at most
+        so many. Guests are among them, which have reported nothing yet. `accounts` has all that were ever counted.
+        """
         with self._dispatcher.lock:
             everybody = [*self._dispatcher.ledger, *self._dispatcher.ledger.guests]
             found = (account for account in everybody if account.client.hex() > after)
-            accounts = heapq.nsmallest(len(everybody) if most is None else most, found, key=_id_of)
+            count = len(everybody) if most is None else most
+            accounts = heapq.nsmallest(count, found, key=operator.attrgetter("client"))
             return [client_stats(self._dispatcher, account) for account in accounts]
 
     def client_name(self, client: bytes) -> str:
-        """See `Server.client_name`."""
+        """The name that a person or Kubernetes gave to a client, by the 16 bytes of its id; "" if it has none. Those of
+        clients that have ended are remembered for as long as the server runs.
+        """
         with self._dispatcher.lock:
             return self._dispatcher.client_names.of(client)
 
-    # What clients told
-
-    def episodes(self, most: int) -> list[tuple[str, messages.Ended]]:
+    def episodes(self, most: int = 1000) -> list[tuple[str, messages.Ended]]:
         """The newest closed episodes, oldest first, each with its client's id in hex."""
         with self._dispatcher.lock:
             return [(client.hex(), ended) for client, ended in list(self._dispatcher.ledger.ended)[-most:]]
 
-    def episodes_after(self, after: int, most: int) -> tuple[str, int, list[tuple[str, messages.Ended]]]:
-        """Closed episodes with a number above `after`; see `Server.episodes_after`."""
-        run, first, found = self._dispatcher.ended(whole("after", after, 0), whole("most", most, 0))
-        return run, first, [(client.hex(), ended) for client, ended in found]
-
-    def lines(self, after: int, most: int, run: str | None) -> list[LogEntry]:
-        """The newest log lines in memory with an index above `after`, oldest first."""
+    def episodes_after(self, after: int, most: int = 1000) -> tuple[str, int, list[tuple[str, messages.Ended]]]:
+        """Closed episodes with a number above `after`, oldest first, as far as they are still kept: the run, the number
+        of the first one, and each with its client's id in hex. Numbers begin anew with each start of the server
+        (`stats().epoch`), and with each run.
+        """
+        after, most = whole("after", after, 0), whole("most", most, 0)
         with self._dispatcher.lock:
-            return self.run(run).logbook.recent(after, most)
+            kept, count = self._dispatcher.ledger.ended, self._dispatcher.ledger.ended_count
+            gone = count - len(kept)
+            begin = max(0, (after if after <= count else 0) - gone)
+            found = [(client.hex(), ended) for client, ended in itertools.islice(kept, begin, begin + most)]
+            return self._dispatcher.run_name, gone + begin + 1, found
 
-    def search(self, wanted: LineFilter, run: str | None, *, most: int, newest_first: bool) -> list[LogEntry]:
-        """Log lines that are wanted: of all that a state folder keeps, or without one of the newest in memory."""
+    def lines(self, after: int = 0, most: int = 1000, *, run: str | None = None) -> list[LogEntry]:
+        """The newest log lines with an index above `after`, oldest first, as far as they are kept in memory."""
+        with self._dispatcher.lock:
+            return self._run_named(run).logbook.recent(after, most)
+
+    def search(
+        self,
+        text: str = "",
+        *,
+        run: str | None = None,
+        client: bytes | None = None,
+        label: int | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        after: int = 0,
+        before: int | None = None,
+        most: int = 100,
+        newest_first: bool = False,
+    ) -> list[LogEntry]:
+        """Log lines of a run that fulfil all conditions: of all that a state folder keeps, or, without one, of the
+        newest in memory.
+
+        Args:
+            text, client, label, since, until, after, before: See `LineFilter`: the last index of a page is where the
+                next one begins.
+            run: None is the one that is counted now.
+            most: At most so many, 1 to 10000.
+            newest_first: Else the oldest come first.
+        """
+        wanted = LineFilter(text=text, client=client, label=label, since=since, until=until, after=after, before=before)
         if not 1 <= most <= MAX_FOUND_LINES:
             raise ParameterError("most", most, f"from 1 to {MAX_FOUND_LINES}")
         with self._dispatcher.lock:
-            found = self.run(run)
+            found = self._run_named(run)
             lines = found.logbook.recent(0, MAX_FOUND_LINES)
         if self._store is not None:
             return list(self._store.search(found.name, wanted, most=most, newest_first=newest_first))
         chosen = filter(wanted.is_met_by, reversed(lines) if newest_first else lines)
         return [entry.escaped for entry in itertools.islice(chosen, most)]
-
-
-def _id_of(account: Account) -> bytes:
-    return account.client

@@ -74,7 +74,7 @@ def windows_without_since() -> None:
 @mutation(World("a restart", kills=1))
 def answer_before_its_save() -> None:
     """A server answers before what it answers for is on disk."""
-    from memoire.server.durability import Committer
+    from memoire.server.state import Committer
 
     Committer.hold = lambda self, header, reply, send: reply  # type: ignore[method-assign]
 

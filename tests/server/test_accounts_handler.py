@@ -16,6 +16,7 @@ from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import Limits
 from memoire.replay.batch import ID
 from memoire.server.handlers.accounts import (
+    ERROR,
     FEEDBACK_SAMPLES,
     MAX_ACCOUNT_READINGS,
     MERGED_SAMPLES,
@@ -23,14 +24,13 @@ from memoire.server.handlers.accounts import (
     AccountsHandler,
     FeedbackHandler,
     Merge,
-    _Errors,
     by_client,
 )
 from memoire.wire import containers, messages
 from memoire.wire.frames import NO_CLIENT, ROUNDTRIP, table_number
 from memoire.wire.rows import ACCOUNT, unpack_accounts
 from netkit import SCHEMA
-from serverkit import ME, NOW, READER, YOU, Ends, ask, save, state_of, store_of
+from serverkit import ME, NOW, READER, YOU, Ends, ask, message, save, state_of, store_of
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
@@ -318,14 +318,14 @@ def test_of_each_entry_the_newest_stays_in_the_place_of_the_oldest(numbers):
     pieces, expected, at = [], {}, 0  # a dictionary keeps the place of a key whose value changes
     for piece in filter(None, numbers):
         mine = errors[at : at + len(piece)]
-        pieces.append(_Errors(np.array(piece, np.int64), mine, mine.astype(np.float64)))
+        pieces.append(np.array([*zip(piece, mine, mine, strict=True)], ERROR))
         expected |= dict(zip(piece, mine.tolist(), strict=True))
         at += len(piece)
     if pieces:
         (merge := Merge(ME, pieces)).work()
-        found = dict(zip(merge.result.numbers.tolist(), merge.result.errors.tolist(), strict=True))
+        found = dict(zip(merge.result["number"].tolist(), merge.result["error"].tolist(), strict=True))
         assert list(found.items()) == list(expected.items()) and len(merge.result) == len(expected)
-        assert merge.result.given.tolist() == list(expected.values())
+        assert merge.result["given"].tolist() == list(expected.values())
 
 
 def test_that_a_client_does_not_keep_up_is_one_warning_a_minute(state_of_feedback_handler):
@@ -367,7 +367,8 @@ def test_entries_of_the_server_itself_are_set_in_its_pool(state_of_feedback_hand
 def test_priorities_come_from_far_away_too(state_of_feedback_handler):
     handler = FeedbackHandler(state_of_feedback_handler)
     payload = containers.pack_feedback(SCHEMA, ids_of(ME, ME, YOU), np.ones(3, np.float32))
-    told = ask(handler.feedback, messages.Feedback(), READER, payload=payload).body
+    header = message(messages.Feedback(), READER, payload=payload).header
+    told = handler.taken(header, handler.apply(handler.read(header, payload), NOW)).body
     assert (told.samples, told.lost, told.parameters_version) == (2, 1, 1)
     assert fetched(handler, state_of_feedback_handler) == (1, [0, 1]) and handler.given == 3
 

@@ -8,8 +8,8 @@ from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.limits import Limits
 from memoire.models.model import StaleVersion
 from memoire.replay.parameters import Parameters
+from memoire.server.handlers.clients import DrawsHandler
 from memoire.server.handlers.control import made
-from memoire.server.handlers.draws import DrawsHandler
 from memoire.tables.table import Table
 from memoire.wire import _bytes, compression, containers, messages
 from memoire.wire.rows import CLIENT_COUNTS, unpack_sums

@@ -344,7 +344,7 @@ def test_feedback_that_nobody_fetches_is_bounded_and_counted(dispatcher_of_answe
         ids["number"] = np.arange(len(ids)) + number * len(ids)
         assert dispatcher_of_answers.hand_on(ids, np.ones(len(ids))).lost == 0
     assert dispatcher_of_answers.ledger.find(ME_ANSWERS).waiting_feedback == FEEDBACK_SAMPLES
-    assert dispatcher_of_answers.feedback_lost == dispatcher_of_answers.feedback_overflowed == 2 * len(ids)
+    assert dispatcher_of_answers.feedback.lost == dispatcher_of_answers.feedback.overflowed == 2 * len(ids)
     for _ in range(2):
         dispatcher_of_answers.fold()
     assert [record.getMessage() for record in caplog.records] == [
@@ -358,7 +358,7 @@ def test_feedback_that_nobody_fetches_is_bounded_and_counted(dispatcher_of_answe
     asker.ask(messages.Update(steps=5, leaving=True))  # it will fetch no more
     assert dispatcher_of_answers.ledger.totals().lost_feedback == 6 * len(
         ids
-    ) and dispatcher_of_answers.feedback_lost == 7 * len(ids)
+    ) and dispatcher_of_answers.feedback.lost == 7 * len(ids)
     dispatcher_of_answers.ledger.check_invariants()
 
 

@@ -222,6 +222,13 @@ def test_announcements_wake_who_tells_them_and_are_told_once():
 ACTORS = [bytes([number]) * 16 for number in (3, 1, 2)]
 
 
+class Asked(Queries):
+    """What a server is asked, of a dispatcher."""
+
+    def __init__(self, dispatcher, store=None):
+        self._dispatcher, self._store = dispatcher, store
+
+
 class Served:
     """A dispatcher with a clock that the test sets, and what is asked of it."""
 
@@ -231,7 +238,7 @@ class Served:
         self.dispatcher = Dispatcher(
             tables=tables, run="one", name="home", limits=Limits(), clock=lambda: self.now, epoch=7
         )
-        self.queries = Queries(self.dispatcher, None)
+        self.queries = Asked(self.dispatcher)
         self.number = 0
 
     def ask(self, client, body):
@@ -286,9 +293,9 @@ def test_totals_add_what_drained_servers_have_brought(served):
     [
         lambda queries: queries.totals("three"),
         lambda queries: queries.accounts("three"),
-        lambda queries: queries.account_page("three", b"", 0.0, 10),
-        lambda queries: queries.lines(0, 10, "three"),
-        lambda queries: queries.search(LineFilter(), "three", most=1, newest_first=False),
+        lambda queries: queries.account_page("three"),
+        lambda queries: queries.lines(run="three"),
+        lambda queries: queries.search(run="three"),
     ],
 )
 def test_a_run_that_there_is_not_is_refused_with_those_that_there_are(served, ask):
@@ -300,10 +307,10 @@ def test_a_run_that_there_is_not_is_refused_with_those_that_there_are(served, as
 def test_accounts_come_in_pages_in_the_order_of_their_keys(served):
     for actor in ACTORS:
         served.report(actor, steps=1, episodes=1)
-    first, more = served.queries.account_page(None, b"", 0.0, 2)
+    first, more = served.queries.account_page(most=2)
     assert more and [row["client"].tobytes()[0] for row in first.rows] == [1, 2]
 
-    rest, more = served.queries.account_page(None, key_of(first.rows[-1]), 0.0, 2)
+    rest, more = served.queries.account_page(after=key_of(first.rows[-1]), most=2)
     assert not more and [row["client"].tobytes()[0] for row in rest.rows] == [3]
 
 
@@ -312,9 +319,9 @@ def test_accounts_that_were_heard_lately_come_whole(served):
     served.now += 10.0
     for actor in ACTORS[1:]:
         served.report(actor, steps=1, episodes=1)
-    told, more = served.queries.account_page(None, b"", 1005.0, 1)
+    told, more = served.queries.account_page(seen=1005.0, most=1)
     assert not more and sorted(row["client"].tobytes()[0] for row in told.rows) == [1, 2]
-    told, more = served.queries.account_page(None, b"", served.now - Limits().client_timeout, 1)
+    told, more = served.queries.account_page(seen=served.now - Limits().client_timeout, most=1)
     assert more and len(told.rows) == 1  # so long ago that some may have left memory: page by page
 
 
@@ -333,24 +340,23 @@ def test_closed_episodes_come_with_their_client_and_from_a_number_on(served):
 
 def test_lines_in_memory_are_searched_from_either_end(served):
     served.log(ACTORS[0], "up", "down", "up\nagain")
-    assert [entry.line.text for entry in served.queries.lines(1, 10, None)] == ["down", "up\nagain"]
-    wanted = LineFilter(text="up")
-    found = served.queries.search(wanted, None, most=10, newest_first=True)
+    assert [entry.line.text for entry in served.queries.lines(1, 10)] == ["down", "up\nagain"]
+    found = served.queries.search("up", newest_first=True)
     assert [entry.line.text for entry in found] == ["up\\nagain", "up"]
-    assert [entry.line.text for entry in served.queries.search(wanted, None, most=1, newest_first=False)] == ["up"]
+    assert [entry.line.text for entry in served.queries.search("up", most=1)] == ["up"]
 
 
 def test_a_state_folder_searches_all_of_its_lines(served):
     folder = FolderOfServerQueries()
-    queries, wanted = Queries(served.dispatcher, folder), LineFilter(text="up")
-    assert queries.search(wanted, None, most=3, newest_first=True) == ["a line"]
-    assert folder.asked == [("one", wanted, 3, True)]
+    queries = Asked(served.dispatcher, folder)
+    assert queries.search("up", most=3, newest_first=True) == ["a line"]
+    assert folder.asked == [("one", LineFilter(text="up"), 3, True)]
 
 
 @pytest.mark.parametrize("most", [0, MAX_FOUND_LINES + 1])
 def test_a_page_of_lines_has_bounds(served, most):
     with pytest.raises(ParameterError, match=f"from 1 to {MAX_FOUND_LINES}"):
-        served.queries.search(LineFilter(), None, most=most, newest_first=False)
+        served.queries.search(most=most)
 
 
 # --- Models on their way to a server: they end, and others wait for them

@@ -14,9 +14,8 @@ from memoire.limits import Limits
 from memoire.prompts import messages as prompt_messages
 from memoire.prompts.pool import PromptPool
 from memoire.server.dispatch import Dispatcher
-from memoire.server.durability import Committer
 from memoire.server.io_requests import ReplySaver
-from memoire.server.state import recover, run_to_count
+from memoire.server.state import Committer, recover, run_to_count
 from memoire.tables.caches.pool import Pool
 from memoire.tables.registry import Reply
 from memoire.tables.rollouts import fragments

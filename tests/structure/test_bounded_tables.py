@@ -82,7 +82,7 @@ HARMLESS = {
     "server/state:Learners.met": "its replies are not compressed",
     "server/dispatch:GivenReplies.keep": "refused if newer replies have replaced that of number 3",
     "server/io_snapshots:SnapshotOrders.receive": "its snapshot is written again",
-    "server/stats:Queries.run": "Runs that an error names",
+    "server/stats:Queries._run_named": "Runs that an error names",
     "server/stats:recent": "Episodes that `recent` speaks of.",
     "server/state:ClientNames.note": '"" if it has none, or it is forgotten',
 }

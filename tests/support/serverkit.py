@@ -7,12 +7,11 @@ from memoire.limits import Limits
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.server.build import ServerOptions
-from memoire.server.durability import Committer
 from memoire.server.handlers.accounts import FeedbackHandler
 from memoire.server.handlers.clients import ClientsHandler
 from memoire.server.handlers.control import ControlHandler, ModelsHandler
 from memoire.server.settings import Endpoints, Process, State
-from memoire.server.state import ClientOwners, Credits, ServerState
+from memoire.server.state import ClientOwners, Committer, Credits, ServerState
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.tables.table import Table, Tables

@@ -74,7 +74,7 @@ class Keeper:
 
     def done(self, group):
         with self.lock:
-            self.journal.saved()
+            self.journal.settle()
         self.acknowledged.extend(group.tickets)
 
     def post(
@@ -94,20 +94,20 @@ class Keeper:
         with self.lock:
             self.rows |= rows or {}
             for facts in runs:
-                self.journal.run(facts)
+                self.journal.add_run(facts)
             for changed in accounts:
                 changed.lines_through = self.through(changed.client)
                 self.known[changed.client] = changed
                 self.journal.touch(run, changed)
-            self.journal.lines(run, [*self.entries(lines)])
+            self.journal.add_lines(run, [*self.entries(lines)])
             for client in {client for client, _, _ in lines}:
                 self.journal.touch(run, self.known[client])
             for model in models:
-                self.journal.model(run, model)
+                self.journal.add_model(run, model)
             for rows in inherited:
-                self.journal.inherit(run, rows)
+                self.journal.add_inherited(run, np.frombuffer(rows, ACCOUNT))
             for key, text in (settings or {}).items():
-                self.journal.setting(key, text)
+                self.journal.add_setting(key, text)
             ticket = object() if ticket is None else ticket
             self.journal.wait(ticket, ticket)
         self.store.wake()

@@ -20,7 +20,7 @@ import operator
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,16 +113,6 @@ class AccountsHandler:
             self._readings.popitem(last=False)
         return rows, more
 
-    def ended(self, after: int, most: int) -> tuple[str, int, list[tuple[bytes, messages.Ended]]]:
-        """Closed episodes of the run that is counted now: its name, the number of the first one, and at most so many of
-        those that are still kept and have a number above `after`.
-        """
-        ledger = self._state.ledger
-        kept, count = ledger.ended, ledger.ended_count
-        first = max(count - len(kept), after if after <= count else 0) + 1
-        begin = first - 1 - (count - len(kept))
-        return self._state.run.name, first, list(itertools.islice(kept, begin, begin + most))
-
     def bring(self, now: float, _: MessageHeader, body: messages.Inherit, payload: Any) -> Reply:
         """Keep what a drained server has counted."""
         rows = merge(unpack_accounts(body.accounts))
@@ -169,8 +159,10 @@ that many: fewer are soon away.
 """
 MOST_UNMERGED = FEEDBACK_SAMPLES // 4
 """At latest they are merged when so many have come."""
-ERROR_BYTES = 20
-"""Of a TD error that waits: number, error and time."""
+ERROR = np.dtype([("number", np.int64), ("error", np.float32), ("given", np.float64)])
+"""A TD error that waits: number of the entry, error, and when it came, in seconds since 1970. Arrays of them are never
+changed.
+"""
 PIECE_BYTES = 640
 """Of a piece of them, beside these."""
 SAMPLE_BYTES = 16
@@ -182,40 +174,15 @@ CONTAINER_BYTES = 1024
 WARN_INTERVAL = 60.0
 """Seconds between two warnings that clients do not keep up."""
 
+_Errors: TypeAlias = NDArray[np.void]
+"""TD errors of one client's entries: [n] rows of `ERROR`."""
 Pieces = Iterable[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]
 """Feedback by client: its id, numbers of entries [n], TD errors [n]."""
 
 
-@dataclass(slots=True)
-class _Errors:
-    """TD errors of one client's entries; neither it nor its arrays are ever changed."""
-
-    numbers: NDArray[np.int64]
-    """Of the entries, [n]."""
-    errors: NDArray[np.float32]
-    """[n]"""
-    given: NDArray[np.float64]
-    """When each came, in seconds since 1970, [n]."""
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def part(self, rows: slice | NDArray[np.intp]) -> _Errors:
-        """Some of them."""
-        return _Errors(self.numbers[rows], self.errors[rows], self.given[rows])
-
-
 def _bytes_of(errors: int, clients: int) -> int:
     """What so many TD errors of so many clients take at most, when they come."""
-    return ERROR_BYTES * errors + 2 * PIECE_BYTES * clients
-
-
-def _joined(pieces: list[_Errors]) -> _Errors:
-    return _Errors(
-        np.concatenate([piece.numbers for piece in pieces]),
-        np.concatenate([piece.errors for piece in pieces]),
-        np.concatenate([piece.given for piece in pieces]),
-    )
+    return ERROR.itemsize * errors + 2 * PIECE_BYTES * clients
 
 
 @dataclass(slots=True)
@@ -238,7 +205,7 @@ class _Waiting:
     def bytes(self) -> int:
         """That it takes."""
         errors = self.unsent + (0 if self.sent is None else len(self.sent))
-        return ERROR_BYTES * errors + PIECE_BYTES * (len(self.pieces) + 1)
+        return ERROR.itemsize * errors + PIECE_BYTES * (len(self.pieces) + 1)
 
     @property
     def is_long(self) -> bool:
@@ -247,7 +214,7 @@ class _Waiting:
 
     def adding(self, piece: _Errors) -> Changes:
         """The changes by which more have come."""
-        count = len(piece.numbers)
+        count = len(piece)
         return [
             (self.pieces.append, (piece,)),
             (setattr, (self, "unsent", self.unsent + count)),
@@ -266,8 +233,8 @@ class _Waiting:
         while pieces and room:
             piece = pieces.pop(0)
             if len(piece) > room:
-                pieces.insert(0, piece.part(slice(room, None)))
-                piece = piece.part(slice(room))
+                pieces.insert(0, piece[room:])
+                piece = piece[:room]
             chosen.append(piece)
             room -= len(piece)
         unsent = self.unsent - (most - room)
@@ -286,9 +253,9 @@ class Merge:
 
     def work(self) -> None:
         """Find what stays."""
-        joined = _joined(self.pieces)
-        rows = newest_of_each(joined.numbers)
-        self.result = joined if len(rows) == len(joined) else joined.part(rows)
+        joined = np.concatenate(self.pieces)
+        rows = newest_of_each(np.ascontiguousarray(joined["number"]))
+        self.result = joined if len(rows) == len(joined) else joined[rows]
 
 
 class Fetched(NamedTuple):
@@ -347,10 +314,6 @@ class FeedbackHandler:
         """Seconds from the arrival of each TD error until its owner said that it was applied, or stale."""
         return self._delays.now()["delay"]
 
-    def feedback(self, now: float, header: MessageHeader, body: messages.Feedback, payload: Any) -> Reply:
-        """Apply or keep what a learner says from far away."""
-        return self.taken(header, self.apply(self.read(header, payload), now))
-
     def read(self, header: MessageHeader, payload: Any) -> list[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]:
         """TD errors of a FEEDBACK message by client: its id, numbers of entries [N], TD errors [N]. Needs no lock.
         Raises ProtocolError.
@@ -405,15 +368,15 @@ class FeedbackHandler:
             return PriorityUpdate(lost=count)
         if waiting is None:
             waiting = self._waiting[client] = _Waiting()
-        given = np.empty(count)
-        given.fill(now)
+        rows = np.empty(count, ERROR)
+        rows["number"], rows["error"], rows["given"] = numbers, errors, now
         # As a whole: a count below what waits would let no reply be read any more.
         at_once(
             [
                 (setattr, (account, "given_feedback", account.given_feedback + count)),
                 (setattr, (account, "waiting_feedback", account.waiting_feedback + count)),
                 (setattr, (self, "given", self.given + count)),
-                *waiting.adding(_Errors(numbers, errors, given)),
+                *waiting.adding(rows),
             ]
         )
         self._recount(waiting)
@@ -528,12 +491,12 @@ class FeedbackHandler:
             self._number += 1
             most = max(1, (self._state.limits.tuning.request_bytes // 2 - CONTAINER_BYTES) // SAMPLE_BYTES)
             pieces, cut = waiting.cutting(most)
-            at_once([*cut, *setting(waiting, sent=_joined(pieces), number=self._number)])
+            at_once([*cut, *setting(waiting, sent=np.concatenate(pieces), number=self._number)])
         self._recount(waiting)
         if waiting.sent is None:
             return None
-        age = max(0.0, now - float(waiting.sent.given.min()))
-        numbers, errors = waiting.sent.numbers, waiting.sent.errors
+        age = max(0.0, now - float(waiting.sent["given"].min()))
+        numbers, errors = (np.ascontiguousarray(waiting.sent[name]) for name in ("number", "error"))
         payload = containers.pack_client_feedback(table.schema, account.client, numbers, errors, now=now)
         return Fetched(waiting.number, payload, age, waiting.unsent)
 
@@ -547,7 +510,7 @@ class FeedbackHandler:
         account.gone_feedback += gone
         account.stale_feedback += count - applied - gone
         self._touch(self._state.run, account)
-        self._delays.saw_all("delay", np.maximum(0.0, now - sent.given))
+        self._delays.saw_all("delay", np.maximum(0.0, now - sent["given"]))
 
 
 FEW_LEFT = 0.25
@@ -573,7 +536,12 @@ class AccountFolder:
         committer, runs = self._state.committer, self._state.runs
         for run in runs:
             self._fold_run(run, now)
-        self._fold_probes(now)
+        # Of those that made a round trip and are gone, or silent, only the sums stay.
+        probes, since = self._state.probes, now - self._state.limits.client_timeout
+        for account in list(probes):
+            if account.last_seen < since:
+                probes.fold(account)
+        probes.expire(since)
         runs.rest(lambda run: committer.is_run_saved(run.name))
 
     def _fold_run(self, run: Run, now: float) -> None:
@@ -586,14 +554,6 @@ class AccountFolder:
                 if committer.is_saved(run.name, account.client):
                     run.ledger.fold(account)
         run.ledger.expire(now - limits.client_timeout)
-
-    def _fold_probes(self, now: float) -> None:
-        """Forget who made a round trip and is gone, or silent: only their sums stay."""
-        probes, since = self._state.probes, now - self._state.limits.client_timeout
-        for account in list(probes):
-            if account.last_seen < since:
-                probes.fold(account)
-        probes.expire(since)
 
     def trouble(self, now: float) -> str:
         """Why new clients may soon have to wait, as a sentence; "" while they need not."""
