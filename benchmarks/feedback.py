@@ -1,39 +1,31 @@
-"""Do TD errors reach their entries while these are held, within a second, and does that cost batches?
+"""Do TD errors reach their entries while these are held, within a second?
 
 Actors, servers and learners are processes of their own and share this machine's cores. Actors record as fast as they
 may, and push 8 samples for each entry as caches of 256, or whole episodes. The learner draws batches of 256 as fast as
-it may and gives TD errors for each. The baseline is the commit before TD errors were accounted for; both take turns.
+it may and gives TD errors for each.
 """
 
-import json
 import os
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, astuple, dataclass, replace
-from functools import partial
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 from learner import play, schema_of
-from measure import TCP, Child, Report, Result, Spread, arguments, in_turns, results
+from measure import TCP, Child, Report, Result, Spread, amount, arguments, cells, head
 from peers.tasks import ALPHA, BATCH, BETA, ERRORS, Task
 
 import memoire
 from memoire.errors import NotEnoughSamples
 
-ROOT = Path(__file__).resolve().parent.parent
-FORMER = "080c453e"
-"""The baseline's commit."""
 TIMEOUT = 60.0
 ENTRIES = {"W1": 500_000, "W2": 40_000}
 """That all actors together hold: about ten seconds of steps."""
@@ -62,7 +54,7 @@ class Cell:
         return ", ".join([self.place, self.task, f"{self.actors} actors", *servers, self.storage])
 
 
-def cells() -> Iterator[Cell]:
+def clusters() -> Iterator[Cell]:
     """Those that matter."""
     for task in ENTRIES:
         for place in ("near", "far"):
@@ -171,10 +163,6 @@ class Watch:
 
 def sums_of(stats: Any) -> dict[str, int]:
     """What a server says of TD errors. `in_time`: those that were acknowledged within `LIMIT`, or applied at once."""
-    if not hasattr(stats, "feedback"):  # the baseline's
-        tables = stats.tables.values()
-        sums = {name: sum(getattr(table, name) for table in tables) for name in ("applied", "stale")}
-        return sums | {"given": stats.feedback_given, "lost": stats.feedback_lost}
     own, delay = stats.feedback_owners["server"], stats.feedback_delay
     timely = sum(count for bound, count in zip(delay.bounds, delay.counts, strict=False) if bound <= LIMIT)
     return asdict(stats.feedback) | {"in_time": own.applied + own.gone + timely}
@@ -200,7 +188,7 @@ class Cluster:
             self._ask_servers("look")
         for actor in self.actors:
             actor.tell(1)
-        self.learner.pipe.send((seconds, is_looked_at))
+        self.learner.tell((seconds, is_looked_at))
         batches, spent, given, mine, now, drawn, progress = self.learner.answer()
         after = self._ask_servers("sums")
         for actor in self.actors:
@@ -223,7 +211,7 @@ class Cluster:
 
     def _ask_servers(self, what: str) -> list[Any]:
         for server in self.servers:
-            server.pipe.send(what)
+            server.tell(what)
         return [server.answer() for server in self.servers]
 
     def close(self) -> None:
@@ -258,72 +246,6 @@ def drawn_while_waiting(drawn: list[tuple[float, Any]], seen: list[list[tuple[fl
     return count
 
 
-# Each side is a process whose `memoire` is of one commit: it is asked and answers in lines of JSON.
-
-
-class Side:
-    """Clusters of a checkout."""
-
-    def __init__(self, checkout: Path) -> None:
-        environment = os.environ | {"PYTHONPATH": str(checkout)}
-        command, pipe = [sys.executable, __file__, "--side"], subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
-
-    def ask(self, *question: Any) -> Any:
-        """What it answers."""
-        self.tell(*question)
-        return self.answer()
-
-    def tell(self, *question: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(question) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> Any:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(60)
-
-
-def be_a_side() -> None:
-    """Answer what `Side` asks."""
-    answers, sys.stdout = sys.stdout, sys.stderr
-    cluster: Cluster | None = None
-    for line in sys.stdin:
-        match json.loads(line):
-            case ["where"]:
-                answer: Any = str(Path(memoire.__file__).parent.parent)
-            case ["make", facts]:
-                cluster, answer = Cluster(Cell(*facts)), None
-            case ["take", seconds, is_looked_at] if cluster is not None:
-                answer = cluster.take(seconds, is_looked_at=is_looked_at)
-            case ["close"] if cluster is not None:
-                cluster.close()
-                answer = None
-            case other:
-                raise ValueError(other)
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-@contextmanager
-def former_checkout(given: str | None) -> Iterator[Path]:
-    """The baseline's checkout, built: the one that is given, or a new one."""
-    if given:
-        yield Path(given).resolve()
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        clone = ["git", "clone", "--quiet", "--shared", "--no-checkout", str(ROOT), folder]
-        build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-        subprocess.run(clone, check=True)
-        subprocess.run(["git", "checkout", "--quiet", FORMER], cwd=folder, check=True)
-        subprocess.run(build, cwd=folder, check=True, env=os.environ | {"PYTHONPATH": folder}, capture_output=True)
-        yield Path(folder)
-
-
 # Comparisons
 
 
@@ -353,93 +275,52 @@ def sums_over(turns: list[dict[str, float]]) -> Counter[str]:
     return sums
 
 
-HEAD = f"""What became of TD errors, in percent of those that were given: what a learner gives, a server settles or
-keeps. *held*: applied or superseded, of those whose entry was held when they were given. *in time*: of all that were
-given, those that were acknowledged within {LIMIT:g} s of their arrival; superseded, lost and waiting ones are not.
-*again*: of all draws, those of an entry whose TD error was waiting. The baseline counts its TD errors otherwise, and
-some of them twice.
-
-| cluster | side | given | {" | ".join(OUTCOMES)} | held | in time | again |
-| --- | --- | ---: {"| ---: " * (len(OUTCOMES) + 3)}|"""
+WORDS = f"""What became of TD errors, in percent of those that were given: what a learner gives, a server settles or
+keeps. *batches*: of the learner, a second. *held*: applied or superseded, of those whose entry was held when they were
+given. *in time*: of all that were given, those that were acknowledged within {LIMIT:g} s of their arrival; superseded,
+lost and waiting ones are not. *again*: of all draws, those of an entry whose TD error was waiting.
+"""
+HEAD = head("cluster", "batches", "given", *OUTCOMES, "held", "in time", "again")
 
 
-def account(cell: Cell, side: str, turns: list[dict[str, float]], look: dict[str, float] | None) -> str:
+def account(cell: Cell, turns: list[dict[str, float]], look: dict[str, float]) -> str:
     """A row of that table."""
-    sums = sums_over(turns)
-    parts = [f"{sums[name] / sums['given']:.2%}" if name in turns[0] else "" for name in OUTCOMES]
-    if look is None:
-        parts += ["", "", ""]
-    else:
-        shares = Shares.of(turns)
-        parts += [f"{shares.usable:.2%}", f"{shares.timely:.2%}", f"{look['drawn_waiting'] / look['drawn']:.2%}"]
-    row = f"| {cell} | {side} | {sums['given']:,} | {' | '.join(parts)} |"
+    sums, shares, rate = sums_over(turns), Shares.of(turns), median(turn["rate"] for turn in turns)
+    parts = [*(sums[name] / sums["given"] for name in OUTCOMES), shares.usable, shares.timely]
+    parts.append(look["drawn_waiting"] / look["drawn"])
+    row = cells(cell, f"{amount(rate)}/s", f"{sums['given']:,}", *(f"{part:.2%}" for part in parts))
     print(row, flush=True)
     return row
 
 
-def compare(
-    report: Report, sides: dict[str, Side], cell: Cell, seconds: float, rounds: int
-) -> tuple[Shares, list[str]]:
-    """A cell's row; returns what became of its TD errors, and the rows of that table."""
-    turns: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
-
-    def turn(name: str) -> float:
-        turns[name].append(sides[name].ask("take", seconds, False))
-        return turns[name][-1]["rate"]
-
-    for side in sides.values():
-        side.tell("make", astuple(cell))
-    for side in sides.values():
-        side.answer()
-    try:
-        for side in sides.values():
-            side.ask("take", 0.3, False)
-        rates = in_turns([partial(turn, name) for name in sides], rounds)
-        report.add(*results(f"{cell}: batches", rates, list(sides)[1:], unit="/s"))
-        ours = next(iter(sides))
-        looks = {ours: sides[ours].ask("take", seconds, True)}
-        return Shares.of(turns[ours]), [account(cell, name, each, looks.get(name)) for name, each in turns.items()]
-    finally:
-        for side in sides.values():
-            side.ask("close")
-
-
 def worst(report: Report, shares: list[Shares]) -> None:
     """The rows of the clusters that are worst."""
-    slowest = min(report.results, key=lambda each: each.ratio.middle)
-    report.add(replace(slowest, what=f"the worst of these clusters, {slowest.what}", aim="feedback-rate"))
     for key, what, values, pick in (
         ("feedback-usable", "held when given: applied or superseded", [each.usable for each in shares], min),
         ("feedback-timely", f"acknowledged within {LIMIT:g} s", [each.timely for each in shares], min),
         ("feedback-lost", "lost", [max(1e-6, each.lost) for each in shares], max),
     ):
-        one, share = Spread.of([1.0]), Spread.of([pick(values)])
+        one, share = Spread.one(1.0), Spread.one(pick(values))
         report.add(Result(f"the worst of these clusters, {what}", "", share, one, share, "all TD errors", None, key))
 
 
 def main() -> None:
-    if sys.argv[1:] == ["--side"]:
-        be_a_side()
-        return
-    chosen = arguments(__doc__, former=True)
+    chosen = arguments(__doc__)
     report = Report(__doc__)
     report.heading()
     seconds, rounds = (0.5, 1) if chosen.quick else (2.0, 3)
-    shares, rows = [], []
-    with former_checkout(chosen.former) as former:
-        sides = {"memoire": Side(ROOT), FORMER: Side(former)}
-        for name, side in sides.items():
-            print(f"{name}: {side.ask('where')}", file=sys.stderr)
-        for cell in cells():
-            if chosen.only in str(cell):
-                found, more = compare(report, sides, cell, seconds, rounds)
-                shares.append(found)
-                rows += more
-        for side in sides.values():
-            side.close()
+    shares, rows = [], [HEAD]
+    for cell in clusters():
+        if chosen.only in str(cell):
+            cluster = Cluster(cell)
+            cluster.take(0.3)
+            turns = [cluster.take(seconds) for _ in range(rounds)]
+            rows.append(account(cell, turns, cluster.take(seconds, is_looked_at=True)))
+            shares.append(Shares.of(turns))
+            cluster.close()
     worst(report, shares)
     report.facts += [Task(name, entries).described for name, entries in ENTRIES.items()]
-    report.facts.append("\n".join([HEAD, *rows]))
+    report.facts.append("\n".join([WORDS, *rows]))
     report.finish(chosen.write, "feedback")
 
 

@@ -1,7 +1,7 @@
 // Arrays as the API sends them, {dtype, shape, axes, data}: numbers out of their bytes, and frames as pictures on canvases.
 import {h} from "./dom.js";
 import {figure} from "./format.js";
-import {spark} from "./spark.js";
+import {spark} from "./histogram.js";
 
 const KINDS = {
   b1: Uint8Array, u1: Uint8Array, i1: Int8Array, u2: Uint16Array, i2: Int16Array, u4: Uint32Array, i4: Int32Array, u8: BigUint64Array,

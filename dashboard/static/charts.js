@@ -1,12 +1,10 @@
 // Charts of lines over time, steps or versions, by uPlot: nothing else here knows it. Where it is not installed, plain lines.
 // Each comes with its figures as a table, for those who cannot see it, and is read by the arrow keys.
-import {AXES} from "./axes.js";
+import {AXES, drawGoal, drawMarks, drawTicks, shadeAway} from "./axes.js";
 import {fill, h, say} from "./dom.js";
 import {bytes, count, figure} from "./format.js";
 import {term} from "./help.js";
-import {legendOf} from "./legend.js";
-import {drawGoal, drawMarks, drawTicks, shadeAway} from "./marks.js";
-import {spark} from "./spark.js";
+import {spark} from "./histogram.js";
 import {colour} from "./theme.js";
 
 const HEIGHT = 200;
@@ -270,4 +268,40 @@ function figuresOf(title, {x, lines, extras}, format, axis) {
     extras.marks.length > 0 && h("ul.marked", extras.marks.slice(-TABLE_ROWS).map((mark) => h("li", `${axis.show(mark.x)}: ${mark.text}`))),
     h("div.scroll", {tabindex: "0", role: "region", "aria-label": `${title}: figures`},
       h("table", h("caption.hidden-text", title), h("thead", head), h("tbody", body)))];
+}
+
+/**
+ * The legend, a button for each line with its colour and the value that is pointed at: {element, hidden, set(lines), tell(values)}. A line
+ * goes and comes by it, of which `change(name, isShown)` is told.
+ */
+function legendOf(change) {
+  const element = h("div.legend");
+  const hidden = new Set();
+  let values = [];
+  const toggle = (button, name) => {
+    const isShown = hidden.delete(name);
+    if (!isShown) hidden.add(name);
+    button.setAttribute("aria-pressed", String(isShown));
+    change(name, isShown);
+  };
+  const entry = ({name, tint}) => {
+    const swatch = h("span.swatch");
+    swatch.style.background = tint;
+    const value = h("b");
+    const button = h("button", {type: "button", "aria-pressed": String(!hidden.has(name)), title: "Hide or show", click: () => toggle(button, name)},
+      swatch, h("span", name), value);
+    return {button, value};
+  };
+  return {
+    element,
+    hidden,
+    set(lines) {
+      const made = lines.map(entry);
+      values = made.map(({value}) => value);
+      fill(element, made.map(({button}) => button));
+    },
+    tell(texts) {
+      texts.forEach((text, at) => values[at] && say(values[at], text));
+    },
+  };
 }

@@ -1,11 +1,13 @@
-// How many values lie where: bars of SVG over three marks of the axis, and the same in words.
+// Small drawings of SVG. Bars over three marks of the axis show how many values lie where; lines stand beside figures, and in place
+// of charts where uPlot is not installed.
 import {h, svg} from "./dom.js";
 import {count, figure} from "./format.js";
 
 const HEIGHT = 90;
+const LENGTH = 200; // of a line
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const isAlike = (least, greatest, zeros) => !zeros && least !== undefined && least !== null && least === greatest;
-const WIDTH = 10; // of a bar, stretched to the card
+const BAR = 10; // of width, stretched to the card
 
 /**
  * Bars of a histogram {bounds, counts, zeros}; `title` names it, `format` writes a value. Buckets lie side by side in equal
@@ -19,11 +21,11 @@ export function histogram({bounds, counts, zeros = 0, least, greatest}, title, f
   const range = (at) => `${format(bounds[at])} to ${format(bounds[at + 1])}`;
   const peak = counts.indexOf(most);
   const label = `${title}: ${format(bounds[0])} to ${format(bounds.at(-1))}, most of them (${count(most)}) from ${range(peak)}`;
-  const frame = {class: "bars", viewBox: `0 0 ${WIDTH * counts.length} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label};
+  const frame = {class: "bars", viewBox: `0 0 ${BAR * counts.length} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label};
   const bars = counts.map((number, at) => {
     const height = number ? Math.max(1.5, (number / most) * HEIGHT) : 0;
-    const bar = svg("rect", {x: at * WIDTH + 0.5, y: HEIGHT - height, width: WIDTH - 1, height});
-    const column = svg("rect", {x: at * WIDTH, y: 0, width: WIDTH, height: HEIGHT, class: "touch"});
+    const bar = svg("rect", {x: at * BAR + 0.5, y: HEIGHT - height, width: BAR - 1, height});
+    const column = svg("rect", {x: at * BAR, y: 0, width: BAR, height: HEIGHT, class: "touch"});
     const text = svg("title");
     text.textContent = `${range(at)}: ${count(number)}`;
     column.append(text);
@@ -32,4 +34,22 @@ export function histogram({bounds, counts, zeros = 0, least, greatest}, title, f
   const marks = [0, Math.floor(counts.length / 2), counts.length].filter((at, place, all) => all.indexOf(at) === place);
   return h("div.histogram", svg("svg", frame, ...bars.flat()), h("div.marks", marks.map((at) => h("span", format(bounds[at])))),
     zeros > 0 && h("p.quiet", `and ${count(zeros)} that are 0`));
+}
+
+/** A line through values (null: none), from the least to the greatest; `label` says in words what is shown. */
+export function spark(values, label, height = 40) {
+  const viewBox = `0 0 ${LENGTH} ${height}`;
+  const frame = {class: "spark", viewBox, preserveAspectRatio: "none", role: "img", "aria-label": label};
+  const known = values.filter((value) => value !== null);
+  if (known.length < 2) return svg("svg", frame);
+  const low = Math.min(...known);
+  const span = Math.max(...known) - low || 1;
+  const x = (index) => ((index / (values.length - 1)) * LENGTH).toFixed(1);
+  const y = (value) => (height - 2 - ((value - low) / span) * (height - 4)).toFixed(1);
+  const points = values.map((value, index) => (value === null ? null : `${x(index)} ${y(value)}`));
+  const line = `M${points.filter(Boolean).join("L")}`;
+  const first = points.findIndex(Boolean);
+  const last = points.findLastIndex(Boolean);
+  const area = `${line}L${x(last)} ${height}L${x(first)} ${height}Z`;
+  return svg("svg", frame, svg("path", {d: area, class: "area"}), svg("path", {d: line}));
 }

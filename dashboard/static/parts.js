@@ -53,8 +53,11 @@ export function searchField(label, value, change) {
   return input;
 }
 
-/** Do something again and again while the page is there, but never twice at once; returns a function that does it now. */
-export function every(seconds, signal, stream, work) {
+/**
+ * Do something again and again while the page is there, but never twice at once; returns a function that does it now. `told` gets what
+ * went wrong, or null.
+ */
+export function every(seconds, signal, stream, work, told = (error) => error && console.info(error.message)) {
   let isBusy = false;
   let isWanted = false;
   const run = async () => {
@@ -63,8 +66,9 @@ export function every(seconds, signal, stream, work) {
     isBusy = true;
     try {
       await work();
+      told(null);
     } catch (error) {
-      if (error.name !== "AbortError") console.info(error.message);
+      if (error.name !== "AbortError") told(error);
     } finally {
       isBusy = false;
       if (isWanted) run();

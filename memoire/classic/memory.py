@@ -18,6 +18,20 @@ from memoire.errors import MemoireError, ParameterError
 from .fields import FIELDS, OWN_NAMES, ReplayBatch, batch_of, defaults, flags_of, seven_fields, sides_of
 
 
+def _template(field: str, doc: str) -> Any:
+    """A read-only property: the template of a field."""
+    return property(lambda memory: memory._templates[field], doc=doc)
+
+
+def _parameter(name: str, doc: str) -> Any:
+    """A property that is a parameter of the memory; set, it is checked against the schema."""
+    return property(
+        lambda memory: getattr(memory.parameters, name),
+        lambda memory, value: memory._configure(**{name: value}),
+        doc=doc,
+    )
+
+
 class ReplayMemory(StrictAttributes):
     """A local memory of episodes, from which samples are drawn in proportion to their weight.
 
@@ -72,40 +86,23 @@ class ReplayMemory(StrictAttributes):
 
     # ------------------------------------------------------------------------------------------ read-only properties
 
-    @property
-    def state_buf(self) -> Any:
-        """Template for state: zeros of its shape and dtype, read-only, nested as it was declared."""
-        return self._templates["state"]
+    state_buf: Any = _template(
+        "state", "Template for state: zeros of its shape and dtype, read-only, nested as it was declared."
+    )
 
-    @property
-    def action_buf(self) -> Any:
-        """Template for action."""
-        return self._templates["action"]
+    action_buf: Any = _template("action", "Template for action.")
 
-    @property
-    def reward_buf(self) -> Any:
-        """Template for reward: float32."""
-        return self._templates["reward"]
+    reward_buf: Any = _template("reward", "Template for reward: float32.")
 
-    @property
-    def prob_buf(self) -> Any:
-        """Template for prob: shape ()."""
-        return self._templates["prob"]
+    prob_buf: Any = _template("prob", "Template for prob: shape ().")
 
-    @property
-    def value_buf(self) -> Any:
-        """Template for value: float32 in the shape of reward."""
-        return self._templates["value"]
+    value_buf: Any = _template("value", "Template for value: float32 in the shape of reward.")
 
-    @property
-    def qvest_buf(self) -> Any:
-        """Template for qvest, the return that `close_episode` computes: float32 in the shape of reward."""
-        return self._templates["qvest"]
+    qvest_buf: Any = _template(
+        "qvest", "Template for qvest, the return that `close_episode` computes: float32 in the shape of reward."
+    )
 
-    @property
-    def info_buf(self) -> Any:
-        """Template for info: any dtype, an axis of 0 is allowed."""
-        return self._templates["info"]
+    info_buf: Any = _template("info", "Template for info: any dtype, an axis of 0 is allowed.")
 
     @property
     def entry_size(self) -> int:
@@ -144,77 +141,32 @@ class ReplayMemory(StrictAttributes):
 
     # ----------------------------------------------------------------------------------------- read-write properties
 
-    @property
-    def priority_exponent(self) -> float:
-        """Exponent of priorities, the alpha of Schaul et al. (the page calls it beta). At least 0; default 0.6."""
-        return self.parameters.priority_exponent
+    priority_exponent: float = _parameter(
+        "priority_exponent",
+        "Exponent of priorities, the alpha of Schaul et al. (the page calls it beta). At least 0; default 0.6.",
+    )
 
-    @priority_exponent.setter
-    def priority_exponent(self, value: float) -> None:
-        self._configure(priority_exponent=value)
+    importance_exponent: float = _parameter(
+        "importance_exponent",
+        "Exponent of the correction, the beta of Schaul et al. (not on the page). In [0, 1]; default 0.4.",
+    )
 
-    @property
-    def importance_exponent(self) -> float:
-        """Exponent of the correction, the beta of Schaul et al. (not on the page). In [0, 1]; default 0.4."""
-        return self.parameters.importance_exponent
+    mix_lambda: float = _parameter("mix_lambda", "Lambda of the TD(lambda) return. In [0, 1]; default 1.")
 
-    @importance_exponent.setter
-    def importance_exponent(self, value: float) -> None:
-        self._configure(importance_exponent=value)
+    frame_stack: int = _parameter("frame_stack", "States in a sample's window. At least 1; default 1.")
 
-    @property
-    def mix_lambda(self) -> float:
-        """Lambda of the TD(lambda) return. In [0, 1]; default 1."""
-        return self.parameters.mix_lambda
+    multi_step: int = _parameter("multi_step", "Entries between prev and next. At least 1; default 1.")
 
-    @mix_lambda.setter
-    def mix_lambda(self, value: float) -> None:
-        self._configure(mix_lambda=value)
+    cache_size: int = _parameter("cache_size", "Samples in a cache. At least 1; default 256.")
 
-    @property
-    def frame_stack(self) -> int:
-        """States in a sample's window. At least 1; default 1."""
-        return self.parameters.frame_stack
+    max_episode: int = _parameter(
+        "max_episode", "Most closed episodes kept, beside max_step; 0, the default, is no limit."
+    )
 
-    @frame_stack.setter
-    def frame_stack(self, value: int) -> None:
-        self._configure(frame_stack=value)
-
-    @property
-    def multi_step(self) -> int:
-        """Entries between prev and next. At least 1; default 1."""
-        return self.parameters.multi_step
-
-    @multi_step.setter
-    def multi_step(self, value: int) -> None:
-        self._configure(multi_step=value)
-
-    @property
-    def cache_size(self) -> int:
-        """Samples in a cache. At least 1; default 256."""
-        return self.parameters.cache_size
-
-    @cache_size.setter
-    def cache_size(self, value: int) -> None:
-        self._configure(cache_size=value)
-
-    @property
-    def max_episode(self) -> int:
-        """Most closed episodes kept, beside max_step; 0, the default, is no limit."""
-        return self.parameters.max_episode
-
-    @max_episode.setter
-    def max_episode(self, value: int) -> None:
-        self._configure(max_episode=value)
-
-    @property
-    def reuse_cache(self) -> bool:
-        """Whether a server draws from its caches with replacement, or each sample once (False, the default)."""
-        return self.parameters.reuse_cache
-
-    @reuse_cache.setter
-    def reuse_cache(self, value: bool) -> None:
-        self._configure(reuse_cache=value)
+    reuse_cache: bool = _parameter(
+        "reuse_cache",
+        "Whether a server draws from its caches with replacement, or each sample once (False, the default).",
+    )
 
     @property
     def discount_factor(self) -> tuple[float, ...]:
@@ -248,16 +200,11 @@ class ReplayMemory(StrictAttributes):
     def cache_flags(self, value: Iterable[Any]) -> None:
         self._configure(**sides_of(value, self._schema))
 
-    @property
-    def start(self) -> Start:
-        """Windows that reach before an episode's first entry: "skip" them (the default), "repeat" the first, or
-        "zero".
-        """
-        return self.parameters.start
-
-    @start.setter
-    def start(self, value: Start) -> None:
-        self._configure(start=value)
+    start: Start = _parameter(
+        "start",
+        'Windows that reach before an episode\'s first entry: "skip" them (the default), "repeat" the '
+        'first, or "zero".',
+    )
 
     # ------------------------------------------------------------------------------------------------------- methods
 

@@ -154,19 +154,15 @@ function openOne(root, id, stream, signal) {
   signal.addEventListener("abort", () => [returns, lengths].forEach((chart) => chart.close()));
   fill(root, back, first, h("div.grid.wide", returns.element, lengths.element), rest);
   every(3, signal, stream, async () => {
-    try {
-      const [found, episodes] = await Promise.all([get(`actors/${encodeURIComponent(id)}`, {}, signal),
-        get("episodes", {client: id, limit: MOST_EPISODES}, signal)]);
-      const inOrder = episodes.sort((a, b) => a.time - b.time);
-      const times = inOrder.map(({time}) => time);
-      returns.set(times, [{name: "return", values: inOrder.map(({returned}) => returned)}]);
-      lengths.set(times, [{name: "length", values: inOrder.map(({length}) => length)}]);
-      patch(first, about(found));
-      patch(rest, tables(found));
-    } catch (error) {
-      if (error.name !== "AbortError") fill(first, problem(error), h("p.quiet", `Its id is ${id}; it may be of another run.`));
-    }
-  });
+    const [found, episodes] = await Promise.all([get(`actors/${encodeURIComponent(id)}`, {}, signal),
+      get("episodes", {client: id, limit: MOST_EPISODES}, signal)]);
+    const inOrder = episodes.sort((a, b) => a.time - b.time);
+    const times = inOrder.map(({time}) => time);
+    returns.set(times, [{name: "return", values: inOrder.map(({returned}) => returned)}]);
+    lengths.set(times, [{name: "length", values: inOrder.map(({length}) => length)}]);
+    patch(first, about(found));
+    patch(rest, tables(found));
+  }, (error) => error && fill(first, problem(error), h("p.quiet", `Its id is ${id}; it may be of another run.`)));
 }
 
 function about({actor}) {

@@ -1,13 +1,10 @@
 // Do actors get their actions in time: inference nodes, how many rows a batch has and what makes it due, how long answers take.
-import {get} from "../api.js";
-import {lineOf, makeChart} from "../charts.js";
-import {withGaps} from "../curves.js";
 import {fill, h, patch} from "../dom.js";
 import {count, duration, figure, share} from "../format.js";
 import {column, term} from "../help.js";
-import {choice, every, showProblem, table} from "../parts.js";
-import {RANGES, spanOf} from "../ranges.js";
-import {address, remember} from "../router.js";
+import {makeOverTime} from "../overtime.js";
+import {table} from "../parts.js";
+import {address} from "../router.js";
 
 const IS_NODE = /^inference\.(.+)\.busy$/;
 const FULL = 0.9; // share of its time from which a node has no room for more
@@ -44,35 +41,24 @@ function refused({refused: codes, failures, weights_failures: unread, expired}) 
   return found.join(", ") || "none";
 }
 
-export function openInference({root, parameters, stream, signal}) {
-  const state = Object.fromEntries(parameters);
-  const [top, message, over] = [h("div", h("p.quiet", "Loading …")), h("div"), h("div", {hidden: true})];
-  const due = makeChart({title: "What makes batches due", unit: "share of the batches of all nodes", named: "InferenceRow.batches", format: share, top: 1, sync: "inference"});
-  const charts = CHARTS.map((each) => ({...each, chart: makeChart({...each, sync: "inference"})}));
-  const all = [...charts.slice(0, 2).map(({chart}) => chart), due, ...charts.slice(2).map(({chart}) => chart)];
-  signal.addEventListener("abort", () => all.forEach((chart) => chart.close()));
-  const range = choice("Range", RANGES, state.range ?? "300", (chosen) => {
-    state.range = chosen;
-    remember({range: chosen});
-    refresh();
-  });
-  fill(over, h("div.bar", h("h2", "Over time"), range), message, h("div.grid.wide", all.map(({element}) => element)));
-  fill(root, top, over);
-  const refresh = every(3, signal, stream, async () => {
-    try {
-      const names = (await get("figures", {}, signal)).map((name) => name.match(IS_NODE)?.[1]).filter(Boolean);
-      over.hidden = !names.length && !stream.newest?.inference.length;
-      if (over.hidden) return;
-      const asked = names.flatMap((node) => [...CHARTS.map(({name}) => name), ...Object.keys(REASONS).map((reason) => `batches_${reason}`)].map((name) => `inference.${node}.${name}`));
-      const found = await get("curves", {name: asked, points: 300, ...spanOf(state, stream)}, signal);
-      const set = (chart, lines) => chart.set(...withGaps(found, lines), {away: found.away});
-      for (const {chart, name} of charts) set(chart, names.map((node) => lineOf(found, `inference.${node}.${name}`, node)));
-      set(due, Object.entries(REASONS).map(([reason, title]) => ({name: title, values: meanOf(found, names.map((node) => `inference.${node}.batches_${reason}`))})));
-      showProblem(message, null);
-    } catch (error) {
-      if (error.name !== "AbortError") showProblem(message, error);
-    }
-  });
+const DUE = {title: "What makes batches due", unit: "share of the batches of all nodes", named: "InferenceRow.batches", format: share, top: 1};
+
+/** What the charts draw of these nodes. */
+function linesOf(nodes) {
+  const charts = CHARTS.map(({name}) => Object.fromEntries(nodes.map((node) => [`inference.${node}.${name}`, node])));
+  const named = (reason) => nodes.map((node) => `inference.${node}.batches_${reason}`);
+  const due = (found) => Object.entries(REASONS).map(([reason, title]) => ({name: title, values: meanOf(found, named(reason))}));
+  return [...charts.slice(0, 2), [Object.keys(REASONS).flatMap(named), due], ...charts.slice(2)];
+}
+
+export function openInference(page) {
+  const top = h("div", h("p.quiet", "Loading …"));
+  const known = (names) => {
+    const nodes = names.map((name) => name.match(IS_NODE)?.[1]).filter(Boolean);
+    return nodes.length || page.stream.newest?.inference.length ? linesOf(nodes) : null;
+  };
+  const kinds = [...CHARTS.slice(0, 2), DUE, ...CHARTS.slice(2)];
+  fill(page.root, top, makeOverTime({kinds, linesOf: known, sync: "inference"}, page));
   return {update: (overview) => patch(top, overview.inference.length ? shown(overview) : nothing(overview))};
 }
 

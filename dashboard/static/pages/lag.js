@@ -1,13 +1,11 @@
 // How old are the models that act, and that what is learned from was made by: actors and tables against the newest model.
 import {get} from "../api.js";
-import {lineOf, makeChart} from "../charts.js";
-import {withGaps} from "../curves.js";
 import {fill, h, patch} from "../dom.js";
 import {ago, count, figure, NONE, share} from "../format.js";
 import {term} from "../help.js";
-import {choice, empty, every, facts, showProblem, table} from "../parts.js";
-import {RANGES, spanOf} from "../ranges.js";
-import {address, remember} from "../router.js";
+import {makeOverTime, titled} from "../overtime.js";
+import {empty, every, facts, showProblem, table} from "../parts.js";
+import {address} from "../router.js";
 
 const MOST = 100; // actors, those that are most behind
 const IS_STALE = /^table\.(.+)\.stale_share$/;
@@ -24,49 +22,33 @@ const COLUMNS = [
   {title: "Reported", value: (row) => ago(row.last_seen, now()), number: true},
 ];
 
-export function openLag({root, parameters, stream, signal}) {
-  const state = Object.fromEntries(parameters);
+const CHARTS = [
+  {title: "Models behind, of actors", unit: "versions", named: "ActorRow.model_lag"},
+  {title: "Models behind, of what was learned from", unit: "versions", named: "HeldSample.model_lag"},
+  {title: "Too old to be learned from", unit: "share of what left the table", named: "TableRow.stale_share", format: share, top: 0.1},
+  {title: "Newest model", unit: "version", format: count},
+];
+
+function linesOf(names) {
+  const trained = names.includes("learner.lag_mean") ? "learner.lag" : "sample_lag"; // of each take, or of a batch now and then
+  const behind = ["actor_lag", trained].map((name) => ({[`${name}_mean`]: "mean", [`${name}_max`]: "most"}));
+  return [...behind, titled(names, IS_STALE), titled(names, IS_MODEL)];
+}
+
+export function openLag(page) {
+  const {root, stream, signal} = page;
   const message = h("div");
   const cards = h("div.grid.wide", h("p.quiet", "Loading …"));
   const list = h("div");
-  const acting = makeChart({title: "Models behind, of actors", unit: "versions", named: "ActorRow.model_lag", sync: "lag"});
-  const learned = makeChart({title: "Models behind, of what was learned from", unit: "versions", named: "HeldSample.model_lag", sync: "lag"});
-  const stale = makeChart({title: "Too old to be learned from", unit: "share of what left the table", named: "TableRow.stale_share", format: share, top: 0.1, sync: "lag"});
-  const models = makeChart({title: "Newest model", unit: "version", format: count, sync: "lag"});
-  const charts = [acting, learned, stale, models];
-  signal.addEventListener("abort", () => charts.forEach((chart) => chart.close()));
-  const range = choice("Range", RANGES, state.range ?? "300", (chosen) => {
-    state.range = chosen;
-    remember({range: chosen});
-    refresh();
-  });
-  fill(root, cards, h("div.bar", h("h2", "Over time"), range), message, h("div.grid.wide", charts.map(({element}) => element)),
-    h("h2", "Actors, the farthest behind first"), list);
-  const refresh = every(3, signal, stream, async () => {
-    try {
-      const all = await get("figures", {}, signal);
-      const [ofTables, ofModels] = [IS_STALE, IS_MODEL].map((kind) => all.filter((name) => kind.test(name)));
-      const trained = all.includes("learner.lag_mean") ? "learner.lag" : "sample_lag"; // of each take, or of a batch now and then
-      const [ofActors, ofSamples] = ["actor_lag", trained].map((name) => ({[`${name}_mean`]: "mean", [`${name}_max`]: "most"}));
-      const name = [...Object.keys({...ofActors, ...ofSamples}), ...ofTables, ...ofModels];
-      const [found, page] = await Promise.all([get("curves", {name, points: 300, ...spanOf(state, stream)}, signal),
-        get("actors", {sort: "model_lag", order: "down", limit: MOST}, signal)]);
-      const show = (chart, names) => chart.set(...withGaps(found, Object.entries(names).map(([key, title]) => lineOf(found, key, title))), {away: found.away});
-      show(acting, ofActors);
-      show(learned, ofSamples);
-      show(stale, titles(ofTables, IS_STALE));
-      show(models, titles(ofModels, IS_MODEL));
-      const rows = page.rows.filter(({state: each}) => each !== "gone");
-      patch(list, rows.length ? table("Actors by model", COLUMNS, rows) : empty(NOBODY));
-      showProblem(message, null);
-    } catch (error) {
-      if (error.name !== "AbortError") showProblem(message, error);
-    }
-  });
+  fill(root, cards, makeOverTime({kinds: CHARTS, linesOf, sync: "lag"}, page), message, h("h2", "Actors, the farthest behind first"), list);
+  every(3, signal, stream, async () => {
+    const {rows} = await get("actors", {sort: "model_lag", order: "down", limit: MOST}, signal);
+    const here = rows.filter(({state}) => state !== "gone");
+    patch(list, here.length ? table("Actors by model", COLUMNS, here) : empty(NOBODY));
+  }, (error) => showProblem(message, error));
   return {update: (overview) => patch(cards, act(overview), learn(overview))};
 }
 
-const titles = (names, kind) => Object.fromEntries(names.map((name) => [name, name.match(kind)[1]]));
 const NOBODY = "No actor has recorded anything in this run yet. An actor begins with memoire.connect(ADDRESS).";
 
 const versions = (lag) => `${figure(lag)} version${lag === 1 ? "" : "s"}`;

@@ -42,24 +42,19 @@ export function openLearning({root, parameters, stream, signal}) {
   fill(root, h("div.wide-chart", returns.element), h("div.grid.wide", waits, waiting.element), message, place, ending);
 
   const refresh = every(5, signal, stream, async () => {
-    try {
-      const runs = await get("runs", {}, signal);
-      const current = runs.find((run) => run.is_current);
-      const beside = isChosen(state).map((name) => runs.find((run) => run.name === name && !run.is_current)).filter(Boolean);
-      const shown = [...(current ? [current] : []), ...beside];
-      const topic = Object.keys(stream.newest?.models ?? {})[0] ?? "";
-      const axis = state.over === "version" && topic ? "version" : state.over !== "time" ? "steps" : shown.length > 1 ? "elapsed" : "time";
-      const figures = await Promise.all(shown.map((run) => get("figures", {run: run.name}, signal)));
-      const names = drawn(figures.flat());
-      const asked = [...names, WAITS, "nodes_up", ...(topic ? [`model.${topic}`] : [])];
-      const answers = await Promise.all(shown.map((run) => get("curves", {run: run.name, name: asked, points: 400}, signal)));
-      draw(place, charts, names, {runs: shown, answers, axis, topic, width: SMOOTH[state.smooth] ?? SMOOTH.some});
-      fill(ending, exports(current?.name ?? ""));
-      showProblem(message, null);
-    } catch (error) {
-      if (error.name !== "AbortError") showProblem(message, error);
-    }
-  });
+    const runs = await get("runs", {}, signal);
+    const current = runs.find((run) => run.is_current);
+    const beside = isChosen(state).map((name) => runs.find((run) => run.name === name && !run.is_current)).filter(Boolean);
+    const shown = [...(current ? [current] : []), ...beside];
+    const topic = Object.keys(stream.newest?.models ?? {})[0] ?? "";
+    const axis = state.over === "version" && topic ? "version" : state.over !== "time" ? "steps" : shown.length > 1 ? "elapsed" : "time";
+    const figures = await Promise.all(shown.map((run) => get("figures", {run: run.name}, signal)));
+    const names = drawn(figures.flat());
+    const asked = [...names, WAITS, "nodes_up", ...(topic ? [`model.${topic}`] : [])];
+    const answers = await Promise.all(shown.map((run) => get("curves", {run: run.name, name: asked, points: 400}, signal)));
+    draw(place, charts, names, {runs: shown, answers, axis, topic, width: SMOOTH[state.smooth] ?? SMOOTH.some});
+    fill(ending, exports(current?.name ?? ""));
+  }, (error) => showProblem(message, error));
   return {update: (overview) => patch(waits, waitsFor(overview))};
 }
 

@@ -3,10 +3,10 @@ import {get} from "../api.js";
 import {lineOf, makeChart} from "../charts.js";
 import {marksOf, withGaps} from "../curves.js";
 import {fill, h} from "../dom.js";
-import {bytes, clock, count, duration, figure, share} from "../format.js";
-import {choice, every, showProblem} from "../parts.js";
+import {bytes, clock, count, duration, share} from "../format.js";
+import {rangeChoice, spanOf} from "../overtime.js";
+import {every, showProblem} from "../parts.js";
 import {remember} from "../router.js";
-import {RANGES, spanOf} from "../ranges.js";
 
 const CHARTS = [
   {title: "Steps and samples", unit: "per second", names: {steps_per_second: "steps recorded", samples_per_second: "samples drawn"}},
@@ -33,7 +33,7 @@ export function openLive({root, parameters, stream, signal}) {
     const {since, until} = state;
     const whole = h("button", {type: "button", click: () => change({since: "", until: ""})}, "Back to now");
     fill(range, since ? [h("span.quiet", `${clock(Number(since))} – ${clock(Number(until))} `), whole] :
-      choice("Range", RANGES, state.range ?? "300", (chosen) => change({range: chosen})));
+      rangeChoice(state.range, change));
   };
   const change = (changes) => {
     state = {...state, ...changes};
@@ -45,16 +45,11 @@ export function openLive({root, parameters, stream, signal}) {
     h("div.grid.wide", charts.map(({chart}) => chart.element)));
   drawRange();
   const refresh = every(2, signal, stream, async () => {
-    try {
-      const asked = {name: NAMES, points: 300, ...spanOf(state, stream)};
-      const [found, events] = await Promise.all([get("curves", asked, signal), get("events", {}, signal)]);
-      const extras = {away: found.away, marks: marksOf(events, found, found.time, true)};
-      for (const {chart, names} of charts) chart.set(...withGaps(found, Object.entries(names).map(([name, title]) => lineOf(found, name, title))), extras);
-      showProblem(message, null);
-    } catch (error) {
-      if (error.name !== "AbortError") showProblem(message, error);
-    }
-  });
+    const asked = {name: NAMES, points: 300, ...spanOf(state, stream)};
+    const [found, events] = await Promise.all([get("curves", asked, signal), get("events", {}, signal)]);
+    const extras = {away: found.away, marks: marksOf(events, found, found.time, true)};
+    for (const {chart, names} of charts) chart.set(...withGaps(found, Object.entries(names).map(([name, title]) => lineOf(found, name, title))), extras);
+  }, (error) => showProblem(message, error));
   return {
     route(given) {
       state = Object.fromEntries(given);

@@ -1,49 +1,41 @@
 // What is held, and is it worth its room: bytes sent against bytes generated, how full the tables are, how weights and ages
 // are spread, and one sample.
 import {get} from "../api.js";
-import {lineOf, makeChart} from "../charts.js";
-import {withGaps} from "../curves.js";
 import {fill, h, patch} from "../dom.js";
 import {bytes, count, duration, figure, NONE, share, until} from "../format.js";
 import {column, term} from "../help.js";
-import {choice, every, facts, showProblem, table} from "../parts.js";
-import {RANGES, spanOf} from "../ranges.js";
+import {histogram} from "../histogram.js";
+import {makeOverTime, titled} from "../overtime.js";
+import {choice, empty, every, facts, problem, table} from "../parts.js";
 import {remember} from "../router.js";
-import {makeDistribution} from "./distribution.js";
 import {makeSample} from "./sample.js";
 
 const IS_HELD = /^table\.(.+)\.held_bytes$/;
 const IS_NODE = /^node\.(.+)\.memory_bytes$/;
 
-export function openMemory({root, parameters, stream, signal}) {
+const CHARTS = [
+  {title: "Held by tables", unit: "bytes", format: bytes},
+  {title: "Batches", unit: "share of weight", format: share, top: 1},
+  {title: "Memory of the nodes", unit: "bytes", format: bytes},
+  {title: "Recorded and received", unit: "bytes in all", format: bytes},
+  {title: "Caches that were not stored", unit: "in all", format: count},
+];
+const SENT = {generated_bytes: "recorded", received_bytes: "received"};
+const LOST = {skipped_caches: "skipped", rejected_caches: "rejected", lost_caches: "lost"};
+const BATCHES = {sample_effective: "distinct weight", sample_left_out: "left out"};
+const linesOf = (names) => [titled(names, IS_HELD), BATCHES, titled(names, IS_NODE), SENT, LOST];
+
+export function openMemory(page) {
+  const {root, parameters, stream, signal} = page;
   const state = Object.fromEntries(parameters);
-  const message = h("div");
-  const cards = h("div.grid");
-  const away = h("div");
-  const held = makeChart({title: "Held by tables", unit: "bytes", format: bytes, sync: "memory"});
-  const nodes = makeChart({title: "Memory of the nodes", unit: "bytes", format: bytes, sync: "memory"});
-  const sent = makeChart({title: "Recorded and received", unit: "bytes in all", format: bytes, sync: "memory"});
-  const lost = makeChart({title: "Caches that were not stored", unit: "in all", format: count, sync: "memory"});
-  const batches = makeChart({title: "Batches", unit: "share of weight", format: share, top: 1, sync: "memory"});
-  const charts = [held, batches, nodes, sent, lost];
-  signal.addEventListener("abort", () => charts.forEach((chart) => chart.close()));
-  const range = choice("Range", RANGES, state.range ?? "300", (chosen) => {
-    state.range = chosen;
-    remember({range: chosen});
-    refresh();
-  });
-  const spread = makeDistribution();
+  const [away, cards, tables] = [h("div"), h("div.grid"), h("div.bar")];
+  const spread = h("div.grid", h("p.quiet", "Loading …"));
   const sample = makeSample(signal);
-  const tables = h("div.bar");
-  fill(root, away, cards, tables, spread.element, sample.element, h("div.bar", h("h2", "Over time"), range), message,
-    h("div.grid.wide", charts.map((chart) => chart.element)));
+  fill(root, away, cards, tables, h("section.block", spread), sample.element, makeOverTime({kinds: CHARTS, linesOf, sync: "memory"}, page));
   const look = every(5, signal, stream, async () => {
-    try {
-      spread.set(await get("distribution", {table: state.table}, signal));
-    } catch (error) {
-      if (error.name !== "AbortError") spread.fail(error);
-    }
-  });
+    const found = await get("distribution", {table: state.table}, signal);
+    patch(spread, found.looked ? [size(found), weights(found), ages(found)] : h("section.card", empty("This table holds nothing that can be drawn now.")));
+  }, (error) => error && fill(spread, h("section.card", problem(error))));
   const choose = (name) => {
     state.table = name;
     remember({table: name});
@@ -57,24 +49,6 @@ export function openMemory({root, parameters, stream, signal}) {
     names = found.join("\n");
     fill(tables, found.length > 1 && choice("Table", found.map((name) => [name, `Table ${name}`]), state.table ?? found[0], choose));
   };
-  const refresh = every(3, signal, stream, async () => {
-    try {
-      const all = await get("figures", {}, signal);
-      const [ofTables, ofNodes] = [IS_HELD, IS_NODE].map((kind) => all.filter((name) => kind.test(name)));
-      const name = [...ofTables, ...ofNodes, ...[SENT, LOST, BATCHES].flatMap(Object.keys)];
-      const found = await get("curves", {name, points: 300, ...spanOf(state, stream)}, signal);
-      const lines = (names) => Object.entries(names).map(([key, title]) => lineOf(found, key, title));
-      const show = (chart, names) => chart.set(...withGaps(found, lines(names)), {away: found.away});
-      show(held, titles(ofTables, IS_HELD));
-      show(nodes, titles(ofNodes, IS_NODE));
-      show(sent, SENT);
-      show(lost, LOST);
-      show(batches, BATCHES);
-      showProblem(message, null);
-    } catch (error) {
-      if (error.name !== "AbortError") showProblem(message, error);
-    }
-  });
   return {
     update(overview) {
       patch(away, awayNote(overview));
@@ -83,13 +57,6 @@ export function openMemory({root, parameters, stream, signal}) {
     },
   };
 }
-
-const SENT = {generated_bytes: "recorded", received_bytes: "received"};
-const LOST = {skipped_caches: "skipped", rejected_caches: "rejected", lost_caches: "lost"};
-
-const BATCHES = {sample_effective: "distinct weight", sample_left_out: "left out"};
-
-const titles = (names, kind) => Object.fromEntries(names.map((name) => [name, name.match(kind)[1]]));
 
 const serversAway = ({nodes}) => nodes.filter(({role, state}) => role === "server" && state === "down").map(({name, url}) => name || url);
 
@@ -158,3 +125,36 @@ function perServer({facts: found, name}) {
   const rows = Object.entries(found);
   return rows.length > 1 && h("details", h("summary", `At each of ${count(rows.length)} servers`), table(`${name} at its servers`, OF_SERVER, rows));
 }
+
+// --------------------------------------------------------------------------- how it is spread, and how many entries that is worth
+
+const FEW = 0.05; // share of the entries that the memory is worth, below which somebody should know
+
+function size({effective, population, looked, held, unit, servers, missing}) {
+  const part = population > 0 && effective !== null ? Math.min(1, effective / population) : null;
+  return h("section.card", h("h2", term("ClusterDistribution.effective")),
+    h("p.answer", part === null ? "Not known" : `Draws spread as over ${count(Math.round(effective))} equal entries, of ${count(population)} (${share(part)})`),
+    part !== null && part < FEW && h("p", "A few entries are drawn again and again: a lower priority_exponent spreads the draws."),
+    facts([
+      [`${unit} that can be drawn`, count(held)],
+      ["looked at for this", looked < held ? `${count(looked)} of them` : "all of them"],
+      ["servers", missing.length ? `${servers.length}, ${missing.join(", ")} did not answer` : count(servers.length)],
+    ]));
+}
+
+function weights({weights: found, weighed}) {
+  return h("section.card", h("h2", term("HeldSample.weight", "Weights")),
+    h("p.answer", ends(found, figure)), spreadOf(found, "Weights", figure),
+    h("p.quiet", weighed));
+}
+
+function ages({ages: found}) {
+  return h("section.card", h("h2", term("HeldSample.age", "Ages")),
+    h("p.answer", ends(found, duration)), spreadOf(found, "Ages", duration),
+    h("p.quiet", "Since the entries were recorded."));
+}
+
+/** Bars, but for values that are all alike: one bar would only look like a spread. */
+const spreadOf = (found, title, format) => (found.least === found.greatest ? null : histogram(found, title, format));
+
+const ends = ({least, greatest}, format) => (least === greatest ? `all ${format(least)}` : `${format(least)} to ${format(greatest)}`);

@@ -1,14 +1,12 @@
 // Every node: does it answer, how long, what does it use; and one of them, its curves first and all that it said below, folded.
 // Learners beside them.
 import {get} from "../api.js";
-import {lineOf, makeChart} from "../charts.js";
-import {withGaps} from "../curves.js";
 import {fill, h, patch} from "../dom.js";
 import {ago, bytes, clock, count, duration, figure, NONE, raw, share, words} from "../format.js";
 import {column, term} from "../help.js";
-import {choice, empty, every, problem, table} from "../parts.js";
-import {RANGES, spanOf} from "../ranges.js";
-import {address, remember} from "../router.js";
+import {makeOverTime} from "../overtime.js";
+import {empty, every, problem, table} from "../parts.js";
+import {address} from "../router.js";
 
 const now = () => Date.now() / 1000;
 
@@ -81,36 +79,19 @@ const CURVES = [
 ];
 
 function openNode(root, url, parameters, stream, signal) {
-  const state = {range: parameters.get("range") ?? "3600"};
   const [head, said] = [h("div", h("p.quiet", "Loading …")), h("div")];
-  const charts = CURVES.map((each) => ({...each, chart: makeChart({...each, sync: "node"})}));
-  signal.addEventListener("abort", () => charts.forEach(({chart}) => chart.close()));
-  const range = choice("Range", RANGES, state.range, (chosen) => {
-    state.range = chosen;
-    remember({range: chosen});
-    refresh();
-  });
-  fill(root, h("p", h("a", {href: address("nodes")}, "← All nodes")), head, h("div.bar", range),
-    h("div.grid.wide", charts.map(({chart}) => chart.element)), said);
-  const refresh = every(3, signal, stream, async () => {
-    try {
-      const [node] = await get("nodes", {url}, signal);
-      if (!node) return fill(head, empty(`There is no node at ${url} any more.`));
-      const {status, ...row} = node;
-      patch(head, about(row, status));
-      patch(said, folded(row, status));
-      await draw(charts, row, state, stream, signal);
-    } catch (error) {
-      if (error.name !== "AbortError") fill(head, problem(error));
-    }
-  });
+  let known = null;
+  const linesOf = () => known && CURVES.map(({name, title}) => ({[`node.${known.name || url}.${name}`]: title}));
+  const charts = makeOverTime({kinds: CURVES, linesOf, sync: "node", heading: "", usual: "3600"}, {parameters, stream, signal});
+  fill(root, h("p", h("a", {href: address("nodes")}, "← All nodes")), head, charts, said);
+  every(3, signal, stream, async () => {
+    const [node] = await get("nodes", {url}, signal);
+    if (!node) return fill(head, empty(`There is no node at ${url} any more.`));
+    const {status, ...row} = known = node;
+    patch(head, about(row, status));
+    patch(said, folded(row, status));
+  }, (error) => error && fill(head, problem(error)));
   return {};
-}
-
-async function draw(charts, row, state, stream, signal) {
-  const key = (name) => `node.${row.name || row.url}.${name}`;
-  const found = await get("curves", {name: charts.map(({name}) => key(name)), points: 300, ...spanOf(state, stream)}, signal);
-  for (const {chart, name, title} of charts) chart.set(...withGaps(found, [lineOf(found, key(name), title)]), {away: found.away});
 }
 
 /** Who it is, and how it stands now. */

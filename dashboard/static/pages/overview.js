@@ -3,13 +3,11 @@ import {get} from "../api.js";
 import {h, patch} from "../dom.js";
 import {bytes, count, duration, figure, NONE, share, until, words} from "../format.js";
 import {column, term} from "../help.js";
+import {spark} from "../histogram.js";
 import {every, facts, table} from "../parts.js";
 import {makeReturns} from "../returns.js";
 import {address, remember} from "../router.js";
 import {isHidden} from "../scalars.js";
-import {spark} from "../spark.js";
-import {trendOf} from "../trend.js";
-import {isWaiting, startPlace} from "./start.js";
 
 const CURVES = ["steps_per_second", "episodes_per_second", "caches_per_second", "samples_per_second", "samples_per_insert", "sample_age_median"];
 const SPAN = 600;
@@ -232,3 +230,82 @@ function fullness(row) {
   const text = share(row.full);
   return h("span.full", h("progress", {max: 1, value: row.full, "aria-label": `${row.name} is ${text} full`}), text);
 }
+
+// ------------------------------------------------------------------------------------------------------ before the first actor
+
+/** Whether nothing was recorded yet in a cluster that is ready for it. */
+function isWaiting({totals, actors, nodes, finished, recorded}) {
+  const isUp = nodes.some((node) => node.role === "server" && node.state !== "down");
+  return isUp && !finished && !recorded && totals.steps === 0 && actors.active + actors.silent + actors.lost + actors.gone === 0;
+}
+
+/** Where actors connect: a proxy before a server, one that answers before one that does not. */
+function entrance(nodes) {
+  const open = nodes.filter((node) => node.endpoint && node.state !== "down");
+  return open.find((node) => node.role === "proxy") ?? open[0] ?? null;
+}
+
+/**
+ * Keeps the card with the lines to copy in an element: call it with each overview. It is drawn again only when its lines
+ * change, so a selection in it and the word on its button stay.
+ */
+function startPlace(element) {
+  let shown = null;
+  return (overview) => {
+    const node = isWaiting(overview) ? entrance(overview.nodes) : undefined;
+    const key = node === undefined ? null : JSON.stringify([node?.endpoint, node?.keys]);
+    if (key !== shown) patch(element, key !== null && startCard(node));
+    shown = key;
+  };
+}
+
+function startCard(node) {
+  const front = node?.endpoint ?? "tcp://HOST:5560";
+  const keys = node?.keys ? ', keys="FOLDER"' : "";
+  const lines = ["import memoire", `client = memoire.connect("${front}"${keys})`, "writer = client.writer(envs)  # then writer.step(...) after each env.step"];
+  return h("section.card.start", h("h2", "Ready, and waiting for the first actor"),
+    h("p", "Servers are up and nothing was recorded yet. In the process that plays, write:"),
+    h("div.code", h("pre", {tabindex: "0", role: "group", "aria-label": "Lines that start an actor"}, lines.join("\n")), h("button", {type: "button", click: copy}, "Copy")),
+    keys && h("p.quiet", "FOLDER holds the actor's keys; `memoire keys` makes them."),
+    h("p.quiet", "Does it get through? ", h("code", `memoire doctor ${front}`)));
+}
+
+/** Put the lines beside the button on the clipboard; where there is none, select them. */
+async function copy(event) {
+  const button = event.currentTarget;
+  const pre = button.previousElementSibling;
+  try {
+    const late = new Promise((_, refuse) => setTimeout(refuse, 1000)); // a browser may wait for a permission
+    await Promise.race([navigator.clipboard.writeText(pre.textContent), late]);
+    button.textContent = "Copied";
+  } catch {
+    getSelection().selectAllChildren(pre);
+    button.textContent = "Selected";
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------- whether it learns
+
+const KNOWN = 10; // values of which a trend is told
+const SURE = 2.5; // standard errors that the slope of a level curve seldom reaches
+const ALIKE = 0.99;
+
+/** Whether values rise, fall or stay level. Neighbours on a smoothed curve are alike, and count for fewer than they are.
+ *
+ * "rising", "falling" or "level": the slope of the newest two thirds of the values; "" where few are known. */
+function trendOf(values) {
+  const recent = values.slice(-Math.floor((values.length * 2) / 3));
+  if (recent.length < KNOWN) return "";
+  const middle = (recent.length - 1) / 2;
+  const mean = sum(recent) / recent.length;
+  const spread = sum(recent.map((_, at) => (at - middle) ** 2));
+  const slope = sum(recent.map((value, at) => (at - middle) * value)) / spread;
+  const rest = recent.map((value, at) => value - mean - slope * (at - middle));
+  const squares = sum(rest.map((value) => value ** 2));
+  const alike = squares > 0 ? Math.min(ALIKE, Math.max(0, sum(rest.slice(1).map((value, at) => value * rest[at])) / squares)) : 0;
+  const error = Math.sqrt((squares / (recent.length - 2) / spread) * ((1 + alike) / (1 - alike)));
+  if (Math.abs(slope) <= SURE * error) return "level";
+  return slope > 0 ? "rising" : "falling";
+}
+
+const sum = (values) => values.reduce((all, value) => all + value, 0);

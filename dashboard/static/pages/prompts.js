@@ -1,13 +1,9 @@
 // Prompts of language models: where they stand, who has them, what was dropped, what each rank of the trainer got.
-import {get} from "../api.js";
-import {lineOf, makeChart} from "../charts.js";
-import {withGaps} from "../curves.js";
 import {fill, h, patch, svg} from "../dom.js";
 import {count, duration, figure, NONE, share} from "../format.js";
 import {term} from "../help.js";
-import {choice, every, facts, showProblem, table} from "../parts.js";
-import {RANGES, spanOf} from "../ranges.js";
-import {remember} from "../router.js";
+import {makeOverTime} from "../overtime.js";
+import {facts, table} from "../parts.js";
 
 const STATES = ["waiting", "leased", "answered", "ready", "drawn", "committed", "dropped", "forgotten"];
 const OPEN = STATES.slice(0, 5); // those of which something is still to come
@@ -32,41 +28,23 @@ const REASONS = [
   {title: "Prompts", value: ([, many]) => count(many), number: true},
 ];
 
-export function openPrompts({root, parameters, stream, signal}) {
-  const state = Object.fromEntries(parameters);
-  const [cards, message, over] = [h("div", h("p.quiet", "Loading …")), h("div"), h("div", {hidden: true})];
-  const open = makeChart({title: "Prompts on their way", unit: "by state", named: "PromptStats.waiting", format: count, sync: "prompts"});
-  const done = makeChart({title: "Prompts that are over", unit: "by state", named: "PromptStats.waiting", format: count, sync: "prompts"});
-  const oldest = makeChart({title: "Oldest lease", named: "PromptStats.oldest_lease", format: duration, sync: "prompts"});
-  const lag = makeChart({title: "Models behind, of the newest step", unit: "versions", named: "PromptStats.lag", sync: "prompts"});
-  const charts = [open, done, oldest, lag];
-  signal.addEventListener("abort", () => charts.forEach((chart) => chart.close()));
-  const range = choice("Range", RANGES, state.range ?? "300", (chosen) => {
-    state.range = chosen;
-    remember({range: chosen});
-    refresh();
-  });
-  fill(over, h("div.bar", h("h2", "Over time"), range), message, h("div.grid.wide", charts.map(({element}) => element)));
-  fill(root, cards, over);
-  const refresh = every(3, signal, stream, async () => {
-    try {
-      const tables = (await get("figures", {}, signal)).map((name) => name.match(IS_TABLE)?.[1]).filter(Boolean);
-      over.hidden = !tables.length && !stream.newest?.own.prompts?.length;
-      if (over.hidden) return;
-      const name = tables.flatMap((each) => [...STATES, "oldest_lease", "lag"].map((one) => `prompts.${each}.${one}`));
-      const found = await get("curves", {name, points: 300, ...spanOf(state, stream)}, signal);
-      const titleOf = (each, one) => (tables.length > 1 ? `${each} ${one}`.trim() : one || each);
-      const show = (chart, figures) => chart.set(...withGaps(found,
-        tables.flatMap((each) => figures.map((one) => lineOf(found, `prompts.${each}.${one}`, titleOf(each, figures.length > 1 ? one : ""))))), {away: found.away});
-      show(open, OPEN);
-      show(done, STATES.slice(5));
-      show(oldest, ["oldest_lease"]);
-      show(lag, ["lag"]);
-      showProblem(message, null);
-    } catch (error) {
-      if (error.name !== "AbortError") showProblem(message, error);
-    }
-  });
+const CHARTS = [
+  {title: "Prompts on their way", unit: "by state", named: "PromptStats.waiting", format: count},
+  {title: "Prompts that are over", unit: "by state", named: "PromptStats.waiting", format: count},
+  {title: "Oldest lease", named: "PromptStats.oldest_lease", format: duration},
+  {title: "Models behind, of the newest step", unit: "versions", named: "PromptStats.lag"},
+];
+
+export function openPrompts(page) {
+  const cards = h("div", h("p.quiet", "Loading …"));
+  const linesOf = (names) => {
+    const tables = names.map((name) => name.match(IS_TABLE)?.[1]).filter(Boolean);
+    if (!tables.length && !page.stream.newest?.own.prompts?.length) return null;
+    const titleOf = (each, one) => (tables.length > 1 ? `${each} ${one}`.trim() : one || each);
+    return [OPEN, STATES.slice(5), ["oldest_lease"], ["lag"]].map((figures) => Object.fromEntries(
+      tables.flatMap((each) => figures.map((one) => [`prompts.${each}.${one}`, titleOf(each, figures.length > 1 ? one : "")]))));
+  };
+  fill(page.root, cards, makeOverTime({kinds: CHARTS, linesOf, sync: "prompts"}, page));
   return {update: ({own}) => patch(cards, own.prompts?.length ? own.prompts.map(shown) : nothing())};
 }
 

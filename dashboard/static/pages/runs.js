@@ -43,16 +43,12 @@ export function openRuns({root, parameters, stream, signal}) {
   fill(root, list, compared);
   let shown = "";
   every(5, signal, stream, async () => {
-    try {
-      runs = await get("runs", {}, signal);
-      const isFirst = !shown;
-      if (JSON.stringify(runs) !== shown && !list.contains(document.activeElement)) draw();
-      shown = JSON.stringify(runs);
-      if (isFirst) compare();
-    } catch (error) {
-      if (error.name !== "AbortError") fill(list, problem(error));
-    }
-  });
+    runs = await get("runs", {}, signal);
+    const isFirst = !shown;
+    if (JSON.stringify(runs) !== shown && !list.contains(document.activeElement)) draw();
+    shown = JSON.stringify(runs);
+    if (isFirst) compare();
+  }, (error) => error && fill(list, problem(error)));
 }
 
 const COLUMNS = [

@@ -9,15 +9,11 @@ export function openSettings({root, stream, signal}) {
   fill(root, h("p.quiet", "Loading …"));
   let shown = "";
   every(15, signal, stream, async () => {
-    try {
-      const found = await get("settings", {}, signal);
-      const text = JSON.stringify(found);
-      if (text !== shown) draw(root, found);
-      shown = text;
-    } catch (error) {
-      if (error.name !== "AbortError") fill(root, problem(error));
-    }
-  });
+    const found = await get("settings", {}, signal);
+    const text = JSON.stringify(found);
+    if (text !== shown) draw(root, found);
+    shown = text;
+  }, (error) => error && fill(root, problem(error)));
 }
 
 function draw(root, {servers, dashboard, defaults}) {

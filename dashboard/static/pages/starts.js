@@ -1,13 +1,10 @@
 // Where episodes start from: the best states that were found, how good they are, and how the best one came about.
-import {get} from "../api.js";
-import {lineOf, makeChart} from "../charts.js";
-import {withGaps} from "../curves.js";
+import {makeChart} from "../charts.js";
 import {fill, h, patch} from "../dom.js";
 import {count, figure, NONE} from "../format.js";
 import {term} from "../help.js";
-import {choice, every, facts, showProblem, table} from "../parts.js";
-import {RANGES, spanOf} from "../ranges.js";
-import {remember} from "../router.js";
+import {makeOverTime, titled} from "../overtime.js";
+import {facts, table} from "../parts.js";
 
 const IS_BEST = /^starts\.(.+)\.best$/;
 
@@ -17,31 +14,15 @@ const COLUMNS = [
   {title: "Less than before", value: ({gain}) => (gain === null ? NONE : figure(gain)), number: true},
 ];
 
-export function openStarts({root, parameters, stream, signal}) {
-  const state = Object.fromEntries(parameters);
-  const [cards, message, over, lineages] = [h("div", h("p.quiet", "Loading …")), h("div"), h("div", {hidden: true}), h("div")];
-  const best = makeChart({title: "Best cost", unit: "of all start states; less is better", named: "StartsRow.best", sync: "starts"});
+const BEST = {title: "Best cost", unit: "of all start states; less is better", named: "StartsRow.best"};
+
+export function openStarts(page) {
+  const {root, stream, signal} = page;
+  const [cards, lineages] = [h("div", h("p.quiet", "Loading …")), h("div")];
   const charts = new Map(); // of lineages, by name
-  signal.addEventListener("abort", () => [best, ...charts.values()].forEach((chart) => chart.close()));
-  const range = choice("Range", RANGES, state.range ?? "3600", (chosen) => {
-    state.range = chosen;
-    remember({range: chosen});
-    refresh();
-  });
-  fill(over, h("div.bar", h("h2", "Over time"), range), message, h("div.wide-chart", best.element), lineages);
-  fill(root, cards, over);
-  const refresh = every(3, signal, stream, async () => {
-    try {
-      const names = (await get("figures", {}, signal)).filter((name) => IS_BEST.test(name));
-      over.hidden = !names.length && !stream.newest?.starts.length;
-      if (over.hidden) return;
-      const found = await get("curves", {name: names, points: 300, ...spanOf(state, stream)}, signal);
-      best.set(...withGaps(found, names.map((name) => lineOf(found, name, name.match(IS_BEST)[1]))), {away: found.away});
-      showProblem(message, null);
-    } catch (error) {
-      if (error.name !== "AbortError") showProblem(message, error);
-    }
-  });
+  signal.addEventListener("abort", () => charts.forEach((chart) => chart.close()));
+  const linesOf = (names) => (names.some((name) => IS_BEST.test(name)) || stream.newest?.starts.length ? [titled(names, IS_BEST)] : null);
+  fill(root, cards, makeOverTime({kinds: [BEST], linesOf, sync: "starts", classes: "wide-chart", usual: "3600"}, page), lineages);
   return {
     update({starts}) {
       patch(cards, starts.length ? h("div.grid", starts.map(archive)) : nothing());
