@@ -29,8 +29,8 @@ import numpy as np
 import zmq
 
 import memoire.limits
-from memoire.client import local_memory
-from memoire.disk import saver
+from memoire.client import pushes
+from memoire.disk import state_folder
 from memoire.net import poller, process, sockets, thread
 from memoire.net import process as descriptors
 from memoire.net import thread as progress
@@ -51,7 +51,7 @@ for _kind in registry.known():  # found by name: loaded in a trial, they would m
     if _kind.answers:
         registry.loaded(_kind.answers)
     if _kind.actor:
-        local_memory.side_of(_kind.name)
+        pushes.side_of(_kind.name)
 
 RARER: Final = {
     (rounds, "MIN_RETRY_INTERVAL"): 0.1,
@@ -59,7 +59,7 @@ RARER: Final = {
     (takes, "RETRY_INTERVAL"): 1.0,
     (directory, "HELLO_INTERVAL"): 4.0,
     (io_backend, "HELLO_INTERVAL"): 4.0,
-    (saver, "SAVE_DELAY"): 1.0,
+    (state_folder, "SAVE_DELAY"): 1.0,
     (io_requests, "TOLD_INTERVAL"): 0.1,
     (thread, "IDLE_INTERVAL"): 5.0,
 }
