@@ -13,7 +13,6 @@ Every server has that table beside its own, so that no learner ever meets what i
 a server counts them apart, and no total, list or metric of a run has them.
 """
 
-import contextlib
 import importlib.metadata
 import os
 import platform
@@ -21,8 +20,9 @@ import resource
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
@@ -46,6 +46,7 @@ from memoire.wire.frames import ROUNDTRIP, Message, encode, parse
 WELL, NO_ADDRESS, NO_NAME, NOTHING_LISTENS, NOT_MEMOIRE = 0, 1, 3, 4, 5
 OTHER_VERSION, NO_ANSWER, NO_SCHEMA, REFUSED, STUCK = 6, 7, 8, 9, 10
 """Exit statuses of `memoire doctor` (2 is a wrong command line)."""
+_OTHER_PROGRAM = "A ZeroMQ program listens there, but it is not memoire's; correct the address."
 MIN_FILES = 1024
 SKEW: Final = 2.0
 """Seconds between the clocks of two machines from which times in logs and sample ages mislead."""
@@ -64,37 +65,39 @@ BATCH = 64
 """Samples of a draw: others may be making the same journey, and every one of theirs may be drawn as well."""
 
 
-class Stuck(Exception):
-    """The trial cache did not arrive: the message says how far it came, and what to look at."""
-
-    def __init__(self, found: str, advice: str) -> None:
-        super().__init__(found, advice)
-        self.found, self.advice = found, advice
+Say: TypeAlias = Callable[[str], object]
 
 
-def travel(endpoint: str, *, timeout: float = 5.0, keys: Given = None, say: Callable[[str], object] = print) -> None:
-    """Push a cache to the server that `endpoint` leads to, draw from all of them until it comes back, and compare.
+class StepFailed(Exception):
+    """A step failed: the exit status, what was found, and what to do."""
 
-    Args:
-        timeout: Seconds for each part of the journey.
-        say: Takes each line of the findings.
+    def __init__(self, status: int, found: str, advice: str) -> None:
+        super().__init__(status, found, advice)
+        self.status, self.found, self.advice = status, found, advice
 
-    Raises:
-        Stuck: it did not arrive, or not come back, or not as it was.
-        MemoireError: the other side refused, or did not answer.
-    """
+
+def _try_roundtrip(endpoint: str, timeout: float, say: Say, keys: Keys | None) -> None:
+    """Push a cache to the server that `endpoint` leads to, draw from all of them until it comes back, and compare."""
     marks = np.frombuffer(secrets.token_bytes(8 * ENTRIES), np.int64)
-    with connect(endpoint, table=ROUNDTRIP, timeout=timeout, capacity=ENTRIES, keys=keys) as client:
-        _push(client, marks, timeout)
-        say(f"ok   a cache of {ENTRIES} entries is at its home {client.home!r}")
-        with Reader([endpoint], table=ROUNDTRIP, timeout=timeout, ahead=1, keys=keys) as reader:
-            drawn = _draw(reader, client.client_id, timeout)
-        if not drawn or any(marks[number] != mark for number, mark in drawn):
-            raise Stuck(
-                "what was drawn is not what was pushed" if drawn else f"it was not drawn within {timeout:g} s",
-                "Is every server behind this address one of this cluster, and of this release? Their logs say more.",
-            )
-        say(f"ok   {len(drawn)} samples of it came back as they were")
+    try:
+        with connect(endpoint, table=ROUNDTRIP, timeout=timeout, capacity=ENTRIES, keys=keys) as client:
+            _push(client, marks, timeout)
+            say(f"ok   a cache of {ENTRIES} entries is at its home {client.home!r}")
+            with Reader([endpoint], table=ROUNDTRIP, timeout=timeout, ahead=1, keys=keys) as reader:
+                drawn = _draw(reader, client.client_id, timeout)
+    except Refused as refused:
+        advice = "Is a server behind it older than this release?" if refused.code == "table" else "Its log says more."
+        raise StepFailed(REFUSED, str(refused), advice) from refused
+    except MemoireError as error:
+        advice = "Look at the servers behind this address."
+        raise StepFailed(STUCK, f"a cache did not come back: {error}", advice) from error
+    if not drawn or any(marks[number] != mark for number, mark in drawn):
+        raise StepFailed(
+            STUCK,
+            "what was drawn is not what was pushed" if drawn else f"it was not drawn within {timeout:g} s",
+            "Is every server behind this address one of this cluster, and of this release? Their logs say more.",
+        )
+    say(f"ok   {len(drawn)} samples of it came back as they were")
     say(f"     no total, list or metric of the run has it: servers count it apart (client {client.client_id.hex()})")
 
 
@@ -114,7 +117,7 @@ def _push(client: Client, marks: np.ndarray, timeout: float) -> None:
     if not pushed or stats.accepted_caches == 0:
         reason = client.push_reason or ", ".join(stats.rejected) or f"nobody has acknowledged it within {timeout:g} s"
         advice = "Caches take the port after the one for requests: is it open, and does the server's log say more?"
-        raise Stuck(f"a cache did not arrive: {reason}", advice)
+        raise StepFailed(STUCK, f"a cache did not arrive: {reason}", advice)
 
 
 def _draw(reader: Reader, client: bytes, timeout: float) -> list[tuple[int, int]]:
@@ -128,41 +131,34 @@ def _draw(reader: Reader, client: bytes, timeout: float) -> list[tuple[int, int]
     return []
 
 
-def ask_row(
-    endpoint: str, told: messages.Welcome, *, timeout: float, keys: Keys | None, say: Callable[[str], object] = print
-) -> None:
-    """Ask for the outputs of a row of zeros, whose ragged columns have no element.
-
-    Args:
-        told: What the node said of itself.
-        say: Takes each line of the findings.
-
-    Raises:
-        MemoireError: the node refused, or did not answer.
-    """
-    inputs, outputs = RowSchema.from_json(told.schema), RowSchema.from_json(told.outputs)
-    for name, schema in (("inputs", inputs), ("outputs", outputs)):
-        say(f"ok   {name}: {', '.join(f'{column} {form}' for column, form in schema.items())}")
-    row = {
-        name: [np.zeros((0, *column.element), column.dtype)]
-        if column.is_ragged
-        else np.zeros((1, *column.shape), column.dtype)
-        for name, column in inputs.items()
-    }
-    with RemotePolicy(endpoint, inputs, outputs, timeout, keys=keys) as policy:
-        began = time.monotonic()
-        pending = policy.ask(row)
-        pending.result()
-        seconds = time.monotonic() - began
+def _ask_row(endpoint: str, timeout: float, say: Say, keys: Keys | None) -> None:
+    """Ask an inference node for the outputs of a row of zeros, whose ragged columns have no element."""
+    with RequestSocket(endpoint, timeout, keys) as asker:
+        answer, seconds = asker.ask(messages.Hello(role="doctor", software=SOFTWARE))
+    say(f"ok   HELLO is answered within {1e3 * seconds:.1f} ms")
+    told = answer.body
+    if not isinstance(told, messages.Welcome) or told.storage != "inference":
+        advice = "Leave --inference out to look into a server, proxy or relay."
+        raise StepFailed(NOT_MEMOIRE, f"{endpoint} is no inference node", advice)
+    try:
+        inputs, outputs = RowSchema.from_json(told.schema), RowSchema.from_json(told.outputs)
+        for name, schema in (("inputs", inputs), ("outputs", outputs)):
+            say(f"ok   {name}: {', '.join(f'{column} {form}' for column, form in schema.items())}")
+        row = {
+            name: [np.zeros((0, *column.element), column.dtype)]
+            if column.is_ragged
+            else np.zeros((1, *column.shape), column.dtype)
+            for name, column in inputs.items()
+        }
+        with RemotePolicy(endpoint, inputs, outputs, timeout, keys=keys) as policy:
+            began = time.monotonic()
+            pending = policy.ask(row)
+            pending.result()
+            seconds = time.monotonic() - began
+    except MemoireError as error:
+        status = REFUSED if isinstance(error, Refused) else NO_ANSWER
+        raise StepFailed(status, str(error), "Its log has the whole error, if its function raised one.") from error
     say(f"ok   a row is answered within {1e3 * seconds:.1f} ms, by version {pending.version} of the weights")
-
-
-class StepFailed(Exception):
-    """A step failed: the exit status, what was found, and what to do."""
-
-    def __init__(self, status: int, found: str, advice: str) -> None:
-        super().__init__(status, found, advice)
-        self.status, self.found, self.advice = status, found, advice
 
 
 def examine(
@@ -170,14 +166,16 @@ def examine(
     *,
     timeout: float = 5.0,
     roundtrip: bool = False,
+    inference: bool = False,
     keys: Given = None,
-    say: Callable[[str], object] = print,
+    say: Say = print,
 ) -> int:
     """Take every step to `endpoint`, saying what each one found; the exit status.
 
     Args:
         timeout: Seconds for each step.
         roundtrip: Whether to push a cache, too, and draw it back.
+        inference: Whether it is an inference node, which is asked for one row of zeros.
         say: Takes each line of the findings.
     """
     for line in versions():
@@ -187,50 +185,16 @@ def examine(
         if shown is not None:
             say(f"     keys: {shown.own.peer.principal} {shown.own.fingerprint}, in {shown.folder}")
         _reach(endpoint, timeout, say, kinds=("ROUTER",), keys=shown)
-        ports = _converse(endpoint, timeout, say, shown)
-        for use, port, kinds in (("caches", ports.push, ("PULL",)), ("notices", ports.publish, ("XPUB", "PUB"))):
-            say(f"     {use}: {port}")
-            _reach(addresses.seen_from(endpoint, port), timeout, say, kinds=kinds, keys=shown)
-        if shown is None and (found := access.reachable([endpoint, ports.push, ports.publish])):
-            places = ", ".join(found)
-            say(f"warn nobody is asked for a key at {places}: whoever comes may push, draw and publish (--keys)")
+        if inference:
+            _ask_row(endpoint, timeout, say, shown)
+        else:
+            _converse(endpoint, timeout, say, shown)
         if roundtrip:
             _try_roundtrip(endpoint, timeout, say, shown)
     except StepFailed as sick:
         say(f"FAIL {sick.found}")
         say(f"     {sick.advice}")
         return sick.status
-    say("all is well")
-    return WELL
-
-
-def examine_inference(
-    endpoint: str, *, timeout: float = 5.0, keys: Given = None, say: Callable[[str], object] = print
-) -> int:
-    """Take every step to an inference node, and ask it for one row of zeros; the exit status. As `examine`."""
-    for line in versions():
-        say(f"     {line}")
-    try:
-        shown = Keys.of(keys, "learner")
-        _reach(endpoint, timeout, say, kinds=("ROUTER",), keys=shown)
-        with asking(endpoint, timeout, shown) as asker:
-            answer, seconds = asker.ask(messages.Hello(role="doctor", software=SOFTWARE))
-        say(f"ok   HELLO is answered within {1e3 * seconds:.1f} ms")
-        if not isinstance(answer.body, messages.Welcome) or answer.body.storage != "inference":
-            advice = "Leave --inference out to look into a server, proxy or relay."
-            raise StepFailed(NOT_MEMOIRE, f"{endpoint} is no inference node", advice)
-        ask_row(endpoint, answer.body, timeout=timeout, keys=shown, say=say)
-    except StepFailed as sick:
-        say(f"FAIL {sick.found}")
-        say(f"     {sick.advice}")
-        return sick.status
-    except Refused as refused:
-        say(f"FAIL {refused}")
-        say("     Its log has the whole error, if its function raised one.")
-        return REFUSED
-    except MemoireError as error:
-        say(f"FAIL {error}")
-        return NO_ANSWER
     say("all is well")
     return WELL
 
@@ -255,19 +219,17 @@ def _limit(number: int) -> str:
 # ------------------------------------------------------------------------------------------- is anything there?
 
 
-def _reach(
-    endpoint: str, timeout: float, say: Callable[[str], object], *, kinds: tuple[str, ...], keys: Keys | None
-) -> None:
+def _reach(endpoint: str, timeout: float, say: Say, *, kinds: tuple[str, ...], keys: Keys | None) -> None:
     """Resolve, connect, and hear from a ZeroMQ socket which kind it is: one of `kinds`, the usual one first. One that
     asks for keys says so alone.
     """
-    scheme, _, place = endpoint.partition("://")
-    if scheme == "tcp":
-        made = _dial_tcp(endpoint, place, timeout, say)
-    elif scheme == "ipc" and place:
-        made = _dial_ipc(place, timeout, say)
-    else:
-        raise StepFailed(NO_ADDRESS, f"{endpoint!r} is no address to look into", _looks_like(endpoint))
+    try:
+        scheme, _, place = addresses.check(endpoint, "connect to").partition("://")
+    except EndpointError as error:
+        raise StepFailed(NO_ADDRESS, f"{endpoint!r} is no address: {error.reason}", f"Give {error.instead}.") from error
+    if scheme == "inproc":
+        raise StepFailed(NO_ADDRESS, "no other process reaches inproc://", "Give tcp://HOST:PORT or ipc://PATH.")
+    made = _dial_tcp(endpoint, place, timeout, say) if scheme == "tcp" else _dial_ipc(place, timeout, say)
     with TimedSocket.of(made, time.monotonic() + timeout) as timed:
         kind = _socket_type(timed, endpoint, timeout)
     if scheme == "tcp" and (kind == "CURVE") != (keys is not None):
@@ -283,28 +245,15 @@ def _reach(
     say(f"ok   a ZeroMQ {kind} socket listens there")
 
 
-def _looks_like(endpoint: str) -> str:
-    """What an address that cannot be looked into should be."""
-    try:
-        addresses.check(endpoint, "connect to")
-    except EndpointError as error:
-        return f"Give {error.instead}."
-    return "Give tcp://HOST:PORT or ipc://PATH."
-
-
-def _dial_tcp(endpoint: str, place: str, timeout: float, say: Callable[[str], object]) -> socket.socket:
+def _dial_tcp(endpoint: str, place: str, timeout: float, say: Say) -> socket.socket:
     host, _, port = place.rpartition(":")
     host = host.strip("[]")
-    if not host or host == "*" or not port.isdigit() or not 0 < int(port) < 65536:
-        advice = "Give tcp://HOST:PORT, such as tcp://proxy:5560; '*' is only for who listens."
-        raise StepFailed(NO_ADDRESS, f"{endpoint!r} names no host and port to connect to", advice)
     try:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except OSError as error:
         advice = "Correct the name; in Kubernetes, is the service there, and in this namespace?"
         raise StepFailed(NO_NAME, f"the name {host!r} does not resolve: {error.strerror or error}", advice) from error
-    addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
-    say(f"ok   {host} is {', '.join(addresses)}")
+    say(f"ok   {host} is {', '.join(dict.fromkeys(str(info[4][0]) for info in found))}")
     try:
         made = socket.create_connection((host, int(port)), timeout)
     except OSError as error:
@@ -313,7 +262,7 @@ def _dial_tcp(endpoint: str, place: str, timeout: float, say: Callable[[str], ob
     return made
 
 
-def _dial_ipc(path: str, timeout: float, say: Callable[[str], object]) -> socket.socket:
+def _dial_ipc(path: str, timeout: float, say: Say) -> socket.socket:
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     made.settimeout(timeout)
     try:
@@ -405,8 +354,12 @@ def _not_zeromq(endpoint: str, heard: bytearray) -> StepFailed:
 # -------------------------------------------------------------------------------------------- is it memoire?
 
 
-class _RequestSocket:
-    """A DEALER that asks and waits; one request at a time."""
+class RequestSocket:
+    """A DEALER that asks, and waits for each answer at most `timeout` seconds; one request at a time.
+
+    Raises:
+        StepFailed: that is no address.
+    """
 
     def __init__(self, endpoint: str, timeout: float, keys: Keys | None = None) -> None:
         self.endpoint, self.timeout = endpoint, timeout
@@ -415,9 +368,18 @@ class _RequestSocket:
         self._doors = Poller()
         self._socket = sockets.request_client(shared_context(), Limits().reply_bytes)
         self._doors.add(self._socket)
-        self._link = link.dial(self._doors, self._socket, endpoint, watch=True, keys=keys)
+        try:
+            self._link = link.dial(self._doors, self._socket, endpoint, watch=True, keys=keys)
+        except EndpointError as error:
+            self._doors.close()
+            raise StepFailed(NO_ADDRESS, str(error), "Give tcp://HOST:PORT or ipc://PATH.") from error
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._doors.close()
 
     def ask(self, body: messages.Body) -> tuple[Message, float]:
@@ -451,8 +413,7 @@ class _RequestSocket:
         except ProtocolError as error:
             if error.code == "version":
                 raise _other_version(error.detail) from error
-            advice = "A ZeroMQ program listens there, but it is not memoire's; correct the address."
-            raise StepFailed(NOT_MEMOIRE, f"the answer is not memoire's: {error}", advice) from error
+            raise StepFailed(NOT_MEMOIRE, f"the answer is not memoire's: {error}", _OTHER_PROGRAM) from error
         said = message.body
         if isinstance(said, messages.Refused):
             if said.code == "version":
@@ -469,36 +430,28 @@ def _other_version(detail: str) -> StepFailed:
     return StepFailed(OTHER_VERSION, f"memoire listens there, but of another version: {detail}", advice)
 
 
-def _converse(endpoint: str, timeout: float, say: Callable[[str], object], keys: Keys | None) -> messages.Endpoints:
-    """HELLO and UPDATE, as a client does; the addresses that it learned."""
-    with asking(endpoint, timeout, keys) as asker:
+def _converse(endpoint: str, timeout: float, say: Say, keys: Keys | None) -> None:
+    """HELLO and UPDATE, as a client does, and a look at the addresses that it learns."""
+    with RequestSocket(endpoint, timeout, keys) as asker:
         welcome = _greet(asker, say)
         answer, seconds = asker.ask(messages.Update(epoch=welcome.epoch, leaving=True))
         say(f"ok   UPDATE is answered within {1e3 * seconds:.1f} ms")
         _compare_clocks(answer.body, wall_clock() - seconds / 2, say)
-        return welcome.endpoints
+    ports = welcome.endpoints
+    for use, port, kinds in (("caches", ports.push, ("PULL",)), ("notices", ports.publish, ("XPUB", "PUB"))):
+        say(f"     {use}: {port}")
+        _reach(addresses.seen_from(endpoint, port), timeout, say, kinds=kinds, keys=keys)
+    if keys is None and (found := access.reachable([endpoint, ports.push, ports.publish])):
+        places = ", ".join(found)
+        say(f"warn nobody is asked for a key at {places}: whoever comes may push, draw and publish (--keys)")
 
 
-@contextlib.contextmanager
-def asking(endpoint: str, timeout: float, keys: Keys | None) -> "Iterator[_RequestSocket]":
-    """What asks an address, and waits for each answer at most `timeout` seconds. Raises Sick."""
-    try:
-        asker = _RequestSocket(endpoint, timeout, keys)
-    except EndpointError as error:
-        raise StepFailed(NO_ADDRESS, str(error), "Give tcp://HOST:PORT or ipc://PATH.") from error
-    try:
-        yield asker
-    finally:
-        asker.close()
-
-
-def _greet(asker: _RequestSocket, say: Callable[[str], object]) -> messages.Welcome:
+def _greet(asker: RequestSocket, say: Say) -> messages.Welcome:
     hello = messages.Hello(role="doctor", software=SOFTWARE, host=socket.gethostname()[:256], pid=os.getpid())
     message, seconds = asker.ask(hello)
     welcome = message.body
     if not isinstance(welcome, messages.Welcome):
-        advice = "A ZeroMQ program listens there, but it is not memoire's; correct the address."
-        raise StepFailed(NOT_MEMOIRE, f"HELLO was answered by {message.type.name}", advice)
+        raise StepFailed(NOT_MEMOIRE, f"HELLO was answered by {message.type.name}", _OTHER_PROGRAM)
     say(
         f"ok   HELLO is answered within {1e3 * seconds:.1f} ms: run {welcome.run_name!r}, home {welcome.home_name!r}, "
         f"{max(1, len(welcome.servers))} server(s){', finished' if welcome.finished else ''}"
@@ -517,22 +470,7 @@ def _greet(asker: _RequestSocket, say: Callable[[str], object]) -> messages.Welc
     return welcome
 
 
-def _try_roundtrip(endpoint: str, timeout: float, say: Callable[[str], object], keys: Keys | None) -> None:
-    """Have a cache go there and back."""
-    try:
-        travel(endpoint, timeout=timeout, keys=keys, say=say)
-    except Stuck as stuck:
-        raise StepFailed(STUCK, stuck.found, stuck.advice) from stuck
-    except Refused as refused:
-        advice = "Is a server behind it older than this release?" if refused.code == "table" else "Its log says more."
-        raise StepFailed(REFUSED, str(refused), advice) from refused
-    except MemoireError as error:
-        raise StepFailed(
-            STUCK, f"a cache did not come back: {error}", "Look at the servers behind this address."
-        ) from error
-
-
-def _compare_clocks(answer: messages.Body, here: float, say: Callable[[str], object]) -> None:
+def _compare_clocks(answer: messages.Body, here: float, say: Say) -> None:
     """Say how far the server's clock is from this one, `here` in the middle of the round trip."""
     there = answer.time if isinstance(answer, messages.Updated) else 0.0
     if not there:

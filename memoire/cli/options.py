@@ -409,7 +409,7 @@ def _asked(address: str, keys: str | None) -> list[str]:
     own = Keys.of(keys, "learner")
     hello = messages.Hello(role="pages", host=socket.gethostname()[:256], pid=os.getpid())
     try:
-        with doctor.asking(address, ASK_TIMEOUT, own) as asker:
+        with doctor.RequestSocket(address, ASK_TIMEOUT, own) as asker:
             answer = asker.ask(hello)[0].body
     except doctor.StepFailed as sick:
         if isinstance(sick.__cause__, AuthError):

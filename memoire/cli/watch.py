@@ -216,12 +216,10 @@ def add_doctor(commands: Commands) -> None:
 
 
 def _doctor(given: argparse.Namespace) -> int:
-    from .doctor import examine, examine_inference
+    from .doctor import examine
 
-    endpoint = endpoint_of(given.endpoint)
-    if given.inference:
-        return examine_inference(endpoint, timeout=given.timeout, keys=given.keys)
-    return examine(endpoint, timeout=given.timeout, roundtrip=given.roundtrip, keys=given.keys)
+    said = all_of(given, Doctor) | {"endpoint": endpoint_of(given.endpoint)}
+    return examine(**said, keys=given.keys)
 
 
 class Asking(Options):

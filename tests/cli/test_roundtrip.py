@@ -96,7 +96,7 @@ def test_a_cache_that_nobody_acknowledges_is_waited_for_until_the_deadline():
     client.stats.return_value = mock.Mock(accepted_caches=0, rejected={})
     client.push_cache.return_value, client.push_reason = True, ""
     client.update.side_effect = lambda left: time.sleep(min(left, 0.01))
-    with pytest.raises(doctor.Stuck, match="nobody has acknowledged it within 0.1 s"):
+    with pytest.raises(doctor.StepFailed, match="nobody has acknowledged it within 0.1 s"):
         doctor._push(client, np.arange(3), 0.1)
     assert all(0.0 < call.args[0] <= 0.1 for call in client.update.call_args_list) and client.update.called
 

@@ -295,7 +295,22 @@ def roles_clock() -> float:
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["", "proxy:5560", "http://proxy:80", "tcp://proxy", "tcp://*:5560", "ipc://", "tcp://a:0"]
+    "endpoint",
+    [
+        "",
+        "proxy:5560",
+        "http://proxy:80",
+        "tcp://proxy",
+        "tcp://*:5560",
+        "ipc://",
+        "tcp://a:0",
+        "tcp://",
+        "tcp://:5560",
+        "tcp://host:",
+        "tcp://host:words",
+        "tcp://host:65536",
+        "inproc://here",
+    ],
 )
 def test_what_is_no_address_is_said_so(endpoint: str) -> None:
     assert examine(endpoint)[0] == doctor.NO_ADDRESS

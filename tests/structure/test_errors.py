@@ -56,7 +56,7 @@ FOREIGN = {
     "tmrl/__main__.py": {"ModuleNotFoundError"},  # as Python's own protocol for imports asks for
     "rl/worker.py": {"KeyboardInterrupt"},  # the usual effect of the signal
     "rl/demo/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
-    "cli/doctor.py": {"StepFailed", "Stuck", "EOFError"},  # inside of the doctor, who prints it
+    "cli/doctor.py": {"StepFailed", "EOFError"},  # inside of the doctor, who prints it
     "tq/client.py": {"ValueError", "RuntimeError"},  # TransferQueue's own, for calls that are written for it; a parser's
     "tq/interface.py": {"ValueError", "RuntimeError", "AssertionError", "FileNotFoundError"},  # the same
     "tq/metadata.py": {"ValueError", "RuntimeError"},  # the same
