@@ -181,7 +181,7 @@ class LentWorker(Worker):
         """Call this, which waits a moment at most, and return what it returns. None, without a call, if anybody else
         takes a turn or waits for one, or if a turn is due.
         """
-        if self._posted or self._waiting or time.monotonic() >= self._turned + TURN_INTERVAL:
+        if self.doors.posted or self._waiting or time.monotonic() >= self._turned + TURN_INTERVAL:
             return None
         with self._mine() as is_mine:
             return function(*given) if is_mine and not self._stopping else None
@@ -225,7 +225,7 @@ class LentWorker(Worker):
         """Wait a moment for what most callers wait for, unless a turn is due that does the rest."""
         try:
             last = min(self._turned + TURN_INTERVAL, time.monotonic() + LOOK_INTERVAL)
-            while not (is_done() or self._posted) and time.monotonic() < last:
+            while not (is_done() or self.doors.posted) and time.monotonic() < last:
                 if not self._soon(deadline):
                     break
         except Exception:

@@ -146,13 +146,14 @@ class Poller:
         self._sockets: list[Socket] = []
         self._ways: dict[Socket, ConnectionWatcher] = {}  # by the socket that is connected
         self._monitors: dict[object, ConnectionWatcher] = {}  # by their monitors
-        self._posted: deque[Callable[[], None]] = deque()
+        self.posted: deque[Callable[[], None]] = deque()
+        """What the owner calls in its next wait; any thread appends."""
         self._is_guarding = False  # one of the sockets may listen: look whether there are descriptors for who comes
         self._poller.register(self.waker.fd, zmq.POLLIN)
 
     def post(self, function: Callable[[], None]) -> None:
         """Have the owner call this in its next wait. From any thread."""
-        self._posted.append(function)
+        self.posted.append(function)
         self.waker.wake()
 
     def follow(self, made: Socket, way: ConnectionWatcher) -> None:
@@ -217,14 +218,18 @@ class Poller:
             raise
         if ready.pop(self.waker.fd, None):
             self.waker.drain()
+        self.run_posted()
         if self._ways:
             self._attend(ready, look_at)
         return ready
 
+    def run_posted(self) -> None:
+        """Call what other threads have posted."""
+        while self.posted:
+            self.posted.popleft()()
+
     def _attend(self, ready: dict[object, int], look_at: float) -> None:
         """Let the ways do what is theirs."""
-        while self._posted:
-            self._posted.popleft()()
         if ready:
             for monitor in [made for made in ready if made in self._monitors]:
                 del ready[monitor]

@@ -7,7 +7,7 @@
     if it is tuned      the C library keeps freed blocks of megabytes (`_core.keep_freed_memory`)
                         at the interpreter's end `threading.excepthook` passes over Closed (`pass_over_in_threads`)
                         addresses that listen have a packet filter when nearly all descriptors are open, and the soft
-                        limit of these is a little lower (`filter_packets`, `descriptors`)
+                        limit of these is a little lower (`DescriptorGuard`)
 
 A process is tuned when its first `Server`, `Proxy` or `Reader` with `tune_process=True` is made, which is the default,
 or by a program of `memoire.nodes`. A `Buffer`, or a client in somebody's trainer, never tunes. It cannot be undone.
@@ -83,26 +83,6 @@ def leave_to_parent(nodes: Iterable[Any], forked: type) -> None:
         node.__class__ = type(kind.__name__, (kind,), answers | {"__module__": kind.__module__})
 
 
-def filter_packets(fd: int, on: bool) -> None:
-    """Let no packet through to the socket that listens at this descriptor, or all of them again."""
-    try:
-        listening = socket.socket(fileno=fd)
-    except OSError:
-        return  # closed meanwhile
-    try:
-        if listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            if on:
-                program = ctypes.create_string_buffer(_NOTHING, len(_NOTHING))
-                what = struct.pack("@HP", 1, ctypes.addressof(program))
-                listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, what)
-            else:
-                listening.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
-    except OSError as error:
-        _log.warning("an address could not be %s new connections: %s", "closed to" if on else "opened to", error)
-    finally:
-        listening.detach()  # it belongs to ZeroMQ
-
-
 DESCRIPTORS_PER_CLIENT = 3
 """Connections of one client: requests, caches, notices."""
 OWN_DESCRIPTORS = 64
@@ -145,8 +125,23 @@ class System:
             return None
 
     def filter_packets(self, fd: int, on: bool) -> None:
-        """Let no packet through to what listens at this descriptor, or all of them again."""
-        filter_packets(fd, on)
+        """Let no packet through to the socket that listens at this descriptor, or all of them again."""
+        try:
+            listening = socket.socket(fileno=fd)
+        except OSError:
+            return  # closed meanwhile
+        try:
+            if listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                if on:
+                    program = ctypes.create_string_buffer(_NOTHING, len(_NOTHING))
+                    what = struct.pack("@HP", 1, ctypes.addressof(program))
+                    listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, what)
+                else:
+                    listening.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+        except OSError as error:
+            _log.warning("an address could not be %s new connections: %s", "closed to" if on else "opened to", error)
+        finally:
+            listening.detach()  # it belongs to ZeroMQ
 
 
 class DescriptorGuard:
@@ -292,6 +287,8 @@ class DescriptorGuard:
 
 
 _guard = DescriptorGuard()
+limit, used, raise_limit, too_few = _guard.limit, _guard.used, _guard.raise_limit, _guard.too_few
+"""Of this process: see `DescriptorGuard`."""
 os.register_at_fork(after_in_child=_guard.forget_all)
 
 
@@ -300,29 +297,9 @@ def shared_guard() -> DescriptorGuard:
     return _guard
 
 
-def limit() -> int:
-    """How many this process may have open, with those that are out of reach now."""
-    return _guard.limit()
-
-
-def used() -> int:
-    """How many it has open now: see `DescriptorGuard.used`."""
-    return _guard.used()
-
-
 def backlog() -> int:
     """Connections that may wait at one address: at all of them fewer than are reserved."""
     return min(MAX_WAITING, _guard.reserve() // (LISTENERS + 1))
-
-
-def raise_limit() -> int:
-    """Let this process open as many as it may: see `DescriptorGuard.raise_limit`."""
-    return _guard.raise_limit()
-
-
-def too_few(clients: int) -> str:
-    """What to do if this process may not open enough for so many clients; "" if it may."""
-    return _guard.too_few(clients)
 
 
 def guard_listener(fd: int, made: _ListeningSocket) -> None:

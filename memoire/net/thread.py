@@ -24,7 +24,6 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -324,7 +323,6 @@ class Worker:
         self.errors = 0
         """Turns that raised: faults of ours, logged, after which the thread went on."""
         self._turn, self._next_time, self._at_end = turn, next_time, at_end
-        self._posted: deque[Callable[[], None]] = deque()
         self._turned = time.monotonic()  # when it came by last; it waits no longer than `IDLE_INTERVAL` at a time
         self._progress = ProgressMonitor()
         self._stopping = False
@@ -341,7 +339,7 @@ class Worker:
 
     def post(self, function: Callable[[], None]) -> None:
         """Have the thread call this soon. From any thread; nothing happens when the worker has ended."""
-        self._posted.append(function)
+        self.doors.posted.append(function)
         self.wake()
 
     def wake(self) -> None:
@@ -397,8 +395,6 @@ class Worker:
     def _step(self, until: float = float("inf")) -> None:
         self._turned = time.monotonic()
         try:
-            while self._posted:
-                self._posted.popleft()()
             ready = self.doors.wait(min(until, self._next_time(), time.monotonic() + IDLE_INTERVAL))
             if not self._stopping:
                 self._turn(ready)
@@ -414,8 +410,7 @@ class Worker:
 
     def _finish(self) -> None:
         try:
-            while self._posted:  # sockets that were handed over have to be closed too
-                self._posted.popleft()()
+            self.doors.run_posted()  # sockets that were handed over have to be closed too
             self._at_end()
         except Exception:
             _log.exception("%s: did not end cleanly", self._thread.name)

@@ -39,7 +39,7 @@ import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Self, cast
 
 from memoire.errors import EndpointError, InsecureWarning, ParameterError
 from memoire.security.access import Tokens, WrongTokens, bearer, is_loopback, warn
@@ -52,7 +52,6 @@ from .pages import (
     EarlyAnswer,
     Embedding,
     Handler,
-    ListeningNode,
     Node,
     Page,
     PageRequest,
@@ -191,7 +190,7 @@ class NodePages:
         """Speak of this node from now on. A server, proxy or inference node tells others where its pages are."""
         self._node = found = node_of(node)
         if self.address is not None and role_of(found) in ENDPOINTS:
-            cast(ListeningNode, found).show_pages(f"http://{self.address}")
+            cast(Any, found).show_pages(f"http://{self.address}")
 
     def close(self) -> None:
         """End the threads and all connections. May be called again."""

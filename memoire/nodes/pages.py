@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -25,6 +25,9 @@ from memoire.net import process
 from memoire.security.access import Security
 from memoire.version import SOFTWARE
 from memoire.wire.messages import TEST
+
+if TYPE_CHECKING:
+    from memoire.server.server import Server
 
 PAGE_ROWS = 100
 """Rows on a page that does not say how many it wants."""
@@ -58,56 +61,6 @@ class Node(Protocol):
 
     def readiness(self) -> list[str]:
         """Why it should get no new clients or work, a sentence each."""
-
-
-class ListeningNode(Node, Protocol):
-    """One of a role in `ENDPOINTS`."""
-
-    def show_pages(self, address: str) -> None:
-        """Tell those who ask where its pages are."""
-
-
-class ServerNode(ListeningNode, Protocol):
-    """A server, with what only its pages show."""
-
-    name: str
-
-    @property
-    def run(self) -> str:
-        """Name of the run that is counted now."""
-
-    @property
-    def epoch(self) -> int:
-        """Greater at each start."""
-
-    @property
-    def limits(self) -> Any:
-        """Its `Limits`."""
-
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """Names of its tables."""
-
-    def table(self, name: str) -> Any:
-        """The handle of one of them."""
-
-    def runs(self) -> list[Any]:
-        """All runs that it knows."""
-
-    def account_page(self, run: str | None, after: bytes, *, seen: float) -> tuple[Any, bool]:
-        """Accounts of a run, and whether there are more."""
-
-    def episodes_after(self, after: int, most: int) -> tuple[str, int, list[tuple[str, Any]]]:
-        """Closed episodes: the run, the number of the first, and each with its client."""
-
-    def search(self, text: str, **wanted: Any) -> Sequence[Any]:
-        """Log lines."""
-
-    def clients(self, after: str = "", most: int | None = None) -> list[Any]:
-        """Clients with an id above `after`, in the order of their ids."""
-
-    def client_name(self, client: bytes) -> str:
-        """The name of a client; "" if it has none."""
 
 
 class Embedding(Protocol):
@@ -204,7 +157,7 @@ def status(node: Node | None, request: PageRequest) -> Page:
     if role in ENDPOINTS:
         facts["endpoints"] = {name: getattr(node, attribute) for name, attribute in ENDPOINTS[role].items()}
     if role == "server" and request.query.get("clients") != "no":
-        facts["clients"] = client_page(cast(ServerNode, node), request.query)
+        facts["clients"] = client_page(cast("Server", node), request.query)
     return as_json(facts)
 
 
@@ -346,10 +299,10 @@ def _table(node: Node | None, request: PageRequest, what: str) -> Any:
     return server.table(request.query.get("table") or server.tables[0])
 
 
-def _server(node: Node | None, what: str) -> ServerNode:
+def _server(node: Node | None, what: str) -> Server:
     if role_of(node) != "server":
         raise EarlyAnswer(as_error(http.HTTPStatus.NOT_FOUND, f"there are no {what} here: ask a server"))
-    return cast(ServerNode, node)
+    return cast("Server", node)
 
 
 def logs(node: Node | None, request: PageRequest) -> Page:
@@ -389,7 +342,7 @@ def logs(node: Node | None, request: PageRequest) -> Page:
     return as_json({"rows": rows, "is_all": len(rows) == len(found) < most})
 
 
-def client_page(server: ServerNode, query: Query) -> dict[str, Any]:
+def client_page(server: Server, query: Query) -> dict[str, Any]:
     """One page of the clients; `next` is what to give as `after` for the page behind it, None on the last one."""
     most = _whole(query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
     found = server.clients(query.get("after", ""), most + 1)

@@ -52,7 +52,7 @@ class Nodes:
         """Call while the node's thread is held, write over what was given, and return what the call returned."""
         with self.held(node):
             thread, box = in_thread(call)
-            until(lambda: worker_of(node)._posted or not thread.is_alive())
+            until(lambda: worker_of(node).doors.posted or not thread.is_alive())
             overwrite()
         thread.join(DEADLINE)
         assert "error" not in box, box
