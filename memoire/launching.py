@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from memoire.nodes.local import Nodes as Nodes
     from memoire.nodes.local import check_counts as check_counts
     from memoire.nodes.local import with_keys as with_keys
+    from memoire.nodes.settings import make_envs as make_envs
+    from memoire.nodes.settings import sizes as sizes
     from memoire.nodes.supervision import LauncherLine as LauncherLine
     from memoire.nodes.supervision import ProcessOutput as ProcessOutput
     from memoire.nodes.supervision import accept_all_text as accept_all_text
     from memoire.nodes.supervision import note as note
     from memoire.nodes.supervision import say as say
-    from memoire.nodes.tables_file import make_envs as make_envs
-    from memoire.nodes.tables_file import sizes as sizes
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = deferred(__name__)  # type checkers see the imports above, and what is missing

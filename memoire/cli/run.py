@@ -113,7 +113,7 @@ def nodes_of(given: argparse.Namespace, host: str = "127.0.0.1", *, insecure: bo
 
 def tables_of(given: argparse.Namespace) -> "dict[str, Table] | None":
     """Those of --tables."""
-    from memoire.nodes.tables_file import read_tables
+    from memoire.nodes.roles import read_tables
 
     if given.tables is None:
         return None

@@ -39,8 +39,7 @@ from typing import IO, Any, Self
 
 from memoire.errors import ChildDied, MemoireTimeout
 
-from . import bootstrap
-from .supervision import LINE, SignalWatch
+from .supervision import BEGIN, LINE, PATH, PROGRAM, SignalWatch
 
 MIN_PAUSE = 0.5
 """Seconds between a death and the next start; each further death in a row doubles them."""
@@ -175,8 +174,8 @@ class Child:
         self._partial = {"line": b"", "output": b""}
 
     def _interpreter(self) -> list[str]:
-        kind = (bootstrap.PROGRAM,) if self.is_program else ()
-        return [sys.executable, "-u", "-P", bootstrap.__file__, *kind, *self.next_command]
+        kind = (PROGRAM,) if self.is_program else ()
+        return [sys.executable, "-u", "-P", "-c", BEGIN, *kind, *self.next_command]
 
     @property
     def is_program(self) -> bool:
@@ -256,7 +255,7 @@ def _has_ended(pid: int) -> bool:
 
 def _inherited(line: socket.socket) -> dict[str, str]:
     """What a child takes out of its environment at its beginning: its end of the line, and where to find modules."""
-    return {LINE: str(line.fileno()), bootstrap.PATH: json.dumps(sys.path)}
+    return {LINE: str(line.fileno()), PATH: json.dumps(sys.path)}
 
 
 READY_TIMEOUT = 90.0

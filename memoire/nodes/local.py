@@ -34,10 +34,9 @@ from memoire.errors import EndpointError, MemoireTimeout, ParameterError, StateU
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
 
-from . import bootstrap
 from .launcher import ONE_THREAD, READY_TIMEOUT, Child, Launcher
 from .settings import Counts, LaunchSettings
-from .supervision import ProcessOutput, note, say
+from .supervision import ProcessOutput, is_file, note, say
 
 DASHBOARD_NEEDS = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -73,7 +72,7 @@ class Nodes(Counts):
     settings: Sequence[str] = ()
     """Parameters as "name=value", see `roles.read_parameters`."""
     tables: str | None = None
-    """Path of a file with the tables of each server, see `tables_file`."""
+    """Path of a file with the tables of each server, see `roles.read_tables`."""
     host: str = "127.0.0.1"
     """Address to listen at; "*" is all of the machine's."""
     port: int = 0
@@ -374,7 +373,7 @@ def program(what: str, text: str) -> tuple[str, ...]:
         raise ParameterError(what, text, f"a program and its arguments: {error}") from error
     if words == (NONE,):
         return ()
-    if not words or not (os.path.isfile(words[0]) if bootstrap.is_file(words[0]) else _is_module(words[0])):
+    if not words or not (os.path.isfile(words[0]) if is_file(words[0]) else _is_module(words[0])):
         raise ParameterError(
             what, text, 'a Python file or a module, with its arguments in the same quotes: "a.py --b 1"'
         )

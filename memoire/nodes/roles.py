@@ -5,6 +5,18 @@ through its tether, and reports how it fares.
 
 Snapshots from the command line: ordered at every server of a cluster, looked into, and given to servers at their
 start.
+
+The tables of a server, read from JSON: what `memoire server --tables` is given, the name of a file or its content.
+
+    {
+      "online": {"env": "CartPole-v1", "multi_step": 3, "parameters": {"priority_exponent": 0.7}},
+      "demo":   {"schema": "demo.json", "byte_limit": "200MB"},
+      "math":   {"schema": "answer.json", "storage": "prompts", "group": 8, "score": "variance", "lease": 300}
+    }
+
+Each table has a schema (its JSON form, or the name of a file with it, beside this one) or the Gymnasium environment
+that it is read off; and any of the settings of `memoire.Table`. Fields of its parameters are among these, or stand
+together under "parameters".
 """
 
 from __future__ import annotations
@@ -21,7 +33,7 @@ from typing import Any
 
 import msgspec
 
-from memoire.arguments import refuse_unknown
+from memoire.arguments import mapping, refuse_unknown
 from memoire.disk import snapshots
 from memoire.errors import EndpointError, MemoireError, ParameterError, SchemaError
 from memoire.limits import LIMITS, Limits
@@ -29,6 +41,7 @@ from memoire.net.process import raise_limit
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.replay.parameters import NAMES, Parameters
+from memoire.replay.sampling import USUAL
 from memoire.replay.schema import Schema
 from memoire.security.access import Tokens
 from memoire.security.keys import Given, Keys
@@ -36,14 +49,13 @@ from memoire.server.server import Server
 from memoire.server.settings import Endpoints, State
 from memoire.tables import registry
 from memoire.tables.base import HearsSums
-from memoire.tables.table import Table, table_names
+from memoire.tables.table import Table, table_names, table_settings
 from memoire.wire.messages import TRAIN
 
 from .http import NodePages
 from .pages import security
-from .settings import NotASize, size
+from .settings import NotASize, env_schema, size
 from .supervision import LauncherLine, say
-from .tables_file import env_schema, parameters_from
 
 INCOMPLETE = 3
 """Exit status when a server has not written its file, or a file is damaged."""
@@ -183,6 +195,69 @@ def _of_environment(env: str) -> Schema:
             f"'memoire-rl[demo]'. Or, as images of servers do without it, run `memoire schema {env}` where it is, and "
             f"give what that prints (--schema; in the Helm chart, server.schema)."
         ) from error
+
+
+def read_tables(path: str) -> dict[str, Table]:
+    """The tables in this file, or in `path` itself where that is JSON, in their order.
+
+    Raises:
+        ParameterError: it cannot be read, or says something that is no table; names which.
+    """
+    is_content = path.lstrip().startswith("{")
+    try:
+        given = json.loads(path if is_content else Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError("--tables", path, f"a JSON file that can be read: {error}") from error
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets as deep
+        raise ParameterError("--tables", path, f"a JSON file: {error}") from error
+    if not isinstance(given, dict) or not given:
+        raise ParameterError("--tables", path, 'an object with a table under each name, such as {"online": {...}}')
+    where, folder = ("--tables", Path()) if is_content else (f"--tables {path}", Path(path).parent)
+    return {name: _table(f"{where}: {name}", settings, folder) for name, settings in given.items()}
+
+
+def _table(where: str, settings: Any, folder: Path) -> Table:
+    if not isinstance(settings, dict):
+        raise ParameterError(where, settings, "an object with the settings of a table")
+    known = table_settings(settings)
+    refuse_unknown(where, settings, {"schema", "env", *known})
+    try:
+        has_columns = registry.named(settings.get("storage", registry.DEFAULT)).has_columns
+    except (MemoireError, TypeError) as error:
+        raise ParameterError(where, settings["storage"], f"the name of a kind of table as storage: {error}") from error
+    if has_columns and ("schema" in settings) == ("env" in settings):
+        raise ParameterError(where, sorted(settings), '"schema" or "env", one of both')
+    try:
+        if isinstance(settings.get("byte_limit"), str):
+            settings = settings | {"byte_limit": size(settings["byte_limit"])}
+        return Table(
+            _schema(settings, folder) if has_columns or {"schema", "env"} & settings.keys() else None,
+            parameters=parameters_from(settings.get("parameters", {})),
+            **{name: value for name, value in settings.items() if name in known - {"parameters"}},
+        )
+    except (MemoireError, OSError, ValueError, TypeError) as error:
+        raise ParameterError(where, "these settings", f"those of a table: {error}") from error
+
+
+def _schema(settings: Mapping[str, Any], folder: Path) -> Schema:
+    if "env" in settings:
+        return env_schema(str(settings["env"]))
+    given, kind = settings["schema"], registry.named(settings.get("storage", registry.DEFAULT)).schema_class()
+    return kind.from_json(given if isinstance(given, dict) else (folder / given).read_text(encoding="utf-8-sig"))
+
+
+def parameters_from(changes: Mapping[str, Any]) -> Parameters:
+    """Parameters that differ from the defaults in these, as JSON has them: lists for tuples.
+
+    Raises:
+        ParameterError: there is none of this name, or not of this value.
+    """
+    plain = USUAL
+    taken = {}
+    for name, value in mapping("parameters", changes).items():
+        is_vector = isinstance(getattr(plain, name, None), tuple)
+        taken[name] = (tuple(value) if isinstance(value, list) else (value,)) if is_vector else value
+    return plain.replace(**taken)
 
 
 def read_parameters(settings: Sequence[str]) -> Parameters:

@@ -11,11 +11,14 @@ them as MEMOIRE_STATE_DIR. So there is one list of settings, one text that expla
 first section are for every command that has such a flag. What may be repeated on the command line adds up.
 
 Sizes in bytes as people write them: 1GiB, 500MB, 64Ki, 4096. Every option, setting and file takes them alike.
+
+Gymnasium environments by name: made, measured and described. Imports Gymnasium only when one is asked for.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import re
@@ -24,10 +27,15 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from memoire.arguments import NUMBER, Setting, hint
-from memoire.errors import ParameterError
+from memoire.errors import ParameterError, SchemaError
+
+if TYPE_CHECKING:
+    import gymnasium
+
+    from memoire.replay.schema import Schema
 
 COMMANDS = ("server", "proxy", "relay", "dashboard")
 """Those that read a file of settings and the environment."""
@@ -349,6 +357,48 @@ def _shown(
         return 0
 
     return show
+
+
+def make_envs(env: str, count: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+    """`count` environments side by side in this process; they reset themselves within the step that ends an episode.
+
+    Raises:
+        SchemaError: Gymnasium does not know such an environment, or lacks what it needs.
+    """
+    import gymnasium
+    from gymnasium.vector import AutoresetMode
+
+    options = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    try:
+        return gymnasium.make_vec(env, num_envs=count, vectorization_mode="sync", vector_kwargs=options)
+    except gymnasium.error.Error as error:
+        raise SchemaError(f"Gymnasium cannot make {env!r}: {error}. Give the id of an environment (--env).") from error
+
+
+def sizes(envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> tuple[int, int]:
+    """(inputs, actions) of a network for these environments.
+
+    Raises:
+        SchemaError: the environment has no discrete actions, or observations that are no array of numbers.
+    """
+    import gymnasium
+
+    observations, actions = envs.single_observation_space, envs.single_action_space
+    if not isinstance(actions, gymnasium.spaces.Discrete) or not isinstance(observations, gymnasium.spaces.Box):
+        raise SchemaError(
+            f"the demo's network needs discrete actions and observations in a Box, but "
+            f"{envs.spec.id if envs.spec else envs} has {actions} and {observations}. "
+            f"Choose another --env, such as CartPole-v1 or Acrobot-v1."
+        )
+    return math.prod(observations.shape), int(actions.n)
+
+
+def env_schema(env: str) -> Schema:
+    """What the steps of an environment are: obs, action, reward."""
+    from memoire.replay.schema import Schema
+
+    with contextlib.closing(make_envs(env, 1)) as envs:
+        return Schema.from_env(envs)
 
 
 EXPECTED = "a size in bytes, such as 1GiB, 500MB or 4096"

@@ -30,6 +30,7 @@ import errno
 import io
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -44,6 +45,19 @@ from typing import IO, Any, NoReturn, Self
 
 from memoire.errors import ParameterError
 
+PATH = "MEMOIRE_PATH"
+"""Environment variable with the launcher's `sys.path`, as JSON; taken out, so that children of this process do not see
+it."""
+PROGRAM = "--program"
+"""What stands before a program that knows nothing of launchers."""
+BEGIN = (
+    f"import json, os, sys; first = json.loads(os.environ.pop({PATH!r})); "
+    "sys.path[:] = first + [folder for folder in sys.path if folder not in first]; "
+    "from memoire.nodes.supervision import run_child; run_child()"
+)
+"""`python -P -c` of a launched process, before the words of its command: it looks for modules where the launcher found
+them. `python -m` looks in the working directory first of all, which may hold a folder of memoire's name: a checkout.
+"""
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Error numbers of a write to a file that takes no more, such as on a full disk."""
 COLOURS = (36, 33, 32, 35, 34, 31)
@@ -349,6 +363,28 @@ class LauncherLine:
     def _cut(self) -> None:
         self._is_cut = True
         self._signals.wake()
+
+
+def run_child() -> None:
+    """Run the module or program that the arguments name as the program. A program of a user's finds what `python
+    FILE.py` and `python -m MODULE` find, and ends with its launcher.
+    """
+    is_program = sys.argv[1] == PROGRAM
+    del sys.argv[: 2 if is_program else 1]
+    if is_program:
+        guard()
+    if is_program and is_file(sys.argv[0]):
+        sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return
+    if is_program:
+        sys.path.insert(0, os.getcwd())
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def is_file(program: str) -> bool:
+    """Whether a program is named by its file, and not as a module."""
+    return program.endswith(".py") or os.path.isfile(program)
 
 
 def guard(grace: float = ORPHAN_GRACE) -> None:

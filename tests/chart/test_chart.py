@@ -31,8 +31,7 @@ from chartkit import (
 )
 from memoire.cli import main
 from memoire.nodes import settings
-from memoire.nodes.roles import read_table, schema_of
-from memoire.nodes.tables_file import read_tables
+from memoire.nodes.roles import read_table, read_tables, schema_of
 from memoire.rl.collector import beside
 
 FULL, EMBEDDED, NO_RELAY, AUTOSCALING, KEDA, OPENSHIFT, OUTSIDE, DIAGNOSTIC = (

@@ -14,7 +14,7 @@ from torch.distributions import Categorical
 
 from history.ports import held
 from memoire.errors import DataError, NotEnoughSamples, ParameterError
-from memoire.nodes.tables_file import make_envs
+from memoire.nodes.settings import make_envs
 from memoire.rl import PPO, ActorCritic, Collector, OnPolicyLearner, World
 from memoire.rl.learner import Checkpoints
 
@@ -61,7 +61,7 @@ def test_ppo_learns_cartpole_from_strict_rollouts_with_normalization():
 CHILD = """
 import sys
 sys.modules["torch"] = None  # any import of it fails
-from memoire.nodes.tables_file import make_envs
+from memoire.nodes.settings import make_envs
 from memoire.rl import Collector
 with Collector(sys.argv[1], [make_envs(sys.argv[2], 2) for _ in range(2)], seed=1) as collector:
     print(collector.run())

@@ -21,7 +21,7 @@ from memoire.errors import ParameterError, ProtocolError, SchemaError
 from memoire.nodes import settings
 from memoire.nodes.http import NodePages
 from memoire.nodes.pages import PAGES
-from memoire.nodes.tables_file import read_tables
+from memoire.nodes.roles import read_tables
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema

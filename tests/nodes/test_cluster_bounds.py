@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from memoire.cli import doctor
 from memoire.errors import EndpointError, ParameterError
-from memoire.nodes import local, roles, tables_file
+from memoire.nodes import local, roles
 from memoire.nodes.launcher import MAX_FAILED_STARTS, MIN_PAUSE, MIN_UPTIME, Child, Launcher, Restarts
 from memoire.nodes.local import LaunchOptions, Nodes, free_ports, program, seed_of
 from memoire.nodes.settings import NotASize, size
@@ -247,10 +247,10 @@ def test_limits_and_tables_take_the_same():
     with pytest.raises(ParameterError, match="--limit must be a number behind the ="):
         roles.read_limits(["new_clients=1GiB"])
     schema = '{"columns": [["obs", "<f4", [4], "state"], ["reward", "<f4", [], "reward"]]}'
-    tables = tables_file.read_tables('{"one": {"schema": ' + schema + ', "byte_limit": "64MiB"}}')
+    tables = roles.read_tables('{"one": {"schema": ' + schema + ', "byte_limit": "64MiB"}}')
     assert tables["one"].byte_limit == 64 << 20
     with pytest.raises(ParameterError, match="such as 1GiB"):
-        tables_file.read_tables('{"one": {"schema": ' + schema + ', "byte_limit": "much"}}')
+        roles.read_tables('{"one": {"schema": ' + schema + ', "byte_limit": "much"}}')
 
 
 def test_the_first_signal_is_kept_and_wakes_whoever_waits():

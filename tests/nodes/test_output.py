@@ -15,9 +15,8 @@ from memoire.errors import ChildDied, JobFailed, ParameterError, Refused
 from memoire.nodes import settings
 from memoire.nodes import supervision as output
 from memoire.nodes.launcher import LONGEST_LINE, Child
-from memoire.nodes.roles import ServersFile, schema_of
+from memoire.nodes.roles import ServersFile, read_tables, schema_of
 from memoire.nodes.supervision import ProcessOutput
-from memoire.nodes.tables_file import read_tables
 from memoire.replay.schema import Schema
 from memoire.security.access import read_tokens
 

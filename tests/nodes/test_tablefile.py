@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memoire.errors import ParameterError
-from memoire.nodes.tables_file import read_tables
+from memoire.nodes.roles import read_tables
 from memoire.tables.table import Table
 from netkit import SCHEMA
 

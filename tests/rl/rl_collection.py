@@ -3,7 +3,7 @@
 import numpy as np
 
 from memoire import rl
-from memoire.nodes.tables_file import make_envs
+from memoire.nodes.settings import make_envs
 
 collection = rl.Collection(envs=lambda: make_envs("CartPole-v1", 2), groups=2, seed=0)
 

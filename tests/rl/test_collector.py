@@ -17,7 +17,7 @@ import memoire
 from actor_critic import NumpyActorCritic
 from memoire.errors import DataError, MemoireTimeout, ParameterError, SchemaError, WrongModel
 from memoire.models import tensors
-from memoire.nodes.tables_file import make_envs
+from memoire.nodes.settings import make_envs
 from memoire.replay.columns import Column
 from memoire.rl import weights
 from memoire.rl.collector import Collector, RemoteActor

@@ -10,7 +10,7 @@ from collections import deque
 import numpy as np
 
 import memoire
-from memoire.nodes.tables_file import make_envs, sizes
+from memoire.nodes.settings import make_envs, sizes
 from memoire.rl.demo import demo
 from memoire.rl.demo.actor import Player
 from memoire.rl.demo.qlearning import DoubleQ

@@ -34,7 +34,7 @@ from memoire.limits import Limits
 from memoire.cli.main import parser
 from memoire.nodes.metrics import families, own_figures
 from memoire.nodes.roles import read_table
-from memoire.nodes.tables_file import read_tables
+from memoire.nodes.roles import read_tables
 from memoire.proxy.proxy import Proxy
 
 SCHEMA = {"obs": np.float32, "action": np.int64, "reward": np.float32}

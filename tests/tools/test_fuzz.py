@@ -18,7 +18,7 @@ from memoire.disk import records, snapshots
 from memoire.disk.snapshot_file import Record
 from memoire.disk.state_folder import Store
 from memoire.errors import DataError, ParameterError, ProtocolError, SchemaError, StateCorrupt
-from memoire.nodes.tables_file import parameters_from, read_tables
+from memoire.nodes.roles import parameters_from, read_tables
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.server.handlers.accounts import AccountsHandler
