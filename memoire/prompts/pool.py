@@ -365,7 +365,8 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
 
     def calls(self, transport: Transport, *, rank: tuple[int, int] = (0, 1), session: str = "") -> PromptCalls:
         """Those of `memoire.Prompts`."""
-        from .calls import PromptCalls, checked_rank
+        from .calls import PromptCalls
+        from .servers import checked_rank
 
         return PromptCalls(transport, checked_rank(rank, session), DEFAULT_TIMEOUT, session)
 
