@@ -36,12 +36,6 @@ class _Request:
     upload: bytearray = field(default_factory=bytearray)
 
 
-class KeyedServers(CalledServers):
-    """Those of a table of rows by key."""
-
-    ANSWER = keyed.KeyedRows
-
-
 class KeyedCalls:
     """Reads and writes rows by key. From any thread.
 
@@ -51,7 +45,7 @@ class KeyedCalls:
     """
 
     def __init__(self, transport: Transport, homes: Sequence[str]) -> None:
-        self._transport, self._servers = transport, KeyedServers(transport)
+        self._transport, self._servers = transport, CalledServers(transport, keyed.KeyedRows)
         self._homes = tuple(sorted(set(homes)))
         self._hashes = {home: checksum(home.encode()) for home in self._homes}
         self._uploads, self._making = itertools.count(1), threading.Lock()

@@ -23,7 +23,7 @@ from . import messages
 from .columns import NOTHING, PIECE_BYTES, Packed, checked
 from .pool import PromptPool
 from .rows import Key, PromptRow, PromptState
-from .table import PromptTable, counts_of, figures_of, why_not
+from .table import PromptTable, figures_of, why_not
 
 UNKNOWN: Final = 1 << 40
 """Stands for the number of a lease that is yet to begin."""
@@ -50,7 +50,7 @@ class PromptsHandler:
         pool = self._pool_of(header)
         with pool.locked(header.client) as table:
             if body.call == "counts":
-                return self._reply(table, counts=counts_of(table.book) | figures_of(table))
+                return self._reply(table, counts=figures_of(table))
             if body.call == "forget":
                 table.book.forget_consumer(body.consumer)
                 return self._reply(table)

@@ -27,12 +27,6 @@ from . import messages
 from .rows import Key
 
 
-class PromptServers(CalledServers):
-    """Those of a table of prompts."""
-
-    ANSWER = messages.Prompted
-
-
 def keys_of(keys: Iterable[tuple[str, int, int]]) -> list[messages.PromptKey]:
     """Names of prompts as they travel."""
     return [messages.PromptKey(*key) for key in keys]
@@ -53,7 +47,7 @@ class TableCalls:
 
     def __init__(self, transport: Transport, rank: tuple[int, int], timeout: float, session: str) -> None:
         self._transport, self._timeout = transport, timeout
-        self._servers = PromptServers(transport)
+        self._servers = CalledServers(transport, messages.Prompted)
         self._lock = threading.Lock()  # for what is known of prompts and leases
         self._homes: dict[Key, str] = {}  # servers of prompts that were leased or listed
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Final
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Final
 
 import numpy as np
 
@@ -439,11 +439,9 @@ class PromptStats:
 def stats_of(table: PromptTable, now: float) -> PromptStats:
     """A frozen picture."""
     figures, oldest = figures_of(table), table.leases.oldest()
-    names = ("given", "evaluation", "workers", "expired", "late", "failed", "dead", "stale", "full", "replayable")
+    shown_too: dict[str, Any] = {each.name: figures[each.name] for each in fields(PromptStats) if each.name in figures}
     return PromptStats(
-        **counts_of(table.book),
-        **{name: figures[name] for name in names},
-        tokens_drawn=figures["tokens_drawn"],
+        **shown_too,
         incomplete=table.incomplete,
         oldest_lease=0.0 if oldest is None else max(0.0, now - oldest.leased_at),
         lag=table.lag,
@@ -473,9 +471,9 @@ def unfinished_of(book: PromptBook) -> int:
 
 
 def figures_of(table: PromptTable) -> dict[str, int]:
-    """Other figures."""
+    """Prompts in each state, and other figures."""
     book, leases = table.book, table.leases
-    return {
+    return counts_of(book) | {
         "given": len(book.rows) + book.forgotten,
         "evaluation": sum(book.evaluations.values()),
         "pending": book.pending,

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from memoire import Ragged, Schema
 from memoire.building import checked_names, finite, model_version, whole
 from memoire.errors import EpochOver, MemoireTimeout, NoSuchField, ParameterError, Refused
-from memoire.kinds import CallReply, Request, Transport
+from memoire.kinds import CalledServers, CallReply, Request, Transport
 
 from . import messages
 from .columns import NOTHING, RawColumns, checked, gathered, mask_of, mask_of_places, places_of, unpacked
 from .rows import Key
-from .servers import PromptServers, TableCalls, balanced, dealt, keys_of, most_of, planned, revised
+from .servers import TableCalls, balanced, dealt, keys_of, most_of, planned, revised
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,7 @@ class Step:
         return self._update(dict(zip(self.keys, scores.tolist(), strict=True)))
 
 
-@dataclass(slots=True)
-class StepAnswer:
+class StepAnswer(NamedTuple):
     """One answer on its way into a step."""
 
     group: int
@@ -411,7 +410,7 @@ class TrainerCalls(TableCalls):
 
 
 def fetched(
-    servers: PromptServers,
+    servers: CalledServers,
     name: str,
     keys: Sequence[Key],
     schema: Schema,

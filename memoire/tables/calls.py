@@ -88,13 +88,14 @@ class Transport(Protocol):
 
 
 class CalledServers:
-    """Asks servers, and waits. Thread-safe."""
+    """Asks servers, and waits. Thread-safe.
 
-    ANSWER: ClassVar[type[Body]]
-    """What they answer."""
+    Args:
+        answer: What they answer.
+    """
 
-    def __init__(self, transport: Transport) -> None:
-        self.transport = transport
+    def __init__(self, transport: Transport, answer: type[Body]) -> None:
+        self.transport, self._answer = transport, answer
 
     @property
     def names(self) -> list[str]:
@@ -229,7 +230,7 @@ class CalledServers:
             pause = min(2 * pause, MAX_PAUSE)
 
     def _reply_of(self, name: str, answer: Answer) -> CallReply | MemoireError:
-        if isinstance(answer, Message) and isinstance(answer.body, self.ANSWER):
+        if isinstance(answer, Message) and isinstance(answer.body, self._answer):
             return CallReply(answer.body, memoryview(answer.payload if answer.payload is not None else b"").cast("B"))
         if isinstance(answer, MemoireError):
             return answer

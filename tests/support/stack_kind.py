@@ -121,17 +121,11 @@ class Held(NamedTuple):
     samples: int
 
 
-class StackServers(CalledServers):
-    """Servers that hold a stack."""
-
-    ANSWER = Stack
-
-
 class StackCalls:
     """What a learner calls, in the server's process or far away."""
 
     def __init__(self, transport: Transport) -> None:
-        self._transport, self._servers = transport, StackServers(transport)
+        self._transport, self._servers = transport, CalledServers(transport, Stack)
 
     def best(self, most: int = 1, timeout: float = 20.0) -> list[tuple[float, bytes]]:
         """The best episodes of all servers with their scores, best first."""
