@@ -22,7 +22,7 @@ class PromptsKind(Kind):
     figures = "memoire.prompts.table:PromptStats"
     saved = "memoire.prompts.pool:PromptRecord"
     answers = "memoire.prompts.handlers:answers"
-    settings = "memoire.prompts.settings:PromptSettings"
+    settings = "memoire.prompts.rows:PromptSettings"
     offers = ("HasRoom", "HasCalls", "SavesRows", "PromptPool")
     instead = "memoire.Prompts"
     no_pushes = "this table stores prompts, which are answered by ANSWERS: use memoire.Prompts"

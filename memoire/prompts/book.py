@@ -18,8 +18,8 @@ import msgspec
 
 from memoire.errors import ProtocolError
 
-from .rows import AnswerRow, Key, PromptQueue, PromptRow, PromptState, row_size
-from .settings import PromptRules
+from .columns import Key
+from .rows import AnswerRow, PromptQueue, PromptRow, PromptRules, PromptState, row_size
 
 MAX_CONSUMERS = 256
 """Names of listeners whose cursors are kept."""

@@ -18,8 +18,8 @@ from memoire.kinds import DEFAULT_TIMEOUT, Context, FarCalls, Request
 from memoire.limits import Limits
 
 from . import messages
-from .columns import gathered, mask_of, places_of
-from .rows import Key, PromptState
+from .columns import Key, gathered, mask_of, places_of
+from .rows import PromptState
 from .servers import TableCalls, checked_dataset, checked_keys, checked_rank, checked_tags, keys_of
 from .trainer import TrainerCalls, fetched
 from .worker import WorkerCalls

@@ -23,10 +23,10 @@ from memoire import Column, Ragged, Schema
 from memoire.building import ENTRY_BYTES, conversion, is_finite
 from memoire.errors import EntryError, NoSuchField, ParameterError, ProtocolError
 
-from .rows import Key
-
 MAX_COLUMNS = 63
 """Columns that a table of prompts may have: each is a bit of a number."""
+Key: TypeAlias = tuple[str, int, int]
+"""Data set, epoch and index: what names a prompt."""
 RawColumns: TypeAlias = dict[int, bytes]
 """Bytes of columns, by their places in the schema."""
 

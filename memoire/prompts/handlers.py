@@ -20,9 +20,9 @@ from memoire.errors import ProtocolError
 from memoire.kinds import Body, Desk, Handler, MessageHeader, Page, Reply, encoded_bytes, too_large, types
 
 from . import messages
-from .columns import NOTHING, PIECE_BYTES, Packed, checked
+from .columns import NOTHING, PIECE_BYTES, Key, Packed, checked
 from .pool import PromptPool
-from .rows import Key, PromptRow, PromptState
+from .rows import PromptRow, PromptState
 from .table import PromptTable, figures_of, why_not
 
 UNKNOWN: Final = 1 << 40

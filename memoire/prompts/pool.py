@@ -45,10 +45,9 @@ from memoire.kinds import (
 from memoire.limits import HELD_BYTES
 
 from .book import TableFacts
-from .columns import COLUMNS, FACTS, NOTHING, PAYLOAD, PLAN, ROW, STEP, Packed, checked, chosen, packed_key
+from .columns import COLUMNS, FACTS, NOTHING, PAYLOAD, PLAN, ROW, STEP, Key, Packed, checked, chosen, packed_key
 from .messages import StepPlan
-from .rows import RESTORED, AnswerRow, Key, PromptRow, PromptState, StepRow
-from .settings import PromptSettings
+from .rows import RESTORED, AnswerRow, PromptRow, PromptSettings, PromptState, StepRow
 from .steps import NO_PLACE
 from .table import PromptTable, stats_of, unfinished_of
 

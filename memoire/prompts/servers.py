@@ -24,7 +24,7 @@ from memoire.errors import MemoireError, MemoireTimeout, ParameterError, Refused
 from memoire.kinds import CalledServers, CallReply, Request, Transport
 
 from . import messages
-from .rows import Key
+from .columns import Key
 
 
 def keys_of(keys: Iterable[tuple[str, int, int]]) -> list[messages.PromptKey]:

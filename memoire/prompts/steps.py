@@ -18,7 +18,8 @@ from memoire.building import PriorityTree
 from memoire.errors import ProtocolError
 
 from .book import PromptBook
-from .rows import NO_STEP, RESTORED, Key, PromptRow, PromptState, StepRow
+from .columns import Key
+from .rows import NO_STEP, RESTORED, PromptRow, PromptState, StepRow
 
 MAX_SESSIONS: Final = 64
 """Former sessions that are known by name, the newest. An older one is refused like a stranger, and may take the table

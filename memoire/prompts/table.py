@@ -21,12 +21,11 @@ from memoire.errors import ProtocolError
 from memoire.kinds import adding, counter, gauge, shown
 
 from .book import PromptBook, nothing_waits
-from .columns import PIECE_BYTES, ROW, Packed, PromptBytes, chosen, gathered, packed_key
+from .columns import PIECE_BYTES, ROW, Key, Packed, PromptBytes, chosen, gathered, packed_key
 from .leases import Outcome, PromptLeases
 from .messages import StepPlan
-from .rows import Key, PromptRow, PromptState, StepRow
+from .rows import PromptRow, PromptRules, PromptState, StepRow, column_of, scorer
 from .servers import needed
-from .settings import PromptRules, column_of, scorer
 from .steps import PromptSteps
 
 ANSWERS_PART: Final = 4

@@ -26,8 +26,7 @@ from memoire.errors import EpochOver, MemoireTimeout, NoSuchField, ParameterErro
 from memoire.kinds import CalledServers, CallReply, Request, Transport
 
 from . import messages
-from .columns import NOTHING, RawColumns, checked, gathered, mask_of, mask_of_places, places_of, unpacked
-from .rows import Key
+from .columns import NOTHING, Key, RawColumns, checked, gathered, mask_of, mask_of_places, places_of, unpacked
 from .servers import TableCalls, balanced, dealt, keys_of, most_of, planned, revised
 
 

@@ -14,8 +14,7 @@ from memoire.errors import EntryError, MemoireError, ParameterError, Refused, Wr
 from memoire.kinds import CallReply, Request, Transport
 
 from . import messages
-from .columns import ANSWER_PART, Packed, RawColumns, packed, raw_columns
-from .rows import Key
+from .columns import ANSWER_PART, Key, Packed, RawColumns, packed, raw_columns
 from .servers import TableCalls, checked_keys
 
 MAX_PIECES = 1024

@@ -35,8 +35,7 @@ from memoire.models.model import make as make_model
 from memoire.prompts.columns import PAYLOAD, packed, packed_key
 from memoire.prompts.pool import restore as restore_prompts
 from memoire.prompts.pool import take_changes
-from memoire.prompts.rows import PromptState
-from memoire.prompts.settings import PromptRules
+from memoire.prompts.rows import PromptRules, PromptState
 from memoire.prompts.table import PromptTable
 from memoire.replay import saving as dataset_writing
 from memoire.replay.buffer import Buffer

@@ -14,8 +14,7 @@ from memoire.errors import ProtocolError
 from memoire.prompts import pool as snapshot
 from memoire.prompts.columns import COLUMNS, PAYLOAD, packed, packed_key, raw_columns
 from memoire.prompts.pool import NO_PAYLOAD, restore, take_changes
-from memoire.prompts.rows import PromptState
-from memoire.prompts.settings import PromptRules
+from memoire.prompts.rows import PromptRules, PromptState
 from memoire.prompts.table import PromptTable, counts_of
 from memoire.replay.schema import RowSchema
 from prompt_model import ATTEMPTS, KEEP, LAG, LEASE, ModelTable
