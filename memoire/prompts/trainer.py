@@ -138,7 +138,7 @@ class StepAnswer(NamedTuple):
 
     group: int
     """Place of its group among the rank's."""
-    index: int
+    answer: int
     version: int
     raw: RawColumns
 
@@ -219,7 +219,7 @@ class TrainerCalls(TableCalls):
         return Step(
             step=step, keys=[each.key for each in mine],
             group=np.array([each.group for each in answers], np.int64),
-            answer=np.array([each.index for each in answers], np.int64),
+            answer=np.array([each.answer for each in answers], np.int64),
             version=np.array([each.version for each in answers], np.int64),
             columns={
                 schema.names[place]: gathered(schema, place, [each.raw.get(place) for each in answers])
@@ -405,7 +405,7 @@ class TrainerCalls(TableCalls):
             groups = fetched(self._servers, name, keys, schema, places, deadline, rank)
             for place, answers in zip(places_here, groups, strict=True):
                 found += [StepAnswer(place, index, version, raw) for index, (version, raw) in answers.items()]
-        return sorted(found, key=lambda each: (each.group, each.index))
+        return sorted(found, key=lambda each: (each.group, each.answer))
 
 
 def fetched(
