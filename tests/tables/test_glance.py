@@ -225,7 +225,7 @@ def test_what_is_too_large_to_be_looked_at_is_not_shown() -> None:
 
 # --- Kinds of tables: each pool offers what its kind says, and nothing that it does not do
 
-STORAGES = tuple(registry.BUILT_IN)
+STORAGES = tuple(kind.name for kind in registry.built_in())
 
 
 def said_of(kind: registry.Kind) -> set[type]:
