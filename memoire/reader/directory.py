@@ -21,7 +21,7 @@ since. Pure: no lock, no socket, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,23 +86,6 @@ class RunChange:
     """Whether no address has said so before."""
     servers: tuple[RemoteServer, ...]
     """Those that are reached by this address."""
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryChange:
-    """What a WELCOME has changed."""
-
-    terms: TableTerms
-    """What holds from now on; see `Directory.agree`."""
-    run: RunChange | None
-    dropped: tuple[RemoteServer, ...]
-    """Servers that were forgotten."""
-    models: Mapping[str, int]
-    """Newest version of each topic there."""
-    home: RemoteServer | None
-    """The server that answered."""
-    epoch: int
-    """Of `home`."""
 
 
 class Directory:
@@ -184,8 +167,12 @@ class Directory:
 
     def learn(
         self, address: Address, header: MessageHeader, told: messages.Welcome, now: float
-    ) -> DirectoryChange | None:
+    ) -> tuple[TableTerms, RunChange | None, Sequence[RemoteServer]] | None:
         """Take what a WELCOME says; None where it is about another table.
+
+        Returns:
+            The terms that hold from now on (see `agree`), whether another run is counted, and servers that were
+            forgotten.
 
         Raises:
             SchemaMismatch: the server's table has other columns than the first one's.
@@ -198,9 +185,7 @@ class Directory:
         address.servers, address.unmet = tuple(told.servers or [told.home_name]), tuple(told.unmet)
         address.leaving = tuple(told.leaving)
         self._add(address, now)
-        dropped = self._drop_unlisted(now)
-        home = self.servers.get(told.home_name)
-        return DirectoryChange(terms, run, dropped, told.models, home, told.epoch)
+        return terms, run, self._drop_unlisted(now)
 
     def _terms_of(self, told: messages.Welcome) -> TableTerms:
         if self.terms is not None and told.schema == self.terms.schema.to_json():
@@ -254,7 +239,7 @@ class Directory:
             elif self.servers[name].is_away:
                 self.servers[name].address = address  # perhaps there is another way to it
 
-    def _drop_unlisted(self, now: float) -> tuple[RemoteServer, ...]:
+    def _drop_unlisted(self, now: float) -> list[RemoteServer]:
         """Servers that were taken off every list are no longer asked, waited for or named, after a while."""
         ways = {name: address for address in self.addresses for name in address.servers}
         dropped = []
@@ -266,7 +251,7 @@ class Directory:
             elif now - server.listed_at > FORGET_TIMEOUT:
                 server.is_away = True
                 dropped.append(self.servers.pop(server.name))
-        return tuple(dropped)
+        return dropped
 
     def met(self, server: RemoteServer, epoch: int) -> bool:
         """A server has said its epoch; whether it has restarted since, and knows nothing of this reader any more."""

@@ -301,17 +301,18 @@ class ReaderThread:
         news = self.directory.learn(address, header, told, self.monitor.now())
         if news is None:
             return
-        self._change_run(news.run)
+        terms, run, dropped = news
+        self._change_run(run)
         self.channels[address].learned(header, told)
-        for server in news.dropped:
+        for server in dropped:
             self.rounds.forget(server)
             self.sides.forget(server)
         self._deliver()
-        self.publishing.observe(news.models)
-        if news.home is not None:
-            self._met(news.home, news.epoch)
+        self.publishing.observe(told.models)
+        if (home := self.directory.servers.get(told.home_name)) is not None:
+            self._met(home, told.epoch)
         with self.monitor.changed:
-            if self.directory.agree(news.terms):
+            if self.directory.agree(terms):
                 self.prefetch.clear()
                 self.rounds.give_up()
             self.directory.is_finished = self.directory.is_finished or told.finished

@@ -102,34 +102,28 @@ class ReaderStats:
     # fmt: on
 
 
-class DeliveredBatches:
+class DeliveredBatches(FreshnessMonitor):
     """The batches that calls took, and how long these waited. The owner locks."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.batches = 0
         self.waited = 0.0  # seconds
         self.feedback = 0  # samples for which TD errors were given
-        self._looks = FreshnessMonitor()
-
-    @property
-    def freshness(self) -> Freshness | None:
-        """Of a recent batch; None before the first one."""
-        return self._looks.newest
 
     def look(self, drawn: PooledBatch, newest: int, now: float) -> None:
         """Look how fresh a batch is, now and then; `newest` is the newest version. Takes no lock of the owner's."""
-        if self._looks.is_due(now):
-            self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
+        if self.is_due(now):
+            self.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
 
     def look_taken(self, rollouts: Rollouts, newest: int, now: float) -> None:
         """The same of entries of rollouts that were taken."""
-        if self._looks.is_due(now):
-            self._looks.took(rollouts.age, rollouts.model_version, newest)
+        if self.is_due(now):
+            self.took(rollouts.age, rollouts.model_version, newest)
 
     def figures(self, samples: int) -> dict[str, float]:
         """What servers show of this reader, which has drawn so many samples."""
-        fresh = self.freshness
-        figures = {} if fresh is None else dataclasses.asdict(fresh)
+        figures = {} if self.newest is None else dataclasses.asdict(self.newest)
         figures |= {"batches": self.batches, "samples": samples, "waited": self.waited}
         return {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
 
@@ -451,7 +445,7 @@ class Reader(ClusterOrders):
             waited=handed_out.waited,
             waits_for=rounds.waits_for,
             prefetched=len(self._prefetch),
-            freshness=handed_out.freshness,
+            freshness=handed_out.newest,
             scalars=dict(self._scalars),
             resends=sum(channel.resends for channel in channels),
             refused=dict(sum((channel.refused for channel in channels), rounds.refused)),

@@ -21,7 +21,7 @@ from memoire.replay.rollouts import Rollouts
 from memoire.replay.sampling import Sampler, changes_of
 from memoire.replay.schema import Schema
 from memoire.tables.base import DrawsBatches, DrawsEpisodes, HandsOutOnce, HasCalls, Release, ShowsSamples, TakeRequest
-from memoire.tables.calls import Request
+from memoire.tables.calls import Request, Transport
 from memoire.tables.draws import MAX_BATCH
 from memoire.tables.inspection import Distribution, FreshnessMonitor, InspectedSample
 from memoire.tables.registry import Reply
@@ -374,7 +374,7 @@ UNBOUNDED = Receiver(*[1 << 53] * 3)
 """What a user in this process takes: replies do not leave it."""
 
 
-class DirectTransport:
+class DirectTransport(Transport):
     """A `Transport` to one server, in its process. Replies wait for the disk here, too."""
 
     def __init__(self, dispatcher: Dispatcher, table: OpenTable, check_open: Callable[[], None]) -> None:
@@ -391,25 +391,9 @@ class DirectTransport:
         """The only one."""
         return [self._dispatcher.name]
 
-    def unmet(self) -> Sequence[str]:
-        """None: it is here."""
-        return []
-
-    def leaving(self) -> Sequence[str]:
-        """None: there is no other one."""
-        return []
-
     def where(self) -> str:
         """What errors call it."""
         return f"table {self._table.name!r} of this server"
-
-    def trouble(self) -> str:
-        """Nothing: it is here."""
-        return ""
-
-    def now(self) -> float:
-        """The clock of deadlines."""
-        return time.monotonic()
 
     def pause(self, seconds: float) -> None:
         """Wait so long. Raises Closed."""

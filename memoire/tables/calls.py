@@ -9,6 +9,7 @@ Tables whose pools have such calls are a `HasCalls`.
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,9 +68,11 @@ class Transport(Protocol):
 
     def unmet(self) -> Sequence[str]:
         """Addresses where a server has to be, and nobody has answered yet."""
+        return ()
 
     def leaving(self) -> Sequence[str]:
         """Those that take nothing new, since they are being drained."""
+        return ()
 
     def ask(self, requests: Mapping[Any, Request], deadline: float) -> dict[Any, Answer]:
         """The answers to these, or the errors that ended them; at the deadline at the latest."""
@@ -79,9 +82,11 @@ class Transport(Protocol):
 
     def trouble(self) -> str:
         """Why servers may not answer and what to do."""
+        return ""
 
     def now(self) -> float:
         """The clock of deadlines."""
+        return time.monotonic()
 
     def pause(self, seconds: float) -> None:
         """Wait so long. Raises Closed."""

@@ -41,10 +41,10 @@ def test_a_server_that_is_away_is_reached_by_the_address_that_named_it_last():
 def test_a_server_that_nobody_lists_is_forgotten_after_a_while_and_comes_back_as_another():
     made = directory_of("a", "b", now=0.0)
     former = made.servers["b"]
-    news = learn(made, welcome("a", ["a"]), now=FORGET_TIMEOUT)
-    assert news.dropped == () and list(made.servers) == ["a", "b"] and not former.is_listed
-    news = learn(made, welcome("a", ["a"]), now=FORGET_TIMEOUT + 0.1)
-    assert news.dropped == (former,) and list(made.servers) == ["a"] and former.is_away
+    _, _, dropped = learn(made, welcome("a", ["a"]), now=FORGET_TIMEOUT)
+    assert dropped == [] and list(made.servers) == ["a", "b"] and not former.is_listed
+    _, _, dropped = learn(made, welcome("a", ["a"]), now=FORGET_TIMEOUT + 0.1)
+    assert dropped == [former] and list(made.servers) == ["a"] and former.is_away
     learn(made, welcome("a", ["a", "b"]), now=FORGET_TIMEOUT + 0.2)
     assert made.servers["b"] is not former and not made.servers["b"].is_away
 
@@ -65,14 +65,14 @@ def test_a_reader_that_names_no_table_keeps_the_first_one_and_asks_again():
 
 def test_a_new_run_is_news_once_for_all_and_once_for_the_servers_of_each_address():
     made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
-    assert learn(made, welcome("a")).run is None and made.run == RUN
+    assert learn(made, welcome("a"))[1] is None and made.run == RUN
     learn(made, welcome("b"), address=1)
-    assert learn(made, welcome("a")).run is None
-    change = learn(made, welcome("a"), run=NEXT).run
+    assert learn(made, welcome("a"))[1] is None
+    change = learn(made, welcome("a"), run=NEXT)[1]
     assert change.is_first and change.servers == (made.servers["a"],) and made.run == NEXT
-    change = learn(made, welcome("b"), address=1, run=NEXT).run
+    change = learn(made, welcome("b"), address=1, run=NEXT)[1]
     assert not change.is_first and change.servers == (made.servers["b"],)
-    assert learn(made, welcome("b"), address=1, run=NEXT).run is None
+    assert learn(made, welcome("b"), address=1, run=NEXT)[1] is None
 
 
 def test_a_run_is_over_when_all_servers_say_so_and_stays_over():
@@ -131,12 +131,12 @@ def test_a_server_that_comes_later_brings_its_surplus_unless_it_was_told_of_all(
 
 def test_servers_are_shown_how_fresh_a_recent_batch_was_and_how_much_was_drawn():
     made = DeliveredBatches()
-    assert made.figures(0) == {"batches": 0.0, "samples": 0.0, "waited": 0.0} and made.freshness is None
+    assert made.figures(0) == {"batches": 0.0, "samples": 0.0, "waited": 0.0} and made.newest is None
     first, second = World({"a": PoolServer([1])}).run(2)
     made.look(first, 3, 10.0)
-    fresh = made.freshness
+    fresh = made.newest
     made.look(second, 0, 10.1)  # too soon for another look
-    assert made.freshness is fresh
+    assert made.newest is fresh
     made.batches, made.waited = 2, 0.5
     figures = made.figures(64)
     assert (figures["batches"], figures["samples"], figures["waited"]) == (2.0, 64.0, 0.5)

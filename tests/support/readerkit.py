@@ -40,7 +40,7 @@ def learn(directory, told, now=0.0, address=0, run=RUN):
     """Have a directory take a WELCOME, as the thread does."""
     news = directory.learn(directory.addresses[address], message(told, run).header, told, now)
     if news is not None:
-        directory.agree(news.terms)
+        directory.agree(news[0])
     return news
 
 

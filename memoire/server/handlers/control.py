@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from memoire import arguments
@@ -43,13 +42,6 @@ UPLOAD_TIMEOUT = 60.0
 """Seconds after its newest chunk for which an upload is kept: its publisher has died."""
 
 
-@dataclass(slots=True)
-class _Upload:
-    assembly: ModelAssembly
-    came: float
-    """When its newest chunk came."""
-
-
 class Uploads:
     """What publishers have begun to send. An upload that has begun keeps its place until it ends or is given up.
 
@@ -59,7 +51,8 @@ class Uploads:
 
     def __init__(self, limits: Limits, room: ByteHolder) -> None:
         self._limits, self._room = limits, room
-        self._begun: OrderedDict[tuple[bytes, str], _Upload] = OrderedDict()  # by client and topic; in order of `came`
+        # By client and topic, each with the time of its newest chunk; in the order of these.
+        self._begun: OrderedDict[tuple[bytes, str], tuple[ModelAssembly, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._begun)
@@ -82,17 +75,17 @@ class Uploads:
             if assembly.offset == assembly.size:  # all bytes came, right or wrong: no chunk could mend it
                 self.drop(*key)
         if whole is None and assembly.offset < assembly.size:
-            if (known := self._begun.get(key)) is None or known.assembly is not assembly:
+            if (known := self._begun.get(key)) is None or known[0] is not assembly:
                 self.drop(*key)
                 self._room.add(assembly.size)
-            self._begun[key] = _Upload(assembly, now)
+            self._begun[key] = assembly, now
             self._begun.move_to_end(key)
         return assembly.offset, whole
 
     def _assembly(self, key: tuple[bytes, str], body: messages.Publish, *, is_whole: bool) -> ModelAssembly:
         known = self._begun.get(key)
-        if known is not None and known.assembly.checksum == body.checksum:
-            return known.assembly
+        if known is not None and known[0].checksum == body.checksum:
+            return known[0]
         if body.offset:
             raise ProtocolError("missing", f"a stretch at {body.offset} of a model whose beginning is not here")
         size, most = body.size, self._limits.model_bytes
@@ -103,7 +96,7 @@ class Uploads:
 
     def _check_room(self, key: tuple[bytes, str], size: int) -> None:
         """Raise ProtocolError where the others leave no room. Their whole sizes count: each of them can be finished."""
-        others = [kept.assembly.size for other, kept in self._begun.items() if other != key]
+        others = [kept.size for other, (kept, _) in self._begun.items() if other != key]
         most = self._limits.model_bytes
         if others and (len(others) >= MAX_UPLOADS or sum(others) + size > most):
             text = (
@@ -115,17 +108,14 @@ class Uploads:
 
     def _give_up(self, now: float) -> None:
         """Forget uploads that do not go on."""
-        while self._begun:
-            key, oldest = next(iter(self._begun.items()))
-            if now < oldest.came + UPLOAD_TIMEOUT:
-                return
-            self.drop(*key)
+        while self._begun and now >= next(iter(self._begun.values()))[1] + UPLOAD_TIMEOUT:
+            self.drop(*next(iter(self._begun)))
 
     def drop(self, client: bytes, topic: str) -> None:
         """Forget what a client has begun to send for a topic."""
         gone = self._begun.pop((client, topic), None)
         if gone is not None:
-            self._room.add(-gone.assembly.size)
+            self._room.add(-gone[0].size)
 
     def clear(self) -> None:
         """Another run begins: forget all of them."""
