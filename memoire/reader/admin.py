@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 SNAPSHOT_INTERVAL = 0.1
 """Seconds between two questions how a snapshot stands."""
+_SAID = "finished", "durable", "epoch", "time", "applied", "stale", "guests", "unfinished"
+"""What ACCOUNTS says under the names that `ServerAccounts` has for it."""
 DISK_INTERVAL = 0.25
 """Seconds between two questions to a server whose disk is full."""
 
@@ -84,10 +86,12 @@ class ClusterOrders(FarNode):
         deadline = self._monitor.now() + self._seconds(timeout)
         # Servers that are away are waited for, too: a proxy that has just started does not reach its servers yet, or
         # has not even met them, and their clients would work on.
-        answers = self._tell_end(deadline)
+        # Without a run's name: the end is of the run that each address counts.
+        end = messages.Control(finish=True)
+        answers = self._control(end, deadline, None)
         have_met = self._monitor.wait(lambda: not self._directory.unmet(), max(0.0, deadline - self._monitor.now()))
         if have_met and self._directory.servers.keys() - answers.keys():
-            answers = self._tell_end(deadline)
+            answers = self._control(end, deadline, None)
         silent = [name for name, answer in answers.items() if isinstance(answer, MemoireTimeout)]
         for name, answer in answers.items():
             if len(silent) == len(answers) or name not in silent:
@@ -168,7 +172,8 @@ class ClusterOrders(FarNode):
                 if answer.more and len(pages[name][-1]):
                     asked[name] = messages.Ledger(run=answer.run_name, after=key_of(pages[name][-1][-1:]))
                 else:
-                    told[name] = _server_accounts(answer, merge(*pages[name]))
+                    facts = {fact: getattr(answer, fact) for fact in _SAID}
+                    told[name] = ServerAccounts(answer.run_name, merge(*pages[name]), runs=tuple(answer.runs), **facts)
         return told
 
     def ask(
@@ -229,10 +234,6 @@ class ClusterOrders(FarNode):
             raise self._unexpected(name, answer)
         return answer
 
-    def _tell_end(self, deadline: float) -> dict[str, Answer]:
-        """Without a run's name: the end is of the run that each address counts."""
-        return self._control(messages.Control(finish=True), deadline, None)
-
     def _order(self, body: messages.Control, timeout: float | None) -> None:
         """What every server has to take, whichever run it counts: behind one proxy they may count several.
 
@@ -287,32 +288,13 @@ class ClusterOrders(FarNode):
         answers: dict[str, Answer] = {}
         full: set[str] = set()
 
-        def left() -> dict[str, messages.Body]:
-            return {name: body for name, body in bodies().items() if name in full or name not in answers}
-
-        while True:
-            for name, answer in self._ask_once(left, heard, deadline, run).items():
-                if not (name in full and isinstance(answer, MemoireTimeout)):  # it has said why
-                    answers[name] = answer
-            full = {name for name, each in answers.items() if isinstance(each, Refused) and each.code == "disk"}
-            if not full or self._monitor.now() + DISK_INTERVAL >= deadline:
-                return answers
-            self._monitor.pause(DISK_INTERVAL)
-
-    def _ask_once(
-        self,
-        bodies: Callable[[], Mapping[str, messages.Body]],
-        heard: Callable[[Answer], None],
-        deadline: float,
-        run: int | None,
-    ) -> dict[str, Answer]:
         def begin(settle: Callable[[str, Answer], None]) -> Collection[str]:
             def settled(name: str, answer: Answer) -> None:
                 with self._monitor.changed:
                     heard(answer)
                     settle(name, answer)
 
-            requests = bodies()
+            requests = {name: body for name, body in bodies().items() if name in full or name not in answers}
             for name, body in requests.items():
                 server = self._directory.servers.get(name)
                 if server is None:
@@ -321,11 +303,18 @@ class ClusterOrders(FarNode):
                     self._thread.ask(server, body, functools.partial(settled, name), deadline, run=run)
             return requests
 
-        patience = deadline - self._monitor.now() + ANSWER_GRACE
-        answers, is_whole = self._thread.gather(begin, patience)
-        if not is_whole:
-            raise self._thread.silence("answer", patience)
-        return answers
+        while True:
+            patience = deadline - self._monitor.now() + ANSWER_GRACE
+            came, is_whole = self._thread.gather(begin, patience)
+            if not is_whole:
+                raise self._thread.silence("answer", patience)
+            for name, answer in came.items():
+                if not (name in full and isinstance(answer, MemoireTimeout)):  # it has said why
+                    answers[name] = answer
+            full = {name for name, each in answers.items() if isinstance(each, Refused) and each.code == "disk"}
+            if not full or self._monitor.now() + DISK_INTERVAL >= deadline:
+                return answers
+            self._monitor.pause(DISK_INTERVAL)
 
     def _unexpected(self, name: str, answer: messages.Body | MemoireError) -> Refused:
         return Refused(self._directory.servers[name].address.endpoint, "unexpected", f"answered {answer}")
@@ -360,22 +349,6 @@ def _raise_error(server: str, answer: Answer) -> None:
 
 def _found(told: Mapping[str, ServerAccounts | MemoireError]) -> dict[str, ServerAccounts]:
     return {name: answer for name, answer in told.items() if isinstance(answer, ServerAccounts)}
-
-
-def _server_accounts(said: messages.Accounts, rows: Rows) -> ServerAccounts:
-    return ServerAccounts(
-        said.run_name,
-        rows,
-        said.finished,
-        said.durable,
-        tuple(said.runs),
-        said.epoch,
-        said.time,
-        applied=said.applied,
-        stale=said.stale,
-        guests=said.guests,
-        unfinished=said.unfinished,
-    )
 
 
 def _cluster_totals(
