@@ -20,6 +20,7 @@ import numpy as np
 from memoire import _core
 from memoire.errors import Closed
 from memoire.replay.parameters import Parameters
+from memoire.wire.byte_budget import PeerTable
 
 from .base import MAX_INSPECTED, TablePool
 from .inspection import Distribution, Histogram
@@ -78,47 +79,7 @@ class PoolLock:
 
 
 EXPIRY_INTERVAL: Final = 1.0
-"""Seconds between two looks for silent clients and readers."""
-
-
-class Presence:
-    """When each was last heard, until it has been silent for `timeout` seconds.
-
-    Args:
-        timeout: Seconds of silence after which one is gone.
-        now: Seconds of the clock that all other times are of.
-    """
-
-    def __init__(self, timeout: float, now: float) -> None:
-        self.timeout = timeout
-        self._expired = now  # when silent ones were last let go
-        self._heard: dict[bytes, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._heard)
-
-    def __contains__(self, who: bytes) -> bool:
-        return who in self._heard
-
-    def heard(self, who: bytes, now: float) -> None:
-        """A sign of life."""
-        self._heard[who] = now
-
-    def forget(self, who: bytes) -> None:
-        """One has ended, if it was there."""
-        self._heard.pop(who, None)
-
-    def is_due(self, now: float) -> bool:
-        """Whether to `expire` again: once in `EXPIRY_INTERVAL`."""
-        return now - self._expired > EXPIRY_INTERVAL
-
-    def expire(self, now: float) -> list[bytes]:
-        """Let silent ones go; returns which."""
-        self._expired = now
-        silent = [who for who, heard in self._heard.items() if heard < now - self.timeout]
-        for who in silent:
-            del self._heard[who]
-        return silent
+"""Seconds between two looks for silent clients and readers of caches."""
 
 
 class LastingPool(TablePool):
@@ -132,7 +93,7 @@ class LastingPool(TablePool):
     def __init__(self, client_timeout: float, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._waiter = PoolLock()
-        self._clients = Presence(client_timeout, clock())  # under the waiter's lock
+        self._clients: PeerTable[bytes, None] = PeerTable("clients", 1 << 62, client_timeout)  # under the waiter's lock
 
     def check_parameters(self, parameters: Parameters) -> None:
         """Any fit: what is held is as it was recorded."""
@@ -164,21 +125,17 @@ class LastingPool(TablePool):
 
     def _hear(self, client_id: bytes) -> None:
         now = self._clock()
-        self._clients.heard(client_id, now)
-        if self._clients.is_due(now):
-            self._clients.expire(now)
+        self._clients.put(client_id, None, now)
+        self._clients.expire(now)
 
     def goodbye(self, client_id: bytes) -> None:
         """A client has ended; what it sent stays."""
-        self.forget(client_id)
-
-    def forget(self, client_id: bytes) -> int:
-        """Do not count a client any more; what it sent stays. Returns 0: no sample is lost."""
         with self._waiter.lock:
-            self._clients.forget(client_id)
-        return 0
+            self._clients.pop(client_id)
 
     def expire(self) -> int:
         """Stop counting clients that were silent for `client_timeout`; returns how many. What they sent stays."""
         with self._waiter.lock:
-            return len(self._clients.expire(self._clock()))
+            before = len(self._clients)
+            self._clients.expire(self._clock())
+            return before - len(self._clients)

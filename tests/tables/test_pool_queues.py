@@ -60,7 +60,7 @@ def test_there_is_a_limit_of_readers_and_those_that_are_known_may_go_on() -> Non
     for reader in (ONE, *(number.to_bytes(16, "little") for number in range(1, MAX_READERS))):
         pool.reserve(reader, int(reader == ONE))
     for ask in (lambda: pool.reserve(OTHER, 1), lambda: pool.draw_counts(OTHER, counts_of((0, 1)))):
-        with pytest.raises(ProtocolError, match="1024 readers draw from this server already"):
+        with pytest.raises(ProtocolError, match="1024 readers that draw from this server are known here"):
             ask()
     clock.now += 9.0
     assert pool.draw_counts(ONE, counts_of((0, 1))) is not None
@@ -104,11 +104,12 @@ def test_caches_that_leave_between_two_steps_are_passed_by_and_newcomers_do_not_
 
 
 def test_a_client_that_has_left_before_its_turn_does_not_come() -> None:
-    pool, _ = walked(1, 1)
+    pool, clock = walked(1, 1)
     walk = pool.records()
     next(walk)
-    pool.forget(name(0))
-    pool.forget(name(1))
+    clock.now += 1000.0
+    pool.get(8)
+    assert pool.expire() == 2
     pool.add(name(5), 1, cache_of(4))
     assert list(walk) == []
 

@@ -95,7 +95,8 @@ class Pool(
         self._counts = base.PoolCounts()
         self._room = CacheRoom(self.held, self._counts, byte_limit, cache_limit)
         self._newest_model = 0  # its version; 0: there is none
-        self._readers = Readers(self.held, self.clients, client_timeout, clock())
+        self._readers = Readers(self.held, self.clients, client_timeout, self._reader_left)
+        self._expired_at = clock()  # when silent clients and readers were let go
         self._same = HeldOnce()
         self._annealing = Annealing()
         self._demand = Demand()
@@ -228,12 +229,6 @@ class Pool(
             if client is not None and not self.parameters.reuse_cache:
                 client.heard = -math.inf
 
-    def forget(self, client_id: bytes) -> int:
-        """Drop a client and all that it holds; returns the unused samples lost."""
-        with self._waiter.lock:
-            client = self.clients.pop(client_id, None)
-            return 0 if client is None else self.held.leave(client)[1]
-
     def expire(self) -> int:
         """Let silent clients and readers go now, as all that comes in or out does about once a second.
 
@@ -245,20 +240,23 @@ class Pool(
     def _now(self) -> float:
         """The time, after silent clients and readers were let go if that is due."""
         now = self._clock()
-        if self._readers.present.is_due(now):
+        if now - self._expired_at > EXPIRY_INTERVAL:
             self._expire(now)
         return now
 
     def _expire(self, now: float) -> int:
-        for reader in self._readers.expire(now):
-            self._demand.forget(reader)
-            self._waiter.tell()  # what was kept for it is free
+        self._expired_at = now
+        self._readers.expire(now)
         silent = self.held.silent(now - self._client_timeout, self.parameters.reuse_cache)
         for client in silent:
             self.held.leave(client)
             del self.clients[client.id]
         self._counts.left += len(silent)
         return len(silent)
+
+    def _reader_left(self, reader: bytes) -> None:
+        self._demand.forget(reader)
+        self._waiter.tell()  # what was kept for it is free
 
     def _pass_over(self, now: float) -> None:
         """Let samples go that have become too old. Before anybody looks at what there is to draw."""
@@ -521,7 +519,7 @@ class Pool(
         """
         with self._waiter.lock:
             now = self._now()
-            has_enough = wanted == 0 and len(self._readers.present) > part[1]  # and others share its clients
+            has_enough = wanted == 0 and len(self._readers) > part[1]  # and others share its clients
             keep = self._demand.most_kept(reader, samples) if has_enough else samples
             self._pass_over(now)
             rows = self._readers.reserve(reader, keep, elsewhere, part, self.parameters.reuse_cache, now)

@@ -26,7 +26,7 @@ What is kept for a reader is free again when it has been silent.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,8 +36,7 @@ from numpy.typing import NDArray
 from memoire.errors import ParameterError, ProtocolError
 from memoire.tables.base import PoolCounts
 from memoire.tables.draws import DistinctRows, most_bytes
-from memoire.tables.pools import Presence
-from memoire.wire.byte_budget import ByteHolder
+from memoire.wire.byte_budget import ByteHolder, PeerTable
 from memoire.wire.layout import ContainerLayout
 from memoire.wire.receivers import Page
 from memoire.wire.rows import CLIENT_SUMS
@@ -230,28 +229,32 @@ class Readers:
     Args:
         held, clients: What they draw from.
         timeout: Seconds of silence after which a reader is forgotten.
-        now: Seconds of the clock that all other times are of.
+        left: Called with each reader that is forgotten.
     """
 
-    def __init__(self, held: HeldPool, clients: Mapping[bytes, HeldClient], timeout: float, now: float) -> None:
-        self._held, self._clients = held, clients
-        self.present = Presence(timeout, now)
-        """When each was heard; it says when to `expire` again."""
-        self._elsewhere: dict[bytes, int] = {}  # samples that each said it drew from other pools
+    def __init__(
+        self,
+        held: HeldPool,
+        clients: Mapping[bytes, HeldClient],
+        timeout: float,
+        left: Callable[[bytes], object],
+    ) -> None:
+        self._held, self._clients, self._left = held, clients, left
+        # Samples that each said it drew from other pools. Names that somebody makes up cannot fill the memory.
+        self._elsewhere: PeerTable[bytes, int | None] = PeerTable(
+            "readers that draw from this server", MAX_READERS, timeout, self._leave
+        )
 
-    def expire(self, now: float) -> list[bytes]:
-        """Forget silent readers, so that what was kept for them is free; returns them."""
-        silent = self.present.expire(now)
-        for reader in silent:
-            self._held.reserve(reader, 0)
-            self._elsewhere.pop(reader, None)
-        return silent
+    def __len__(self) -> int:
+        return len(self._elsewhere)
 
-    def _hear(self, reader: bytes, now: float) -> None:
-        """A sign of life. Somebody who makes names up cannot fill the memory with them. Raises ProtocolError."""
-        if reader not in self.present and len(self.present) >= MAX_READERS:
-            raise ProtocolError("busy", f"{MAX_READERS} readers draw from this server already")
-        self.present.heard(reader, now)
+    def expire(self, now: float) -> None:
+        """Forget silent readers, so that what was kept for them is free."""
+        self._elsewhere.expire(now)
+
+    def _leave(self, reader: bytes, _: int | None) -> None:
+        self._held.reserve(reader, 0)
+        self._left(reader)
 
     def reserve(
         self, reader: bytes, samples: int, elsewhere: int, part: tuple[int, int], reuse: bool, now: float
@@ -267,11 +270,11 @@ class Readers:
         """
         if samples < 0:
             raise ParameterError("samples", samples, "at least 0")
-        self._hear(reader, now)
-        before, held = self._elsewhere.setdefault(reader, elsewhere), self._held
+        held, before = self._held, self._elsewhere.get(reader)
+        before = elsewhere if before is None else before
+        self._elsewhere.put(reader, max(before, elsewhere), now)
         if elsewhere > before:
             held.draw_elsewhere(elsewhere - before)
-            self._elsewhere[reader] = elsewhere
         held.reserve(reader, samples, *part)
         return np.frombuffer(held.sums(reader, reuse, *part), CLIENT_SUMS)
 
@@ -297,7 +300,7 @@ class Readers:
         Raises:
             ProtocolError: there are too many readers, or (code "too_large") the page has no room; nothing was taken.
         """
-        self._hear(reader, now)
+        self._elsewhere.put(reader, self._elsewhere.get(reader), now)
         held, names = self._held, counts["client"].tobytes()
         wanted = [
             (client, int(count))
