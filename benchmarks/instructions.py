@@ -129,7 +129,7 @@ def client_writer(schema: memoire.Schema) -> Any:
     session.enter(answer, 0.0)
     waiting = ClientLock(1.0)
     pusher = Pusher(session, waiting, itertools.count(1), on_full="skip", block_timeout=1.0, clock=lambda: 1.0)
-    local = LocalMemory(session, pusher, capacity=10_000, live=True, seed=0, check_open=lambda: None)
+    local = LocalMemory(session, pusher, capacity=10_000, live=True, seed=0)
     return local.writer(None, None, "disabled", HandedModels(session).stamp)
 
 

@@ -43,7 +43,7 @@ from .io import Connection
 from .pushes import LocalMemory, Pusher, WhenFull, check_on_full
 from .reports import ClientStats, remainder_of
 from .session import HEARTBEAT_INTERVAL, Session
-from .waiting import ClientLock, HandedModels, LogLines, ModelHandle, Receiver
+from .waiting import ClientLock, HandedModels, ModelHandle, Receiver
 
 if TYPE_CHECKING:
     from memoire.reader.reader import Reader
@@ -198,38 +198,21 @@ class Client(Node):
         self._session = Session(self.client_id, self.endpoint, now=time.monotonic(), **facts)
         self._waiting = ClientLock(limits.request_timeout)
         self._handed = HandedModels(self._session)
-        self._pusher = Pusher(
-            self._session, self._waiting, numbers, on_full=on_full, block_timeout=limits.block_timeout, clock=clock
-        )
-        self._local = LocalMemory(
-            self._session,
-            self._pusher,
-            capacity=capacity,
-            live=live,
-            seed=self._seed,
-            check_open=self._waiting.check_open,
-        )
+        timing: dict[str, Any] = {"block_timeout": limits.block_timeout, "clock": clock}
+        self._pusher = Pusher(self._session, self._waiting, numbers, on_full=on_full, **timing)
+        self._local = LocalMemory(self._session, self._pusher, capacity=capacity, live=live, seed=self._seed)
         self._io = Connection(
             self._session,
             self._waiting,
             self._local,
-            self._pusher.queue,
+            self._pusher,
             given=given,
             context=self._context,
-            limits=limits,
             keys=self._keys,
             rng=rng,
             numbers=numbers,
             folder=self._folder,
             owner=self,
-        )
-        self._lines = LogLines(
-            self._session,
-            self._waiting,
-            limits.log_timeout,
-            clock,
-            is_inside=lambda: self._io.worker.is_here,
-            silent=lambda: self._io.silent,
         )
 
     # ------------------------------------------------------------------------------------------ what it learned
@@ -450,12 +433,12 @@ class Client(Node):
         if on_full is not None:
             check_on_full(on_full)
         block_timeout = seconds(block_timeout, self._pusher.block_timeout, "block_timeout")
-        log_timeout = seconds(log_timeout, self._lines.timeout, "log_timeout")
+        log_timeout = seconds(log_timeout, self._io.log_timeout, "log_timeout")
         with self._waiting.changed:
             if credit is not None:
                 self._session.windows.limit(credit)
             self._pusher.on_full = on_full or self._pusher.on_full
-            self._pusher.block_timeout, self._lines.timeout = block_timeout, log_timeout
+            self._pusher.block_timeout, self._io.log_timeout = block_timeout, log_timeout
             self._waiting.changed.notify_all()
 
     # ------------------------------------------------------------------------------------------------- telling
@@ -494,7 +477,7 @@ class Client(Node):
         line = str(text)
         patience = None if timeout is None else seconds(timeout)
         self._check_open()
-        return self._lines.log(line, patience)
+        return self._io.log(line, patience)
 
     def scalars(self, values: Mapping[str, float]) -> None:
         """Set figures to be shown for this client, by name: finite numbers, at most 64 names."""
@@ -569,7 +552,7 @@ class Client(Node):
     def stats(self) -> ClientStats:
         """All figures at this moment."""
         with self._waiting.changed:
-            return self._io.stats(self._pusher)
+            return self._io.stats()
 
     def liveness(self) -> list[str]:
         """What only a restart can mend, a sentence each. Empty while all is well."""

@@ -310,7 +310,12 @@ class EpisodesSide(ActorSide):
         is_cut: bool,
         patience: float,
     ) -> bool:
-        """Push an episode, and count it with its steps if it was pushed."""
+        """Push an episode, and count it with its steps if it was pushed.
+
+        Args:
+            entries: init_w and model_version.
+            ending: The arguments of `Memory.close`.
+        """
         memory = self.memory()
         assert isinstance(memory, OpenEpisodes)
         shipment = memory.whole(mapping("columns", columns), **entries, ending=ending)

@@ -141,6 +141,8 @@ class FormerClient:
 
 
 _log = logging.getLogger(__name__)
+WARN_INTERVAL = 60.0
+"""Seconds between two warnings that lines are dropped."""
 
 
 class Connection:
@@ -148,7 +150,7 @@ class Connection:
 
     Args:
         given: Addresses for caches and notices where they are not those that the home names; None or "".
-        pushes: Frames of messages to push; the thread takes them from the left.
+        pusher: Queues messages to push; the thread takes them from the left.
         numbers: Sequence numbers of all messages of this client.
         folder: In which earlier clients have left what they could not tell.
         owner: Lives as long as the thread: somebody may have dropped the client, and use its memory or a model.
@@ -159,11 +161,10 @@ class Connection:
         session: Session,
         waiting: ClientLock,
         local: LocalMemory,
-        pushes: deque[list[Any]],
+        pusher: Pusher,
         *,
         given: tuple[str | None, str | None],
         context: Context,
-        limits: Limits,
         keys: Keys | None,
         rng: random.Random,
         numbers: Iterator[int],
@@ -171,8 +172,12 @@ class Connection:
         owner: object,
     ) -> None:
         self._owner = owner
-        self._session, self._waiting, self._local, self._pushes = session, waiting, local, pushes
-        self._context, self._limits, self._keys, self._rng = context, limits, keys, rng
+        self._session, self._waiting, self._local, self._pusher = session, waiting, local, pusher
+        self._context, self._limits, self._keys, self._rng = context, session.limits, keys, rng
+        self.log_timeout = session.limits.log_timeout
+        """Seconds that `log` waits for room, unless its caller says otherwise."""
+        self._vain_line = 0.0  # oldest line that waited at the last wait in vain: while it is there, nobody waits
+        self._warn_at = float("-inf")  # when a warning that lines are dropped may come again
         self.former: list[FormerClient] = []
         """What earlier clients have left, while it is told; changed under the lock."""
         self.worker = Worker("memoire-client", self._turn, self._next_time, self._at_end)
@@ -182,8 +187,8 @@ class Connection:
         except BaseException:
             self.worker.stop(0.0)
             raise
-        self.data = DataSockets(self.worker.doors, self.channel, given, context=context, limits=limits, keys=keys)
-        self.topics = Topics(limits, self.data.feed.fetch, self.data.subscribe, self.worker.post, self._took)
+        self.data = DataSockets(self.worker.doors, self.channel, given, context=context, limits=self._limits, keys=keys)
+        self.topics = Topics(self._limits, self.data.feed.fetch, self.data.subscribe, self.worker.post, self._took)
         self._renewals = 0  # of the channel, that the other sockets have followed
         self._connections = 0  # of the channel, that were noticed
         self.worker.post(self.hello)
@@ -243,16 +248,68 @@ class Connection:
             session.is_leaving = True
             ticket = session.schedule.ask(session.outbox.newest)
             self.worker.wake()
-            while session.schedule.answered < ticket or session.has_remainder or self._pushes or self.former:
+            while session.schedule.answered < ticket or session.has_remainder or self._pusher.queue or self.former:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self.worker.is_alive:
                     return False
                 changed.wait(min(left, 0.5))
             return True
 
-    def stats(self, pusher: Pusher) -> ClientStats:
-        """All figures at this moment, of what is pushed too. Under the lock."""
-        session, channel, topics = self._session, self.channel, self.topics
+    def log(self, line: str, timeout: float | None) -> bool:
+        """Take a log line: at once while there is room, or after a wait that is not made twice. False, and once in a
+        while a warning, if there is no room for it.
+
+        Args:
+            timeout: Seconds to wait for room; None waits for `log_timeout`, and not again until some lines left.
+
+        Raises:
+            Closed: the client was closed while this call waited.
+        """
+        session = self._session
+        with self._waiting.changed:
+            if self._add_line(line) or self._wait_for_room(line, timeout):
+                session.schedule.is_dirty = True
+                return True
+            session.counts.dropped_lines += 1
+            dropped, now = session.counts.dropped_lines, self._waiting.now()
+            if now < self._warn_at:
+                return False
+            self._warn_at = now + WARN_INTERVAL
+        # Never under the lock: a handler of the log may wait for somebody who waits for that.
+        _log.warning(
+            "client %s: %d lines in all were not taken by log(): %d wait for server %r at %s, last heard %.1f s ago",
+            session.shown,
+            dropped,
+            len(session.outbox),
+            session.told.home_name,
+            session.endpoint,
+            self.silent,
+        )
+        return False
+
+    def _add_line(self, line: str) -> bool:
+        return self._session.outbox.add(line, self._session.label, self._pusher.clock()) > 0
+
+    def _wait_for_room(self, line: str, timeout: float | None) -> bool:
+        outbox, schedule = self._session.outbox, self._session.schedule
+        # Whoever logs each step would be as slow as one line a second while the server is away.
+        if self.worker.is_here or (timeout is None and outbox.oldest == self._vain_line):
+            return False
+
+        def ask() -> None:
+            schedule.asked_line = max(schedule.asked_line, outbox.newest)
+            self._waiting.wake()
+
+        deadline = self._waiting.now() + (self.log_timeout if timeout is None else timeout)
+        if self._waiting.until(lambda: self._add_line(line), deadline, self._waiting.check_open, ask):
+            return True
+        if timeout is None:
+            self._vain_line = outbox.oldest
+        return False
+
+    def stats(self) -> ClientStats:
+        """All figures at this moment. Under the lock."""
+        session, channel, topics, pusher = self._session, self.channel, self.topics, self._pusher
         told, counts, windows = session.told, session.counts, session.windows
         return ClientStats(
             client=session.client.hex(),
@@ -316,7 +373,7 @@ class Connection:
             self.hello()  # its answer opens the other sockets anew
         self.data.feed.turn(ready, self._take_notice, session.refuse)
         self.topics.turn()
-        if self.data.send(self._pushes) and session.is_leaving:
+        if self.data.send(self._pusher.queue) and session.is_leaving:
             self._notify()
         now = time.monotonic()
         if now >= session.update_due():

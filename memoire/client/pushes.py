@@ -331,22 +331,8 @@ class ActorSide(ABC):
         """Push what is drawn from the memory: see `Client.push_cache`. Raises ParameterError."""
         raise self._refused("'caches' for push_cache")
 
-    def push_episode(
-        self,
-        columns: Mapping[str, Any],
-        entries: Mapping[str, Any],
-        ending: Mapping[str, Any],
-        *,
-        steps: int | None,
-        is_cut: bool,
-        patience: float,
-    ) -> bool:
-        """Push an episode of a caller's arrays: see `Client.push_episode`. Raises ParameterError.
-
-        Args:
-            entries: init_w and model_version.
-            ending: The arguments of `Memory.close`.
-        """
+    def push_episode(self, *episode: Any, **options: Any) -> bool:
+        """Push an episode of a caller's arrays: see `EpisodesSide.push_episode`. Raises ParameterError."""
         raise self._refused("'episodes' or 'rollouts' for push_episode")
 
     def _refused(self, expected: str) -> ParameterError:
@@ -378,23 +364,13 @@ class LocalMemory:
     Args:
         capacity: Entries that it has room for; None leaves it to the server, or to what fits.
         live: Whether entries can be drawn before their episode is closed.
-        check_open: Raises once the client is closed.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        pusher: Pusher,
-        *,
-        capacity: int | None,
-        live: bool,
-        seed: int | None,
-        check_open: Callable[[], None],
-    ) -> None:
+    def __init__(self, session: Session, pusher: Pusher, *, capacity: int | None, live: bool, seed: int | None) -> None:
         self.lock = threading.RLock()
         """Held while the memory is made, replaced or configured, and while it gets a writer."""
         self._session, self._capacity, self._live, self._seed = session, capacity, live, seed
-        self._pusher, self._check_open = pusher, check_open
+        self._pusher = pusher
         self._side: ActorSide | None = None  # from the first WELCOME on
         self._memory: Memory | None = None
         self._writers: WriterRegistry | None = None
@@ -416,7 +392,7 @@ class LocalMemory:
         if self._memory is None:
             with _core.Held(self.lock):
                 if self._memory is None:
-                    self._check_open()
+                    self._pusher.waiting.check_open()
                     self._memory = self._make(self._capacity)
         return self._memory
 

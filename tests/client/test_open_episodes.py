@@ -208,8 +208,7 @@ class Actor:
         self.waiting = ClientLock(1.0)
         rest: Any = {"on_full": case.on_full, "block_timeout": 0.001, "clock": lambda: 1.0}
         self.pusher = Pusher(self.session, self.waiting, itertools.count(1), **rest)
-        more: Any = {"check_open": lambda: None}
-        self.local = LocalMemory(self.session, self.pusher, capacity=40, live=True, seed=1, **more)
+        self.local = LocalMemory(self.session, self.pusher, capacity=40, live=True, seed=1)
         self.local.memory.set_clock(1.0)
         autoreset = None if case.num_envs is None else "next_step"
         options: Any = {} if case.longest is None else {"longest": case.longest}
