@@ -75,6 +75,8 @@ class ReaderStats:
     """Names of those that do not, and are left out."""
     batches: Annotated[int, counter("reader_batches", "Batches", "Batches that were handed out.")]
     samples: Annotated[int, counter("reader_samples", "Samples drawn", "Samples that were handed out.")]
+    batch_bytes: Annotated[int, counter("reader_batch_bytes", "Batch bytes", "Bytes of the arrays of these samples; "
+        "its rate is the bandwidth at which a learner takes batches.")]
     rollouts_taken: int
     """Entries of rollouts that calls took."""
     rollouts_kept: int
@@ -108,6 +110,7 @@ class DeliveredBatches(FreshnessMonitor):
     def __init__(self) -> None:
         super().__init__()
         self.batches = 0
+        self.nbytes = 0  # of their samples' arrays
         self.waited = 0.0  # seconds
         self.feedback = 0  # samples for which TD errors were given
 
@@ -279,6 +282,7 @@ class Reader(ClusterOrders):
                 batch.copy_into(out)
             self._prefetch.take()  # it is given away by that
             self._handed_out.batches += 1
+            self._handed_out.nbytes += drawn.nbytes
         if self._prefetch.has_room:
             self._thread.worker.wake()
         self._handed_out.look(drawn, self._thread.newest_model, time.monotonic())
@@ -438,6 +442,7 @@ class Reader(ClusterOrders):
             away=tuple(server.name for server in known if server.is_away),
             batches=handed_out.batches,
             samples=self._prefetch.samples,
+            batch_bytes=handed_out.nbytes,
             rollouts_taken=self._once.taken,
             rollouts_kept=self._once.kept,
             rollouts_stale=self._once.stale,

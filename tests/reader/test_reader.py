@@ -54,6 +54,8 @@ def test_batches_come_from_every_server_behind_a_proxy(cluster):
     assert seen == {client.client_id for client in clients}
     stats = reader.stats()
     assert (stats.batches, stats.short, stats.refused, stats.faults) == (3, 0, {}, 0)
+    arrays = {name: array.nbytes for name, array in batch.items() if name != "importance"}
+    assert stats.batch_bytes == 3 * (sum(arrays.values()) + 2 * 4 * 256), "weights and rewards of one step, too"
     assert set(stats.servers) == set(NAMES)
 
 
