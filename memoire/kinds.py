@@ -86,7 +86,6 @@ if TYPE_CHECKING:
     from memoire.tables.registry import Reply as Reply
     from memoire.tables.registry import TableSettings as TableSettings
     from memoire.tables.registry import add as add
-    from memoire.tables.registry import check_once as check_once
     from memoire.tables.rollouts import fragments as fragments
     from memoire.wire import messages as messages
     from memoire.wire import types as types

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from memoire import Parameters
 from memoire.errors import ParameterError
-from memoire.kinds import Kind, PoolPlace, PushLimits, TableSettings, check_once
+from memoire.kinds import Kind, PoolPlace, TableSettings
 
 if TYPE_CHECKING:
     from memoire import Schema
@@ -24,7 +23,7 @@ class KeyedKind(Kind):
     offers = ("HasCalls", "KeyedPool")
     instead = "memoire.tq"
     no_pushes = "this table stores rows by key, which are written by CHANGE_ROWS: use memoire.tq"
-    has_columns = False
+    is_once, has_columns = True, False
     why_whole = "clients of memoire.tq look for a key at one address alone. Save with tq.save_checkpoint, and load that"
 
     def schema_class(self) -> type[Schema]:
@@ -42,20 +41,11 @@ class KeyedKind(Kind):
         return self.schema_class()({})
 
     def check(self, settings: TableSettings, *, is_full_said: bool) -> None:
-        """Refuse room for entries, which bytes alone limit, and parameters of samples."""
+        """Refuse room for entries, too: bytes alone limit them."""
         super().check(settings, is_full_said=is_full_said)
         for name in ("capacity", "client_capacity"):
             if value := getattr(settings, name):
                 raise ParameterError(name, value, "0 with storage='keyed': byte_limit says how much is held")
-        check_once(settings.parameters, self.name)
-
-    def check_parameters(self, parameters: Parameters) -> None:
-        """Refuse parameters of samples that are drawn again, or paced."""
-        check_once(parameters, self.name)
-        super().check_parameters(parameters)
-
-    def check_messages(self, settings: TableSettings, parameters: Parameters, limits: PushLimits) -> None:
-        """Nothing is pushed."""
 
     def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
         return {}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from memoire import Parameters
-from memoire.kinds import Kind, PoolPlace, PushLimits, TableSettings, check_once
+from memoire.kinds import Kind, PoolPlace, TableSettings
 
 if TYPE_CHECKING:
     from memoire import Schema
@@ -25,6 +24,7 @@ class PromptsKind(Kind):
     settings = "memoire.prompts.rows:PromptSettings"
     offers = ("HasRoom", "HasCalls", "SavesRows", "PromptPool")
     instead = "memoire.Prompts"
+    is_once = may_wait = True
     no_pushes = "this table stores prompts, which are answered by ANSWERS: use memoire.Prompts"
 
     def schema_class(self) -> type[Schema]:
@@ -38,19 +38,6 @@ class PromptsKind(Kind):
         from memoire.building import row_schema_from
 
         return row_schema_from("schema", given)
-
-    def check(self, settings: TableSettings, *, is_full_said: bool) -> None:
-        """Refuse what does not fit the columns, and parameters of samples that are drawn again."""
-        super().check(settings, is_full_said=False)
-        check_once(settings.parameters, self.name)
-
-    def check_parameters(self, parameters: Parameters) -> None:
-        """Refuse parameters of samples that are drawn again, or paced."""
-        check_once(parameters, self.name)
-        super().check_parameters(parameters)
-
-    def check_messages(self, settings: TableSettings, parameters: Parameters, limits: PushLimits) -> None:
-        """Nothing is pushed."""
 
     def make_pool(self, settings: TableSettings, place: PoolPlace) -> TablePool:
         """Refuse columns of which a request has no room for a value, too."""

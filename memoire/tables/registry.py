@@ -170,6 +170,15 @@ class PushLimits(NamedTuple):
         raise ParameterError(name, count, f"at most {fitting} ({taken}), or {larger}")
 
 
+ONLY_AGAIN: Final = {
+    "samples_per_insert_tolerance": "None with storage={0!r}: capacity says how far actors may be ahead",
+    "min_size": "0 with storage={0!r}: take(steps) and draw(step, groups) wait for what they need",
+    "max_times_sampled": "0 with storage={0!r}: each entry is handed out once",
+    "sequence_length": "0 with storage={0!r}: fragments and answers are sequences already",
+}
+"""Parameters of samples that are drawn again, or paced, and what is expected of them where entries are taken once."""
+
+
 class Kind:
     """What is said of a kind of table where no table needs to be loaded. Its sides are named "module:name", and each
     process loads those that it needs.
@@ -208,6 +217,12 @@ class Kind:
     """What a learner far away asks of it beside draws: a `calls.FarSide`."""
     no_pushes: ClassVar[str] = ""
     """Why nothing is pushed to it, where nothing is."""
+    is_once: ClassVar[bool] = False
+    """Whether each entry is handed out once."""
+    may_wait: ClassVar[bool] = False
+    """Whether those who bring something may wait for room (`on_full`)."""
+    has_rollouts: ClassVar[bool] = False
+    """Whether `rollout_length` has a meaning."""
     has_columns: ClassVar[bool] = True
     """Whether its entries have columns that a schema names."""
     why_whole: ClassVar[str] = ""
@@ -256,27 +271,31 @@ class Kind:
         if settings.cache_limit:
             expected = f"0 with storage={self.name!r}: capacity says how many {self.room}"
             raise ParameterError("cache_limit", settings.cache_limit, expected)
-        self._check_rollouts(settings, is_full_said=is_full_said)
+        self._check_rest(settings, is_full_said=is_full_said)
+
+    def _check_rest(self, settings: TableSettings, *, is_full_said: bool) -> None:
+        if is_full_said and settings.on_full and not self.may_wait:
+            expected = f"nothing with storage={self.name!r}: it is for storage='rollouts'"
+            raise ParameterError("on_full", settings.on_full, expected)
+        self.check_parameters(settings.parameters)
         if settings.own is not None:
             settings.own.check(settings.schema, settings.parameters)
 
-    def _check_rollouts(self, settings: TableSettings, *, is_full_said: bool) -> None:
-        """Refuse what only rollouts have."""
-        said = {"on_full": is_full_said and settings.on_full, "rollout_length": settings.parameters.rollout_length}
-        for name, value in said.items():
-            if value:
-                raise ParameterError(name, value, f"nothing with storage={self.name!r}: it is for storage='rollouts'")
-
     def check_parameters(self, parameters: Parameters) -> None:
         """Refuse parameters that this kind has no use for. Raises ParameterError."""
-        if parameters.rollout_length:
+        if parameters.rollout_length and not self.has_rollouts:
             expected = f"0 with storage={self.name!r}: it is for storage='rollouts'"
             raise ParameterError("rollout_length", parameters.rollout_length, expected)
+        for name, expected in ONLY_AGAIN.items() if self.is_once else ():
+            if value := getattr(parameters, name):
+                raise ParameterError(name, value, expected.format(self.name))
 
     def check_messages(self, settings: TableSettings, parameters: Parameters, limits: PushLimits) -> None:
         """Refuse parameters with which an actor would find out that what it pushes is too large to be sent, or to be
         held. Raises ParameterError.
         """
+        if self.no_pushes:
+            return
         size_of = partial(layout.episode_bytes, settings.schema)
         count = "rollout_length", max(1, parameters.rollout_length), "entries", "entry"
         limits.check(count, size_of, {"message_bytes": limits.push_bytes})
@@ -313,23 +332,6 @@ class Kind:
 
     def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
         return {"capacity": settings.capacity}
-
-
-def check_once(parameters: Parameters, storage: str) -> None:
-    """Refuse parameters of samples that are drawn again, or paced, for entries that are taken once.
-
-    Raises:
-        ParameterError: one is set.
-    """
-    instead = {
-        "samples_per_insert_tolerance": f"None with storage={storage!r}: capacity says how far actors may be ahead",
-        "min_size": f"0 with storage={storage!r}: take(steps) and draw(step, groups) wait for what they need",
-        "max_times_sampled": f"0 with storage={storage!r}: each entry is handed out once",
-        "sequence_length": f"0 with storage={storage!r}: fragments and answers are sequences already",
-    }
-    for name, expected in instead.items():
-        if value := getattr(parameters, name):
-            raise ParameterError(name, value, expected)
 
 
 DEFAULT: Final = "caches"

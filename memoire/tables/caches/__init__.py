@@ -33,7 +33,7 @@ class CachesKind(Kind):
                 "keeps, cache_limit how many caches are held here"
             )
             raise ParameterError("capacity", settings.capacity, expected)
-        self._check_rollouts(settings, is_full_said=is_full_said)
+        self._check_rest(settings, is_full_said=is_full_said)
 
     def check_messages(self, settings: TableSettings, parameters: Parameters, limits: PushLimits) -> None:
         """Of caches, what the table may hold counts, too."""

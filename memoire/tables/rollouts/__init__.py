@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from memoire.replay.parameters import Parameters
-from memoire.tables.registry import Kind, PoolPlace, TableSettings, check_once
+from memoire.tables.registry import Kind, PoolPlace, TableSettings
 
 if TYPE_CHECKING:
     from memoire.replay.limiter import Limiter
@@ -23,13 +23,7 @@ class RolloutsKind(Kind):
     far = "memoire.tables.rollouts.far:Takes"
     offers = ("TakesPushes", "HasRoom", "BelongsToRun", "HandsOutOnce")
     instead = "take(steps)"
-
-    def _check_rollouts(self, settings: TableSettings, *, is_full_said: bool) -> None:
-        check_once(settings.parameters, self.name)
-
-    def check_parameters(self, parameters: Parameters) -> None:
-        """Refuse parameters of samples that are drawn again, or paced."""
-        check_once(parameters, self.name)
+    is_once = may_wait = has_rollouts = True
 
     def limiter(self, settings: TableSettings, pool: TablePool) -> Parameters | Limiter:
         """The room that there is."""
