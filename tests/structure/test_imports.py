@@ -41,7 +41,6 @@ IO = {
 FACES = {
     "client/waiting": {"memoire.net"},
     "reader/calls": {"memoire.net"},
-    "reader/publishing": {"memoire.net"},
     "server/table_handle": {"time"},
     "inference/node": {"memoire.net", "time"},
     "inference/policy": {"memoire.net", "time"},
