@@ -42,17 +42,20 @@ class KeptRun:
         """One for each account."""
         self.version = 0
         """Grows with each change."""
+        self._totals: Totals | None = None  # of these rows
 
     def take(self, rows: Rows) -> None:
         """Add what a server says."""
         merged = merge(self.rows, rows)
         if merged.tobytes() != self.rows.tobytes():
-            self.rows = merged
+            self.rows, self._totals = merged, None
             self.version += 1
 
     def totals(self) -> Totals:
         """Each client once, wherever it was at home."""
-        return totals_of(self.rows)
+        if self._totals is None:
+            self._totals = totals_of(self.rows)
+        return self._totals
 
     def clients(self) -> Rows:
         """One row for each client (home and since 0)."""
@@ -69,7 +72,6 @@ class RunLedgers:
     def __init__(self, restore: Callable[[str], bytes]) -> None:
         self._restore = restore
         self._kept: dict[str, KeptRun] = {}
-        self._totals: tuple[str, int, Totals] = ("", -1, Totals())  # run, version of its ledger
 
     def of(self, run: str, counted: str) -> KeptRun:
         """The ledger of a run. That of the run that is counted now always stays."""
@@ -78,13 +80,6 @@ class RunLedgers:
             while len(self._kept) > MAX_RUNS:
                 del self._kept[next(name for name in self._kept if name not in (run, counted))]
         return self._kept[run]
-
-    def totals(self, counted: str) -> Totals:
-        """Of the run that is counted now, each client once."""
-        kept = self.of(counted, counted)
-        if self._totals[:2] != (counted, kept.version):
-            self._totals = counted, kept.version, kept.totals()
-        return self._totals[2]
 
 
 def ids_of(rows: Rows) -> list[bytes]:

@@ -206,7 +206,8 @@ class Aggregator:
         self._ended = threading.Event()
         self._turned = time.monotonic()
         self._progress = ProgressMonitor()
-        self._newest: Overview | None = None
+        self.newest: Overview | None = None
+        """The newest overview; None before the first."""
         self.figures: Mapping[str, HistoryPoint] = {}
         """Those of the newest look, by the names of their curves."""
         self._looking = threading.Lock()  # the next one's
@@ -227,7 +228,7 @@ class Aggregator:
             self._thread.join(2 * TIMEOUT)
         self._pool.shutdown(wait=False, cancel_futures=True)
         with self._lock:
-            self._recorder.keep(self._newest, self._clock())
+            self._recorder.keep(self.newest, self._clock())
             try:
                 self.history.close()
             except MemoireError as error:
@@ -240,11 +241,6 @@ class Aggregator:
         """Why the history cannot be written; "" if it can."""
         return self._recorder.trouble
 
-    @property
-    def newest(self) -> Overview | None:
-        """The newest overview; None before the first."""
-        return self._newest
-
     def liveness(self) -> list[str]:
         """What only a restart can mend, a sentence each."""
         if self._thread.ident is None or self._ended.is_set():
@@ -254,7 +250,7 @@ class Aggregator:
 
     def readiness(self) -> list[str]:
         """Why there is nothing to see yet, a sentence each."""
-        return [] if self._newest is not None else ["starting: the nodes have not been asked yet"]
+        return [] if self.newest is not None else ["starting: the nodes have not been asked yet"]
 
     def actors(self) -> list[ActorRow]:
         """Every actor of the run."""
@@ -264,12 +260,7 @@ class Aggregator:
     def actor(self, client: str) -> ActorDetail | None:
         """All that is known of one actor; None where there is none."""
         with self._lock:
-            row = next((row for row in self._cluster.actors() if row.client == client), None)
-            if row is None:
-                return None
-            episodes = [each for each in reversed(self._cluster.episodes) if each.client == client][:100]
-            homes = self._cluster.homes_of(bytes.fromhex(client))
-            return ActorDetail(row, homes, self._cluster.facts_of(client), episodes)
+            return self._cluster.actor(client)
 
     def episodes(self, client: str, most: int) -> list[EpisodeRow]:
         """The newest closed episodes of the run, the newest first; of one client, or of all where that is ""."""
@@ -279,7 +270,7 @@ class Aggregator:
 
     def curves(self, run: str, names: list[str], since: float, until: float, points: int) -> Curves:
         """Figures of a run ("": the one that is counted now) over time."""
-        now, newest = self._clock(), self._newest
+        now, newest = self._clock(), self.newest
         run = run or (newest.run if newest is not None else "")
         began = next((row.began for row in self.history.runs() if row.name == run), now - 3600.0)
         until = max(min(until, now + 1.0), 0.0)
@@ -288,11 +279,11 @@ class Aggregator:
 
     def events(self, run: str) -> list[EventRow]:
         """What happened to a run ("": the one that is counted now), the oldest first."""
-        return self.history.events(run or ("" if self._newest is None else self._newest.run))
+        return self.history.events(run or ("" if self.newest is None else self.newest.run))
 
     def runs(self) -> list[RunInfo]:
         """Every run that was ever seen, the newest last."""
-        current = "" if self._newest is None else self._newest.run
+        current = "" if self.newest is None else self.newest.run
         return [replace(row, is_current=row.name == current) for row in self.history.runs()]
 
     def statuses(self) -> dict[str, dict[str, Any]]:
@@ -352,7 +343,7 @@ class Aggregator:
             events = self._cluster.events(now, finished=overview.finished)
             if overview.run:
                 self.history.add(overview.run, now, figures)
-            former, self._newest, self.figures = self._newest, overview, figures
+            former, self.newest, self.figures = self.newest, overview, figures
         self._recorder.record(overview, former, events, now)
         self._on_look(overview)
         return overview

@@ -13,7 +13,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from memoire.dashboard.settings import Settings
 from memoire.wire.rows import ACCOUNT
 
 from .actors import ActorList, KeptRun, NewestModels, RunLedgers
-from .answers import ActorRow, EpisodeRow, Forecast, Overview, TableRow
+from .answers import ActorDetail, ActorRow, EpisodeRow, Forecast, Overview, TableRow
 from .counters import LONG_WINDOW, NOT_ASKED, Counters, NodeAnswer, NodeState, RateWindow, learners_of
 from .history import EventRow, HistoryPoint
 from .overview import (
@@ -293,7 +292,7 @@ class Cluster:
 
     def totals(self) -> Totals:
         """Of the run, each client once."""
-        return self._ledgers.totals(self.run)
+        return self.kept(self.run).totals()
 
     def _choose_run(self) -> None:
         """The one that most servers count; they hear of a new one after each other."""
@@ -324,13 +323,14 @@ class Cluster:
         """Every actor of the run, as of the newest look."""
         return self._actors.rows(self.kept(self.run), self._time)
 
-    def homes_of(self, client: bytes) -> list[dict[str, Any]]:
-        """The accounts of one actor, one for each home."""
-        return self._actors.homes_of(self.kept(self.run), client)
-
-    def facts_of(self, client: str) -> dict[str, Any]:
-        """What its newest home says of an actor beside its account."""
-        return self._actors.facts_of(client)
+    def actor(self, client: str) -> ActorDetail | None:
+        """All that is known of one actor; None if there is none."""
+        row = next((row for row in self.actors() if row.client == client), None)
+        if row is None:
+            return None
+        episodes = [each for each in reversed(self.episodes) if each.client == client][:100]
+        homes = self._actors.homes_of(self.kept(self.run), bytes.fromhex(client))
+        return ActorDetail(row, homes, self._actors.facts_of(client), episodes)
 
 
 def _points(returns: str, lengths: str, rows: list[EpisodeRow]) -> dict[str, HistoryPoint]:

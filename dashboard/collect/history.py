@@ -208,12 +208,7 @@ class History:
         """Keep what these figures were at this time."""
         with self._lock:
             for name, point in points.items():
-                number = self._id(run, name)
-                if number is None:
-                    self.left_out += 1
-                    continue
-                for level in range(len(LEVELS)):
-                    self._put(level, number, time, point)
+                self.left_out += not self.load(run, name, [(time, 0, point)])
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -225,11 +220,6 @@ class History:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise HistoryError(self.path, str(error)) from error
-
-    def _put(self, level: int, number: int, time: float, point: HistoryPoint) -> None:
-        """Add a point of a series to its bucket of a level."""
-        width = LEVELS[level][0]
-        _merge(self._pending, (number, level, int(time // width * width)), point)
 
     def _id(self, run: str, name: str) -> int | None:
         number = self._ids.get((run, name))
@@ -378,18 +368,19 @@ class History:
             found = self._db.execute("SELECT name, began, seen, facts FROM runs ORDER BY began, name")
             return [RunInfo(name, began, seen, msgspec.json.decode(facts)) for name, began, seen, facts in found]
 
-    def load(self, run: str, name: str, points: Iterable[tuple[int, int, HistoryPoint]]) -> None:
+    def load(self, run: str, name: str, points: Iterable[tuple[float, int, HistoryPoint]]) -> bool:
         """Take what `all` of another history gave: begin, seconds and figure. Each goes into all levels that are not
-        finer than it is.
+        finer than it is. False: the run has too many figures.
         """
         with self._lock:
             number = self._id(run, name)
             if number is None:
-                return
+                return False
             for time, seconds, point in points:
                 for level, (width, _) in enumerate(LEVELS):
                     if width >= seconds:
-                        self._put(level, number, time, point)
+                        _merge(self._pending, (number, level, int(time // width * width)), point)
+            return True
 
     # ---------------------------------------------------------------------------------------- events and documents
 

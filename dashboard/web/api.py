@@ -125,28 +125,15 @@ class LoginState(BaseModel):
     software: str
 
 
-class CsvTable(StreamingResponse):
-    """A table."""
-
-    media_type = "text/csv"
-
-
-class Events(StreamingResponse):
-    """An event file."""
-
-    media_type = "application/octet-stream"
+def _streamed(name: str, media_type: str) -> type[StreamingResponse]:
+    """A kind of answer that comes piece by piece."""
+    return type(name, (StreamingResponse,), {"media_type": media_type})
 
 
-class RunFile(StreamingResponse):
-    """A run in one file, see collect/run_file.py."""
-
-    media_type = "application/gzip"
-
-
-class Stream(StreamingResponse):
-    """Server-sent events."""
-
-    media_type = "text/event-stream"
+CsvTable = _streamed("CsvTable", "text/csv")
+EventFile = _streamed("EventFile", "application/octet-stream")
+RunFile = _streamed("RunFile", "application/gzip")
+Stream = _streamed("Stream", "text/event-stream")
 
 
 class Api:
@@ -302,7 +289,7 @@ class Api:
         """Figures of a run as an event file for TensorBoard."""
         run, names = self._wanted(run, name)
         events = run_file.events_of(self._aggregator.history, run, names)
-        return _file(Events, events, run, "tfevents")
+        return _file(EventFile, events, run, "tfevents")
 
     def run_file(self, run: Run = "") -> Response:
         """Everything that is kept of a run in one file, for `memoire dashboard --open FILE`."""
@@ -487,7 +474,7 @@ def _routes(api: Api) -> list[tuple[str, Any, Any]]:
         ("/api/events", api.events, list[EventRow]),
         ("/api/export.run", api.run_file, RunFile),
         ("/api/export.csv", api.csv, CsvTable),
-        ("/api/export.tfevents", api.tensorboard, Events),
+        ("/api/export.tfevents", api.tensorboard, EventFile),
         ("/api/logs", api.logs, LogPage),
         ("/api/session", api.session, LoginState),
         ("/metrics", api.metrics, PlainTextResponse),

@@ -294,12 +294,13 @@ def test_what_unknown_nodes_and_other_versions_say_is_left_out():
 def test_nodes_that_are_listed_no_more_are_forgotten_with_what_they_said_of_actors():
     cluster = cluster_of(A, B)
     for url, seen in ((A, 2.0), (B, 1.0)):
-        asked(cluster, url, clients=[{"client": key(1).hex(), "host": url, "last_seen": seen}])
-    assert cluster.facts_of(key(1).hex())["host"] == A
+        asked(cluster, url, rows=[rows_of(1)], clients=[{"client": key(1).hex(), "host": url, "last_seen": seen}])
+    cluster.look(1.0)
+    assert cluster.actor(key(1).hex()).facts["host"] == A
     cluster.listed([B, "http://c:1"], 2.0)
     cluster.waits_for(A, 5.0)
     cluster.waits_for("http://c:1", 5.0)
-    assert cluster.facts_of(key(1).hex())["host"] == B
+    assert cluster.actor(key(1).hex()).facts["host"] == B
     found = cluster.look(2.0)[0]
     assert [node.url for node in found.nodes] == [B, "http://c:1"] and found.missing == ["http://c:1"]
     assert found.nodes[1].reasons == ["http://c:1 has not answered for 5.0 s"]
@@ -310,7 +311,7 @@ def test_actors_have_accounts_and_homes_of_the_run_that_is_counted():
     asked(cluster, rows=[rows_of(1, 2, steps=5)])
     assert cluster.look(1.0)[0].actors.active == 2
     assert [row.home for row in cluster.actors()] == ["a", "a"]
-    assert [row["steps"] for row in cluster.homes_of(key(2))] == [5]
+    assert [row["steps"] for row in cluster.actor(key(2).hex()).homes] == [5]
     asked(cluster, run="q", rows=[rows_of(3, steps=5)])
     cluster.look(2.0)
-    assert [row.client for row in cluster.actors()] == [key(3).hex()] and cluster.homes_of(key(2)) == []
+    assert [row.client for row in cluster.actors()] == [key(3).hex()] and cluster.actor(key(2).hex()) is None
