@@ -82,3 +82,25 @@ export function every(seconds, signal, stream, work, told = (error) => error && 
 
 /** Put an error in an element, or take it away. */
 export const showProblem = (element, error) => fill(element, error && problem(error));
+
+/** A figure by itself: what it is called, its value, and what more there is to say. */
+export const tile = (label, value, rest, ...more) => h("section.card.tile", h("div.label", label), h("div.value", value), rest && h("div.rate", rest), ...more);
+
+/** A menu of boxes to tick, [{name, label}]; `change` gets a name and whether it is ticked. */
+export function tickMenu(title, boxes, chosen, change, isOpen = false) {
+  return h("details.menu", {open: isOpen}, h("summary", title), h("div.card", boxes.map(({name, label}) => {
+    const box = h("input", {type: "checkbox", checked: chosen.includes(name), change: () => change(name, box.checked)});
+    return h("label", box, label);
+  })));
+}
+
+/** The `route` of a page whose parts are opened by its state: `open(state, signal)` is called anew for each, and the one before is ended. */
+export function routed(signal, open) {
+  let shown = new AbortController();
+  signal.addEventListener("abort", () => shown.abort());
+  return (state) => {
+    shown.abort();
+    shown = new AbortController();
+    return open(state, shown.signal);
+  };
+}

@@ -4,7 +4,7 @@ import {makeChart} from "./charts.js";
 import {columnsOf, marksOf, placesOn, ticksOf, together} from "./curves.js";
 import {fill, h} from "./dom.js";
 import {figure} from "./format.js";
-import {choice, every} from "./parts.js";
+import {choice, every, tickMenu} from "./parts.js";
 
 const QUANTILES = [10, 25, 50, 75, 90].map((part) => `return_p${part}`);
 const TESTED = "test_return";
@@ -15,7 +15,13 @@ const SMOOTH = {off: 1, some: 5, much: 20};
 const ACTORS = "The middle actor, by its last 20 episodes. Shades hold half of the actors, and 8 in 10.";
 const EPISODES = "Mean of the episodes that ended; the shade reaches from the least to the greatest.";
 
-export const isChosen = (state) => (state.beside ? state.beside.split("\n") : []);
+const isChosen = (state) => (state.beside ? state.beside.split("\n") : []);
+
+/** Runs that are drawn: the one that is counted now, if there is one, and those that were chosen beside it. */
+export function shownRuns(runs, state) {
+  const beside = isChosen(state).map((name) => runs.find((run) => run.name === name && !run.is_current)).filter(Boolean);
+  return [...runs.filter((run) => run.is_current), ...beside.slice(0, MOST_BESIDE)];
+}
 
 /**
  * {element, refresh(), newest}: the chart with its controls. `state` is of the page: over, beside, smooth; `change(changes)` remembers
@@ -34,10 +40,8 @@ export function makeReturns({state, change, stream, signal, height}) {
     const topics = Object.keys(overview?.models ?? {});
     const names = ["return", TESTED, ...QUANTILES, "nodes_up", ...topics.map((topic) => `model.${topic}`)];
     const [runs, events] = await Promise.all([get("runs", {}, signal), get("events", {}, signal)]);
-    const current = runs.find((run) => run.is_current);
-    const beside = isChosen(state).map((name) => runs.find((run) => run.name === name && !run.is_current)).filter(Boolean).slice(0, MOST_BESIDE);
     drawTools(runs, topics);
-    const shown = current ? [current, ...beside] : beside;
+    const shown = shownRuns(runs, state);
     const answers = await Promise.all(shown.map((run) => curvesOf(run, names)));
     const topic = topics.includes(state.topic) ? state.topic : topics[0] ?? "";
     draw(shown, answers, axisOf(state.over, shown.length, topics), topic, events, overview?.learning.goal ?? null);
@@ -122,9 +126,6 @@ function lineOf(kind, name, columns, isOne, shade) {
 function besideMenu(others, chosen, isOpen, change) {
   if (!others.length) return null;
   const toggle = (name, isOn) => change(isOn ? [...chosen, name].slice(-MOST_BESIDE) : chosen.filter((each) => each !== name));
-  return h("details.menu", {open: isOpen}, h("summary", chosen.length ? `Beside ${chosen.length} run${chosen.length > 1 ? "s" : ""}` : "Compare with"),
-    h("div.card", others.map(({name, facts}) => {
-      const box = h("input", {type: "checkbox", checked: chosen.includes(name), change: () => toggle(name, box.checked)});
-      return h("label", box, name, h("span.quiet", figure(facts.return_mean)));
-    })));
+  const boxes = others.map(({name, facts}) => ({name, label: [name, h("span.quiet", figure(facts.return_mean))]}));
+  return tickMenu(chosen.length ? `Beside ${chosen.length} run${chosen.length > 1 ? "s" : ""}` : "Compare with", boxes, chosen, toggle, isOpen);
 }

@@ -343,12 +343,12 @@ def test_curves_are_exported(small):
 
 
 def test_the_dashboards_metrics_are_its_catalogue(small):
-    from memoire.dashboard.web import metrics
+    from memoire.dashboard.web import serve
 
     _, _, board = small
     text = ask(board, "/metrics")[2].decode()
     found = {name for name in re.findall(r"^# HELP (\S+) ", text, re.M) if not name.startswith(("process_", "python_"))}
-    assert found == metrics.names()
+    assert found == serve.names()
     assert "\nmemoire_cluster_steps_total 120.0\n" in text and 'memoire_cluster_actors{state="active"} 3.0' in text
     if shutil.which("promtool"):
         done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=100)

@@ -5,7 +5,7 @@ import {fill, h, patch, say} from "../dom.js";
 import {ago, bytes, clock, count, figure, NONE, raw, words} from "../format.js";
 import {column, explained, term} from "../help.js";
 import {histogram} from "../histogram.js";
-import {cell, choice, empty, every, facts, problem, searchField, table} from "../parts.js";
+import {cell, choice, empty, every, facts, problem, routed, searchField, table, tickMenu} from "../parts.js";
 import {address, remember} from "../router.js";
 
 const LIMIT = 100;
@@ -42,15 +42,10 @@ function shownColumns(named) {
 const actorLink = (client, text) => h("a.mono", {href: address("actors", {id: client})}, text || client.slice(0, 8));
 
 export function openActors({root, parameters, stream, signal}) {
-  let shown = new AbortController();
-  signal.addEventListener("abort", () => shown.abort());
-  const route = (state) => {
-    shown.abort();
-    shown = new AbortController();
+  const route = routed(signal, (state, own) => {
     const id = state.get("id");
-    if (id) openOne(root, id, stream, shown.signal);
-    else openAll(root, state, stream, shown.signal);
-  };
+    return id ? openOne(root, id, stream, own) : openAll(root, state, stream, own);
+  });
   route(parameters);
   return {route};
 }
@@ -102,16 +97,12 @@ function openAll(root, parameters, stream, signal) {
 /** Which columns there are; `change` gets what the address says of them. */
 function columnMenu(named, change) {
   const shown = new Set(shownColumns(named).map(({name}) => name));
-  const toggle = (name, isShown) => {
+  return tickMenu("Columns", COLUMNS.map(({name, title}) => ({name, label: title})), [...shown], (name, isShown) => {
     if (isShown) shown.add(name);
     else shown.delete(name);
     const names = COLUMNS.map((column) => column.name).filter((each) => shown.has(each));
     change(names.join() === USUAL.join() ? "" : names.join("."));
-  };
-  return h("details.menu", h("summary", "Columns"), h("div.card", COLUMNS.map(({name, title}) => {
-    const box = h("input", {type: "checkbox", checked: shown.has(name), change: () => toggle(name, box.checked)});
-    return h("label", box, title);
-  })));
+  });
 }
 
 /** How the actors are spread by a figure: one that is unlike the rest is seen. */

@@ -3,7 +3,7 @@ import {fill, h, patch} from "../dom.js";
 import {count, duration, figure, share} from "../format.js";
 import {column, term} from "../help.js";
 import {makeOverTime} from "../overtime.js";
-import {table} from "../parts.js";
+import {table, tile} from "../parts.js";
 import {address} from "../router.js";
 
 const IS_NODE = /^inference\.(.+)\.busy$/;
@@ -85,7 +85,7 @@ function shown({inference: rows, verdicts}) {
   ];
   return [
     found.map(({text, level}) => h(`p.away-note.${level}`, text)),
-    h("div.tiles", tiles.map(([named, title, value, rest]) => h("section.card.tile", h("div.label", term(named, title)), h("div.value", value), h("div.rate", rest)))),
+    h("div.tiles", tiles.map(([named, title, value, rest]) => tile(term(named, title), value, rest))),
     table("Inference nodes", COLUMNS, rows),
   ];
 }

@@ -7,7 +7,7 @@ import {fill, h, patch} from "../dom.js";
 import {count, duration, figure, NONE, share} from "../format.js";
 import {term} from "../help.js";
 import {empty, every, facts, showProblem} from "../parts.js";
-import {isChosen, makeReturns} from "../returns.js";
+import {makeReturns, shownRuns} from "../returns.js";
 import {address, remember} from "../router.js";
 import {called, drawn, grouped} from "../scalars.js";
 
@@ -43,9 +43,7 @@ export function openLearning({root, parameters, stream, signal}) {
 
   const refresh = every(5, signal, stream, async () => {
     const runs = await get("runs", {}, signal);
-    const current = runs.find((run) => run.is_current);
-    const beside = isChosen(state).map((name) => runs.find((run) => run.name === name && !run.is_current)).filter(Boolean);
-    const shown = [...(current ? [current] : []), ...beside];
+    const shown = shownRuns(runs, state);
     const topic = Object.keys(stream.newest?.models ?? {})[0] ?? "";
     const axis = state.over === "version" && topic ? "version" : state.over !== "time" ? "steps" : shown.length > 1 ? "elapsed" : "time";
     const figures = await Promise.all(shown.map((run) => get("figures", {run: run.name}, signal)));
@@ -53,7 +51,7 @@ export function openLearning({root, parameters, stream, signal}) {
     const asked = [...names, WAITS, "nodes_up", ...(topic ? [`model.${topic}`] : [])];
     const answers = await Promise.all(shown.map((run) => get("curves", {run: run.name, name: asked, points: 400}, signal)));
     draw(place, charts, names, {runs: shown, answers, axis, topic, width: SMOOTH[state.smooth] ?? SMOOTH.some});
-    fill(ending, exports(current?.name ?? ""));
+    fill(ending, exports(runs.find((run) => run.is_current)?.name ?? ""));
   }, (error) => showProblem(message, error));
   return {update: (overview) => patch(waits, waitsFor(overview))};
 }

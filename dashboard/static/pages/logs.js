@@ -2,7 +2,7 @@
 import {get} from "../api.js";
 import {fill, h, say} from "../dom.js";
 import {clock, count} from "../format.js";
-import {choice, empty, every, problem, searchField} from "../parts.js";
+import {choice, empty, every, problem, routed, searchField} from "../parts.js";
 import {address, remember} from "../router.js";
 
 const PAGE = 200;
@@ -10,13 +10,7 @@ const MOST = 2000; // lines in the page: older ones leave it while it follows
 const AGES = [["", "whenever"], ["300", "last 5 minutes"], ["3600", "last hour"], ["86400", "last day"]];
 
 export function openLogs({root, parameters, stream, signal}) {
-  let shown = new AbortController();
-  signal.addEventListener("abort", () => shown.abort());
-  const route = (state) => {
-    shown.abort();
-    shown = new AbortController();
-    new Logs(root, Object.fromEntries(state), stream, shown.signal);
-  };
+  const route = routed(signal, (state, own) => new Logs(root, Object.fromEntries(state), stream, own));
   route(parameters);
   return {route};
 }

@@ -5,7 +5,7 @@ import {fill, h, patch} from "../dom.js";
 import {ago, bytes, clock, count, duration, figure, NONE, raw, share, words} from "../format.js";
 import {column, term} from "../help.js";
 import {makeOverTime} from "../overtime.js";
-import {empty, every, problem, table} from "../parts.js";
+import {empty, every, problem, routed, table, tile} from "../parts.js";
 import {address} from "../router.js";
 
 const now = () => Date.now() / 1000;
@@ -43,16 +43,11 @@ function away(row) {
 
 export function openNodes({root, parameters, stream, signal}) {
   let shown = null;
-  let close = () => {};
-  const route = (state) => {
-    close();
-    const abort = new AbortController();
-    signal.addEventListener("abort", () => abort.abort());
-    close = () => abort.abort();
+  const route = routed(signal, (state, own) => {
     const url = state.get("url");
-    shown = url ? openNode(root, url, state, stream, abort.signal) : openList(root);
+    shown = url ? openNode(root, url, state, stream, own) : openList(root);
     if (stream.newest) shown.update?.(stream.newest);
-  };
+  });
   route(parameters);
   return {route, update: (overview) => shown.update?.(overview)};
 }
@@ -104,8 +99,7 @@ function about(row, status) {
     h("div.grid.tiles", [
       ["cpu"], ["memory_bytes"], ["requests_per_second"], ["descriptors", row.most_descriptors && `of ${count(row.most_descriptors)}`],
       ["refused"], ["faults"], ["uptime"], ["open", null, access(row)],
-    ].map(([name, more, value]) => h("section.card.tile", h("div.label", term(`NodeRow.${name}`)), h("div.value.small", value ?? column(`NodeRow.${name}`).value(row)),
-      more && h("div.rate", more)))),
+    ].map(([name, more, value]) => tile(term(`NodeRow.${name}`), value ?? column(`NodeRow.${name}`).value(row), more))),
   ];
 }
 

@@ -4,7 +4,7 @@ import {h, patch} from "../dom.js";
 import {bytes, count, duration, figure, NONE, share, until, words} from "../format.js";
 import {column, term} from "../help.js";
 import {spark} from "../histogram.js";
-import {every, facts, table} from "../parts.js";
+import {every, facts, table, tile} from "../parts.js";
 import {makeReturns} from "../returns.js";
 import {address, remember} from "../router.js";
 import {isHidden} from "../scalars.js";
@@ -130,7 +130,7 @@ function goalBar(mean, goal) {
 
 function sections(overview, curves) {
   return [
-    h("div.tiles", tilesOf(overview).map((each) => tile(each, curves))),
+    h("div.tiles", tilesOf(overview).map((each) => tileOf(each, curves))),
     h("div.grid.four", waiting(overview), fresh(overview), actors(overview), room(overview)),
     tableOf(overview),
   ];
@@ -151,9 +151,11 @@ function tilesOf({totals, rates, freshness, tables}) {
   ];
 }
 
-function tile({name, term: named, label, value, rest, curve, isLow}, curves) {
-  return h("section.card.tile", {"data-figure": name}, h("div.label", term(named, label)), h("div.value", value),
-    h(`div.rate${isLow ? ".low" : ""}`, rest), spark(curves[curve] ?? [], `${label}: ${words(curve)}, the last ten minutes`, 32));
+function tileOf({name, term: named, label, value, rest, curve, isLow}, curves) {
+  const line = spark(curves[curve] ?? [], `${label}: ${words(curve)}, the last ten minutes`, 32);
+  const element = tile(term(named, label), value, h(isLow ? "span.low" : "span", rest), line);
+  element.dataset.figure = name;
+  return element;
 }
 
 function card(question, answer, ...rest) {
