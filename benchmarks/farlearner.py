@@ -129,11 +129,11 @@ def forward(pipe: Connection, servers: list[str], keys: str | None) -> None:
             pass
 
 
-def server_of(task: Task, storage: str, keys: str | None) -> memoire.Server:
+def server_of(task: Task, storage: str, keys: str | None = None, **settings: Any) -> memoire.Server:
     capacity = task.entries if storage == "episodes" else 0
     return memoire.Server(
         TCP, schema_of(task), storage=storage, sampler=memoire.Prioritized(ALPHA, beta=BETA), discount=0.99,
-        multi_step=task.multi_step, frame_stack=task.stack, capacity=capacity, seed=0, keys=keys,
+        multi_step=task.multi_step, frame_stack=task.stack, capacity=capacity, seed=0, keys=keys, **settings,
     )  # fmt: skip
 
 

@@ -19,9 +19,10 @@ from typing import Any, Literal
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from learner import play, schema_of
-from measure import TCP, Child, Report, Result, Spread, amount, arguments, cells, head
-from peers.tasks import ALPHA, BATCH, BETA, ERRORS, Task
+from farlearner import server_of
+from learner import play
+from measure import Child, Report, Result, Spread, amount, arguments, cells, head
+from peers.tasks import BATCH, ERRORS, Task
 
 import memoire
 from memoire.errors import NotEnoughSamples
@@ -76,7 +77,7 @@ def act(pipe: Connection, endpoint: str, cell: Cell, rank: int) -> None:
 
 def serve(pipe: Connection, cell: Cell) -> None:
     """A server alone: it answers what `Watch` is asked."""
-    with server_of(cell) as server:
+    with server_of(Task(cell.task, ENTRIES[cell.task]), cell.storage, samples_per_insert=PER_INSERT) as server:
         pipe.send(server.endpoint)
         watch = Watch(server)
         while (asked := pipe.recv()) is not None:
@@ -90,18 +91,9 @@ def learn(pipe: Connection, endpoints: list[str], cell: Cell) -> None:
             pipe.send("ready")
             draw_in_turns(pipe, reader.get_batch, lambda what: None)
     else:
-        with server_of(cell) as server:
+        with server_of(Task(cell.task, ENTRIES[cell.task]), cell.storage, samples_per_insert=PER_INSERT) as server:
             pipe.send(server.endpoint)
             draw_in_turns(pipe, server.get_batch, Watch(server).ask)
-
-
-def server_of(cell: Cell) -> memoire.Server:
-    task = Task(cell.task, ENTRIES[cell.task])
-    return memoire.Server(
-        TCP, schema_of(task), storage=cell.storage, sampler=memoire.Prioritized(ALPHA, beta=BETA), discount=0.99,
-        multi_step=task.multi_step, frame_stack=task.stack, samples_per_insert=PER_INSERT, seed=0,
-        capacity=task.entries if cell.storage == "episodes" else 0,
-    )  # fmt: skip
 
 
 def draw_in_turns(pipe: Connection, draw: Callable[..., Any], ask: Callable[[str], Any]) -> None:

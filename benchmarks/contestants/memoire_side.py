@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,21 +100,24 @@ class Observed:
         self.pages.close()
 
 
+@contextmanager
+def observed_run(server: Server, actors: Actors) -> Iterator[Observed]:
+    """Actors at work, and the pages that are looked at, until the learner has ended; then the run is over."""
+    actors.begin(server)
+    observed = Observed(server)
+    yield observed
+    observed.close()
+    server.finish()
+    actors.join()
+
+
 ENVS = 8
-
-
 BATCHES = 10
 """Drawn at once, and told their priorities at once: a whole number of times between two copies of the target."""
-
-
 DQN_PUBLISH_INTERVAL = 100
 """Updates between two versions of the network."""
-
-
 DQN_LEAD = 1000
 """Steps that each actor may be ahead of the learner, or behind it."""
-
-
 DQN_LONGEST = 25
 """Steps after which an actor sends what it has of an episode of Pong, which has a thousand."""
 
@@ -202,22 +206,14 @@ def dqn(run: Run) -> None:
     actors, dqn = Actors(dqn_act, run.task.players, run), DoubleDqn(run.make(), run.seed, run.task.device)
     tables = {"replay": table_of(MAKERS[run.game][1](), run)}
     with memoire.Server("tcp://127.0.0.1:*", tables=tables, run="contest", seed=run.seed) as server:
-        actors.begin(server)
-        observed = Observed(server)
-        dqn_learn(server, dqn, run, observed)
-        observed.close()
-        server.finish()
-        actors.join()
+        with observed_run(server, actors) as observed:
+            dqn_learn(server, dqn, run, observed)
 
 
 SAC_PUBLISH_INTERVAL = 50
 """Updates between two versions of the policy."""
-
-
 SAC_LONGEST = 25
 """Steps after which an actor sends what it has of an episode: one takes seconds."""
-
-
 SAC_LEAD = 1000
 """Steps that actors may be ahead of the learner, or behind it."""
 
@@ -289,18 +285,11 @@ def sac(run: Run) -> None:
         samples_per_insert_tolerance=float(SAC_LEAD * settings.SAC_BATCH),
     )
     with memoire.Server("tcp://127.0.0.1:*", tables={"replay": table}, run="contest", seed=run.seed) as server:
-        actors.begin(server)
-        observed = Observed(server)
-        sac_learn(server, agent, run, observed)
-        observed.close()
-        server.finish()
-        actors.join()
+        with observed_run(server, actors) as observed:
+            sac_learn(server, agent, run, observed)
 
 
-COLLECTORS = 2
-
-
-LENGTH = 256
+COLLECTORS, LENGTH = 2, 256
 
 
 def collect(url: str, number: int, run: Run) -> None:
@@ -342,12 +331,8 @@ def ppo(run: Run) -> None:
     policy = run.options.get("policy", "local")  # "local": collectors compute the actions; "remote": the learner does
     options = {"policy": policy, "discount": settings.PPO_GAMMA, "run": "contest"}
     with rl.OnPolicyLearner("tcp://127.0.0.1:*", env, net, settings.PPO_STEPS, LENGTH, **options) as learner:
-        collectors.begin(learner.server)
-        observed = Observed(learner.server)
-        ppo_learn(learner, run, observed)
-        observed.close()
-        learner.server.finish()
-        collectors.join()
+        with observed_run(learner.server, collectors) as observed:
+            ppo_learn(learner, run, observed)
 
 
 if __name__ == "__main__":

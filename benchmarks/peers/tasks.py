@@ -77,7 +77,9 @@ class Acting:
     """Actors in processes of their own, which are told how many blocks of steps to insert, and a learner here."""
 
     def start(self, context, actors: int, act: Callable[..., None], *given: object) -> None:
-        """Start processes that call `act` with their end of a pipe; None over it ends them."""
+        """Start processes that call `act` with their end of a pipe, and wait until each says that it is ready. None
+        over the pipe ends them.
+        """
         self.pipes, self.actors = [], []
         for _ in range(actors):
             ours, theirs = context.Pipe()
@@ -85,6 +87,8 @@ class Acting:
             process.start()
             self.pipes.append(ours)
             self.actors.append(process)
+        for pipe in self.pipes:
+            pipe.recv()
 
     def draw(self) -> None:
         """The learner's next batch."""

@@ -124,6 +124,7 @@ class EndToEnd(Acting):
 
     def act(self, pipe, task: Task) -> None:
         block = {column: values[:BATCH] for column, values in block_of(task).items()}
+        pipe.send("ready")
         while (count := pipe.recv()) is not None:
             for _ in range(count):
                 self.room.acquire()

@@ -154,17 +154,19 @@ def act(pipe, name: str, entries: int, port: int) -> None:
         writer.flush()
 
 
+def queue_of(name: str, entries: int) -> reverb.Server:
+    """A server whose items are drawn once each, and wait for that."""
+    limiter = reverb.rate_limiters.Queue(AHEAD)
+    return reverb.Server([table_of(Steps(TASK(name, entries)), 2 * AHEAD, limiter=limiter, once=True)], port=None)
+
+
 class EndToEnd(Acting):
     """A server in the learner's process, actors in others: each step makes an item, which is drawn once."""
 
     def __init__(self, name: str, entries: int, actors: int) -> None:
-        limiter = reverb.rate_limiters.Queue(AHEAD)
-        table = table_of(Steps(TASK(name, entries)), 2 * AHEAD, limiter=limiter, once=True)
-        self.server = reverb.Server([table], port=None)
+        self.server = queue_of(name, entries)
         context = multiprocessing.get_context("spawn")
         self.start(context, actors, act, name, entries, self.server.port)
-        for pipe in self.pipes:
-            pipe.recv()
         self.data = data_of(f"localhost:{self.server.port}")
 
     def draw(self) -> None:
@@ -175,8 +177,7 @@ end_to_end = EndToEnd
 
 
 def serve(pipe, name: str, entries: int) -> None:
-    limiter = reverb.rate_limiters.Queue(AHEAD)
-    server = reverb.Server([table_of(Steps(TASK(name, entries)), 2 * AHEAD, limiter=limiter, once=True)], port=None)
+    server = queue_of(name, entries)
     pipe.send(server.port)
     pipe.recv()
 
@@ -191,8 +192,6 @@ class FarEndToEnd(Acting):
         self.server.start()
         port = self.end.recv()
         self.start(context, actors, act, name, entries, port)
-        for pipe in self.pipes:
-            pipe.recv()
         self.data, self.times = data_of(f"localhost:{port}"), []
 
     def clock(self, count: int) -> float:
@@ -258,8 +257,6 @@ class Fragments(Acting):
         self.server = reverb.Server([table], port=None)
         context = multiprocessing.get_context("spawn")
         self.start(context, actors, write_fragments, name, length, envs, self.server.port)
-        for pipe in self.pipes:
-            pipe.recv()
         data = reverb.TrajectoryDataset.from_table_signature(
             f"localhost:{self.server.port}", QUEUE, max_in_flight_samples_per_worker=2 * TAKEN
         )
