@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -120,32 +120,30 @@ def verdicts(signs: Signs) -> list[Verdict]:
     return sorted(found, key=lambda verdict: order[verdict.level])
 
 
-def _nodes(signs: Signs) -> list[Verdict]:
+def _nodes(signs: Signs) -> Iterator[Verdict]:
     away, unready = signs.nodes("down"), signs.nodes("unready")
     if away and len(away) == len(signs.seen.nodes):
         text = "No node answers. Start the nodes, or correct the addresses of their pages (--http)."
-        return [Verdict("bad", "no_node", text, "--http")]
-    found = []
+        yield Verdict("bad", "no_node", text, "--http")
+        return
     if not signs.servers_up:
         text = (
             "No server answers: nothing is counted, and nothing can be drawn. Start one with `memoire server`, or "
             "name its pages (--http) to this dashboard."
         )
-        found.append(Verdict("bad", "no_server", text, "memoire server"))
+        yield Verdict("bad", "no_server", text, "memoire server")
     if away:
         does, it, its = _agree(len(away), "does it its", "do them their")
         text = f"{_listed(away)} {does} not answer. Start {it} again, or correct {its} address (--http)."
-        found.append(Verdict("bad", "node_down", text, "--http"))
+        yield Verdict("bad", "node_down", text, "--http")
     if unready:
         (be,) = _agree(len(unready), "is", "are")
         text = f"{_listed(unready)} {be} not ready for new clients: /readyz gives the reasons."
-        found.append(Verdict("notice", "node_unready", text, "/readyz"))
-    return found
+        yield Verdict("notice", "node_unready", text, "/readyz")
 
 
-def _attendance(signs: Signs) -> list[Verdict]:
+def _attendance(signs: Signs) -> Iterator[Verdict]:
     """Servers, proxies and inference nodes that should be there."""
-    found = []
     seen, settings = signs.seen, signs.settings
     proxies = sum(each.up for each in seen.roles if each.role == "proxy")
     for role, plural, up, expected in (
@@ -161,22 +159,23 @@ def _attendance(signs: Signs) -> list[Verdict]:
                 f"correct --expected-{short}."
             )
             is_bad = role == "server" or not up
-            found.append(Verdict("bad" if is_bad else "notice", f"{short}_missing", text, f"--expected-{short}"))
-    return found
+            yield Verdict("bad" if is_bad else "notice", f"{short}_missing", text, f"--expected-{short}")
 
 
-def _actors(signs: Signs) -> list[Verdict]:
+def _actors(signs: Signs) -> Iterator[Verdict]:
     actors = signs.seen.actors
     if signs.seen.finished:
-        return [Verdict("good", "finished", "The run is over.")]
-    found = [*_absent(actors)] if signs.servers_up else []
+        yield Verdict("good", "finished", "The run is over.")
+        return
+    if signs.servers_up:
+        yield from _absent(actors)
     if actors.idle:
         words, be = _agree(actors.idle, "actor is", "actors are")
         text = (
             f"{actors.idle} {words} {be} connected and recorded nothing yet. An environment may not start, or no model "
             "may come: `memoire logs` shows what actors report."
         )
-        found.append(Verdict("notice", "actors_idle", text, "memoire logs"))
+        yield Verdict("notice", "actors_idle", text, "memoire logs")
     if actors.silent:
         words, its, it, counts = _agree(actors.silent, "actor its it counts", "actors their they count")
         server = f"If {its} server is away, start it again. Otherwise look" if signs.nodes("down") else "Look"
@@ -184,8 +183,7 @@ def _actors(signs: Signs) -> list[Verdict]:
             f"{actors.silent} {words} fell silent and did not report an end. {server} at {its} machine and network; "
             f"after --lost-after seconds {it} {counts} as lost."
         )
-        found.append(Verdict("notice", "actors_silent", text, "--lost-after"))
-    return found
+        yield Verdict("notice", "actors_silent", text, "--lost-after")
 
 
 def _absent(actors: Actors) -> list[Verdict]:
@@ -359,32 +357,32 @@ def _balanced(signs: Signs) -> list[Verdict]:
     return [Verdict("good", "balanced", f"{come}, {go}; {' and '.join(waits) or 'nobody waits'}.")]
 
 
-def _quality(signs: Signs) -> list[Verdict]:
+def _quality(signs: Signs) -> Iterator[Verdict]:
     """Whether what is learned from is what it should be."""
     if not signs.are_read:
-        return []
-    found = []
+        return
     fresh, outdated = signs.seen.freshness, signs.seen.outdated
     if fresh.left_out is not None and fresh.left_out > MUCH_LEFT_OUT:
         text = (
             f"Draws leave out {fresh.left_out:.0%} of all weight, because its actors had no unused sample. A larger "
             "samples_per_insert or smaller batches make draws whole again."
         )
-        found.append(Verdict("notice", "left_out", text, "samples_per_insert"))
+        yield Verdict("notice", "left_out", text, "samples_per_insert")
     if fresh.age_p90 is not None and fresh.age_p90 > signs.settings.stale_after and not signs.is_idle:
         text = (
             f"Samples are old: one in ten was recorded more than {_duration(fresh.age_p90)} before it was drawn. "
             "max_age keeps old ones out; if they are wanted, raise --stale-after."
         )
-        found.append(Verdict("notice", "samples_old", text, "max_age"))
+        yield Verdict("notice", "samples_old", text, "max_age")
     if outdated:
         (use,) = _agree(outdated, "uses", "use")
         text = (
             f"{outdated} of {signs.seen.actors.active} actors still {use} a model that was replaced more than a minute "
             "ago. Open the port for notices (--beside) between servers and actors; `memoire doctor` tries it."
         )
-        found.append(Verdict("notice", "models_behind", text, "--beside"))
-    found += [*_inference(signs), *_lag(signs)]
+        yield Verdict("notice", "models_behind", text, "--beside")
+    yield from _inference(signs)
+    yield from _lag(signs)
     if signs.feedback is not None and signs.feedback[0] > MUCH_OF_TURNOVER * signs.feedback[1]:
         delay, turnover = signs.feedback
         text = (
@@ -392,19 +390,17 @@ def _quality(signs: Signs) -> list[Verdict]:
             f"{turnover:.1f} s of steps, so that many find their entry gone. Give actors a larger capacity, or store "
             "episodes, whose priorities the server sets itself."
         )
-        found.append(Verdict("notice", "feedback_late", text, "capacity"))
+        yield Verdict("notice", "feedback_late", text, "capacity")
     if signs.rejected_share > MUCH_REJECTED:
         text = (
             f"Servers reject {signs.rejected_share:.0%} of the caches that arrive. Bring their actors to the version "
             "and schema of the servers; the page of each actor has the reasons."
         )
-        found.append(Verdict("notice", "caches_rejected", text, "schema"))
-    return found
+        yield Verdict("notice", "caches_rejected", text, "schema")
 
 
-def _inference(signs: Signs) -> list[Verdict]:
+def _inference(signs: Signs) -> Iterator[Verdict]:
     """Whether inference nodes answer, and with the newest model."""
-    found = []
     outdated = [each.name for each in signs.seen.inference if each.is_outdated]
     if outdated:
         (use,) = _agree(len(outdated), "uses", "use")
@@ -412,7 +408,7 @@ def _inference(signs: Signs) -> list[Verdict]:
             f"{_listed(outdated)} still {use} a model that was replaced more than a minute ago. Its log says why; "
             "the address for models (connect) and the keys have to be right."
         )
-        found.append(Verdict("notice", "inference_behind", text, "connect"))
+        yield Verdict("notice", "inference_behind", text, "connect")
     refusing = [each.name for each in signs.seen.inference if each.refused_per_second > MUCH_REFUSED]
     if refusing:
         (refuse, it) = _agree(len(refusing), "refuses it", "refuse them")
@@ -420,13 +416,11 @@ def _inference(signs: Signs) -> list[Verdict]:
             f"{_listed(refusing)} {refuse} requests: the page of {it} has the codes. If the code is busy, start more "
             "nodes or raise queue_rows; if it is failed, the log has the error."
         )
-        found.append(Verdict("notice", "inference_refuses", text, "queue_rows"))
-    return found
+        yield Verdict("notice", "inference_refuses", text, "queue_rows")
 
 
-def _lag(signs: Signs) -> list[Verdict]:
+def _lag(signs: Signs) -> Iterator[Verdict]:
     """Whether what is learned from was made by models that are too old."""
-    found = []
     taken = [table for table in signs.seen.tables if table.is_taken]
     free = [table for table in taken if table.max_model_lag is None]
     worst = max(free, key=lambda table: table.lag_mean or 0.0, default=None)
@@ -435,34 +429,31 @@ def _lag(signs: Signs) -> list[Verdict]:
             f"The learner learns from what old models did: entries of table {worst.name} are {worst.lag_mean:.0f} "
             "versions behind. Set max_model_lag, lower capacity, or publish less often; vtrace corrects a few versions."
         )
-        found.append(Verdict("notice", "lag", text, "max_model_lag"))
+        yield Verdict("notice", "lag", text, "max_model_lag")
     stale = max(taken, key=lambda table: table.stale_share or 0.0, default=None)
     if stale is not None and (stale.stale_share or 0.0) > MUCH_STALE:
         text = (
             f"{stale.stale_share:.0%} of what arrives in table {stale.name} is skipped, because its model is too old. "
             "Fewer actors, shorter fragments (length), a smaller capacity or a larger max_model_lag helps."
         )
-        found.append(Verdict("notice", "learner_skips_stale", text, "max_model_lag"))
-    return found
+        yield Verdict("notice", "learner_skips_stale", text, "max_model_lag")
 
 
-def _room(signs: Signs) -> list[Verdict]:
-    found = []
+def _room(signs: Signs) -> Iterator[Verdict]:
     if signs.disk_trouble:
-        found.append(Verdict("bad", "disk_full", f"{signs.disk_trouble.rstrip('.')}.", "--state-dir"))
+        yield Verdict("bad", "disk_full", f"{signs.disk_trouble.rstrip('.')}.", "--state-dir")
     elif signs.disk_used is not None and signs.disk_used > NEARLY_FULL:
         text = (
             f"The disk of a state folder is {signs.disk_used:.0%} full: if it is full, nothing is acknowledged. "
             "Enlarge the disk of --state-dir, or delete old snapshots there."
         )
-        found.append(Verdict("bad", "disk_full", text, "--state-dir"))
+        yield Verdict("bad", "disk_full", text, "--state-dir")
     if signs.seen.rates.refused > 1.0:
         text = (
             f"{signs.seen.rates.refused:.0f} messages a second are refused. The page of each node has the reasons: "
             "bring their senders to the same version and schema."
         )
-        found.append(Verdict("notice", "refused", text, "schema"))
-    return found
+        yield Verdict("notice", "refused", text, "schema")
 
 
 def _listed(names: list[str]) -> str:
