@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from memoire.accounting.account import Totals
 from memoire.figures import (
@@ -27,7 +27,6 @@ from memoire.tables import registry
 from memoire.tables.inspection import SampleFreshness
 
 from .nodes import ClusterDistribution
-from .verdict import CODES, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +313,30 @@ class LearnerRow:
     """Mean and most of the model versions between acting and learning, of a recent batch; None of an embedded one,
     whose table says it, and where nobody knows."""
     # fmt: on
+
+
+CODES = (
+    "no_node", "no_server", "node_down", "node_unready", "servers_missing", "proxies_missing", "inference_missing",
+    "finished", "no_actors", "actors_gone", "waiting_for_actors", "actors_missing", "actors_idle", "actors_silent",
+    "no_inserts", "no_caches", "inserts_limited", "waits_for_inference", "draws_limited", "learner_waits",
+    "actors_ahead", "no_learner", "learner_behind", "settling", "balanced", "left_out", "samples_old", "models_behind",
+    "inference_behind", "inference_refuses", "lag", "learner_skips_stale", "feedback_late", "caches_rejected",
+    "disk_full", "refused",
+)  # fmt: skip
+"""All that a verdict can say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One finding."""
+
+    level: Literal["good", "notice", "bad"]
+    code: str
+    """For programs: the same whatever the figures."""
+    text: str
+    """What it is, and what to do about it."""
+    knob: str = ""
+    """What to turn: a parameter, flag, command or method that the text names; "" where all is well."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,10 +45,10 @@ from .answers import (
     Learning,
     Overview,
     Rates,
+    Verdict,
 )
 from .history import LEVELS, MAX_EVENTS, MAX_SERIES, Curves, EventRow, History, HistoryPoint, RunInfo
 from .nodes import ClusterDistribution, NodeError
-from .verdict import Verdict
 
 FORMAT = 1
 MAX_LINE_BYTES = 64 << 20

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
-    from memoire.dashboard.settings import Settings
+from memoire.dashboard.settings import Settings
 
-    from .answers import Actors, Overview, TableRow
-
-Level = Literal["good", "notice", "bad"]
+from .answers import Actors, Overview, TableRow, Verdict
 
 MUCH_WAITING = 0.3
 """Share of its time that a learner waits, above which that limits the run."""
@@ -38,30 +34,6 @@ MUCH_OF_TURNOVER = 0.5
 """Part of the time for which actors hold an entry, above which TD errors come too late."""
 MUCH_STALE = 0.1
 """Share of what arrives that is skipped as too old, above which that is worth a word."""
-
-
-CODES = (
-    "no_node", "no_server", "node_down", "node_unready", "servers_missing", "proxies_missing", "inference_missing",
-    "finished", "no_actors", "actors_gone", "waiting_for_actors", "actors_missing", "actors_idle", "actors_silent",
-    "no_inserts", "no_caches", "inserts_limited", "waits_for_inference", "draws_limited", "learner_waits",
-    "actors_ahead", "no_learner", "learner_behind", "settling", "balanced", "left_out", "samples_old", "models_behind",
-    "inference_behind", "inference_refuses", "lag", "learner_skips_stale", "feedback_late", "caches_rejected",
-    "disk_full", "refused",
-)  # fmt: skip
-"""All that a verdict can say."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One finding."""
-
-    level: Level
-    code: str
-    """For programs: the same whatever the figures."""
-    text: str
-    """What it is, and what to do about it."""
-    knob: str = ""
-    """What to turn: a parameter, flag, command or method that the text names; "" where all is well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,9 @@ from memoire.dashboard.collect.answers import (
     NodeRow,
     Overview,
     Rates,
+    Verdict,
     terms,
 )
-from memoire.dashboard.collect.verdict import Verdict
 from memoire.dashboard.terminal import log_tail, top
 from memoire.errors import EndpointError, ParameterError
 from memoire.nodes.http import NodePages

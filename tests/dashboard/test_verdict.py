@@ -13,9 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memoire.dashboard.collect.actors import OUTDATED_AFTER, NewestModels
+from memoire.dashboard.collect.answers import CODES
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.counters import NodeAnswer
-from memoire.dashboard.collect.verdict import CODES, verdicts
+from memoire.dashboard.collect.verdict import verdicts
 from memoire.dashboard.settings import Settings
 from memoire.errors import ParameterError
 from memoire.wire.frames import name_hash
