@@ -190,7 +190,7 @@ def test_who_tried_the_way_there_and_back_is_forgotten_when_silent(ends):
 
 
 @pytest.fixture
-def state_of_feedback_handler():
+def reported():
     made = state_of()
     made.ledger.report(ME, 1, messages.Update(steps=5), NOW)
     return made
@@ -249,66 +249,57 @@ def test_clients_come_in_the_order_of_their_ids_however_many_there_are(words):
     ]
 
 
-def test_priorities_wait_for_their_owner_until_it_has_applied_them(state_of_feedback_handler):
-    handler = FeedbackHandler(state_of_feedback_handler)
-    assert fetched(handler, state_of_feedback_handler) is None
+def test_priorities_wait_for_their_owner_until_it_has_applied_them(reported):
+    handler = FeedbackHandler(reported)
+    assert fetched(handler, reported) is None
     assert handler.apply([piece(), piece(first=3, samples=1)], NOW) == (0, 0, 4, 0)
-    assert (
-        fetched(handler, state_of_feedback_handler) == fetched(handler, state_of_feedback_handler) == (1, [0, 1, 2, 3])
-    )
+    assert fetched(handler, reported) == fetched(handler, reported) == (1, [0, 1, 2, 3])
     handler.apply([piece(first=7, samples=1)], NOW)
-    assert fetched(handler, state_of_feedback_handler) == (1, [0, 1, 2, 3]), "what was sent is sent again as it was"
-    assert feedback_of(state_of_feedback_handler) == FeedbackCounts(given=5, waiting=5)
-    state_of_feedback_handler.ledger.report(ME, 2, messages.Update(steps=5, applied=1, stale=3, gone=2), NOW)
-    assert fetched(handler, state_of_feedback_handler, through=1) == (2, [7])
-    assert feedback_of(state_of_feedback_handler) == FeedbackCounts(given=5, applied=1, gone=2, stale=1, waiting=1)
-    assert (
-        fetched(handler, state_of_feedback_handler, through=2) is None
-        and feedback_of(state_of_feedback_handler).stale == 2
-    ), "it could not be used"
+    assert fetched(handler, reported) == (1, [0, 1, 2, 3]), "what was sent is sent again as it was"
+    assert feedback_of(reported) == FeedbackCounts(given=5, waiting=5)
+    reported.ledger.report(ME, 2, messages.Update(steps=5, applied=1, stale=3, gone=2), NOW)
+    assert fetched(handler, reported, through=1) == (2, [7])
+    assert feedback_of(reported) == FeedbackCounts(given=5, applied=1, gone=2, stale=1, waiting=1)
+    assert fetched(handler, reported, through=2) is None and feedback_of(reported).stale == 2, "it could not be used"
     assert (handler.given, handler.lost) == (5, 0)
 
 
-def test_those_of_clients_that_are_not_here_are_lost(state_of_feedback_handler):
-    handler = FeedbackHandler(state_of_feedback_handler)
-    state_of_feedback_handler.ledger.greet(YOU, NOW)
+def test_those_of_clients_that_are_not_here_are_lost(reported):
+    handler = FeedbackHandler(reported)
+    reported.ledger.greet(YOU, NOW)
     assert handler.apply([piece(YOU), piece(READER, 1)], NOW) == (0, 0, 0, 4), "a guest has recorded nothing"
-    state_of_feedback_handler.ledger.report(ME, 2, messages.Update(steps=5, leaving=True), NOW)
+    reported.ledger.report(ME, 2, messages.Update(steps=5, leaving=True), NOW)
     assert handler.apply([piece()], NOW) == (0, 0, 0, 3)
-    assert (handler.given, handler.lost) == (7, 7) and state_of_feedback_handler.ledger.totals().lost_feedback == 3
-    assert state_of_feedback_handler.ledger.unknown_feedback == FeedbackCounts(given=4, lost=4)
-    state_of_feedback_handler.ledger.check_invariants()
+    assert (handler.given, handler.lost) == (7, 7) and reported.ledger.totals().lost_feedback == 3
+    assert reported.ledger.unknown_feedback == FeedbackCounts(given=4, lost=4)
+    reported.ledger.check_invariants()
 
 
-def test_the_newest_of_an_entry_stays_and_what_was_sent_is_not_dropped(state_of_feedback_handler):
-    handler, half = FeedbackHandler(state_of_feedback_handler), MERGED_SAMPLES // 2
+def test_the_newest_of_an_entry_stays_and_what_was_sent_is_not_dropped(reported):
+    handler, half = FeedbackHandler(reported), MERGED_SAMPLES // 2
     handler.apply([(ME, np.arange(half), np.zeros(half, np.float32))], NOW)
-    assert fetched(handler, state_of_feedback_handler)[0] == 1
+    assert fetched(handler, reported)[0] == 1
     for value in (1.0, 2.0, 3.0):
         handler.apply([(ME, np.arange(half), np.full(half, value, np.float32))], NOW)
     merged(handler)
-    assert feedback_of(state_of_feedback_handler) == FeedbackCounts(
-        given=4 * half, superseded=2 * half, waiting=2 * half
-    )
-    assert fetched(handler, state_of_feedback_handler) == (1, [*range(half)])
-    found = handler.fetch(
-        state_of_feedback_handler.tables.first, state_of_feedback_handler.ledger.find(ME), 1, NOW + 2.5
-    )
+    assert feedback_of(reported) == FeedbackCounts(given=4 * half, superseded=2 * half, waiting=2 * half)
+    assert fetched(handler, reported) == (1, [*range(half)])
+    found = handler.fetch(reported.tables.first, reported.ledger.find(ME), 1, NOW + 2.5)
     numbers, errors = containers.read_feedback(found.payload, SCHEMA)[ME]
     assert (found.number, found.age, found.waiting) == (2, 2.5, 0)
     assert numbers.tolist() == [*range(half)] and set(errors.tolist()) == {3.0}
-    state_of_feedback_handler.ledger.check_invariants()
+    reported.ledger.check_invariants()
 
 
-def test_what_was_sent_while_it_was_merged_is_left_alone(state_of_feedback_handler):
-    handler, few = FeedbackHandler(state_of_feedback_handler), MERGED_SAMPLES // 2 + 1
+def test_what_was_sent_while_it_was_merged_is_left_alone(reported):
+    handler, few = FeedbackHandler(reported), MERGED_SAMPLES // 2 + 1
     for _ in range(2):
         handler.apply([piece(samples=few)], NOW)
     [merge] = handler.merges()
     merge.work()
-    assert fetched(handler, state_of_feedback_handler)[0] == 1
+    assert fetched(handler, reported)[0] == 1
     handler.merged(merge)
-    assert feedback_of(state_of_feedback_handler) == FeedbackCounts(given=2 * few, waiting=2 * few)
+    assert feedback_of(reported) == FeedbackCounts(given=2 * few, waiting=2 * few)
 
 
 @given(st.lists(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(5, 15), max_size=9), min_size=1, max_size=5))
@@ -328,8 +319,8 @@ def test_of_each_entry_the_newest_stays_in_the_place_of_the_oldest(numbers):
         assert merge.result["given"].tolist() == list(expected.values())
 
 
-def test_that_a_client_does_not_keep_up_is_one_warning_a_minute(state_of_feedback_handler):
-    handler, times = FeedbackHandler(state_of_feedback_handler), []
+def test_that_a_client_does_not_keep_up_is_one_warning_a_minute(reported):
+    handler, times = FeedbackHandler(reported), []
     for second in range(0, 190, 10):
         handler.apply([piece(samples=FEEDBACK_SAMPLES // 2, first=second * FEEDBACK_SAMPLES)], NOW + second)
         merged(handler)
@@ -337,40 +328,40 @@ def test_that_a_client_does_not_keep_up_is_one_warning_a_minute(state_of_feedbac
             times.append((second, int(said.partition(" ")[0])))
     assert [second for second, _ in times] == [20, 90, 160]
     rest = int(handler.warning(NOW + 300).partition(" ")[0])
-    assert sum(count for _, count in times) + rest == handler.overflowed == feedback_of(state_of_feedback_handler).lost
+    assert sum(count for _, count in times) + rest == handler.overflowed == feedback_of(reported).lost
     assert not handler.warning(NOW + 1000), "nothing was dropped since"
 
 
-def test_nothing_is_lost_with_a_client_that_has_applied_everything(state_of_feedback_handler):
-    handler = FeedbackHandler(state_of_feedback_handler)
+def test_nothing_is_lost_with_a_client_that_has_applied_everything(reported):
+    handler = FeedbackHandler(reported)
     handler.apply([piece()], NOW)
-    assert fetched(handler, state_of_feedback_handler)[0] == 1
-    assert fetched(handler, state_of_feedback_handler, through=1) is None
-    handler.give_up(state_of_feedback_handler.run, ME)
+    assert fetched(handler, reported)[0] == 1
+    assert fetched(handler, reported, through=1) is None
+    handler.give_up(reported.run, ME)
     assert handler.lost == 0
 
 
-def test_a_client_that_no_ledger_knows_any_more_has_nothing_to_count(state_of_feedback_handler):
-    handler = FeedbackHandler(state_of_feedback_handler)
+def test_a_client_that_no_ledger_knows_any_more_has_nothing_to_count(reported):
+    handler = FeedbackHandler(reported)
     handler.apply([piece()], NOW)
-    state_of_feedback_handler.runs.begin("next", NOW)
-    handler.give_up(state_of_feedback_handler.run, ME)
+    reported.runs.begin("next", NOW)
+    handler.give_up(reported.run, ME)
     assert handler.lost == 0
 
 
-def test_entries_of_the_server_itself_are_set_in_its_pool(state_of_feedback_handler):
-    handler, pool = FeedbackHandler(state_of_feedback_handler), state_of_feedback_handler.tables["whole"].pool
+def test_entries_of_the_server_itself_are_set_in_its_pool(reported):
+    handler, pool = FeedbackHandler(reported), reported.tables["whole"].pool
     assert handler.apply([piece(pool.owner)], NOW) == (0, 3, 0, 0)
     assert pool.stats().stale == 3, "it has no such entries"
 
 
-def test_priorities_come_from_far_away_too(state_of_feedback_handler):
-    handler = FeedbackHandler(state_of_feedback_handler)
+def test_priorities_come_from_far_away_too(reported):
+    handler = FeedbackHandler(reported)
     payload = containers.pack_feedback(SCHEMA, ids_of(ME, ME, YOU), np.ones(3, np.float32))
     header = message(messages.Feedback(), READER, payload=payload).header
     told = handler.taken(header, handler.apply(handler.read(header, payload), NOW)).body
     assert (told.samples, told.lost, told.parameters_version) == (2, 1, 1)
-    assert fetched(handler, state_of_feedback_handler) == (1, [0, 1]) and handler.given == 3
+    assert fetched(handler, reported) == (1, [0, 1]) and handler.given == 3
 
 
 MANY = FEEDBACK_SAMPLES // 4 + 1

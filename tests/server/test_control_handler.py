@@ -120,12 +120,7 @@ BODY = b"twenty-five bytes of model"
 
 
 @pytest.fixture
-def ends_of_models_handler():
-    return Ends(state_of(limits=LIMITS))
-
-
-@pytest.fixture
-def durable_of_models_handler(disk):
+def roomy(disk):
     return Ends(state_of(store=store_of(disk), limits=Limits(model_bytes=16 << 20)))
 
 
@@ -161,83 +156,83 @@ def test_what_cannot_be_a_model_is_refused():
     assert (model.version, model.value) == (0, "text")
 
 
-def test_a_model_is_shown_with_the_next_version_and_versions_never_go_back(ends_of_models_handler):
-    assert [ends_of_models_handler.models.publish(made("t", b"x", LIMITS)).version for _ in range(2)] == [1, 2]
-    assert ends_of_models_handler.models.publish(made("t", b"y", LIMITS), 9).version == 9
+def test_a_model_is_shown_with_the_next_version_and_versions_never_go_back(ends):
+    assert [ends.models.publish(made("t", b"x", LIMITS)).version for _ in range(2)] == [1, 2]
+    assert ends.models.publish(made("t", b"y", LIMITS), 9).version == 9
     with pytest.raises(StaleVersion):
-        ends_of_models_handler.models.publish(made("t", b"z", LIMITS), 9)
-    assert shown(ends_of_models_handler) == [(1, b"x"), (2, b"x"), (9, b"y")]
+        ends.models.publish(made("t", b"z", LIMITS), 9)
+    assert shown(ends) == [(1, b"x"), (2, b"x"), (9, b"y")]
 
 
 @pytest.mark.parametrize("body", [b"", b"x", BODY])
-def test_a_model_from_far_away_is_published_when_it_is_whole(ends_of_models_handler, body):
-    reply = publish_all(ends_of_models_handler, body)
+def test_a_model_from_far_away_is_published_when_it_is_whole(ends, body):
+    reply = publish_all(ends, body)
     assert (reply.body.received, reply.body.version, reply.until_saved) == (len(body), 1, True)
-    assert shown(ends_of_models_handler) == [(1, body)]
+    assert shown(ends) == [(1, body)]
 
 
-def test_a_version_that_is_here_is_taken_again_at_once(ends_of_models_handler):
+def test_a_version_that_is_here_is_taken_again_at_once(ends):
     """A reader publishes what it has to a server that comes back, which may have it from its disk."""
-    publish(ends_of_models_handler)
-    ends_of_models_handler.models.publish(made("t", BODY, LIMITS), 4)
-    reply = publish(ends_of_models_handler, version=4)
+    publish(ends)
+    ends.models.publish(made("t", BODY, LIMITS), 4)
+    reply = publish(ends, version=4)
     assert (reply.body.received, reply.body.version, reply.until_saved) == (len(BODY), 4, True)
     with pytest.raises(ProtocolError, match="beginning is not here"):
-        publish(ends_of_models_handler, offset=10)
+        publish(ends, offset=10)
     with pytest.raises(ProtocolError) as caught:
-        publish_all(ends_of_models_handler, b"y", client=YOU, version=4)
-    assert caught.value.code == "topic" and shown(ends_of_models_handler) == [(4, BODY)]
+        publish_all(ends, b"y", client=YOU, version=4)
+    assert caught.value.code == "topic" and shown(ends) == [(4, BODY)]
 
 
-def test_what_is_published_while_a_group_is_saved_waits_for_the_next_one(durable_of_models_handler, disk):
-    durable_of_models_handler.models.publish(made("t", b"x", LIMITS))
-    group = durable_of_models_handler.state.committer.collect(durable_of_models_handler.state.runs)
-    durable_of_models_handler.models.collected()
-    durable_of_models_handler.models.publish(made("t", b"y", LIMITS))
+def test_what_is_published_while_a_group_is_saved_waits_for_the_next_one(roomy, disk):
+    roomy.models.publish(made("t", b"x", LIMITS))
+    group = roomy.state.committer.collect(roomy.state.runs)
+    roomy.models.collected()
+    roomy.models.publish(made("t", b"y", LIMITS))
     for ticket in group.tickets:
         ticket()
-    durable_of_models_handler.state.committer.saved(durable_of_models_handler.state.runs)
-    assert shown(durable_of_models_handler) == [(1, b"x")]
-    save(durable_of_models_handler.state, disk)
-    assert shown(durable_of_models_handler) == [(1, b"x"), (2, b"y")]
+    roomy.state.committer.saved(roomy.state.runs)
+    assert shown(roomy) == [(1, b"x")]
+    save(roomy.state, disk)
+    assert shown(roomy) == [(1, b"x"), (2, b"y")]
 
 
-def test_models_that_wait_for_the_disk_are_bounded(durable_of_models_handler, disk):
-    limits = durable_of_models_handler.state.limits
+def test_models_that_wait_for_the_disk_are_bounded(roomy, disk):
+    limits = roomy.state.limits
     for _ in range(6):
-        durable_of_models_handler.models.publish(made("t", bytes(1 << 20), limits))
-    durable_of_models_handler.models.publish(made("large", bytes(9 << 20), limits))
-    save(durable_of_models_handler.state, disk)
-    assert [(model.topic, model.version) for model in durable_of_models_handler.shown] == [("large", 1)]
-    durable_of_models_handler.models.collected()
+        roomy.models.publish(made("t", bytes(1 << 20), limits))
+    roomy.models.publish(made("large", bytes(9 << 20), limits))
+    save(roomy.state, disk)
+    assert [(model.topic, model.version) for model in roomy.shown] == [("large", 1)]
+    roomy.models.collected()
     for _ in range(6):
-        durable_of_models_handler.models.publish(made("t", bytes(1 << 20), limits))
-    save(durable_of_models_handler.state, disk)
-    assert [model.version for model in durable_of_models_handler.shown[1:]] == [9, 10, 11, 12]
+        roomy.models.publish(made("t", bytes(1 << 20), limits))
+    save(roomy.state, disk)
+    assert [model.version for model in roomy.shown[1:]] == [9, 10, 11, 12]
 
 
-def test_another_run_has_no_models_and_counts_versions_on(ends_of_models_handler):
-    ends_of_models_handler.models.publish(made("t", b"x", LIMITS), 4)
-    publish(ends_of_models_handler, topic="u")
-    ends_of_models_handler.control.begin_run("next", NOW)
-    assert ends_of_models_handler.state.models.versions() == {} and ends_of_models_handler.state.run.number == NEXT
+def test_another_run_has_no_models_and_counts_versions_on(ends):
+    ends.models.publish(made("t", b"x", LIMITS), 4)
+    publish(ends, topic="u")
+    ends.control.begin_run("next", NOW)
+    assert ends.state.models.versions() == {} and ends.state.run.number == NEXT
     with pytest.raises(ProtocolError, match="beginning is not here"):
-        publish(ends_of_models_handler, topic="u", offset=10)
-    assert ends_of_models_handler.models.publish(made("t", b"y", LIMITS)).version == 5
+        publish(ends, topic="u", offset=10)
+    assert ends.models.publish(made("t", b"y", LIMITS)).version == 5
 
 
-def test_a_version_that_was_overtaken_is_missing_and_nothing_is_wrong(ends_of_models_handler):
-    ends_of_models_handler.models.publish(made("t", b"x", LIMITS), 4)
-    told = fetch(ends_of_models_handler, version=3).body
+def test_a_version_that_was_overtaken_is_missing_and_nothing_is_wrong(ends):
+    ends.models.publish(made("t", b"x", LIMITS), 4)
+    told = fetch(ends, version=3).body
     assert (told.code, told.text) == ("missing", "version 3 of topic 't' has made room for 4")
     with pytest.raises(ProtocolError):
-        fetch(ends_of_models_handler, version=5)
+        fetch(ends, version=5)
 
 
-def test_a_chunk_says_the_checksum_of_the_body_and_one_of_all_of_it_is_not_summed_again(ends_of_models_handler):
+def test_a_chunk_says_the_checksum_of_the_body_and_one_of_all_of_it_is_not_summed_again(ends):
     for body in (BODY, b"ten bytes!"):
-        publish_all(ends_of_models_handler, body)
-        reply = fetch(ends_of_models_handler)
+        publish_all(ends, body)
+        reply = fetch(ends)
         is_whole = len(body) == 10
         assert reply.body.checksum == _bytes.checksum(body)
         assert dict(reply.changed) == ({"payload_checksum": _bytes.checksum(body)} if is_whole else {})

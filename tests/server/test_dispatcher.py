@@ -289,7 +289,7 @@ def told():
 
 
 @pytest.fixture
-def dispatcher_of_answers(told):
+def served(told):
     return made_dispatcher(told)
 
 
@@ -335,31 +335,29 @@ def test_another_run_begins_its_band_anew():
     assert limiter.stats().surplus == 4.0
 
 
-def test_feedback_that_nobody_fetches_is_bounded_and_counted(dispatcher_of_answers, caplog):
-    asker = Asker(dispatcher_of_answers)
+def test_feedback_that_nobody_fetches_is_bounded_and_counted(served, caplog):
+    asker = Asker(served)
     asker.ask(messages.Update(steps=5))
     ids = np.zeros(FEEDBACK_SAMPLES // 4, ID)
     ids["client"] = np.frombuffer(ME_ANSWERS, "<u8")
     for number in range(6):
         ids["number"] = np.arange(len(ids)) + number * len(ids)
-        assert dispatcher_of_answers.hand_on(ids, np.ones(len(ids))).lost == 0
-    assert dispatcher_of_answers.ledger.find(ME_ANSWERS).waiting_feedback == FEEDBACK_SAMPLES
-    assert dispatcher_of_answers.feedback.lost == dispatcher_of_answers.feedback.overflowed == 2 * len(ids)
+        assert served.hand_on(ids, np.ones(len(ids))).lost == 0
+    assert served.ledger.find(ME_ANSWERS).waiting_feedback == FEEDBACK_SAMPLES
+    assert served.feedback.lost == served.feedback.overflowed == 2 * len(ids)
     for _ in range(2):
-        dispatcher_of_answers.fold()
+        served.fold()
     assert [record.getMessage() for record in caplog.records] == [
         f"server home: {2 * len(ids)} TD errors were dropped: more than {FEEDBACK_SAMPLES} waited for one actor, which "
         "fetches them with its UPDATE messages, or held_bytes had no room for more. Use more actors, draw less, or "
         "store episodes, whose priorities the server sets"
     ]
     ids["client"] = np.frombuffer(YOU_ANSWERS, "<u8")
-    assert dispatcher_of_answers.hand_on(ids, np.ones(len(ids))).lost == len(ids)
-    assert dispatcher_of_answers.ledger.totals().lost_feedback == 2 * len(ids)
+    assert served.hand_on(ids, np.ones(len(ids))).lost == len(ids)
+    assert served.ledger.totals().lost_feedback == 2 * len(ids)
     asker.ask(messages.Update(steps=5, leaving=True))  # it will fetch no more
-    assert dispatcher_of_answers.ledger.totals().lost_feedback == 6 * len(
-        ids
-    ) and dispatcher_of_answers.feedback.lost == 7 * len(ids)
-    dispatcher_of_answers.ledger.check_invariants()
+    assert served.ledger.totals().lost_feedback == 6 * len(ids) and served.feedback.lost == 7 * len(ids)
+    served.ledger.check_invariants()
 
 
 # --- The bytes that a server holds for its peers: asked for before they are allocated, and named by holder
