@@ -163,10 +163,6 @@ class RowsChecksum(NamedTuple):
                 sums[2 * place + 2] = sums[2 * place + 2] - sum(former) + sum(new) & SUMS
         return RowsChecksum(*sums)
 
-    def without_lines(self) -> RowsChecksum:
-        """Of a copy that has no lines."""
-        return self._replace(lines=0, lines_sum=0)
-
 
 LIVE: Final = 0x6D656D6F  # "memo", SQLite's application_id of a state file
 BACKUP: Final = 0x6D656D62  # "memb": a copy that becomes live when somebody puts it back
@@ -360,7 +356,7 @@ def copy_into(source: sqlite3.Connection, path: Path, target: Path) -> None:
         ]
         if seal is None or [seal.facts, seal.accounts, seal.table_rows] != [facts, *written]:
             raise corrupt(path, "rows are missing")
-        write_seal(copy, seal.without_lines())
+        write_seal(copy, seal._replace(lines=0, lines_sum=0))
         copy.execute("COMMIT")
         _stamp(copy, BACKUP)
     finally:

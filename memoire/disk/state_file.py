@@ -106,7 +106,8 @@ class StateFile:
         self._recent: dict[str, dict[tuple[int, bytes], _Former]] = {table: {} for table in PARTS}
         self._saved_words = 0
         self.was_backup = read_head(path)
-        self._found = {beside: beside.read_bytes() if beside.exists() else None for beside in _log_of(path)}
+        logs = [path.with_name(path.name + ending) for ending in ("-wal", "-shm")]
+        self._found = {beside: beside.read_bytes() if beside.exists() else None for beside in logs}
         # Read-only at first: whoever closes a damaged file that is open for writing would empty its log for good. A
         # log beside a backup belongs to another file: an immutable one has none.
         has_journal = path.with_name(path.name + "-journal").exists()
@@ -413,7 +414,3 @@ class StateFile:
                 path.unlink(missing_ok=True)
             elif path.read_bytes() != content:
                 path.write_bytes(content)
-
-
-def _log_of(path: Path) -> list[Path]:
-    return [path.with_name(path.name + ending) for ending in ("-wal", "-shm")]

@@ -45,7 +45,7 @@ from memoire.replay.rollouts import Fragment, Rollouts
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
 from memoire.tables.base import HandsOutOnce, Release, TakeRequest
-from memoire.tables.draws import MAX_BATCH, PooledBatch
+from memoire.tables.draws import MAX_BATCH
 from memoire.tables.inspection import Freshness, FreshnessMonitor
 from memoire.wire import messages
 from memoire.wire.compression import codecs
@@ -113,16 +113,6 @@ class DeliveredBatches(FreshnessMonitor):
         self.nbytes = 0  # of their samples' arrays
         self.waited = 0.0  # seconds
         self.feedback = 0  # samples for which TD errors were given
-
-    def look(self, drawn: PooledBatch, newest: int, now: float) -> None:
-        """Look how fresh a batch is, now and then; `newest` is the newest version. Takes no lock of the owner's."""
-        if self.is_due(now):
-            self.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
-
-    def look_taken(self, rollouts: Rollouts, newest: int, now: float) -> None:
-        """The same of entries of rollouts that were taken."""
-        if self.is_due(now):
-            self.took(rollouts.age, rollouts.model_version, newest)
 
     def figures(self, samples: int) -> dict[str, float]:
         """What servers show of this reader, which has drawn so many samples."""
@@ -285,7 +275,9 @@ class Reader(ClusterOrders):
             self._handed_out.nbytes += drawn.nbytes
         if self._prefetch.has_room:
             self._thread.worker.wake()
-        self._handed_out.look(drawn, self._thread.newest_model, time.monotonic())
+        if self._handed_out.is_due(time.monotonic()):
+            newest = self._thread.newest_model
+            self._handed_out.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
         return batch
 
     @checked_names()
@@ -331,7 +323,8 @@ class Reader(ClusterOrders):
                 self._handed_out.waited += time.monotonic() - began
                 self._handed_out.batches += bool(taken)
         rollouts = Rollouts.of(self.schema, taken, time.monotonic(), self.parameters.discount)
-        self._handed_out.look_taken(rollouts, self._thread.newest_model, time.monotonic())
+        if self._handed_out.is_due(time.monotonic()):
+            self._handed_out.took(rollouts.age, rollouts.model_version, self._thread.newest_model)
         return rollouts
 
     @overload

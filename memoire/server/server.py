@@ -37,7 +37,7 @@ from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
-from memoire.tables.table import OpenTable, Table, table_settings
+from memoire.tables.table import Table, table_settings
 
 from .build import ServerOptions, check_bytes
 from .io import ServerThreads
@@ -122,7 +122,8 @@ class Server(Queries, Node):
         self._io = made = ServerThreads(options, self._closing, owner=self)
         self.name, self._gate, self._store, self._dispatcher = made.name, made.gate, made.store, made.dispatcher
         self._tables, self._archive = made.dispatcher.tables, made.archive
-        self._handles = {table.name: self._make_handle(table) for table in self._tables}
+        facts = self._check_open, self._is_over, lambda: self.endpoint or self.name
+        self._handles = {table.name: TableHandle(self._dispatcher, table, *facts) for table in self._tables}
         self._dispatcher.show_inference(options.inference)
         self._first = self._handles[self._tables.first.name]
         try:
@@ -133,9 +134,6 @@ class Server(Queries, Node):
             raise
         made.start()
         close_at_exit(self)
-
-    def _make_handle(self, table: OpenTable) -> TableHandle:
-        return TableHandle(self._dispatcher, table, self._check_open, self._is_over, lambda: self.endpoint or self.name)
 
     # ---------------------------------------------------------------------------------------------- addresses
 

@@ -103,18 +103,11 @@ class HeldReply:
         self._reply, self._send = reply, send
         self._is_sent = False
 
-    def __call__(self) -> None:
-        """The changes that the reply acknowledges are on disk."""
-        self._end(self._reply)
-
-    def refuse(self, reply: Reply) -> None:
-        """Nothing can be saved now: send this refusal, which says why, in place of the reply."""
-        self._end(reply)
-
-    def _end(self, reply: Reply) -> None:
+    def __call__(self, refusal: Reply | None = None) -> None:
+        """The changes that the reply acknowledges are on disk; or nothing can be saved now, and this says why."""
         if not self._is_sent:
             self._is_sent = True
-            self._send(reply)
+            self._send(refusal or self._reply)
 
 
 class Committer(UnsavedChanges):
@@ -163,7 +156,7 @@ class Committer(UnsavedChanges):
     def refusals(self) -> list[Ticket]:
         """The disk begins to fail: tickets that refuse each reply that waits for it."""
         refusal, waiting = self._refusal(), (*self._waits, *self.tickets)
-        return [functools.partial(held.refuse, refusal) for held in waiting if isinstance(held, HeldReply)]
+        return [functools.partial(held, refusal) for held in waiting if isinstance(held, HeldReply)]
 
     def _refusal(self) -> Reply:
         assert self._store is not None

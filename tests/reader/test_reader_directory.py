@@ -132,11 +132,9 @@ def test_a_server_that_comes_later_brings_its_surplus_unless_it_was_told_of_all(
 def test_servers_are_shown_how_fresh_a_recent_batch_was_and_how_much_was_drawn():
     made = DeliveredBatches()
     assert made.figures(0) == {"batches": 0.0, "samples": 0.0, "waited": 0.0} and made.newest is None
-    first, second = World({"a": PoolServer([1])}).run(2)
-    made.look(first, 3, 10.0)
+    (drawn,) = World({"a": PoolServer([1])}).run(1)
+    made.saw(drawn.gathered, drawn.importance, drawn.left_out, 3)
     fresh = made.newest
-    made.look(second, 0, 10.1)  # too soon for another look
-    assert made.newest is fresh
     made.batches, made.waited = 2, 0.5
     figures = made.figures(64)
     assert (figures["batches"], figures["samples"], figures["waited"]) == (2.0, 64.0, 0.5)

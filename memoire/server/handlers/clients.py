@@ -77,7 +77,8 @@ class ClientsHandler:
         elif body.role == "reader" and not state.tables.is_probe(table.number):
             state.learners.met(header.client, body, now, table.name)
         welcome = self._welcome(table, body, now, since, granted)
-        return Reply(welcome, None, self._names(table), until_saved=not is_saved)
+        names = {"run": state.run.number, "home": state.home, "fingerprint": table.fingerprint, "table": table.number}
+        return Reply(welcome, None, names, until_saved=not is_saved)
 
     def _register(self, client: bytes, body: messages.Hello, table: OpenTable, now: float) -> int:
         """Keep what a client says of itself; returns since when its account is open, or would be.
@@ -141,16 +142,6 @@ class ClientsHandler:
             pages=list(state.pages),
             inference=list(state.inference),
         )
-
-    def _names(self, table: OpenTable) -> dict[str, int]:
-        """Fields of the header that tell who answers, and for what."""
-        state = self._state
-        return {
-            "run": state.run.number,
-            "home": state.home,
-            "fingerprint": table.fingerprint,
-            "table": table.number,
-        }
 
     def _stated_limits(self, table: OpenTable) -> dict[str, int]:
         stated = {name: self._state.limits.get(name) for name in LIMITS_OF_CLIENTS}
