@@ -45,7 +45,7 @@ from memoire.wire.frames import CODES, FOR_INFERENCE, NO_CLIENT, Message, Messag
 from memoire.wire.frames import reply as encode_reply
 
 from . import state as recovery
-from .handlers.accounts import AccountFolder, AccountsHandler, FeedbackHandler, Pieces, by_client
+from .handlers.accounts import AccountsHandler, FeedbackHandler, Pieces, by_client
 from .handlers.clients import ClientsHandler, DrawsHandler, IntakeHandler
 from .handlers.control import ControlHandler, ModelsHandler, made
 from .state import ClientOwners, Committer, Credits, ServerState
@@ -197,7 +197,6 @@ class Dispatcher:
         self._credits, self._owners = Credits(state), ClientOwners(state)
         self._intake, self._accounts = IntakeHandler(state), AccountsHandler(state)
         self.feedback, self._draws = FeedbackHandler(state), DrawsHandler(state, self._can_undo)
-        self._folding = AccountFolder(state, self.feedback)
         self._models = ModelsHandler(state, on_model=on_model, after=self._after)
         self._control = ControlHandler(state, self._models, self.feedback, on_news)
         self._clients = ClientsHandler(
@@ -412,20 +411,20 @@ class Dispatcher:
     # --------------------------------------------------------------------------------------------------- accounts
 
     def fold(self) -> None:
-        """Let accounts leave memory, and former runs: see `AccountFolder.fold`. Warn if too many new clients come, or
+        """Let accounts leave memory, and former runs: see `AccountsHandler.fold`. Warn if too many new clients come, or
         clients do not fetch their TD errors fast enough.
         """
         now = self.now
         with Held(self._lock):
-            warnings = self._folding.warning(now), self.feedback.warning(now)
-            self._folding.fold(now)
+            warnings = self._accounts.warning(now), self.feedback.warning(now)
+            self._accounts.fold(now, self.feedback)
         for warning in filter(None, warnings):
             _log.warning("server %s: %s", self.name, warning)
 
     def trouble(self) -> str:
         """Why new clients may soon have to wait, as a sentence; "" while they need not."""
         with Held(self._lock):
-            return self._folding.trouble(self.now)
+            return self._accounts.trouble(self.now)
 
     def untold(self, within: float) -> int:
         """Clients heard from in the last `within` seconds that have not said that they know that the run is over."""

@@ -133,6 +133,7 @@ def test_servers_are_shown_how_fresh_a_recent_batch_was_and_how_much_was_drawn()
     made = DeliveredBatches()
     assert made.figures(0) == {"batches": 0.0, "samples": 0.0, "waited": 0.0} and made.newest is None
     (drawn,) = World({"a": PoolServer([1])}).run(1)
+    assert made.is_due(10.0) and not made.is_due(10.1), "too soon for another look"
     made.saw(drawn.gathered, drawn.importance, drawn.left_out, 3)
     fresh = made.newest
     made.batches, made.waited = 2, 0.5

@@ -20,7 +20,6 @@ from memoire.server.handlers.accounts import (
     FEEDBACK_SAMPLES,
     MAX_ACCOUNT_READINGS,
     MERGED_SAMPLES,
-    AccountFolder,
     AccountsHandler,
     FeedbackHandler,
     Merge,
@@ -153,7 +152,7 @@ def ends():
 
 def folded(ends, now, **limits):
     """Clients in memory after a look at `now`."""
-    AccountFolder(ends.state, ends.feedback, **limits).fold(now)
+    AccountsHandler(ends.state, **limits).fold(now, ends.feedback)
     return {account.client for account in ends.state.ledger}
 
 

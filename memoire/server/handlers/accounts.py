@@ -50,15 +50,21 @@ MAX_ACCOUNT_READINGS = 4
 """Readings of accounts, in pages, that go on at the same time. A further one ends the oldest, whose next pages show the
 accounts as they are then: each still once, since pages follow their keys.
 """
+FEW_LEFT = 0.25
+"""Part of the newcomers that may come at once; while fewer are left, the server warns and is not ready."""
+CROWD = 1 << 16
+"""Accounts in memory beyond which silent ones leave it sooner."""
 
 
 class AccountsHandler:
-    """Shows accounts, and keeps those of other servers.
+    """Shows accounts, and keeps those of other servers. Frees memory: moves out of it the accounts of clients that have
+    left, and runs that are not asked for any more. Also warns when too many new clients come.
 
     Args:
         max_runs: Names of runs that one reply tells.
         max_former_runs: Runs that are kept, those of other servers included.
         page_rows: Accounts in a page.
+        crowd: Accounts in memory beyond which silent ones leave it sooner.
     """
 
     def __init__(
@@ -68,8 +74,9 @@ class AccountsHandler:
         max_runs: int = MAX_RUNS,
         max_former_runs: int = MAX_FORMER_RUNS,
         page_rows: int = PAGE_ROWS,
+        crowd: int = CROWD,
     ) -> None:
-        self._state = state
+        self._state, self._crowd, self._warned_at = state, crowd, float("-inf")
         self._max_runs, self._max_former_runs, self._page_rows = max_runs, max_former_runs, page_rows
         # Accounts in memory when somebody began to read them, by reader and run.
         self._readings: OrderedDict[tuple[bytes, str], Rows] = OrderedDict()
@@ -141,6 +148,53 @@ class AccountsHandler:
         run = self._state.runs.keep(name, finished, now)
         self._state.committer.add_run(run.facts)
         return run
+
+    # Which accounts stay in memory
+
+    def fold(self, now: float, feedback: FeedbackHandler) -> None:
+        """Let accounts leave memory whose clients are gone, or silent for long, once they are on disk if anything is;
+        and former runs that nobody asks for. Cost: a look at each account in memory.
+        """
+        committer, runs = self._state.committer, self._state.runs
+        for run in runs:
+            self._fold_run(run, now, feedback)
+        # Of those that made a round trip and are gone, or silent, only the sums stay.
+        probes, since = self._state.probes, now - self._state.limits.client_timeout
+        for account in list(probes):
+            if account.last_seen < since:
+                probes.fold(account)
+        probes.expire(since)
+        runs.rest(lambda run: committer.is_run_saved(run.name))
+
+    def _fold_run(self, run: Run, now: float, feedback: FeedbackHandler) -> None:
+        limits, committer = self._state.limits, self._state.committer
+        silent = limits.client_timeout if len(run.ledger) > self._crowd else limits.tuning.account_timeout
+        for account in list(run.ledger):
+            patience = limits.client_timeout if account.report.leaving else silent
+            if account.last_seen < now - patience:
+                feedback.give_up(run, account.client)
+                if committer.is_saved(run.name, account.client):
+                    run.ledger.fold(account)
+        run.ledger.expire(now - limits.client_timeout)
+
+    def trouble(self, now: float) -> str:
+        """Why new clients may soon have to wait, as a sentence; "" while they need not."""
+        newcomers = self._state.newcomers
+        left = newcomers.least(now)
+        if left > FEW_LEFT * newcomers.burst:
+            return ""
+        return (
+            f"clients: {left:.0f} new ones of {newcomers.burst} may still come at once with the same key; further "
+            f"ones have to wait, and {newcomers.rate:g} may come a second (new_clients, new_clients_rate)"
+        )
+
+    def warning(self, now: float) -> str:
+        """The trouble if the log is to have it now, which is every `WARN_INTERVAL` seconds at most; "" otherwise."""
+        trouble = self.trouble(now)
+        if not trouble or now <= self._warned_at + WARN_INTERVAL:
+            return ""
+        self._warned_at = now
+        return trouble
 
 
 def _newest(names: list[str], size: int) -> list[str]:
@@ -511,65 +565,3 @@ class FeedbackHandler:
         account.stale_feedback += count - applied - gone
         self._touch(self._state.run, account)
         self._delays.saw_all("delay", np.maximum(0.0, now - sent["given"]))
-
-
-FEW_LEFT = 0.25
-"""Part of the newcomers that may come at once; while fewer are left, the server warns and is not ready."""
-"""Seconds between two warnings of that."""
-CROWD = 1 << 16
-"""Accounts in memory beyond which silent ones leave it sooner."""
-
-
-class AccountFolder:
-    """Frees memory: moves out of it the accounts of clients that have left, and runs that nobody asks for any more.
-    Also warns when too many new clients come.
-    """
-
-    def __init__(self, state: ServerState, feedback: FeedbackHandler, *, crowd: int = CROWD) -> None:
-        self._state, self._feedback, self._crowd = state, feedback, crowd
-        self._warned_at = float("-inf")
-
-    def fold(self, now: float) -> None:
-        """Let accounts leave memory whose clients are gone, or silent for long, once they are on disk if anything is;
-        and former runs that nobody asks for. Cost: a look at each account in memory.
-        """
-        committer, runs = self._state.committer, self._state.runs
-        for run in runs:
-            self._fold_run(run, now)
-        # Of those that made a round trip and are gone, or silent, only the sums stay.
-        probes, since = self._state.probes, now - self._state.limits.client_timeout
-        for account in list(probes):
-            if account.last_seen < since:
-                probes.fold(account)
-        probes.expire(since)
-        runs.rest(lambda run: committer.is_run_saved(run.name))
-
-    def _fold_run(self, run: Run, now: float) -> None:
-        limits, committer = self._state.limits, self._state.committer
-        silent = limits.client_timeout if len(run.ledger) > self._crowd else limits.tuning.account_timeout
-        for account in list(run.ledger):
-            patience = limits.client_timeout if account.report.leaving else silent
-            if account.last_seen < now - patience:
-                self._feedback.give_up(run, account.client)
-                if committer.is_saved(run.name, account.client):
-                    run.ledger.fold(account)
-        run.ledger.expire(now - limits.client_timeout)
-
-    def trouble(self, now: float) -> str:
-        """Why new clients may soon have to wait, as a sentence; "" while they need not."""
-        newcomers = self._state.newcomers
-        left = newcomers.least(now)
-        if left > FEW_LEFT * newcomers.burst:
-            return ""
-        return (
-            f"clients: {left:.0f} new ones of {newcomers.burst} may still come at once with the same key; further "
-            f"ones have to wait, and {newcomers.rate:g} may come a second (new_clients, new_clients_rate)"
-        )
-
-    def warning(self, now: float) -> str:
-        """The trouble if the log is to have it now, which is every `WARN_INTERVAL` seconds at most; "" otherwise."""
-        trouble = self.trouble(now)
-        if not trouble or now <= self._warned_at + WARN_INTERVAL:
-            return ""
-        self._warned_at = now
-        return trouble
