@@ -166,7 +166,7 @@ class RowsChecksum(NamedTuple):
 
 LIVE: Final = 0x6D656D6F  # "memo", SQLite's application_id of a state file
 BACKUP: Final = 0x6D656D62  # "memb": a copy that becomes live when somebody puts it back
-VERSION: Final = 4
+VERSION: Final = 5
 """Of the tables, as SQLite's user_version."""
 BUSY_TIMEOUT: Final = 5.0
 """Seconds to wait for another program that has the file open, such as a shell of SQLite."""

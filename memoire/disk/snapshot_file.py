@@ -27,7 +27,7 @@ from . import record_file as checked_file
 from .files import mode_in
 from .record_file import WHOLE, DamagedRecord, FileKind, RecordReader
 
-KIND: Final = FileKind(b"memosnap", 6, "a snapshot of a server")
+KIND: Final = FileKind(b"memosnap", 7, "a snapshot of a server")
 _PAYLOAD: Final = 255
 _KINDS: Final = 256  # tags are kind + _KINDS * table
 

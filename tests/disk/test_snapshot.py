@@ -491,7 +491,7 @@ def test_other_files_are_refused_by_name(tmp_path):
         (b"", "is not a snapshot of a server"),
         (b"x" * 1000, "is not a snapshot of a server"),
         (whole[:12] + bytes([whole[12] ^ 1]) + whole[13:], "damaged at its beginning"),
-        (whole[:8] + b"\x09" + whole[9:], "form 9, .* reads form 6"),
+        (whole[:8] + b"\x09" + whole[9:], "form 9, .* reads form 7"),
         (whole[:60], "is cut off"),
     ]:
         path.write_bytes(content)
@@ -499,7 +499,7 @@ def test_other_files_are_refused_by_name(tmp_path):
             load([path], table(Pool(SCHEMA, PLAIN)))
     former = struct.pack("<8sI16s", b"memosnap", 4, bytes(16))
     path.write_bytes(former + struct.pack("<Q", _bytes.checksum(former)))
-    with pytest.raises(DataError, match=r"form 4, .* this version of memoire reads form 6"):
+    with pytest.raises(DataError, match=r"form 4, .* this version of memoire reads form 7"):
         snapshots.facts(path)
 
 

@@ -94,9 +94,9 @@ def test_a_log_of_sqlite_that_was_removed_is_missed(folders, tmp_path):
         *[
             (
                 f"PRAGMA user_version = {form}",
-                f"was written in form {form}, this version of memoire reads and writes form 4",
+                f"was written in form {form}, this version of memoire reads and writes form 5",
             )
-            for form in (0, 1, 2, 3, 9)
+            for form in (0, 1, 2, 3, 4, 9)
         ],
     ],
 )
