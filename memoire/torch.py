@@ -153,9 +153,7 @@ def load(model: Model | bytes, net: torch.nn.Module | dict[str, torch.Tensor], *
     Raises:
         WrongModel: the body is damaged, or holds no tensors, or others than the network has.
     """
-    plain = _unwrapped(net)
-    state = plain.state_dict() if isinstance(plain, torch.nn.Module) else plain
-    what = _called(model)
+    state, what = _state_of(net), _called(model)
     found = bodies.unpack(_body(model), what)
     bodies.check_fit(what, found, {name: _form(name, tensor) for name, tensor in state.items()}, free_dtypes=cast)
     with torch.no_grad():
@@ -177,16 +175,17 @@ def body_of(net: torch.nn.Module | Mapping[str, torch.Tensor], dtype: torch.dtyp
     """What `publish` publishes: for a file, or a channel of your own."""
     if dtype is not None and (dtype not in NAMES or not dtype.is_floating_point):
         raise ParameterError("dtype", str(dtype), "a floating-point dtype, such as torch.bfloat16")
-    plain = _unwrapped(net)
-    state = plain.state_dict() if isinstance(plain, torch.nn.Module) else plain
+    state = _state_of(net)
     if not isinstance(state, Mapping):
         raise WrongType("net", "a torch.nn.Module or a state_dict", f"{type(net).__name__}")
     return bodies.pack({name: _array(name, tensor, dtype) for name, tensor in state.items()})
 
 
-def _unwrapped(net: Any) -> Any:
+def _state_of(net: Any) -> Any:
+    """The state_dict of a network, also of one in a wrapper; anything else as it is."""
     net = getattr(net, "_orig_mod", net)  # torch.compile
-    return net.module if isinstance(net, torch.nn.parallel.DistributedDataParallel) else net
+    plain = net.module if isinstance(net, torch.nn.parallel.DistributedDataParallel) else net
+    return plain.state_dict() if isinstance(plain, torch.nn.Module) else plain
 
 
 def _called(model: Any) -> str:

@@ -11,7 +11,7 @@ arrays of more than a thousand elements.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -140,29 +140,35 @@ def sums_of(transition: Sequence[Any]) -> Sums:
 
 def first_difference(expected: Sequence[Any], received: Sequence[Any]) -> Difference | None:
     """Where two transitions differ first: in the leaves that there are, a dtype, a shape, or an element."""
-    wanted, found = _arrays(expected), _arrays(received)
-    for path in [*wanted, *(path for path in found if path not in wanted)]:
-        if path not in wanted or path not in found:
-            return Difference(path, *("there" if path in each else "not there" for each in (wanted, found)))
-        first, second = wanted[path], found[path]
-        if (first.dtype, first.shape) != (second.dtype, second.shape):
-            return Difference(path, _described(first), _described(second))
-        if _checksum(first) != _checksum(second):
-            return _different_element(path, first, second)
-    return None
+    return _first(_arrays(expected), _arrays(received), _difference)
 
 
 def first_different_sum(expected: Mapping[str, Sequence[Any]], received: Sums) -> Difference | None:
     """The same where only checksums are known: without the element."""
-    for path in [*expected, *(path for path in received if path not in expected)]:
+    return _first(expected, received, _difference_of_sums)
+
+
+def _first(
+    expected: Mapping[str, Any], received: Mapping[str, Any], compare: Callable[[str, Any, Any], Difference | None]
+) -> Difference | None:
+    """Where leaves differ first, by their paths."""
+    for path in {**expected, **received}:
         if path not in expected or path not in received:
             return Difference(path, *("there" if path in each else "not there" for each in (expected, received)))
-        first, second = list(expected[path]), received[path]
-        if [first[0], list(first[1]), first[2]] != second:
-            return Difference(
-                path, *(f"{dtype}{list(shape)} with checksum {sum_:016x}" for dtype, shape, sum_ in (first, second))
-            )
+        if (found := compare(path, expected[path], received[path])) is not None:
+            return found
     return None
+
+
+def _difference(path: str, first: NDArray[Any], second: NDArray[Any]) -> Difference | None:
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return Difference(path, _described(first), _described(second))
+    return None if _checksum(first) == _checksum(second) else _different_element(path, first, second)
+
+
+def _difference_of_sums(path: str, first: Sequence[Any], second: Sequence[Any]) -> Difference | None:
+    texts = [f"{dtype}{list(shape)} with checksum {sum_:016x}" for dtype, shape, sum_ in (first, second)]
+    return None if texts[0] == texts[1] else Difference(path, *texts)
 
 
 def _arrays(transition: Sequence[Any]) -> dict[str, NDArray[Any]]:

@@ -54,47 +54,6 @@ Recording = Callable[[Client], Recorder]
 """Makes what takes the samples, for a client."""
 
 
-class StopSignals:
-    """SIGINT and SIGTERM of a loop in the main thread; in other threads they are left alone.
-
-    Attributes:
-        number: Of the first one that came; None before.
-    """
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-
-    @contextlib.contextmanager
-    def caught(self) -> Iterator[None]:
-        """Within this the first signal is only noted; afterwards it has its usual effect.
-
-        Raises:
-            KeyboardInterrupt: SIGINT came.
-            SystemExit: SIGTERM came, with status 143.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        former = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
-        self._end()
-
-    def _end(self) -> None:
-        if self.number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if self.number is not None:
-            raise SystemExit(128 + self.number)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.number is not None:  # the environment may never return
-            raise KeyboardInterrupt
-        self.number = number
-
-
 @dataclass(frozen=True)
 class EpisodeResult:
     """What came of an episode."""
@@ -173,7 +132,7 @@ class RolloutWorker:
         self.is_verbose = True
         """Whether each episode is logged."""
         self.limit, self._preprocessor = limit_of(max_samples_per_episode), obs_preprocessor
-        self._signals = StopSignals()
+        self._signal: int | None = None  # the first one that came within a loop
         self._cpus = cpus
         self._is_stopped, self._is_resting, self._is_paced, self._is_expert = False, True, is_paced, False
         kept = (None, None) if url is None else (model_path, model_path_history)
@@ -389,7 +348,7 @@ class RolloutWorker:
     @property
     def is_stopping(self) -> bool:
         """Whether the loop is to end: a signal came, `stop` was called, or the run is finished."""
-        if self._is_stopped or self._signals.number is not None:
+        if self._is_stopped or self._signal is not None:
             return True
         client = self.client
         return client is not None and (client.closed or client.finished)
@@ -403,11 +362,38 @@ class RolloutWorker:
         """Around a loop: signals end it in order, and whatever ends it, samples are sent and the device rests."""
         if self._cpus is not None:
             pin(self._cpus)
-        with self._signals.caught():
+        with self._signals_noted():
             try:
                 yield
             finally:
                 self.flush()
+
+    @contextlib.contextmanager
+    def _signals_noted(self) -> Iterator[None]:
+        """In the main thread, the first SIGINT or SIGTERM is only noted; afterwards it has its usual effect.
+
+        Raises:
+            KeyboardInterrupt: SIGINT came.
+            SystemExit: SIGTERM came, with status 143.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        former = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+        if self._signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._signal is not None:
+            raise SystemExit(128 + self._signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._signal is not None:  # the environment may never return
+            raise KeyboardInterrupt
+        self._signal = number
 
     def flush(self, *, is_end: bool = True) -> None:
         """Give the device its default action, and send what is recorded; `is_end` gives the present episode up."""
