@@ -118,8 +118,8 @@ def warn_of_told(told: Mapping[str, Any], saved: Mapping[str, Any], who: str) ->
 def state_of(owner: Any, skipped: Collection[str] = LEFT_OUT) -> tuple[Arrays, dict[str, Any]]:
     """Arrays [*F] by name, and a tree, of what an object's attributes and the global generators hold."""
     writer = _Writer(owner)
-    agent = {name: node for name, value in _attributes(owner, skipped) if (node := writer.attribute(name, value))}
-    return writer.arrays, {"agent": {name: node[0] for name, node in agent.items()}, "random": _global_random()}
+    agent = {name: node for name, node in writer.attributes(skipped) if not isinstance(node, _NotHeld)}
+    return writer.arrays, {"agent": agent, "random": _global_random()}
 
 
 def form_of(owner: Any, skipped: Collection[str] = LEFT_OUT) -> Node:
@@ -162,23 +162,14 @@ def restore(
 
 def unsaved(owner: Any, skipped: Collection[str] = LEFT_OUT) -> list[str]:
     """Attributes that no checkpoint holds, with their types. Functions and classes are code, and not listed."""
-    writer, found = _Writer(owner), []
-    for name, value in _attributes(owner, skipped):
-        try:
-            writer.node(value, name)
-        except _NotHeld as error:
-            if not callable(value):
-                found.append(f"{name} ({error})")
-    return found
+    nodes = _Writer(owner).attributes(skipped)
+    left = [(name, node) for name, node in nodes if isinstance(node, _NotHeld) and not callable(getattr(owner, name))]
+    return [f"{name} ({node})" for name, node in left]
 
 
 def packed_tree(tree: Any) -> NDArray[np.uint8]:
     """A tree as an array [B] of a file."""
     return np.frombuffer(pack(tree, "checkpoint"), np.uint8)
-
-
-def _attributes(owner: Any, skipped: Collection[str]) -> Iterator[tuple[str, Any]]:
-    return ((name, value) for name, value in list(vars(owner).items()) if name not in skipped)
 
 
 # Torch is asked for nothing by name: this module is imported where there is none.
@@ -219,6 +210,7 @@ class _Writer:
 
     def __init__(self, owner: Any) -> None:
         self.arrays: Arrays = {}
+        self._owner = owner
         self._seen: dict[int, tuple[str, Any]] = {}  # objects by their ids: the path of each, and itself
         self._parameters = {
             id(parameter): [name, key]
@@ -227,14 +219,16 @@ class _Writer:
             for key, parameter in module.named_parameters()
         }
 
-    def attribute(self, name: str, value: Any) -> tuple[Node] | None:
-        """The node of an attribute; None of one that cannot be held."""
-        before = dict(self.arrays)
-        try:
-            return (self.node(value, name),)
-        except _NotHeld:
-            self.arrays = before
-            return None
+    def attributes(self, skipped: Collection[str]) -> Iterator[tuple[str, Node | _NotHeld]]:
+        """The node of each attribute, or why it cannot be held."""
+        for name, value in list(vars(self._owner).items()):
+            if name not in skipped:
+                before = dict(self.arrays)
+                try:
+                    yield name, self.node(value, name)
+                except _NotHeld as error:
+                    self.arrays = before
+                    yield name, error
 
     def node(self, value: Any, path: str) -> Node:
         """A value, and what it holds. Raises _NotHeld."""
