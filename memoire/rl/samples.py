@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -42,6 +43,7 @@ from memoire.building import (
 from memoire.errors import Closed, DataError, MemoireError, MemoireTimeout, NotEnoughSamples
 from memoire.kinds import pack, unpack
 
+from .codec import assembled, leaves_of, paths_of, structure_of
 from .saving import put_generator, state_of_generator
 
 _log = logging.getLogger(__name__)
@@ -231,7 +233,7 @@ class SampleTaker:
             raise
 
 
-KIND: Final = FileKind(b"memojrnl", 4, "a trainer's journal of samples")
+KIND: Final = FileKind(b"memojrnl", 5, "a trainer's journal of samples")
 PARTS: Final = 32
 """A file has this share of the memory's samples."""
 MAX_PENDING: Final = 4096
@@ -372,21 +374,61 @@ class SampleJournal:
             self._log.append([(len(each), packed_buffer(each)) for each in self._pending], written)
 
 
+VALUES, ARRAYS, NUMBERS = range(3)
+"""How a column is stored: a list; rows of one array, which were arrays, or numbers of NumPy."""
+
+
 def packed_buffer(buffer: KeptBuffer) -> bytes:
-    """A buffer as the body of a record. Raises ParameterError: a sample holds something else than plain values."""
-    return pack((buffer.memory, buffer.starts, buffer.continues), "sample")
+    """A buffer as the body of a record: samples that are nested alike are a run, and each of their leaves is a column.
+
+    Raises:
+        ParameterError: a sample holds something else than plain values; says where.
+    """
+    runs = []
+    for structure, samples in groupby(buffer.memory, structure_of):
+        rows = [leaves_of(sample) for sample in samples]
+        paths = paths_of(structure, "sample")
+        columns = [_column([row[place] for row in rows], path) for place, path in enumerate(paths)]
+        runs.append((len(rows), assembled(structure, [None] * len(columns)), columns))
+    return pack((runs, buffer.starts, buffer.continues))
+
+
+def _column(values: list[Any], path: str) -> tuple[int, bytes]:
+    """How values are stored, and that as bytes: those of NumPy which are of one form take a fraction as one array."""
+    first = values[0]
+    is_numpy = isinstance(first, np.ndarray | np.generic) and len({type(each) for each in values}) == 1
+    if not is_numpy or any((each.dtype, each.shape) != (first.dtype, first.shape) for each in values):
+        return VALUES, pack(values, path)
+    rows = np.concatenate([np.ravel(each) for each in values]).reshape(len(values), *first.shape)
+    return NUMBERS if isinstance(first, np.generic) else ARRAYS, pack(rows, path)
 
 
 def unpacked_buffer(body: bytes) -> KeptBuffer:
-    """The buffer of a record's body. Raises DataError: these are other bytes."""
-    found = unpack(body, "a record of samples")
-    if isinstance(found, tuple) and len(found) == 3:
-        memory, starts, continues = found
-        if isinstance(memory, list) and isinstance(continues, bool) and (
-            starts is None or (isinstance(starts, list) and len(starts) == len(memory))
-        ):  # fmt: skip
-            return KeptBuffer(memory, starts, continues)
-    raise DataError("a record of samples", "holds something else than samples, and which of them begin an episode")
+    """The buffer of a record's body; arrays are views of larger ones. Raises DataError: these are other bytes."""
+    what = "a record of samples"
+    try:
+        runs, starts, continues = unpack(body, what)
+        memory = [sample for count, template, columns in runs for sample in _samples(count, template, columns, what)]
+        if not isinstance(continues, bool) or not (starts is None or len(starts) == len(memory)):
+            raise ValueError("which of them begin an episode is not said")
+    except (ValueError, TypeError, IndexError, OverflowError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(what, f"cannot be read: {error}") from error
+    return KeptBuffer(memory, starts, continues)
+
+
+def _samples(count: int, template: Any, columns: list[tuple[int, bytes]], what: str) -> list[Any]:
+    """The samples of a run, which are nested as a template."""
+    leaves = []
+    for kind, data in columns:
+        rows = unpack(data, what)
+        # With "...", an array of no dimension stays one.
+        leaves.append([rows[place, ...] for place in range(len(rows))] if kind == ARRAYS else list(rows))
+    if len(leaves) != len(leaves_of(template)) or any(len(each) != count for each in leaves):
+        raise ValueError("columns are of other samples")
+    structure = structure_of(template)
+    return [assembled(structure, row) for row in (zip(*leaves, strict=True) if leaves else [()] * count)]
 
 
 class EpisodeReturns:

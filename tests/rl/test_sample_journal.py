@@ -34,13 +34,45 @@ def same(first, second):
         np.testing.assert_array_equal(one, other)
 
 
+def test_samples_of_any_form_come_back_with_their_types():
+    odd = [
+        (1, np.zeros(())),
+        [2**70, np.bool_(True)],
+        {},
+        (),
+        None,
+        np.array(["a", "bc"]),
+        (np.zeros(2), 0.5),
+        (None, b"x"),
+    ]
+    given_ = [*odd, *(sample(number) for number in range(9)), (np.zeros(3), 0.5), (np.float32(1), 1), *odd]
+    found = unpacked_buffer(packed_buffer(KeptBuffer(given_, None, True)))
+    assert (found.starts, found.continues, len(found)) == (None, True, len(given_))
+    for one, other in zip(given_, found.memory, strict=True):
+        same(one, other)
+
+
+ONE = (2, None, [(0, pack([1.0, 2.0]))])
+
+
 @pytest.mark.parametrize(
-    "parts", [None, 5, {}, (), ([1],), ([1], None), ([1], [], False), ([1], b"1", False), ((1,), None, True)]
-)
-def test_a_record_that_holds_something_else_is_refused(parts):
-    assert unpacked_buffer(pack(([1], None, True))) == KeptBuffer([1], None, True)
+    "parts",
+    [
+        None, 5, {}, (), ([ONE],), ([ONE], [], False), ([ONE], [True], True), ([ONE], None, 1), ([3], None, True),
+        ([(3, *ONE[1:])], None, True), ([(2, (None, None), ONE[2])], None, True), ([(2, None, [])], None, True),
+        ([(2, None, [(1, pack([1.0, 2.0]))])], None, True), ([(2, None, [(0, b"x")])], None, True),
+        ([(-1, (), [])], [True], True), ([("2", (), [])], None, True), ([(2**63, (), [])], None, True),
+    ],
+)  # fmt: skip
+def test_a_record_that_contradicts_itself_is_refused(parts):
+    assert unpacked_buffer(pack(([ONE], None, True))) == KeptBuffer([1.0, 2.0], None, True)
     with pytest.raises(DataError, match="a record of samples"):
         unpacked_buffer(pack(parts))
+
+
+def test_arrays_of_one_form_take_little_more_than_their_values():
+    few, many = (packed_buffer(KeptBuffer([sample(number) for number in range(count)])) for count in (100, 200))
+    assert len(many) - len(few) <= 100 * (4 + 8 + 3 + 9 + 1)
 
 
 def test_a_record_that_is_cut_short_is_refused():
@@ -52,7 +84,7 @@ def test_a_record_that_is_cut_short_is_refused():
 
 @pytest.mark.parametrize("wrong", [object(), np.array([object()]), np.zeros(1, [("a", int)])])
 def test_what_cannot_be_stored_is_named_with_its_place(wrong):
-    with pytest.raises(ParameterError, match=r"sample\['x'\] must be (plain values|arrays of numbers)"):
+    with pytest.raises(ParameterError, match=r"sample\[1\]\['x'\] must be (plain values|arrays of numbers)"):
         packed_buffer(KeptBuffer([(1, {"x": wrong})]))
 
 

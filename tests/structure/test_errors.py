@@ -54,6 +54,7 @@ FOREIGN = {
     "replay/writers.py": {"ValueError"},  # the same
     "wire/values.py": {"ValueError"},  # inside of a parser: becomes DataError
     "tmrl/__main__.py": {"ModuleNotFoundError"},  # as Python's own protocol for imports asks for
+    "rl/samples.py": {"ValueError"},  # inside of a parser: becomes DataError
     "rl/worker.py": {"KeyboardInterrupt"},  # the usual effect of the signal
     "rl/demo/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
     "cli/doctor.py": {"StepFailed", "EOFError"},  # inside of the doctor, who prints it
