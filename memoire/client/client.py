@@ -250,7 +250,7 @@ class Client(Node):
     @property
     def inference(self) -> tuple[str, ...]:
         """Addresses of inference nodes that act for this server's clients, as the server said when it was met last."""
-        address = self._io.channel.address
+        address = self._io.channel.link.address
         return tuple(seen_from(address, each) for each in self._session.told.inference)
 
     @property
@@ -644,7 +644,7 @@ class Client(Node):
             waiting.check_open()
             if waiting.until(is_done, waiting.now() + patience, waiting.check_open, lambda: None):
                 return
-        unmet = self._session.put_off or self._io.channel.denied
+        unmet = self._session.put_off or self._io.channel.link.denied
         raise unmet or MemoireTimeout(what, self.endpoint, patience, self._io.advice())
 
     @property

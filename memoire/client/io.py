@@ -75,7 +75,7 @@ class DataSockets:
             usual_bytes: Of a push.
         """
         self._drop()
-        address = self._channel.address  # for endpoints without a host
+        address = self._channel.link.address  # for endpoints without a host
         push = self._given[0] or seen_from(address, endpoints.push)
         subscribe = self._given[1] or seen_from(address, endpoints.publish)
         if push:
@@ -231,7 +231,7 @@ class Connection:
         session = self._session
         if session.trouble:
             return f"The home of this client, server {session.told.home_name!r}, says: {session.trouble}"
-        where = self.channel.trouble(probe=probe)
+        where = self.channel.link.explain(probe=probe)
         if session.welcome is None:
             return where
         home = session.told.home_name
@@ -364,7 +364,7 @@ class Connection:
     def _turn(self, ready: dict[object, int]) -> None:
         session = self._session
         self.channel.turn(ready)
-        if session.welcome is None and self.channel.denied is not None:
+        if session.welcome is None and self.channel.link.denied is not None:
             self._notify()
         if self.channel.connections != self._connections:
             self._connections = self.channel.connections

@@ -287,7 +287,7 @@ class AskingThread:
         open_channels(self._channels, self.choice.order, self.worker, context, client=client, **facts)
 
     def _is_down(self, url: str) -> bool:
-        return self._channels[url].is_down
+        return self._channels[url].link.is_down
 
     # Inside of the thread
 

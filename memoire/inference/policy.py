@@ -162,12 +162,12 @@ class PolicyThread(AskingThread):
 
     def trouble(self) -> str:
         """Why the nodes may not answer, and what to do. Tries to connect, which takes 0.2 s at most."""
-        return self._channels[self.choice.order[0]].trouble()
+        return self._channels[self.choice.order[0]].link.explain()
 
     @property
     def denied(self) -> MemoireError | None:
         """Why no node lets this process in; None where one may."""
-        found = [channel.denied for channel in self._channels.values()]
+        found = [channel.link.denied for channel in self._channels.values()]
         return found[0] if all(found) else None
 
     # ------------------------------------------------------------------------- from here on: inside of the thread

@@ -150,7 +150,7 @@ class ModelLink:
     def trouble(self) -> str:
         """Why there may be no model, for people. From any thread; tries to connect, which takes 0.2 s at most."""
         denied = self.channel.denied_for_good
-        return str(denied) if denied else f"{self._endpoint} has not answered. {self.channel.trouble()}"
+        return str(denied) if denied else f"{self._endpoint} has not answered. {self.channel.link.explain()}"
 
     @property
     def is_met(self) -> bool:
@@ -191,7 +191,7 @@ class ModelLink:
                 _log.warning("inference node %s: %s", self._name, error)
             return
         self.channel.learned(header, told)
-        publish = seen_from(self.channel.address, told.endpoints.publish) if told.endpoints.publish else ""
+        publish = seen_from(self.channel.link.address, told.endpoints.publish) if told.endpoints.publish else ""
         if publish and (not self._feed.is_open or publish != self._publish):
             self._publish = publish
             self._feed.open(publish)

@@ -30,7 +30,7 @@ from memoire.wire.frames import TOO_LARGE, Answer, MessageHeader, check_payload,
 from memoire.wire.receivers import Receiver, introduced
 
 from . import sockets
-from .link import dial
+from .link import Link, dial
 from .poller import Poller
 from .sockets import Context, Socket
 from .thread import Worker
@@ -186,6 +186,9 @@ class Channel:
         self._context = context
         self._rng = rng
         self._numbers = numbers or itertools.count(1)
+        self.link: Link
+        """Where it is connected, and why not; other sockets of the owner join it until `renewals` changes. Any thread
+        may read its attributes."""
         self._calls = PendingRequests(limits.tuning.resend_after, limits.tuning.resend_most, rng)
         self._renewed_at = float("-inf")
         self._denied_since = float("inf")
@@ -193,11 +196,11 @@ class Channel:
 
     def _open(self) -> Socket:
         made = sockets.request_client(self._context, self._limits.reply_bytes)
-        former = getattr(self, "_link", None)
-        self._link = dial(self._doors, made, self.endpoint, watch=True, keys=self._keys)
+        former = getattr(self, "link", None)
+        self.link = dial(self._doors, made, self.endpoint, watch=True, keys=self._keys)
         if former is not None:
-            self._link.denied = former.denied  # until it is known better
-        self._address, self._seen = self._link.address, 0
+            self.link.denied = former.denied  # until it is known better
+        self._address, self._seen = self.link.address, 0
         self._is_blocked = False
         self._patience = RENEW_TIMEOUT * self._rng.uniform(1.0, 1.5)
         self._asked_at = time.monotonic()  # since when somebody waits for an answer
@@ -210,47 +213,14 @@ class Channel:
             return float("inf")
         give_up = max(self.heard_at, self._asked_at) + self._patience
         # While ZeroMQ goes on trying, a new socket could do no better.
-        tries = self._link.is_down and not self._link.has_given_up
-        return max(give_up, self._link.stirred_at + ATTEMPT_TIMEOUT) if tries else give_up
-
-    @property
-    def is_down(self) -> bool:
-        """Whether there is surely no connection now; known as soon as a process is killed, but not when a host is gone.
-        From any thread.
-        """
-        return self._link.is_down
-
-    @property
-    def denied(self) -> AuthError | None:
-        """Why this process is not let in there; None while it is, or while nobody knows. From any thread."""
-        return self._link.denied
+        tries = self.link.is_down and not self.link.has_given_up
+        return max(give_up, self.link.stirred_at + ATTEMPT_TIMEOUT) if tries else give_up
 
     @property
     def denied_for_good(self) -> AuthError | None:
-        """The same, once it has been so for a while. From any thread."""
+        """Why this process is not let in there, once it has been so for a while. From any thread."""
         is_long = time.monotonic() - self._denied_since >= DENIED_TIMEOUT
-        return self._link.denied if is_long else None
-
-    @property
-    def address(self) -> str:
-        """Where the endpoint leads: itself, with an address for its name; "" until that is known. From any thread."""
-        return self._link.address
-
-    def trouble(self, *, probe: bool = True) -> str:
-        """Why there may be no answer and what to do, in a sentence or two. From any thread.
-
-        Args:
-            probe: Try to connect, which waits 0.2 s at most.
-        """
-        return self._link.explain(probe=probe)
-
-    def join(self, made: Socket, *, watch: bool = False) -> Socket:
-        """Connect a socket of the same owner to wherever this channel leads, until it renews itself: `Link.join`."""
-        return self._link.join(made, watch=watch)
-
-    def endings(self, made: Socket) -> int:
-        """How many connections of such a socket have ended: see `Link.endings`."""
-        return self._link.endings(made)
+        return self.link.denied if is_long else None
 
     @property
     def resends(self) -> int:
@@ -321,7 +291,7 @@ class Channel:
     def is_free(self) -> bool:
         """Whether `ask_at_once` may be called: it is connected, as far as is known, and nothing waits here."""
         self._notice_endings()
-        return not (self._is_unknown or self._is_blocked or len(self._calls) or self._link.is_down)
+        return not (self._is_unknown or self._is_blocked or len(self._calls) or self.link.is_down)
 
     def ask_at_once(
         self,
@@ -374,9 +344,9 @@ class Channel:
             call.finish(self._timeout(call, now))
         self._notice_endings()
         self._look_after_link(now)
-        if not len(self._calls) and not self._is_blocked and not self._link.is_outdated:
+        if not len(self._calls) and not self._is_blocked and not self.link.is_outdated:
             return  # nearly always, of the many channels of a proxy
-        if now >= self._renew_at or self._link.is_outdated:
+        if now >= self._renew_at or self.link.is_outdated:
             self._doors.drop(self._socket)
             self._socket = self._open()
             self._renewed_at = now
@@ -394,9 +364,9 @@ class Channel:
 
     def _notice_endings(self) -> None:
         """Whatever is sent after this comes to the connection that was there last, or after a HELLO to a newer one."""
-        if self._introduces and self._link.monitor is not None:
-            self._link.heard()
-            self._is_unknown = self._is_unknown or self._link.is_down or self._link.connections != self._seen
+        if self._introduces and self.link.monitor is not None:
+            self.link.heard()
+            self._is_unknown = self._is_unknown or self.link.is_down or self.link.connections != self._seen
 
     def _introduce(self) -> bool:
         """Tell the other side what this client takes, before it answers the first request of a connection: it may have
@@ -408,7 +378,7 @@ class Channel:
         return not self._is_unknown
 
     def _look_after_link(self, now: float) -> None:
-        link = self._link
+        link = self.link
         if link.denied is not None and self._denied_since == float("inf"):
             _log.warning("%s", link.denied)
         self._denied_since = min(self._denied_since, now) if link.denied is not None else float("inf")
@@ -494,7 +464,7 @@ class Channel:
 
     def _timeout(self, call: PendingRequest, now: float) -> MemoireTimeout:
         tries = f"It was sent {call.sends} times." if call.sends else "It could not be sent: nobody is connected there."
-        advice = f"{tries} {self._link.explain(probe=False)}"
+        advice = f"{tries} {self.link.explain(probe=False)}"
         return MemoireTimeout("reply", self.endpoint, now - call.started, advice)
 
 

@@ -211,14 +211,14 @@ class BackendLink(Backend):
 
     def _open_dealer(self) -> None:
         made = sockets.request_client(self._owner.context, self._owner.limits.reply_bytes)
-        self._dealer.use(self.channel.join(made, watch=True))
+        self._dealer.use(self.channel.link.join(made, watch=True))
         self._endings = 0
         self._told.clear()
 
     @property
     def is_away(self) -> bool:
         """Whether it has not answered for a while. From any thread."""
-        return self.channel.is_down or time.monotonic() - self.channel.heard_at > AWAY_TIMEOUT
+        return self.channel.link.is_down or time.monotonic() - self.channel.heard_at > AWAY_TIMEOUT
 
     @property
     def denied(self) -> str:
@@ -297,7 +297,7 @@ class BackendLink(Backend):
 
     def _send_request(self, made: Socket, frames: Sequence[Buffer]) -> bool:
         if isinstance(frames, _Introduced):
-            if (endings := self.channel.endings(made)) != self._endings or len(self._told) >= MAX_RECEIVERS:
+            if (endings := self.channel.link.endings(made)) != self._endings or len(self._told) >= MAX_RECEIVERS:
                 self._endings = endings
                 self._told.clear()
             if frames.client not in self._told:
@@ -338,8 +338,8 @@ class BackendLink(Backend):
                 _log.warning("proxy %s: %s", self._owner.name, error)
             return
         change = self.learn(header, told)
-        self.pages = tuple(page_seen_from(self.channel.address, page) for page in told.pages)
-        self.inference = tuple(seen_from(self.channel.address, address) for address in told.inference)
+        self.pages = tuple(page_seen_from(self.channel.link.address, page) for page in told.pages)
+        self.inference = tuple(seen_from(self.channel.link.address, address) for address in told.inference)
         if change.has_moved or self._push.socket is None:
             self._close_data()
             self._open_data(told.endpoints)
@@ -352,7 +352,7 @@ class BackendLink(Backend):
 
     def _open_data(self, endpoints: messages.Endpoints) -> None:
         """Connect the sockets whose addresses the other side has just said."""
-        push, address = sockets.data_sender(self._owner.context), self.channel.address
+        push, address = sockets.data_sender(self._owner.context), self.channel.link.address
         link.dial(self._owner.worker.doors, push, seen_from(address, endpoints.push), keys=self._owner.gate.keys)
         self._push.use(push)
         if endpoints.publish:

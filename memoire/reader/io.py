@@ -121,12 +121,12 @@ class ReaderThread:
 
     def trouble(self, *, probe: bool = True) -> str:
         """Why the first address may not answer and what to do. Tries to connect, which takes 0.2 s at most."""
-        return next(iter(self.channels.values())).trouble(probe=probe)
+        return next(iter(self.channels.values())).link.explain(probe=probe)
 
     @property
     def denied(self) -> AuthError | None:
         """Why nobody can answer: every address that is not away does not let this process in."""
-        found = [channel.denied for channel in self.channels.values()]
+        found = [channel.link.denied for channel in self.channels.values()]
         return found[0] if all(found) else None
 
     def gather(
@@ -248,7 +248,7 @@ class ReaderThread:
         now = self.monitor.now()
         for address in self.directory.due(now):
             self._greet(address)
-        down = [address for address, channel in self.channels.items() if channel.is_down]
+        down = [address for address, channel in self.channels.items() if channel.link.is_down]
         for server in (*self.rounds.late(now, down), *self.sides.late(now, down)):
             self.leave_out(server)
         self._deliver()  # batches of a former size make others

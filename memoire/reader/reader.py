@@ -420,7 +420,7 @@ class Reader(ClusterOrders):
         """
         channels = self._thread.channels
         silent = [address for address in channels if address.endpoint == url and not address.servers]
-        return channels[silent[0]].trouble() if silent else ""
+        return channels[silent[0]].link.explain() if silent else ""
 
     # ------------------------------------------------------------------------------------------------- its end
 

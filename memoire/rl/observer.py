@@ -209,14 +209,14 @@ class ObserverThread(AskingThread):
 
         def begin() -> None:
             channel = self._channels[url]
-            channel.fingerprint, call.is_watched = fingerprint, not channel.is_down
+            channel.fingerprint, call.is_watched = fingerprint, not channel.link.is_down
             self._open.add(call)
             call.number = channel.ask(body, lambda answer: self._end(call, answer), began + seconds, **facts)
 
         self.worker.run(begin)
         self.worker.wait_for(lambda: call.answer is not None, began + seconds + GRACE)
         took = time.monotonic() - began
-        return call.answer or MemoireTimeout("answer", url, took, self._channels[url].trouble(probe=False))
+        return call.answer or MemoireTimeout("answer", url, took, self._channels[url].link.explain(probe=False))
 
     def hold(self, job: HeldJob) -> None:
         """Tell its agent from time to time that this job goes on."""
@@ -235,10 +235,10 @@ class ObserverThread(AskingThread):
     def _turn(self, ready: dict[object, int]) -> None:
         super()._turn(ready)
         now = time.monotonic()
-        down = {url for url, channel in self._channels.items() if channel.is_down}
+        down = {url for url, channel in self._channels.items() if channel.link.is_down}
         for call in [call for call in self._open if call.is_watched and call.url in down]:
             self._channels[call.url].drop(call.number)
-            why = self._channels[call.url].trouble(probe=False)
+            why = self._channels[call.url].link.explain(probe=False)
             self._end(call, MemoireTimeout("answer", call.url, 0.0, why))
         for job in self._held:
             if job.url in down:  # nobody is told that it goes on: nothing is due for it any more

@@ -214,21 +214,16 @@ def load(path: Path) -> list[Key]:
 def read_own(path: Path) -> Key:
     """The one secret key in an own.key, which others may not read. Raises KeyFileError."""
     keys = load(path)
-    check_mode(path)
+    check_status(path, path.stat())
     if len(keys) != 1 or keys[0].secret is None:
         raise KeyFileError(str(path), "does not hold one secret key", "Take own.key as `memoire keys new` wrote it.")
     return keys[0]
 
 
-def check_mode(path: Path) -> None:
+def check_status(path: Path, found: os.stat_result) -> None:
     """Refuse a secret that other users can read. What root owns may be readable for its group: so a Kubernetes Secret
     is mounted for a process that is not root (fsGroup).
     """
-    check_status(path, path.stat())
-
-
-def check_status(path: Path, found: os.stat_result) -> None:
-    """`check_mode` of a file whose status is known."""
     mode = stat.S_IMODE(found.st_mode)
     allowed = 0o740 if found.st_uid == 0 else 0o700
     if mode & ~allowed:

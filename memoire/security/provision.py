@@ -44,14 +44,7 @@ def cluster_files(names: Mapping[str, str] | None = None) -> dict[str, dict[str,
         names: Of keys, by role; by default the role's plural.
     """
     keys = {role: make(role, (names or {}).get(role, "")) for role in ROLES}
-    files = {}
-    for role, key in keys.items():
-        first, second = ("server", "proxy") if role == "proxy" else ("proxy", "server")  # whom it is likely to dial
-        dialled = "".join(keys[each].text() for each in (first, second, "inference"))
-        files[role] = {"own.key": key.text(secret=True), "own.pub": key.text(), "server.pub": dialled}
-        for other in ADMITTED.get(role, ()):
-            files[role][f"authorized/{other}/{keys[other].name}.pub"] = keys[other].text()
-    return files
+    return {role: _files(key, keys) for role, key in keys.items()}
 
 
 def write_cluster(folder: Path) -> list[Path]:
@@ -224,13 +217,14 @@ def missing_keys(found: Mapping[str, Files | None], prefix: str = "") -> list[Se
     """
     own = {role: own_key(role, files, prefix + role) for role, files in found.items() if files is not None}
     new = {role: make(role) for role in ROLES if role not in own}
-    public = {role: key.text() for role, key in (own | new).items()}
     told = [
         SecretChange(role, added, is_new=False)
         for role, files in found.items()
         if files is not None and (added := _additions(role, files, new))
     ]
-    return told + [SecretChange(role, _files(key, public), is_new=True) for role, key in new.items()]
+    return told + [
+        SecretChange(role, secret_files(role, _files(key, own | new)), is_new=True) for role, key in new.items()
+    ]
 
 
 def own_key(role: str, files: Files, where: str, file: str = "own.key") -> Key:
@@ -294,11 +288,12 @@ def _mentions(role: str, keys: Iterable[Key]) -> Iterator[tuple[str, str]]:
             yield f"authorized-{key.role}.pub", key.text()
 
 
-def _files(key: Key, public: Files) -> Files:
-    """The files of a new Secret, when `public` has the public half of every role's key."""
-    files = {"own.key": key.text(secret=True), "own.pub": key.text()}
+def _files(key: Key, keys: Mapping[str, Key]) -> dict[str, str]:
+    """The files of the keys folder of one of these keys, which are those of each role."""
     # first those that it is likely to dial
     dialled = ("server", "proxy", "inference") if key.role == "proxy" else ("proxy", "server", "inference")
-    files["server.pub"] = "".join(public[role] for role in dialled)
-    files |= {f"authorized/{role}/own.pub": public[role] for role in ADMITTED.get(key.role, ())}
-    return secret_files(key.role, files)
+    files = {"own.key": key.text(secret=True), "own.pub": key.text()}
+    files["server.pub"] = "".join(keys[role].text() for role in dialled)
+    return files | {
+        f"authorized/{role}/{keys[role].name}.pub": keys[role].text() for role in ADMITTED.get(key.role, ())
+    }

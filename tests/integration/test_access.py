@@ -209,7 +209,7 @@ def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, 
             assert client.model("policy").wait(100.0).body == b"1"
         until(lambda: server.total_episodes == 2)  # a cache may be there before the counts
         key_writer.revoke(keys / "server", "actor/other")
-        until(lambda: leaving._io.channel.denied)
+        until(lambda: leaving._io.channel.link.denied)
         server.publish("policy", b"2")
         until(lambda: staying.model("policy").newest().body == b"2")
         record(leaving)

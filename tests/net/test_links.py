@@ -294,7 +294,7 @@ def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(co
     channel.ask(messages.Hello(role="actor"), answers.append)
     turn(lambda: answering.socket.poll(0))  # it has the request, and takes it with it
     answering.close()
-    turn(lambda: channel.is_down)
+    turn(lambda: channel.link.is_down)
     again = Answering(context, port=answering.port)
     turn(lambda: again.socket.poll(0))
     assert (channel.connections, channel.resends, channel.renewals) == (2, 1, 0)
@@ -322,7 +322,7 @@ def test_a_node_that_begins_again_hears_what_a_client_takes_before_it_gets_what_
     expected = [messages.Hello(role="client", takes={"message_bytes": 4096}), messages.Update()]
     assert requests() == expected
     answering.close()
-    until(lambda: channel.turn(doors.wait(time.monotonic() + 0.01)) or channel.is_down)
+    until(lambda: channel.turn(doors.wait(time.monotonic() + 0.01)) or channel.link.is_down)
     answering = Answering(context, port=answering.port)
     assert requests() == expected
 
@@ -365,7 +365,7 @@ def test_a_client_finds_everything_behind_a_name(cluster, book, resolve_by):
     book.known["proxy"] = ["127.0.0.1", "127.0.0.2"]
     resolve_by(NameResolver(book))
     client = cluster.client(f"tcp://proxy:{server.endpoint.rpartition(':')[2]}")
-    assert client._io.channel.address == server.endpoint
+    assert client._io.channel.link.address == server.endpoint
     server.publish("policy", b"weights")
     assert client.model("policy").wait(100.0).body == b"weights"
 
