@@ -34,8 +34,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from memoire import version as version
-from memoire.building import imports_of
-from memoire.version import VERSION
+from memoire.version import VERSION, imports_of
 
 if TYPE_CHECKING:
     from memoire.classic.client import ReplayMemoryClient as ReplayMemoryClient

@@ -8,12 +8,12 @@ Rows and their schemas (`RowSchema`, `Fragment`), samplers of your own (`Sampler
 Names are imported when they are used, as those of `memoire` are.
 """
 
-import dis
 import importlib
-import itertools
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from memoire.version import imports_of
 
 if TYPE_CHECKING:
     from memoire._core import Condition as Condition
@@ -85,21 +85,6 @@ if TYPE_CHECKING:
     from memoire.security.keys import Given as Given
     from memoire.security.keys import Keys as Keys
     from memoire.wire._bytes import checksum as checksum
-
-
-def imports_of(module: str) -> dict[str, str]:
-    """The names that a module imports for type checkers alone (`if TYPE_CHECKING`), with those of the modules that have
-    them, as its compiled code says: there is no other list.
-    """
-    home, found = "", {}
-    loader: Any = sys.modules[module].__loader__
-    steps = dis.get_instructions(loader.get_code(module))
-    for step in itertools.dropwhile(lambda step: (step.opname, step.argval) != ("LOAD_NAME", "TYPE_CHECKING"), steps):
-        if step.opname == "IMPORT_NAME":
-            home = str(step.argval)
-        elif step.opname == "IMPORT_FROM":
-            found[str(step.argval)] = home
-    return found
 
 
 def deferred(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

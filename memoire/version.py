@@ -3,11 +3,16 @@
 Imported before all else: says so if a compiled module is missing, as in a checkout that was never built.
 
 Python itself would speak of a circular import.
+
+`imports_of` finds the names that a module imports when they are used.
 """
 
+import dis
+import itertools
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from .errors import NotBuilt
 
@@ -29,3 +34,18 @@ def is_built(folder: Path) -> bool:
 if not is_built(FOLDER):
     others = (Path(path or ".").resolve() / "memoire" for path in sys.path)
     raise NotBuilt(str(FOLDER), next((str(each) for each in others if each != FOLDER and is_built(each)), None))
+
+
+def imports_of(module: str) -> dict[str, str]:
+    """The names that a module imports for type checkers alone (`if TYPE_CHECKING`), with those of the modules that have
+    them, as its compiled code says: there is no other list.
+    """
+    home, found = "", {}
+    loader: Any = sys.modules[module].__loader__
+    steps = dis.get_instructions(loader.get_code(module))
+    for step in itertools.dropwhile(lambda step: (step.opname, step.argval) != ("LOAD_NAME", "TYPE_CHECKING"), steps):
+        if step.opname == "IMPORT_NAME":
+            home = str(step.argval)
+        elif step.opname == "IMPORT_FROM":
+            found[str(step.argval)] = home
+    return found

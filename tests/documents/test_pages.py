@@ -122,7 +122,7 @@ def test_the_front_door_gives_what_the_page_says() -> None:
 
 def test_the_other_names_are_importable_and_each_is_described_on_its_page() -> None:
     import memoire
-    from memoire.building import imports_of
+    from memoire.version import imports_of
 
     listed = [name for row in OTHERS for name in re.findall(r"`(\w+)`", row[0])]
     assert {*listed} - {"__version__"} == set(imports_of("memoire")) - set(memoire.__all__)

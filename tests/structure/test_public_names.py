@@ -19,7 +19,7 @@ import pytest
 import memoire
 import structure_imports
 from memoire import building, kinds, launching
-from memoire.version import COMPILED
+from memoire.version import COMPILED, imports_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LAZY = (building, kinds, launching)
@@ -160,7 +160,7 @@ def not_public(extension: str) -> set[str]:
             package = ("memoire", *structure_imports.place(path, ROOT)[:-1])
             for _, parts in structure_imports.imports(path, package):
                 full = ".".join(parts)
-                is_top = len(parts) == 2 and parts[1] in (*building.imports_of("memoire"), "__version__")
+                is_top = len(parts) == 2 and parts[1] in (*imports_of("memoire"), "__version__")
                 if (
                     parts[0] == "memoire"
                     and not is_top
