@@ -414,8 +414,8 @@ def test_nobody_new_gets_in_while_nobody_decides(server, keys, context, monkeypa
         until(lambda: server.total_caches == 1)
         deciding = gate_of(server)._authenticator
         monkeypatch.setattr(curve_server._Authenticator, "revive", lambda self: None)
-        deciding._worker.stop(20.0)
-        until(lambda: not deciding._worker.is_alive)
+        deciding.worker.stop(20.0)
+        until(lambda: not deciding.worker.is_alive)
         with pytest.raises((MemoireTimeout, AuthError)):
             connect(server.endpoint, keys=keys, context=context, timeout=0.5)
         push(actor)  # who was in goes on

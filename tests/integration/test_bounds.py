@@ -9,8 +9,7 @@ import zmq
 from dispatchkit import Asker, arrive, cache_of, made_dispatcher
 from memoire import Buffer, Schema
 from memoire.client.counts import LINE_OVERHEAD, LineOutbox
-from memoire.disk import files as disk_errors
-from memoire.disk import records
+from memoire.disk import database, records
 from memoire.errors import ProtocolError, WrongType
 from memoire.models import fetching as fetcher
 from memoire.net import process
@@ -162,9 +161,9 @@ def test_an_episode_of_one_entry_and_one_of_no_weight_are_kept():
 @pytest.mark.parametrize(("code", "is_busy"), [(sqlite3.SQLITE_BUSY, True), (sqlite3.SQLITE_LOCKED, True), (7, False)])
 def test_a_file_that_another_program_holds_is_busy(code, is_busy):
     error = sqlite3.OperationalError("words")
-    assert not disk_errors.is_busy(error)
+    assert not database.is_busy(error)
     error.sqlite_errorcode = code | 2 << 8  # an extended code
-    assert disk_errors.is_busy(error) is is_busy
+    assert database.is_busy(error) is is_busy
 
 
 @pytest.mark.parametrize(("count", "is_taken"), [(0, True), (5, True), (2**53 - 1, True), (2**53, False)])

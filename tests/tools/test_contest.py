@@ -15,9 +15,9 @@ def modules(monkeypatch):
     """The contest, its records and its page."""
     monkeypatch.syspath_prepend(str(FOLDER))
     import contest
-    from contestants import page, records
+    from contestants import page
 
-    return contest, records, page
+    return contest, page, page
 
 
 def made(records, side="memoire", seed=0, curve=((3.0, 100, 1.0), (6.0, 200, 7.0), (9.0, 300, 5.0)), **facts):
