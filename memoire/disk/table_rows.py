@@ -21,7 +21,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -34,7 +34,9 @@ from memoire.wire import _bytes
 from . import record_file
 from .files import corrupt, make_folder, mode_in
 from .record_file import DamagedRecord, FileKind, salvage
-from .state_file import StateFile
+
+if TYPE_CHECKING:
+    from .state_file import StateFile
 
 _log = logging.getLogger(__name__)
 
