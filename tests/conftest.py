@@ -199,6 +199,7 @@ TIMES = {
     "home_away": ("memoire.client.session.AWAY_TIMEOUT",),
     "server_away": ("memoire.proxy.io.AWAY_TIMEOUT",),
     "left_out": ("memoire.tables.calls.LEFT_OUT_TIMEOUT",),
+    "proxy_hello": ("memoire.proxy.io.HELLO_INTERVAL",),
     "reader_hello": ("memoire.reader.directory.HELLO_INTERVAL",),
     "forgotten": ("memoire.reader.directory.FORGET_TIMEOUT",),
     "unheard": ("memoire.models.topics.UNHEARD_TIMEOUT",),

@@ -14,7 +14,7 @@ from memoire.errors import ParameterError
 from memoire.replay.memory import Memory
 from memoire.wire import containers
 from memoire.wire.parts import ContainerKind
-from memories import with_episode
+from memory_checks import with_episode
 
 STACKS = {"frame_stack": 3, "multi_step": 2}
 

@@ -246,7 +246,8 @@ def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, times):
 # --------------------------------------------------------------------------------------------------- the commands
 
 
-def test_a_server_that_a_proxy_has_not_met_is_missing_from_totals_and_keeps_a_run_from_beginning(cluster):
+def test_a_server_that_a_proxy_has_not_met_is_missing_from_totals_and_keeps_a_run_from_beginning(cluster, times):
+    times(proxy_hello=0.2, reader_hello=0.2)
     here = cluster.server(name="one", run="old")
     later = f"tcp://127.0.0.1:{block(3)}"
     inner = cluster.proxy([here.endpoint, later])

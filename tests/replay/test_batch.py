@@ -15,7 +15,7 @@ from memoire.errors import EmptyMemory, ParameterError
 from memoire.replay.batch import ID, Batch, GatheredSamples
 from memoire.replay.mixing import MAX_PREFETCH, drawn_ahead
 from memoire.replay.schema import Schema
-from memories import filled
+from memory_checks import filled
 from netkit import until
 
 # --- A batch is a mapping of arrays whose targets need no further thought

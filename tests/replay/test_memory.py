@@ -24,8 +24,7 @@ from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memories import filled
-from memory_checks import check_memory
+from memory_checks import check_memory, filled
 from memory_walk import Walk
 from sequencekit import SCHEMA, record
 

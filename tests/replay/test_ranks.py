@@ -17,7 +17,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import gae, vtrace
 from memoire.replay.sampling import importance
-from memories import with_episode
+from memory_checks import with_episode
 
 # --- Rank-based and greedy draws: the order of the entries is exact at each draw, and so are the chances
 

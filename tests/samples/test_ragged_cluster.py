@@ -14,7 +14,7 @@ from memoire.tables.table import Table
 from memoire.wire import containers
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind
-from memories import filled
+from memory_checks import filled
 from netkit import pool_in, until
 from poolkit import held_of
 

@@ -227,7 +227,7 @@ def server_of(endpoint, schema=None, **flat):
 
 
 class Cluster:
-    """Servers, proxies, clients and readers of one test; all end with it, the newest first."""
+    """Servers, proxies, clients and readers of one test; all end with it."""
 
     def __init__(self):
         self.context = KeepingContext()
@@ -268,7 +268,10 @@ class Cluster:
         return self.server(server.endpoint, server.schema, name=server.name, **same | options)
 
     def close(self):
-        for node in reversed(self.made):
+        # Those that have things to tell come before those that they tell, as when the interpreter ends.
+        self.made.reverse()
+        self.made.sort(key=lambda node: getattr(node, "CLOSED_AT_EXIT", 1))
+        for node in self.made:
             node.close() if isinstance(node, FaultyWay) else node.close(0.2)
         self.context.__exit__()
         self.ports.close()

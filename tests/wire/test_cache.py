@@ -32,7 +32,7 @@ from memoire.wire.layout import (
     usual_bytes,
 )
 from memoire.wire.parts import ALIGNMENT, BOOKKEEPING, ContainerKind, Part
-from memories import filled
+from memory_checks import filled
 
 STACKED = Parameters(frame_stack=3, multi_step=2, discount=(0.5, 0.9), start="zero")
 ONE_SIDED = STACKED.replace(prev=("state.image", "action", "qvest"), next=("state.speed", "reward", "value"))
