@@ -408,7 +408,6 @@ def test_a_recorded_conversation_says_nothing_when_it_is_played_again(server, ke
 
 
 def test_nobody_new_gets_in_while_nobody_decides(server, keys, context, monkeypatch):
-
     with connect(server.endpoint, keys=keys, context=context, limits=QUICK) as actor:
         push(actor)
         until(lambda: server.total_caches == 1)
