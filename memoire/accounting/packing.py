@@ -251,12 +251,6 @@ def _as_rows(table: NDArray[np.uint64]) -> Rows:
         rows[name] = table[:, place] + (rows[less] if less else np.uint64(0))  # wraps around, as it was taken off
     flags, label, first, longer, returns = (table[:, len(_DIFFERENCES) + place] for place in range(5))
     rows["flags"], rows["label"] = flags, label
-    # Of a client that said goodbye nothing is on the way: what has not arrived is lost (`Account.lost_caches`), also
-    # where a former version kept the account.
-    is_gone = (flags & GONE).astype(bool)
-    for kind in ("caches", "bytes"):
-        missing = rows[f"pushed_{kind}"] - rows[f"received_{kind}"]
-        rows[f"lost_{kind}"] = np.where(is_gone, missing, rows[f"lost_{kind}"])
     rows["first_seen"], rows["last_seen"] = first / 1000.0, (first + longer) / 1000.0
     rows["returns_sum"] = returns.byteswap().view("<f8")
     return rows

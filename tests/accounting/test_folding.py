@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from dispatchkit import Asker
 from fake_store import Disk, MemoryStore
 from memoire.accounting.account import FEEDBACK_OUTCOMES, Account, FeedbackCounts, FoldedSums, counts_of
-from memoire.accounting.merge import GONE, key_of, merge, row_of, rows_of, totals_of
+from memoire.accounting.merge import key_of, merge, row_of, rows_of, totals_of
 from memoire.accounting.packing import AccountPacker, MemoryAccounts, NumberedTexts, StoredAccounts
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
@@ -418,18 +418,6 @@ def test_what_accounts_add_up_to_is_the_same_packed_or_not(found):
         plain.add(account, -1)
     assert not +plain.counts and plain.returns.value == 0.0
     assert packed.counts["clients"] == sum(counts_of(account)["clients"] for account in found)
-
-
-@pytest.mark.parametrize(("flags", "lost"), [(0, 0), (GONE, 5)])
-def test_what_a_former_version_kept_of_a_client_that_is_gone_leaves_nothing_on_the_way(flags, lost):
-    account = Account(CLIENTS_PACKED_ACCOUNTS[0], 1.0, 2.0, report=Update(caches=9, cache_bytes=900), since=3)
-    account.received_caches, account.received_bytes, account.accepted_caches = 4, 400, 4
-    kept = rows_of([(*row_of(account, HOME)[:-1], flags)])  # nothing was lost, it says
-    packing = AccountPacker(HOME, NumberedTexts())
-    rows = packing.rows([packing.pack_row(kept[0])])
-    assert rows[["pushed_caches", "received_caches", "lost_caches", "lost_bytes"]].tolist() == [
-        (9, 4, lost, 100 * lost)
-    ]
 
 
 def elsewhere(client, home, since=3, **facts):

@@ -588,8 +588,3 @@ class EpisodePool(
         held = {"caches": episodes, "bytes": held_bytes, "unused": positives, "held": entries}
         with self._waiter.lock:
             return PoolStats(clients=len(self._clients), **held, **asdict(self._counts))
-
-    def close(self) -> None:
-        """Wake everyone who waits (they raise Closed). Closing again does nothing."""
-        with self._waiter.lock:
-            self._waiter.close()
