@@ -399,7 +399,7 @@ def test_a_fragment_that_fits_into_no_reply_comes_in_parts(is_exact):
     assert last.episode.terminated and not any(each.terminated or not each.is_cut for each in episodes[:-2])
     for part, following in itertools.pairwise(episodes[:-1]):
         assert part.final_state["obs"] == following.columns["obs"][0]
-    assert served.pool.counts().taken == 510 and served.pool.entries() == 0
+    assert served.pool.stats().drawn == 510 and served.pool.entries() == 0
 
 
 def test_an_entry_that_fits_into_no_reply_is_refused_where_it_is_pushed_and_else_stays_for_other_learners():
@@ -416,7 +416,7 @@ def test_an_entry_that_fits_into_no_reply_is_refused_where_it_is_pushed_and_else
     assert takes.begin(10.0) == []
     with pytest.raises(Refused, match="a fragment of 1 entries, whose payload takes .* has room for 256"):
         takes.take({})
-    assert served.pool.entries() == 500 and served.pool.counts().split == 0
+    assert served.pool.entries() == 500 and served.pool.stats().split == 0
     made = fragment(bytes(16), range(3))
     payload = packed([made], served.pool.schema, now=0.0, wall=0.0)[1]
     said = messages.Episode(has_final=True, cut=True, bootstrap=[0.5])

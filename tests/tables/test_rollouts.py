@@ -164,12 +164,12 @@ class Rolling(RuleBasedStateMachine):
         if not hasattr(self, "held"):
             return
         held = sum(map(len, self.held))
-        counts, stats = self.pool.counts(), self.pool.stats()
+        stats = self.pool.stats()
+        drawn, stale, lost = stats.drawn, stats.passed_over, stats.overwritten_samples
         assert len(set(self.taken)) == len(self.taken), "nothing is handed out twice"
-        assert (counts.taken, counts.stale, counts.overwritten) == (len(self.taken), self.stale, self.lost)
-        assert self.next == held + counts.taken + counts.stale + counts.overwritten
+        assert (drawn, stale, lost) == (len(self.taken), self.stale, self.lost)
+        assert self.next == held + drawn + stale + lost
         assert self.pool.entries() == held == stats.held and stats.caches == len(self.held)
-        assert (stats.drawn, stats.passed_over, stats.overwritten_samples) == (counts.taken, counts.stale, self.lost)
         assert self.room + self.waiting + held == self.next, "room is given back once, and no sooner than it may be"
         assert held <= 20 or not self.is_bounded
 

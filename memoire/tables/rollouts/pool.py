@@ -61,7 +61,7 @@ from memoire.wire.parts import Payload
 from memoire.wire.receivers import Page
 
 from . import fragments
-from .fragments import RolloutCounts, RolloutQueue, check_entries, fitting, packed
+from .fragments import RolloutQueue, check_entries, fitting, packed
 
 DEFAULT_ENTRIES: Final = 65_536
 """Entries there is room for where nobody said a number."""
@@ -383,11 +383,6 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
                 passed_over=counts.stale,
                 split=counts.split,
             )
-
-    def counts(self) -> RolloutCounts:
-        """What became of entries so far."""
-        with self._waiter.lock:
-            return replace(self._queue.counts)
 
 
 def answers(desk: Desk) -> dict[type[messages.Body], Handler]:
