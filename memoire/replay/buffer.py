@@ -17,7 +17,7 @@ from . import datafile, episodes
 from . import saving as dataset_writing
 from .batch import Batch, PriorityUpdate
 from .episode_store import Observer
-from .limiter import RateStats, SharedLimiter
+from .limiter import Limiter, RateStats
 from .memory import Memory
 from .parameters import NAMES, Parameters, Start, StrictAttributes, check_batch, check_size
 from .sampling import Annealing, Sampler, chosen
@@ -91,7 +91,7 @@ class Buffer(StrictAttributes):
         check_size(follows, capacity)
         self._annealing = Annealing()  # changes while the memory is held
         memory = self._memory
-        self._limiter = SharedLimiter(follows, lambda: memory.num_positive)
+        self._limiter = Limiter(follows, lambda: memory.num_positive)
         self._limiter.met(_WRITERS, 0, 0)
         self._writers = WriterRegistry(memory)
         self._lineage = Lineage()

@@ -6,16 +6,13 @@
     an insert       waits while surplus + samples_per_insert > tolerance
 
 Clients are told how many entries they may record before they have to ask again; what all of them together were granted
-and have not reported yet is taken off, so that the band holds however fast they are. What one was granted the others
-wait for, so that it is no more than it records in `GRANT_TIME`. It begins when `min_size` entries
-are there for the first time, and anew when it is changed. Nobody waits for ever for somebody who waits: where a learner
-has waited for `STARVING_TIMEOUT`, as much as its batch needs may be recorded whatever else was granted, and what that
-brings beyond the band (samples may have been lost on the way) is forgiven.
+and have not reported yet is taken off, so that the band holds however fast they are. Others wait for what one client
+was granted, so that it is no more than it records in `GRANT_TIME`. The band begins when `min_size` entries are there
+for the first time, and again when it is changed. No deadlock: if a learner has waited for `STARVING_TIMEOUT`, as much
+as its batch needs may be recorded whatever else was granted, and what that brings beyond the band (samples may have
+been lost on the way) is forgiven.
 
-`Limiter` counts and says why. It has no lock and no clock, and never waits: `shared_limiter` does that for all threads
-of a process. Cassirer et al., Reverb: A Framework for Experience Replay, 2021, section 3.4, has the band.
-
-One `Limiter` for all threads of a process: the lock around it, the clock that it is told, and the waiting.
+Cassirer et al., Reverb: A Framework for Experience Replay, 2021, section 3.4, has the band.
 """
 
 from __future__ import annotations
@@ -46,6 +43,8 @@ UNHEARD_TIMEOUT = 60.0
 """Seconds for which a client of the former life that says nothing keeps what it was granted."""
 FORGET_TIMEOUT = 2.0
 """Seconds after which a learner that does not ask again waits no more."""
+ENTRIES_INTERVAL = 0.05
+"""Seconds after which a draw that waits counts the entries again, since no message reports those of a pool."""
 _ROUNDING = 1e-6
 
 
@@ -151,19 +150,28 @@ class ClusterSurplus(NamedTuple):
     tolerance: float
 
 
-class Limiter:
-    """Says who may go on, drawing or recording, and why not. One thread at a time: see `SharedLimiter`.
+_BAND = ("samples_per_insert", "samples_per_insert_tolerance", "min_size")
 
-    In all methods `now` is seconds of any clock that only grows, and `entries` how many entries can be drawn here now;
-    those that can be drawn at other servers are added to it.
+
+class Limiter:
+    """Says which side may go on, drawing or recording, and why not. Any thread may ask, and a draw can wait.
+
+    `entries` are how many entries can be drawn here; those that can be drawn at other servers are added to them.
 
     Args:
         parameters: Their samples_per_insert, samples_per_insert_tolerance, min_size and cache_size.
+        entries: How many entries can be drawn here now. It may take locks of its own: it is never called with the lock
+            of this one held.
+        clock: Seconds that only grow.
     """
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(
+        self, parameters: Parameters, entries: Callable[[], int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.parameters = parameters
         """What is followed now; changed by `configure`."""
+        self._entries_here, self._clock = entries, clock
+        self._condition = _core.Condition()  # of all below; reentrant
         self._surplus, self._begun = 0.0, False
         self._inserted = self._drawn = 0
         self._clients: dict[bytes, _Client] = {}
@@ -171,38 +179,59 @@ class Limiter:
         self._told: ClusterSurplus | None = None
         self._unheard: set[bytes] = set()  # clients of the former life that have said nothing in this one
         self._unheard_until: float | None = None
+        self._news_at = -math.inf  # when a client reported more than before
         self._hungry: dict[Hashable, tuple[int, float, float]] = {}  # who waits: samples, since when, asked last
         self._last_size = 1
-        self._forgiven = 0.0
+        self._forgiven = self._waited = 0.0
+
+    @property
+    def _changed(self) -> _core.Held:
+        """The lock of what was counted, let go of wherever an interrupt comes. A waiting draw is woken by all that may
+        let it go on.
+        """
+        return _core.Held(self._condition)
 
     @property
     def is_active(self) -> bool:
-        """Whether anything is limited."""
+        """Whether anything is limited. Takes no lock."""
         return self.has_band or self.parameters.min_size > 0
 
     @property
     def has_band(self) -> bool:
-        """Whether drawing and recording may only run so far apart."""
+        """Whether drawing and recording may only run so far apart. Takes no lock."""
         return self.parameters.samples_per_insert_tolerance is not None
 
     def state(self) -> dict[str, Any]:
         """What was counted: plain values, for `go_on_from`."""
-        clients = [(name, each.inserted, each.sequence, each.through) for name, each in self._clients.items()]
-        facts = {"surplus": self._surplus, "begun": self._begun, "inserted": self._inserted, "drawn": self._drawn}
-        told = None if self._told is None else list(self._told)
-        return facts | {"forgiven": self._forgiven, "told": told, "clients": clients}
+        with self._changed:
+            clients = [(name, each.inserted, each.sequence, each.through) for name, each in self._clients.items()]
+            facts = {"surplus": self._surplus, "begun": self._begun, "inserted": self._inserted, "drawn": self._drawn}
+            told = None if self._told is None else list(self._told)
+            return facts | {"forgiven": self._forgiven, "told": told, "clients": clients}
 
     def go_on_from(self, state: Mapping[str, Any]) -> None:
         """Take up what another life had counted under the same band. What a client was granted and did not use is kept
         for it, for `UNHEARD_TIMEOUT` if it says nothing.
         """
-        self._surplus, self._begun = float(state["surplus"]), bool(state["begun"])
-        self._inserted, self._drawn = int(state["inserted"]), int(state["drawn"])
-        self._forgiven, told = float(state["forgiven"]), state["told"]
-        self._told = None if told is None else ClusterSurplus(*told)
-        self._clients = {name: _Client(*counts) for name, *counts in state["clients"]}
-        self._outstanding = sum(known.outstanding for known in self._clients.values())
-        self._unheard, self._unheard_until = set(self._clients), None
+        with self._changed:
+            self._surplus, self._begun = float(state["surplus"]), bool(state["begun"])
+            self._inserted, self._drawn = int(state["inserted"]), int(state["drawn"])
+            self._forgiven, told = float(state["forgiven"]), state["told"]
+            self._told = None if told is None else ClusterSurplus(*told)
+            self._clients = {name: _Client(*counts) for name, *counts in state["clients"]}
+            self._outstanding = sum(known.outstanding for known in self._clients.values())
+            self._unheard, self._unheard_until = set(self._clients), None
+            self._changed.notify_all()
+
+    def state_of(self, client: bytes) -> dict[str, Any]:
+        """What was counted of the only client, as JSON carries it, and how many entries it has recorded."""
+        with self._changed:
+            state = {name: value for name, value in self.state().items() if name not in ("clients", "told")}
+            return state | {"recorded": self._clients[client].inserted if client in self._clients else 0}
+
+    def take_over(self, state: Mapping[str, Any], client: bytes, inserted: int) -> None:
+        """Go on counting from where another one was; its only client has recorded so many entries now."""
+        self.go_on_from({**state, "told": None, "clients": [(client, inserted, inserted, inserted)]})
 
     def _forget_unheard(self, client: bytes, now: float) -> None:
         """A client asks. After a time, those of the former life that say nothing are no more."""
@@ -218,27 +247,27 @@ class Limiter:
     @property
     def is_untouched(self) -> bool:
         """Whether no client is known, and nothing was counted."""
-        return not (self._clients or self._inserted or self._drawn or self._told)
+        with self._changed:
+            return not (self._clients or self._inserted or self._drawn or self._told)
 
     def configure(self, parameters: Parameters) -> None:
         """Follow other parameters from now on; another band begins from nothing."""
-        former, self.parameters = self.parameters, parameters
-        if any(getattr(former, name) != getattr(parameters, name) for name in _BAND):
-            self._begin_anew()
+        with self._changed:
+            former, self.parameters = self.parameters, parameters
+            if any(getattr(former, name) != getattr(parameters, name) for name in _BAND):
+                self._begin_again()
+            self._changed.notify_all()
 
     def reset(self) -> None:
         """Another run begins: forget what was counted."""
-        self._clients.clear()
-        self._outstanding = 0
-        self._unheard.clear()
-        self._begin_anew()
+        with self._changed:
+            self._clients.clear()
+            self._outstanding = 0
+            self._unheard.clear()
+            self._begin_again()
+            self._changed.notify_all()
 
-    def recorded(self, client: bytes) -> int:
-        """Entries that a client has recorded, as it was counted here last."""
-        known = self._clients.get(client)
-        return 0 if known is None else known.inserted
-
-    def _begin_anew(self) -> None:
+    def _begin_again(self) -> None:
         self._surplus, self._begun, self._told = 0.0, False, None
 
     # Recording
@@ -249,36 +278,40 @@ class Limiter:
         Args:
             sequence: The header's: of two messages of a client the higher one is newer; an older one changes nothing.
         """
-        known = self._clients.get(client)
-        self._unheard.discard(client)
-        if known is not None and sequence <= known.sequence:
-            return
-        if known is not None:
-            self._outstanding -= known.outstanding
-        self._clients[client] = _Client(inserted, sequence)
-
-    def reported(self, client: bytes, inserted: int, sequence: int, entries: int, now: float) -> bool:
-        """A client says that it has recorded `inserted` entries in all, in its message number `sequence`; `entries` are
-        held now. Returns whether it has recorded more than was known.
-        """
-        known = self._clients.get(client)
-        self._unheard.discard(client)
-        if known is None:  # it said HELLO to a former life
+        with self._changed:
+            known = self._clients.get(client)
+            self._unheard.discard(client)
+            if known is not None and sequence <= known.sequence:
+                return
+            if known is not None:
+                self._outstanding -= known.outstanding
             self._clients[client] = _Client(inserted, sequence)
-            return False
-        news = inserted - known.inserted
-        if sequence <= known.sequence or news <= 0:
-            return False
-        self._outstanding -= known.outstanding
-        known.inserted, known.sequence = inserted, sequence
-        self._outstanding += known.outstanding
-        self._inserted += news
-        self._surplus += news * self.parameters.samples_per_insert
-        self._settle(self._entries(entries), now)
-        return True
+
+    def reported(self, client: bytes, inserted: int, sequence: int) -> None:
+        """A client says that it has recorded `inserted` entries in all, in its message number `sequence`."""
+        entries = self._entries_here() if self.is_active else 0
+        with self._changed:
+            known = self._clients.get(client)
+            self._unheard.discard(client)
+            if known is None:  # it said HELLO to a former life
+                self._clients[client] = _Client(inserted, sequence)
+                return
+            news = inserted - known.inserted
+            if sequence <= known.sequence or news <= 0:
+                return
+            self._outstanding -= known.outstanding
+            known.inserted, known.sequence = inserted, sequence
+            self._outstanding += known.outstanding
+            self._inserted += news
+            self._surplus += news * self.parameters.samples_per_insert
+            self._news_at = self._clock()
+            self._settle(self._entries(entries), self._news_at)
+            self._changed.notify_all()
 
     def _settle(self, entries: int, now: float) -> None:
-        """Begin the band where enough is there; forgive what is beyond it where nobody could have helped it."""
+        """New entries were reported, and so many can be drawn. Begin the band if that is enough; forgive what is beyond
+        the band if no side could have helped it.
+        """
         tolerance = self.parameters.samples_per_insert_tolerance
         if not self._begun and entries >= self.parameters.min_size:
             self._begun = True
@@ -294,21 +327,27 @@ class Limiter:
 
     def left(self, client: bytes) -> None:
         """A client has ended: what it was granted and did not use is the others'."""
-        known = self._clients.pop(client, None)
-        self._unheard.discard(client)
-        if known is not None:
-            self._outstanding -= known.outstanding
+        with self._changed:
+            known = self._clients.pop(client, None)
+            self._unheard.discard(client)
+            if known is not None:
+                self._outstanding -= known.outstanding
 
-    def grant(self, client: bytes, sharers: int, entries: int, now: float) -> tuple[int, str]:
+    def grant(self, client: bytes, sharers: int = 1) -> tuple[int, str]:
         """How many entries a client may have recorded in all before it has to ask again, and why not more; NO_LIMIT
-        where nothing is limited.
+        if nothing is limited.
 
         Args:
             sharers: Clients that record.
         """
-        tolerance, ratio = self.parameters.samples_per_insert_tolerance, self.parameters.samples_per_insert
-        if tolerance is None:
+        if not self.has_band:
             return NO_LIMIT, ""
+        entries = self._entries_here()
+        with self._changed:
+            return self._grant(client, sharers, entries, self._clock())
+
+    def _grant(self, client: bytes, sharers: int, entries: int, now: float) -> tuple[int, str]:
+        ratio, tolerance = band_settings(self.parameters)
         self._forget_unheard(client, now)
         known = self._clients.setdefault(client, _Client(0, -1))
         others = self._outstanding - known.outstanding
@@ -318,7 +357,7 @@ class Limiter:
         if not self._begun or missing > 0:
             room = max(room, float(missing))
         mine = min(room - others, max(1.0, self._share(room, sharers, known.lasting(now))))
-        mine = max(mine, self._needed(entries, sharers, now))
+        mine = max(mine, self._needed(now))
         through = max(known.through, known.inserted + max(0, math.floor(mine + _ROUNDING)))
         if through > known.through:
             known.asked = now, known.inserted
@@ -327,7 +366,7 @@ class Limiter:
         return known.through, "" if known.through > known.inserted else self._why_not_record()
 
     def _why_not_record(self) -> str:
-        ratio, tolerance = self.parameters.samples_per_insert, self.parameters.samples_per_insert_tolerance or 0.0
+        ratio, tolerance = band_settings(self.parameters)
         missing = max(1, math.ceil(self._surplus + (self._outstanding + 1) * ratio - tolerance - _ROUNDING))
         return (
             f"waits until {missing} more samples are drawn: learners are {self._surplus:.0f} samples behind "
@@ -336,200 +375,19 @@ class Limiter:
 
     # Drawing
 
-    def why_not_draw(self, samples: int, entries: int, now: float) -> str:
-        """Why a batch has to wait for entries; "" when it has not."""
-        available = self._entries(entries)
-        self._settle(available, now)
-        self._last_size = samples
-        return why_not_draw(self.parameters, samples, available, self._surplus)
-
-    def drew(self, samples: int, also: Changes | tuple[()] = (), *, has_band: bool = True) -> None:
-        """Samples were handed out; below 0, some that were counted were not.
-
-        Args:
-            also: Made with it, as one change.
-            has_band: Whether whoever drew them knew of a band; what others draw is not for actors to make good.
-        """
-        surplus = self._surplus - samples if self._begun and has_band else self._surplus
-        at_once([*setting(self, _drawn=self._drawn + samples, _surplus=surplus), *also])
-
-    def wants(self, who: Hashable, samples: int, now: float) -> None:
-        """Somebody waits for a batch of so many samples; 0: no more."""
-        if samples and (who in self._hungry or len(self._hungry) < MAX_WAITING_READERS):
-            self._hungry[who] = (samples, self._hungry.get(who, (0, now, now))[1], now)
-        elif not samples:
-            self._hungry.pop(who, None)
-
-    def _starving(self, now: float) -> int:
-        """Entries without which somebody who has waited too long waits on; 0 where nobody does."""
-        ratio = self.parameters.samples_per_insert
-        for who in [who for who, (_, _, asked) in self._hungry.items() if asked < now - FORGET_TIMEOUT]:
-            del self._hungry[who]
-        waiting = [samples for samples, since, _ in self._hungry.values() if now - since >= STARVING_TIMEOUT]
-        return math.ceil((max(waiting) + self.parameters.cache_size) / ratio) if waiting and ratio else 0
-
-    def _share(self, room: float, sharers: int, lasting: float) -> float:
-        """A client's part of all the room, where so many entries would last it for `GRANT_TIME`."""
-        return min(room / max(1, sharers), max(LEAST_ENTRIES, room / LEAST_PART, lasting))
-
-    def _needed(self, entries: int, sharers: int, now: float) -> int:
-        """Entries that a client may record whatever else was granted, since somebody has waited too long for them."""
-        return self._starving(now)
-
-    # Several servers
-
-    def told(self, cluster: ClusterSurplus) -> bool:
-        """How it stands with all servers, from a reader of all; what happened here since is added.
-
-        Returns whether it is taken: a reader that has not heard of other parameters yet speaks of another band.
-        """
-        if (cluster.ratio, cluster.tolerance) != band_settings(self.parameters):
-            return False
-        self._told, self._begun = cluster, True
-        ratio = self.parameters.samples_per_insert
-        self._surplus = cluster.surplus + ((self._inserted - cluster.inserted) * ratio - (self._drawn - cluster.drawn))
-        return True
-
-    def standing(self) -> ServerSurplus | None:
-        """What a reader is told of this server; None where nothing is limited."""
-        if not self.is_active:
-            return None
-        settings = band_settings(self.parameters)
-        return ServerSurplus(self._surplus, self._told is not None, self._inserted, self._drawn, *settings)
-
-    def _entries(self, here: int) -> int:
-        """Entries that can be drawn at all servers."""
-        return here if self._told is None else here + self._told.entries
-
-    def stats(self, entries: int, waited: float) -> RateStats:
-        """All figures, and the seconds for which batches have waited."""
-        available, tolerance = self._entries(entries), self.parameters.samples_per_insert_tolerance
-        is_full = (
-            tolerance is not None
-            and available >= self.parameters.min_size
-            and self._surplus + self.parameters.samples_per_insert > tolerance + _ROUNDING
-        )
-        return RateStats(
-            surplus=self._surplus,
-            tolerance=tolerance,
-            inserted=self._inserted,
-            drawn=self._drawn,
-            entries=available,
-            draws_wait=why_not_draw(self.parameters, self._last_size, available, self._surplus),
-            inserts_wait=self._why_not_record() if is_full else "",
-            waited=waited,
-            forgiven=self._forgiven,
-        )
-
-
-_BAND = ("samples_per_insert", "samples_per_insert_tolerance", "min_size")
-
-
-ENTRIES_INTERVAL = 0.05
-"""Seconds after which a draw that waits counts the entries again, since nobody reports those of a pool."""
-
-
-class SharedLimiter:
-    """A `Limiter` that any thread may ask, and that a draw can wait for. Its methods are those of `Limiter`.
-
-    Args:
-        parameters: What to follow at first, or the limiter itself.
-        entries: How many entries can be drawn here now. It may take locks of its own: it is never called with the lock
-            of this one held.
-        clock: Seconds that only grow.
-    """
-
-    def __init__(
-        self, parameters: Parameters | Limiter, entries: Callable[[], int], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._entries, self._clock = entries, clock
-        self._condition = _core.Condition()
-        self._limiter = parameters if isinstance(parameters, Limiter) else Limiter(parameters)
-        self._waited = 0.0
-
-    @property
-    def _changed(self) -> _core.Held:
-        """The lock of what was counted, let go of wherever an interrupt comes. Whoever waits is woken by all that may
-        let a draw go on.
-        """
-        return _core.Held(self._condition)
-
-    @property
-    def is_active(self) -> bool:
-        """Whether anything is limited. Takes no lock."""
-        return self._limiter.is_active
-
-    def configure(self, parameters: Parameters) -> None:
-        """Follow other parameters from now on; another band begins from nothing."""
-        with self._changed:
-            self._limiter.configure(parameters)
-            self._changed.notify_all()
-
-    def state(self) -> dict[str, Any]:
-        """What was counted: `Limiter.state`."""
-        with self._changed:
-            return self._limiter.state()
-
-    def go_on_from(self, state: Mapping[str, Any]) -> None:
-        """Take up what another life had counted: `Limiter.go_on_from`."""
-        with self._changed:
-            self._limiter.go_on_from(state)
-            self._changed.notify_all()
-
-    @property
-    def is_untouched(self) -> bool:
-        """Whether nothing was counted yet: `Limiter.is_untouched`."""
-        with self._changed:
-            return self._limiter.is_untouched
-
-    def reset(self) -> None:
-        """Another run begins: forget what was counted."""
-        with self._changed:
-            self._limiter.reset()
-            self._changed.notify_all()
-
-    def state_of(self, client: bytes) -> dict[str, Any]:
-        """What was counted of the only client, as JSON carries it, and how many entries it has recorded."""
-        with self._changed:
-            state = {name: value for name, value in self._limiter.state().items() if name not in ("clients", "told")}
-            return state | {"recorded": self._limiter.recorded(client)}
-
-    def take_over(self, state: Mapping[str, Any], client: bytes, inserted: int) -> None:
-        """Go on counting from where another one was; its only client has recorded so many entries now."""
-        self.go_on_from({**state, "told": None, "clients": [(client, inserted, inserted, inserted)]})
-
-    def met(self, client: bytes, inserted: int, sequence: int) -> None:
-        """A client is here: `Limiter.met`."""
-        with self._changed:
-            self._limiter.met(client, inserted, sequence)
-
-    def reported(self, client: bytes, inserted: int, sequence: int) -> None:
-        """A client has recorded so many entries in all: `Limiter.reported`."""
-        entries = self._entries() if self.is_active else 0
-        with self._changed:
-            if self._limiter.reported(client, inserted, sequence, entries, self._clock()):
-                self._changed.notify_all()
-
-    def left(self, client: bytes) -> None:
-        """A client has ended: `Limiter.left`."""
-        with self._changed:
-            self._limiter.left(client)
-
-    def grant(self, client: bytes, sharers: int = 1) -> tuple[int, str]:
-        """How many entries a client may have recorded in all, and why not more: `Limiter.grant`."""
-        if not self._limiter.has_band:
-            return NO_LIMIT, ""
-        entries = self._entries()
-        with self._changed:
-            return self._limiter.grant(client, sharers, entries, self._clock())
-
     def why_not_draw(self, samples: int) -> str:
         """Why a batch has to wait for entries; "" when it has not."""
         if not self.is_active:
             return ""
-        entries = self._entries()
+        entries = self._entries_here()
         with self._changed:
-            return self._limiter.why_not_draw(samples, entries, self._clock())
+            return self._why_not_draw(samples, entries, self._clock())
+
+    def _why_not_draw(self, samples: int, entries: int, now: float) -> str:
+        available = self._entries(entries)
+        self._settle(available, now)
+        self._last_size = samples
+        return why_not_draw(self.parameters, samples, available, self._surplus)
 
     def take(self, samples: int, timeout: float) -> str:
         """Count a batch as drawn as soon as it may be; "" then, or why it may not be after `timeout` seconds.
@@ -543,47 +401,104 @@ class SharedLimiter:
         began, who = self._clock(), object()
         try:
             while True:
-                check_batch(self._limiter.parameters, samples)
-                entries = self._entries()
+                check_batch(self.parameters, samples)
+                entries = self._entries_here()
                 with self._changed:
                     now = self._clock()
-                    reason, left = self._limiter.why_not_draw(samples, entries, now), began + timeout - now
+                    reason, left = self._why_not_draw(samples, entries, now), began + timeout - now
                     if not reason:
                         self.drew(samples)
                     if not reason or left <= 0.0:
                         return reason
-                    self._limiter.wants(who, samples, now)
+                    self.wants(who, samples)
                     self._changed.wait(min(left, ENTRIES_INTERVAL))
         finally:
             with self._changed:
-                now = self._clock()
-                self._limiter.wants(who, 0, now)
-                self._waited += now - began
+                self.wants(who, 0)
+                self._waited += self._clock() - began
 
     def drew(self, samples: int, also: Changes | tuple[()] = (), *, has_band: bool = True) -> None:
-        """Samples were handed out; below 0, some that `take` had counted were not: `Limiter.drew`."""
+        """Samples were handed out; below 0, some that were counted (by `take`) were not.
+
+        Args:
+            also: Made with it, as one change.
+            has_band: Whether their reader knew of a band; what others draw is not for actors to make good.
+        """
         with self._changed:
-            self._limiter.drew(samples, also, has_band=has_band)
+            surplus = self._surplus - samples if self._begun and has_band else self._surplus
+            at_once([*setting(self, _drawn=self._drawn + samples, _surplus=surplus), *also])
             self._changed.notify_all()
 
     def wants(self, who: Hashable, samples: int) -> None:
-        """Somebody waits for a batch of so many samples; 0: no more."""
+        """A learner waits for a batch of so many samples; 0: no more."""
         with self._changed:
-            self._limiter.wants(who, samples, self._clock())
+            now = self._clock()
+            if samples and (who in self._hungry or len(self._hungry) < MAX_WAITING_READERS):
+                self._hungry[who] = (samples, self._hungry.get(who, (0, now, now))[1], now)
+            elif not samples:
+                self._hungry.pop(who, None)
+
+    def _starving(self, now: float) -> int:
+        """Entries without which a learner that has waited too long waits on; 0 if there is no such learner."""
+        ratio = self.parameters.samples_per_insert
+        for who in [who for who, (_, _, asked) in self._hungry.items() if asked < now - FORGET_TIMEOUT]:
+            del self._hungry[who]
+        waiting = [samples for samples, since, _ in self._hungry.values() if now - since >= STARVING_TIMEOUT]
+        return math.ceil((max(waiting) + self.parameters.cache_size) / ratio) if waiting and ratio else 0
+
+    def _share(self, room: float, sharers: int, lasting: float) -> float:
+        """A client's part of all the room, where so many entries would last it for `GRANT_TIME`."""
+        return min(room / max(1, sharers), max(LEAST_ENTRIES, room / LEAST_PART, lasting))
+
+    def _needed(self, now: float) -> int:
+        """Entries that a client may record whatever else was granted, since a learner has waited too long for them."""
+        return self._starving(now)
+
+    # Several servers
 
     def told(self, cluster: ClusterSurplus) -> None:
-        """How it stands with all servers, from a reader of all: `Limiter.told`."""
+        """How it stands with all servers, from a reader of all; what happened here since is added.
+
+        A reader that has not heard of other parameters yet speaks of another band, and changes nothing.
+        """
         with self._changed:
-            if self._limiter.told(cluster):
-                self._changed.notify_all()
+            if (cluster.ratio, cluster.tolerance) != band_settings(self.parameters):
+                return
+            self._told, self._begun = cluster, True
+            inserted, drawn = self._inserted - cluster.inserted, self._drawn - cluster.drawn
+            self._surplus = cluster.surplus + (inserted * self.parameters.samples_per_insert - drawn)
+            self._changed.notify_all()
 
     def standing(self) -> ServerSurplus | None:
         """What a reader is told of this server; None where nothing is limited."""
         with self._changed:
-            return self._limiter.standing()
+            if not self.is_active:
+                return None
+            settings = band_settings(self.parameters)
+            return ServerSurplus(self._surplus, self._told is not None, self._inserted, self._drawn, *settings)
+
+    def _entries(self, here: int) -> int:
+        """Entries that can be drawn at all servers."""
+        return here if self._told is None else here + self._told.entries
 
     def stats(self) -> RateStats:
         """All figures at this moment."""
-        entries = self._entries()
+        entries = self._entries_here()
         with self._changed:
-            return self._limiter.stats(entries, self._waited)
+            available, tolerance = self._entries(entries), self.parameters.samples_per_insert_tolerance
+            is_full = (
+                tolerance is not None
+                and available >= self.parameters.min_size
+                and self._surplus + self.parameters.samples_per_insert > tolerance + _ROUNDING
+            )
+            return RateStats(
+                surplus=self._surplus,
+                tolerance=tolerance,
+                inserted=self._inserted,
+                drawn=self._drawn,
+                entries=available,
+                draws_wait=why_not_draw(self.parameters, self._last_size, available, self._surplus),
+                inserts_wait=self._why_not_record() if is_full else "",
+                waited=self._waited,
+                forgiven=self._forgiven,
+            )

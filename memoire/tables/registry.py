@@ -31,7 +31,7 @@ from memoire.replay.schema import Schema, schema_from
 from memoire.wire import layout, messages, types
 
 if TYPE_CHECKING:
-    from memoire.replay.limiter import Limiter, SharedLimiter
+    from memoire.replay.limiter import Limiter
     from memoire.wire.byte_budget import ByteHolder
     from memoire.wire.frames import MessageHeader
     from memoire.wire.receivers import Page
@@ -58,7 +58,7 @@ Handler = Callable[[float, "MessageHeader", Any, Any], Reply]
 class AskedTable(Protocol):
     """What an answer may know of a table."""
 
-    limiter: SharedLimiter
+    limiter: Limiter
 
     def asked(self, capability: type[C], what: str) -> C:
         """Its pool, which can do this. Raises ProtocolError if it cannot; `what` names the message."""
@@ -300,9 +300,11 @@ class Kind:
         count = "rollout_length", max(1, parameters.rollout_length), "entries", "entry"
         limits.check(count, size_of, {"message_bytes": limits.push_bytes})
 
-    def limiter(self, settings: TableSettings, pool: TablePool) -> Parameters | Limiter:
+    def limiter(self, settings: TableSettings, pool: TablePool) -> Limiter:
         """What limits drawing and recording."""
-        return settings.parameters
+        from memoire.replay.limiter import Limiter
+
+        return Limiter(settings.parameters, pool.entries)
 
     def usual_bytes(self, schema: Schema, parameters: Parameters) -> int:
         """Size of the largest messages that usually come, by `container.usual_bytes`; 0 where it cannot be known."""

@@ -20,7 +20,6 @@ from memoire import arguments
 from memoire.arguments import checked_names, declared, hint, one_of, says_instead, whole
 from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.limits import Reservation, Room
-from memoire.replay.limiter import SharedLimiter
 from memoire.replay.parameters import NAMES, Parameters, Start, check_size
 from memoire.replay.sampling import Sampler, chosen
 from memoire.replay.schema import Schema
@@ -185,7 +184,7 @@ class OpenTable:
         self.fingerprint = settings.schema.fingerprint
         self.storage = settings.storage
         self.parameters, self.parameters_version = settings.parameters, 1
-        self.limiter = SharedLimiter(self.kind.limiter(settings, pool), pool.entries)
+        self.limiter = self.kind.limiter(settings, pool)
         """How far drawing and recording may run apart."""
         self.own_limit = settings.byte_limit
         """Bytes that it alone may hold, where it does not share in the server's."""

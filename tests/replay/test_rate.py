@@ -26,7 +26,6 @@ from memoire.replay.limiter import (
     UNHEARD_TIMEOUT,
     ClusterSurplus,
     Limiter,
-    SharedLimiter,
 )
 from memoire.replay.parameters import Parameters, check_batch, check_size
 from memoire.replay.sampling import Prioritized
@@ -41,8 +40,8 @@ from poolkit import Clock
 numbers = itertools.count(1)
 
 
-def limiter(entries: int = 10**6, clock=None, **fields) -> SharedLimiter:
-    return SharedLimiter(Parameters(**fields), lambda: entries, clock or Clock(0.0))
+def limiter(clock=None, **fields) -> Limiter:
+    return Limiter(Parameters(**fields), lambda: 10**6, clock or Clock(0.0))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -384,22 +383,36 @@ def test_the_newest_model_is_that_of_the_topic_or_of_all():
     assert Parameters(model_topic="other").newest_model(versions) == 0 and Parameters().newest_model({}) == 0
 
 
-# --- The limiter decides alone: every message and the time are given to it, and nobody waits
+# --- What the limiter decides, at moments that a test chooses
 
-A, B = b"a" * 16, b"b" * 16
-ENTRIES = 10**6
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
+
+
+class At:
+    """The moment of a limiter: the time, and how many entries can be drawn."""
+
+    def __init__(self, tolerance: float | None = 50.0, ratio: float = 1.0, **fields) -> None:
+        self.now, self.entries = 0.0, 10**6
+        parameters = Parameters(samples_per_insert=ratio, samples_per_insert_tolerance=tolerance, **fields)
+        self.limiter = Limiter(parameters, lambda: self.entries, lambda: self.now)
+
+    def balance(self) -> tuple[float, float]:
+        stats = self.limiter.stats()
+        return stats.surplus, stats.forgiven
 
 
 def made(tolerance: float | None = 50.0, ratio: float = 1.0, **fields) -> Limiter:
-    return Limiter(Parameters(samples_per_insert=ratio, samples_per_insert_tolerance=tolerance, **fields))
+    return At(tolerance, ratio, **fields).limiter
 
 
 def test_a_least_size_alone_is_a_limit_of_draws_and_not_of_inserts():
-    limiter = made(None, min_size=5)
-    assert limiter.is_active and not limiter.has_band
-    assert "waits for 5 more entries" in limiter.why_not_draw(1, 0, 0.0)
-    assert limiter.grant(A, 1, 0, 0.0) == (NO_LIMIT, "")
-    assert limiter.why_not_draw(10**6, 5, 0.0) == ""
+    at = At(None, min_size=5)
+    at.entries = 0
+    assert at.limiter.is_active and not at.limiter.has_band
+    assert "waits for 5 more entries" in at.limiter.why_not_draw(1)
+    assert at.limiter.grant(A) == (NO_LIMIT, "")
+    at.entries = 5
+    assert at.limiter.why_not_draw(10**6) == ""
 
 
 def test_a_message_that_is_older_than_what_is_known_changes_nothing():
@@ -407,74 +420,82 @@ def test_a_message_that_is_older_than_what_is_known_changes_nothing():
     limiter.met(A, 100, 5)
     limiter.met(A, 0, 5)
     limiter.met(A, 0, 4)
-    assert limiter.reported(A, 110, 6, ENTRIES, 0.0)
-    assert not limiter.reported(A, 150, 6, ENTRIES, 0.0), "the same message again"
-    assert not limiter.reported(A, 110, 7, ENTRIES, 0.0), "nothing new in it"
-    assert not limiter.reported(A, 90, 8, ENTRIES, 0.0), "fewer than before"
-    assert limiter.stats(ENTRIES, 0.0).inserted == 10
+    limiter.reported(A, 110, 6)
+    for inserted, sequence in ((150, 6), (110, 7), (90, 8)):  # the same message again, nothing new in it, fewer
+        limiter.reported(A, inserted, sequence)
+        assert limiter.stats().inserted == 10
 
 
 def test_a_client_that_says_hello_again_gives_back_what_it_was_granted():
     limiter = made()
     limiter.met(A, 0, 1)
-    assert limiter.grant(A, 1, ENTRIES, 0.0)[0] == 50
-    assert limiter.grant(B, 1, ENTRIES, 0.0)[0] == 0
+    assert limiter.grant(A)[0] == 50
+    assert limiter.grant(B)[0] == 0
     limiter.met(A, 20, 2)
-    assert limiter.grant(B, 1, ENTRIES, 0.0)[0] == 50
-    limiter.left(b"c" * 16)  # nobody knows it
+    assert limiter.grant(B)[0] == 50
+    limiter.left(C)  # nobody knows it
     limiter.left(B)
-    assert limiter.grant(A, 1, ENTRIES, 0.0)[0] == 70
+    assert limiter.grant(A)[0] == 70
 
 
 def test_beyond_the_band_is_forgiven_only_where_nobody_could_help_it():
-    limiter = made(10.0, min_size=100)
-    limiter.met(A, 0, 1)
-    limiter.reported(A, 60, 2, 60, 0.0)  # not begun: nothing counts beyond the tolerance
-    assert (limiter.stats(60, 0.0).surplus, limiter.stats(60, 0.0).forgiven) == (10.0, 0.0)
-    limiter.reported(A, 100, 3, 100, 0.0)  # begins here, from nothing
-    assert limiter.stats(100, 0.0).surplus == 0.0
-    limiter.reported(A, 115, 4, 100, 0.0)
-    assert (limiter.stats(100, 0.0).surplus, limiter.stats(100, 0.0).forgiven) == (15.0, 0.0)
-    limiter.reported(A, 117, 5, 99, 0.0)  # entries have left: more have to come, whatever the band says
-    assert (limiter.stats(99, 0.0).surplus, limiter.stats(99, 0.0).forgiven) == (10.0, 7.0)
+    at = At(10.0, min_size=100)
+    at.limiter.met(A, 0, 1)
+    for inserted, entries, balance in (
+        (60, 60, (10.0, 0.0)),  # not begun: nothing counts beyond the tolerance
+        (100, 100, (0.0, 0.0)),  # begins here, from nothing
+        (115, 100, (15.0, 0.0)),
+        (117, 99, (10.0, 7.0)),  # entries have left: more have to come, whatever the band says
+    ):
+        at.entries = entries
+        at.limiter.reported(A, inserted, inserted)
+        assert at.balance() == balance
 
 
 def test_a_learner_that_waits_is_helped_after_its_patience_and_forgotten_when_it_stops_asking():
-    limiter = made(50.0, cache_size=8)
+    at = At(50.0, cache_size=8)
+    limiter = at.limiter
     limiter.met(A, 0, 1)
-    limiter.reported(A, limiter.grant(A, 1, ENTRIES, 0.0)[0], 2, ENTRIES, 0.0)
-    limiter.wants("learner", 16, 0.0)
-    assert limiter.grant(A, 1, ENTRIES, STARVING_TIMEOUT - 0.01) == (50, limiter.stats(ENTRIES, 0.0).inserts_wait)
-    limiter.wants("learner", 20, STARVING_TIMEOUT)  # asks again: waits since the first time
-    assert limiter.grant(A, 1, ENTRIES, STARVING_TIMEOUT) == (50 + 20 + 8, "")
-    assert limiter.grant(B, 1, ENTRIES, STARVING_TIMEOUT + FORGET_TIMEOUT)[0] == 28
-    assert limiter.grant(b"c" * 16, 1, ENTRIES, STARVING_TIMEOUT + FORGET_TIMEOUT + 0.01)[0] == 0
+    limiter.reported(A, limiter.grant(A)[0], 2)
+    limiter.wants("learner", 16)
+    at.now = STARVING_TIMEOUT - 0.01
+    assert limiter.grant(A) == (50, limiter.stats().inserts_wait)
+    at.now = STARVING_TIMEOUT
+    limiter.wants("learner", 20)  # asks again: waits since the first time
+    assert limiter.grant(A) == (50 + 20 + 8, "")
+    at.now = STARVING_TIMEOUT + FORGET_TIMEOUT
+    assert limiter.grant(B)[0] == 28
+    at.now += 0.01
+    assert limiter.grant(C)[0] == 0
 
 
 def test_the_waiting_of_so_many_is_looked_at_and_no_more():
-    limiter = made(50.0, cache_size=8)
-    limiter.reported(A, 0, 1, ENTRIES, 0.0)
-    limiter.reported(A, 50, 2, ENTRIES, 0.0)
+    at = At(50.0, cache_size=8)
+    limiter = at.limiter
+    limiter.reported(A, 0, 1)
+    limiter.reported(A, 50, 2)
     for number in range(MAX_WAITING_READERS):
-        limiter.wants(number, 5, 0.0)
-    limiter.wants("one more", 500, 0.0)
-    assert limiter.grant(A, 1, ENTRIES, 1.0)[0] == 50 + 5 + 8
-    limiter.wants(3, 6, 1.0)  # one that is known goes on
-    assert limiter.grant(A, 1, ENTRIES, 1.0)[0] == 50 + 6 + 8
-    limiter.wants(3, 0, 1.0)
-    limiter.wants("one more", 500, 1.0)
-    assert limiter.grant(A, 1, ENTRIES, 1.0 + STARVING_TIMEOUT)[0] == 50 + 500 + 8
+        limiter.wants(number, 5)
+    limiter.wants("one more", 500)
+    at.now = 1.0
+    assert limiter.grant(A)[0] == 50 + 5 + 8
+    limiter.wants(3, 6)  # one that is known goes on
+    assert limiter.grant(A)[0] == 50 + 6 + 8
+    limiter.wants(3, 0)
+    limiter.wants("one more", 500)
+    at.now = 1.0 + STARVING_TIMEOUT
+    assert limiter.grant(A)[0] == 50 + 500 + 8
 
 
 def test_a_reader_with_other_parameters_is_not_believed():
     limiter = made()
-    assert not limiter.told(ClusterSurplus(9.0, 0, 0, 0, 1.0, 2.0, 50.0))
-    assert not limiter.told(ClusterSurplus(9.0, 0, 0, 0, 1.0, 1.0, 51.0))
-    assert limiter.standing().surplus == 0.0
+    limiter.told(ClusterSurplus(9.0, 0, 0, 0, 1.0, 2.0, 50.0))
+    limiter.told(ClusterSurplus(9.0, 0, 0, 0, 1.0, 1.0, 51.0))
+    assert limiter.standing().surplus == 0.0 and not limiter.standing().is_told
     limiter.drew(3)
-    limiter.reported(A, 0, 1, 0, 0.0)
-    limiter.reported(A, 10, 2, 0, 0.0)
-    assert limiter.told(ClusterSurplus(9.0, 4, 1, 0, 1.0, 1.0, 50.0))
+    limiter.reported(A, 0, 1)
+    limiter.reported(A, 10, 2)
+    limiter.told(ClusterSurplus(9.0, 4, 1, 0, 1.0, 1.0, 50.0))
     assert limiter.standing().surplus == 9.0 + (10 - 4) - (3 - 1)
 
 
@@ -493,21 +514,22 @@ def test_a_limiter_that_goes_on_grants_what_the_former_one_would_have():
     former = made()
     former.met(A, 0, 1)
     former.met(B, 0, 1)
-    assert former.grant(A, 2, ENTRIES, 0.0)[0] == 25
-    former.reported(A, 10, 2, ENTRIES, 0.0)
+    assert former.grant(A, 2)[0] == 25
+    former.reported(A, 10, 2)
 
     def heir():
-        limiter = made()
-        limiter.go_on_from(former.state())
-        assert limiter.state() == former.state()
-        return limiter
+        at = At()
+        at.limiter.go_on_from(former.state())
+        assert at.limiter.state() == former.state()
+        return at
 
-    assert heir().grant(B, 1, ENTRIES, 1.0) == former.grant(B, 1, ENTRIES, 1.0) == (25, "")
+    assert heir().limiter.grant(B) == former.grant(B) == (25, "")
     again, late = heir(), heir()
-    again.met(A, 10, 3)
-    assert again.grant(B, 1, ENTRIES, 1.0)[0] == 40
-    assert late.grant(B, 1, ENTRIES, 1.0)[0] == 25
-    assert late.grant(B, 1, ENTRIES, 1.0 + UNHEARD_TIMEOUT)[0] == 40
+    again.limiter.met(A, 10, 3)
+    assert again.limiter.grant(B)[0] == 40
+    assert late.limiter.grant(B)[0] == 25
+    late.now = UNHEARD_TIMEOUT
+    assert late.limiter.grant(B)[0] == 40
 
 
 # --- Room of a queue: nobody is granted more than there is, and what a dead client was granted is found again
@@ -520,8 +542,9 @@ class Room:
     """A limiter of a queue, whose learner waits for all of its capacity from second 0 on."""
 
     def __init__(self):
-        self.limiter = RoomLimiter(Parameters(), CAPACITY)
-        self.limiter.wants("learner", CAPACITY, 0.0)
+        self.clock = Clock(0.0)
+        self.limiter = RoomLimiter(CAPACITY, lambda: self.entries, self.clock)
+        self.limiter.wants("learner", CAPACITY)
         self.number, self.entries = 0, 0
 
     def meet(self, client):
@@ -529,13 +552,15 @@ class Room:
         self.limiter.met(client, 0, self.number)
 
     def grant(self, client, sharers, now):
-        self.limiter.wants("learner", CAPACITY, now)
-        return self.limiter.grant(client, sharers, self.entries, now)[0]
+        self.clock.now = now
+        self.limiter.wants("learner", CAPACITY)
+        return self.limiter.grant(client, sharers)[0]
 
     def report(self, client, inserted, entries, now):
+        self.clock.now = now
         self.number += 1
         self.entries += entries
-        self.limiter.reported(client, inserted, self.number, self.entries, now)
+        self.limiter.reported(client, inserted, self.number)
 
 
 def test_clients_that_come_while_a_learner_waits_are_granted_no_more_than_there_is_room_for():
@@ -577,4 +602,4 @@ def test_a_client_that_dies_with_room_and_open_entries_stalls_a_learner_once():
     for _ in range(5):
         now, inserted = rounds_of(room, [B_ROOM], 2, now, inserted)
     assert STALLED_TIMEOUT <= now - began < 3.0 * STALLED_TIMEOUT
-    assert room.limiter.stats(0, 0.0).surplus == 0.0
+    assert room.limiter.stats().surplus == 0.0

@@ -16,7 +16,7 @@ from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolErr
 from memoire.limits import Limits
 from memoire.replay.columns import Column
 from memoire.replay.episode_store import Changes
-from memoire.replay.limiter import SharedLimiter
+from memoire.replay.limiter import Limiter
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema
@@ -384,7 +384,7 @@ CALLS: dict[str, Callable[[RolloutPool], Any]] = {
 def test_the_room_of_each_entry_is_given_back_once_wherever_a_call_is_interrupted(name: str) -> None:
     for interrupted in everywhere():
         pool = made(0, byte_limit=100_000, parameters=Parameters(max_model_lag=1))
-        limiter = SharedLimiter(Parameters(), pool.entries)
+        limiter = Limiter(Parameters(), pool.entries)
         pool.on_room = limiter.drew
         for i in range(3):
             pushed(pool, CLIENTS[0], range(10 * i, 10 * i + 10), sequence=i, version=i + 1)

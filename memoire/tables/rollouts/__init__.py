@@ -25,14 +25,14 @@ class RolloutsKind(Kind):
     instead = "take(steps)"
     is_once = may_wait = has_rollouts = True
 
-    def limiter(self, settings: TableSettings, pool: TablePool) -> Parameters | Limiter:
+    def limiter(self, settings: TableSettings, pool: TablePool) -> Limiter:
         """The room that there is."""
         from memoire.tables.base import HasRoom
 
         from .pool import RoomLimiter
 
         assert isinstance(pool, HasRoom)
-        return RoomLimiter(settings.parameters, pool.capacity if settings.on_full == "wait" else 0)
+        return RoomLimiter(pool.capacity if settings.on_full == "wait" else 0, pool.entries)
 
     def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
         return {"capacity": settings.capacity, "is_bounded": settings.on_full == "oldest"}

@@ -19,7 +19,6 @@ Nothing here changes what the dispatcher's lock guards: pools and limiters have 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -424,36 +423,28 @@ class RoomLimiter(Limiter):
     """A `Limiter` of a table of rollouts: `surplus` is the entries that were recorded and whose room is not given back.
 
     Args:
-        parameters: Of the table; those that limit samples mean nothing here.
-        capacity: Entries there is room for; 0: nobody ever waits, and the oldest entries leave.
+        capacity: Entries there is room for; 0: no client ever waits, and the oldest entries leave.
+        entries, clock: As of `Limiter`.
     """
 
-    def __init__(self, parameters: Parameters, capacity: int) -> None:
+    def __init__(self, capacity: int, entries: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
         tolerance = float(capacity) if capacity else None
-        super().__init__(Parameters(samples_per_insert=1.0, samples_per_insert_tolerance=tolerance))
+        super().__init__(Parameters(samples_per_insert=1.0, samples_per_insert_tolerance=tolerance), entries, clock)
         self._begun = True
-        self._news_at = -math.inf  # when a client reported more than before, or was granted more
 
     def configure(self, parameters: Parameters) -> None:
         """Nothing: the capacity does not change."""
 
-    def _begin_anew(self) -> None:
-        super()._begin_anew()
+    def _begin_again(self) -> None:
+        super()._begin_again()
         self._begun = True
 
-    def reported(self, client: bytes, inserted: int, sequence: int, entries: int, now: float) -> bool:
-        """A client has recorded so many entries in all: `Limiter.reported`."""
-        is_news = super().reported(client, inserted, sequence, entries, now)
-        if is_news:
-            self._news_at = now
-        return is_news
-
-    def grant(self, client: bytes, sharers: int, entries: int, now: float) -> tuple[int, str]:
-        """`Limiter.grant`. A client that has just been granted room may use it: nobody is stalled meanwhile."""
-        if self.has_band and (missing := self._missing(entries, now)):
+    def _grant(self, client: bytes, sharers: int, entries: int, now: float) -> tuple[int, str]:
+        """A client that has just been granted room may use it: none is stalled meanwhile."""
+        if missing := self._missing(entries, now):
             self._find_room(missing)
         outstanding = self._outstanding
-        found = super().grant(client, sharers, entries, now)
+        found = super()._grant(client, sharers, entries, now)
         if self._outstanding > outstanding:
             self._news_at = now
         return found
@@ -469,13 +460,13 @@ class RoomLimiter(Limiter):
             self._surplus -= lost
 
     def _settle(self, entries: int, now: float) -> None:
-        """Nothing: what is beyond the capacity is forgiven when somebody asks for room."""
+        """Nothing: what is beyond the capacity is forgiven later, when a client asks for room."""
 
     def _share(self, room: float, sharers: int, lasting: float) -> float:
         """An equal part: fragments want all of it."""
         return room / max(1, sharers)
 
-    def _needed(self, entries: int, sharers: int, now: float) -> int:
+    def _needed(self, now: float) -> int:
         """Nothing beyond a client's share of the room: there is enough, since it was found."""
         return 0
 
@@ -493,9 +484,8 @@ class RoomLimiter(Limiter):
             f"given back with the next model (capacity={capacity:.0f}, on_full='wait')"
         )
 
-    def told(self, cluster: ClusterSurplus) -> bool:
-        """False: each server has room of its own."""
-        return False
+    def told(self, cluster: ClusterSurplus) -> None:
+        """Nothing: each server has room of its own."""
 
     def standing(self) -> ServerSurplus | None:
         """None: a take has nothing to wait for but entries."""
