@@ -12,7 +12,6 @@ from measure import Report, Side, arguments, race
 from peers.tasks import BATCH, distinct
 from workloads import NumpyGather, Workload, pool_of, received, w1, w2
 
-from memoire.replay.batch import GatheredSamples
 from memoire.wire import _bytes, containers
 
 GATHER = "NumPy fancy indexing of as many rows, row numbers given"
@@ -40,7 +39,7 @@ def building_caches(workload: Workload) -> Sides:
 class Drawn:
     """Batches of samples that are used once: the pool is filled again before each turn, which is not timed."""
 
-    def __init__(self, workload: Workload, out: GatheredSamples | None = None) -> None:
+    def __init__(self, workload: Workload, out: dict[str, np.ndarray] | None = None) -> None:
         self.workload = workload
         self.out = out
         self.most = workload.held
@@ -65,7 +64,11 @@ def getting_again(workload: Workload) -> Sides:
 
 def getting_over(workload: Workload) -> Sides:
     """Into the arrays of an earlier batch."""
-    out = pool_of(workload, reuse=True).get(BATCH).gathered
+    made = pool_of(workload, reuse=True).get(BATCH).gathered
+    states = workload.schema.states
+    sides = (("", made.prev), ("next_", made.next))
+    rows = {before + name: (name, array) for before, side in sides for name, array in side.items() if name != "reward"}
+    out = {key: made.unstacked(array) if name in states else array for key, (name, array) in rows.items()}
     return Drawn(workload, out), gather_of(workload).over
 
 

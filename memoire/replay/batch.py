@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from memoire import _core
 from memoire._core import newest_of_each as newest_of_each
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 V = TypeVar("V", covariant=True)
+RowForm: TypeAlias = tuple[str, tuple[int, ...], np.dtype[Any]]
 
 ID = np.dtype([("client", "<u8", (2,)), ("number", "<i8")])
 """How a cluster names an entry: the owner's client id as two little-endian words, and the entry's number there."""
@@ -86,6 +87,36 @@ class GatheredSamples:
     [B, L, *F]. F is the shape of an element, L the longest value of both sides and at least 1; zeros behind."""
     next_lengths: dict[str, NDArray[np.int32]] = field(default_factory=dict)
     """The same for next."""
+
+    @classmethod
+    def empty(
+        cls,
+        size: int,
+        sides: Sequence[Iterable[RowForm]],
+        reward_shape: tuple[int, ...],
+        ids: DTypeLike = np.int64,
+        *,
+        length: int = 0,
+    ) -> GatheredSamples:
+        """Arrays for B = `size` samples, to be filled; rewards are 0. Ragged columns are added when they are gathered.
+
+        Args:
+            sides: Prev and next: of each column its name, and the shape and dtype of what one sample has of it.
+            length: T of sequences; 0: transitions.
+        """
+        per_reward = (size, length, *reward_shape) if length else (size, *reward_shape)
+        return cls(
+            prev={name: _core.empty((size, *shape), dtype) for name, shape, dtype in sides[0]},
+            next={name: _core.empty((size, *shape), dtype) for name, shape, dtype in sides[1]},
+            reward=np.zeros(per_reward, np.float32),
+            discount=np.empty(per_reward, np.float32),
+            steps=np.empty(size, np.int32),
+            weight=np.empty(size, np.float32),
+            ids=np.empty(size, ids),
+            age=np.empty(size, np.float32),
+            model_version=np.empty(size, np.int64),
+            mask=np.empty((size, length), np.bool_) if length else None,
+        )
 
     def rows(self, rows: slice) -> GatheredSamples:
         """Some of the samples, in the same arrays."""

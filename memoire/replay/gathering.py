@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from memoire import _core
 from memoire.errors import NoSuchRow, StaleEntry
 
-from .batch import GatheredSamples, sequence_mask
+from .batch import GatheredSamples, RowForm, sequence_mask
 from .columns import Ragged
 from .conversion import check_out, entry_numbers
 from .parameters import Parameters
@@ -306,50 +306,26 @@ class BatchGatherer:
         self._ragged_sides = tuple([name for name in side if name in ragged] for side in names)
         """The columns of both sides whose arrays are made only when lengths are known."""
 
-    def _row(self, name: str) -> tuple[str, tuple[int, ...], np.dtype[Any]]:
+    def _row(self, name: str) -> RowForm:
         """A column, and what one sample has of it."""
         column, stack = self._schema[name], self._parameters.frame_stack
         return name, (stack, *column.shape) if column.role == "state" else column.shape, column.dtype
 
     def allocate(self, size: int) -> GatheredSamples:
         """Uninitialised arrays for a batch of so many samples."""
-        prev, next_ = self._sides
         if self._parameters.sequence_length:
             return self.allocate_sequences(size, self._parameters.sequence_length, self._parameters.sequence_first)
-        return GatheredSamples(
-            prev={name: _core.empty((size, *shape), dtype) for name, shape, dtype in prev},
-            next={name: _core.empty((size, *shape), dtype) for name, shape, dtype in next_},
-            reward=np.empty((size, *self._schema.reward_shape), np.float32),
-            discount=np.empty((size, *self._schema.reward_shape), np.float32),
-            steps=np.empty(size, np.int32),
-            weight=np.empty(size, np.float32),
-            ids=np.empty(size, np.int64),
-            age=np.empty(size, np.float32),
-            model_version=np.empty(size, np.int64),
-        )
+        return GatheredSamples.empty(size, self._sides, self._schema.reward_shape)
 
     def allocate_sequences(self, size: int, length: int, first: tuple[str, ...] = ()) -> GatheredSamples:
         """Arrays for sequences, of which the columns `first` have no time axis."""
-        prev, _ = self._sides
-        axes = dict.fromkeys(self._schema.states, (size, length + 1)) | dict.fromkeys(first, (size,))
-        reward = (size, length, *self._schema.reward_shape)
-        return GatheredSamples(
-            prev={
-                name: _core.empty((*axes.get(name, (size, length)), *shape), dtype)
-                for name, shape, dtype in prev
-                if name != self._schema.reward
-            },
-            next={},
-            reward=np.zeros(reward, np.float32),
-            discount=np.empty(reward, np.float32),
-            steps=np.empty(size, np.int32),
-            weight=np.empty(size, np.float32),
-            ids=np.empty(size, np.int64),
-            age=np.empty(size, np.float32),
-            model_version=np.empty(size, np.int64),
-            mask=np.empty((size, length), np.bool_),
-            max_share=self._parameters.sequence_max_share,
-        )
+        schema = self._schema
+        axes = dict.fromkeys(schema.states, (length + 1,)) | dict.fromkeys(first, ())
+        prev = [(name, axes.get(name, (length,)) + shape, dtype) for name, shape, dtype in self._sides[0]]
+        prev = [form for form in prev if form[0] != schema.reward]
+        made = GatheredSamples.empty(size, (prev, ()), schema.reward_shape, length=length)
+        made.max_share = self._parameters.sequence_max_share
+        return made
 
     def fill(self, store: _core.EntryStore, numbers: Int64s, made: GatheredSamples) -> GatheredSamples:
         """The samples of these entries in the arrays of `made`. Raises StaleEntry."""

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from memoire.replay.batch import GatheredSamples
     from memoire.replay.episode_store import Changes
     from memoire.replay.episodes import EpisodeBatch
     from memoire.replay.rollouts import Rollouts
@@ -393,7 +392,7 @@ class DrawsBatches(ABC):
         samples: int,
         *,
         timeout: float | None = None,
-        out: GatheredSamples | Mapping[str, NDArray[Any]] | None = None,
+        out: Mapping[str, NDArray[Any]] | None = None,
     ) -> PooledBatch:
         """Draw a batch, all of it or nothing; its ids are [B] of dtype `batch.ID`. Raises as `Pool.get`."""
 

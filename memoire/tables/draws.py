@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire import _core
 from memoire.errors import ProtocolError
 from memoire.replay import mixing
-from memoire.replay.batch import Batch, GatheredSamples, place
+from memoire.replay.batch import Batch, GatheredSamples, place, sequence_mask
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire._container import HeldCache, container_bytes
@@ -233,16 +234,36 @@ def _divided(importance: NDArray[np.float32], divisor: float, is_global: bool) -
 
 
 def arrays_for(
-    schema: Schema, layout: ContainerLayout, samples: int, out: GatheredSamples | Mapping[str, NDArray[Any]] | None
+    schema: Schema, layout: ContainerLayout, samples: int, out: Mapping[str, NDArray[Any]] | None
 ) -> GatheredSamples:
     """Arrays for a batch of B samples: the caller's [B, ...], or new ones. Raises ParameterError: one does not fit."""
-    if isinstance(out, GatheredSamples):
-        layout.check_out(out, samples)
-        return out
     made = layout.allocate(samples)
     if out is not None:
         place(schema, made, out)
     return made
+
+
+def gather(picks: Picks, layout: ContainerLayout, out: GatheredSamples) -> None:
+    """Fill the arrays of `out`, which the layout allocated, with the picked samples, and add the ragged columns."""
+    arrays = [(out.prev if each.side == "prev" else out.next)[each.name] for each in layout.outputs]
+    reward: NDArray[np.float32] | None = out.reward if layout.schema.reward is not None else None
+    burn_in = np.empty(picks.size if layout.length else 0, np.uint32)
+    if layout.length:  # rewards are fields of their own there
+        arrays += [burn_in] if reward is None else [reward, burn_in]
+        reward = None
+    facts = out.discount, out.steps, out.weight, out.ids, out.age, out.model_version
+    picks.gather(arrays, reward, *facts)
+    longest: dict[str, int] = {}  # both sides are as wide as the longest value of both, and at least 1
+    lengths_of = {"prev": out.prev_lengths, "next": out.next_lengths}
+    for i, (side, name, shape, _, _) in enumerate(layout.ragged_outputs):
+        lengths = lengths_of[side][name] = np.empty((picks.size, *shape), np.int32)
+        longest[name] = max(longest.get(name, 1), picks.gather_lengths(i, lengths))
+    for i, (side, name, shape, dtype, element) in enumerate(layout.ragged_outputs):
+        made = _core.empty((picks.size, *shape, longest[name], *(element or ())), dtype)
+        picks.gather_padded(i, longest[name], made)
+        (out.prev if side == "prev" else out.next)[name] = made
+    if out.mask is not None:
+        sequence_mask(burn_in, out.steps, out.mask)
 
 
 def gathered_from(
@@ -258,7 +279,7 @@ def gathered_from(
     Args:
         clock: The pool's now, so that ages are those of now; None: as they came.
     """
-    layout.gather(picks, gathered)
+    gather(picks, layout, gathered)
     if clock is not None:
         gathered.age += waits_of(picks, clock)
     if gathered.mask is not None:

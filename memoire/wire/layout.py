@@ -6,14 +6,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from math import prod
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
 
-from memoire import _core
 from memoire.errors import ParameterError
-from memoire.replay.batch import ID, GatheredSamples, sequence_mask
+from memoire.replay.batch import ID, GatheredSamples
 from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
@@ -42,7 +40,7 @@ from .parts import (
 )
 
 
-class _BatchArray(NamedTuple):
+class BatchArray(NamedTuple):
     """An array of a batch; of a ragged column without the axis of its values' lengths."""
 
     side: str
@@ -54,35 +52,6 @@ class _BatchArray(NamedTuple):
 
 
 _Field: TypeAlias = tuple[int, int, int, int, int]
-
-
-class PickedSamples(Protocol):
-    """Samples that a draw took from held containers, B of them: what a layout needs of `pool._draw.Picks`."""
-
-    @property
-    def size(self) -> int:
-        """B."""
-        ...
-
-    def gather(
-        self,
-        arrays: list[NDArray[Any]],
-        reward: NDArray[np.float32] | None,
-        discount: NDArray[np.float32],
-        steps: NDArray[np.int32],
-        weight: NDArray[np.float32],
-        ids: NDArray[Any],
-        age: NDArray[np.float32],
-        model: NDArray[np.int64],
-    ) -> None:
-        """Copy each sample's rows into `arrays` [B, ...], one for each field, and what it carries [B]."""
-
-    def gather_lengths(self, index: int, target: NDArray[np.int32]) -> int:
-        """Fill in how many elements each value of a ragged field has [B, rows]; returns the most."""
-        ...
-
-    def gather_padded(self, index: int, longest: int, target: NDArray[Any]) -> None:
-        """Copy the values of a ragged field [B, rows, longest, ...], zeros behind each."""
 
 
 class ContainerLayout:
@@ -119,8 +88,10 @@ class ContainerLayout:
         self._place = {(form.column, form.part): i for i, form in enumerate(self.blocks)}
         outputs, fields = self._fields()
         both = list(zip(outputs, fields, strict=False))
-        self._outputs = [output for output in outputs if output.element is None]
-        self._ragged = [output for output in outputs if output.element is not None]
+        self.outputs = [output for output in outputs if output.element is None]
+        """Arrays of a batch, in the order of the fields of `core`."""
+        self.ragged_outputs = [output for output in outputs if output.element is not None]
+        """The same of ragged columns."""
         ragged_fields = [field for output, field in both if output.element is not None]
         fields = [field for output, field in both if output.element is None] + fields[len(outputs) :]
         forms = list(enumerate(self.blocks))
@@ -156,61 +127,9 @@ class ContainerLayout:
         return self._place[BOOKKEEPING, part]
 
     def allocate(self, samples: int) -> GatheredSamples:
-        """Arrays for a batch of `samples`; those of ragged columns are made when it is gathered."""
-        sides: dict[str, dict[str, NDArray[Any]]] = {"prev": {}, "next": {}}
-        for side, name, shape, dtype, _ in self._outputs:
-            sides[side][name] = _core.empty((samples, *shape), dtype)
-        reward = np.empty if self.schema.reward is not None else np.zeros
-        return GatheredSamples(
-            prev=sides["prev"],
-            next=sides["next"],
-            reward=reward((samples, *self.reward_shape), np.float32),
-            discount=np.empty((samples, *self.reward_shape), np.float32),
-            steps=np.empty(samples, np.int32),
-            weight=np.empty(samples, np.float32),
-            ids=np.empty(samples, ID),
-            age=np.empty(samples, np.float32),
-            model_version=np.empty(samples, np.int64),
-        )
-
-    def gather(self, picks: PickedSamples, out: GatheredSamples) -> None:
-        """Fill the arrays of `out`, which `allocate` made or `check_out` found fit, with the picked samples."""
-        picks.gather(
-            [(out.prev if output.side == "prev" else out.next)[output.name] for output in self._outputs],
-            out.reward if self.schema.reward is not None else None,
-            out.discount, out.steps, out.weight, out.ids, out.age, out.model_version,
-        )  # fmt: skip
-        self._gather_ragged(picks, out)
-
-    def _gather_ragged(self, picks: PickedSamples, out: GatheredSamples) -> None:
-        """Add the ragged columns to `out`: both sides as wide as the longest value of both, and at least 1."""
-        longest: dict[str, int] = {}
-        lengths_of = {"prev": out.prev_lengths, "next": out.next_lengths}
-        for i, (side, name, shape, _, _) in enumerate(self._ragged):
-            lengths = lengths_of[side][name] = np.empty((picks.size, *shape), np.int32)
-            longest[name] = max(longest.get(name, 1), picks.gather_lengths(i, lengths))
-        for i, (side, name, shape, dtype, element) in enumerate(self._ragged):
-            made = _core.empty((picks.size, *shape, longest[name], *(element or ())), dtype)
-            picks.gather_padded(i, longest[name], made)
-            (out.prev if side == "prev" else out.next)[name] = made
-
-    def check_out(self, out: GatheredSamples, samples: int) -> None:
-        """Raise ValueError unless every array is what `allocate` would make."""
-        for side, name, shape, dtype, _ in self._outputs:
-            array = (out.prev if side == "prev" else out.next).get(name)
-            _check_out(f"out.{side}[{name!r}]", array, (samples, *shape), dtype)
-        per_reward = (samples, *self._per_reward())
-        _check_out("out.reward", out.reward, per_reward, np.float32)
-        _check_out("out.discount", out.discount, per_reward, np.float32)
-        _check_out("out.steps", out.steps, (samples,), np.int32)
-        _check_out("out.weight", out.weight, (samples,), np.float32)
-        _check_out("out.ids", out.ids, (samples,), ID)
-        _check_out("out.age", out.age, (samples,), np.float32)
-        _check_out("out.model_version", out.model_version, (samples,), np.int64)
-
-    def _per_reward(self) -> tuple[int, ...]:
-        """Shape of what a sample has of the reward and of the discount."""
-        return self.reward_shape
+        """Arrays for a batch of `samples`."""
+        sides = [[each[1:4] for each in self.outputs if each.side == side] for side in ("prev", "next")]
+        return GatheredSamples.empty(samples, sides, self.reward_shape, ID, length=self.length)
 
     def _bookkeeping(self) -> list[BlockSpec]:
         own = self._row_bytes()
@@ -275,8 +194,8 @@ class ContainerLayout:
         sides = ((Part.PREV, before), (Part.NEXT, after))
         return [(part, RowCount.PER_SAMPLE) for part, is_there in sides if is_there]
 
-    def _fields(self) -> tuple[list[_BatchArray], list[_Field]]:
-        outputs: list[_BatchArray] = []
+    def _fields(self) -> tuple[list[BatchArray], list[_Field]]:
+        outputs: list[BatchArray] = []
         fields: list[_Field] = []
         if self.kind not in (ContainerKind.CACHE, ContainerKind.DRAWN):
             return outputs, fields
@@ -322,34 +241,6 @@ class SequenceLayout(ContainerLayout):
             most = f"such that what belongs to a sequence takes at most {MAX_ROW_BYTES} bytes in each block"
             raise ParameterError("sequence_length", length, most)
 
-    def allocate(self, samples: int) -> GatheredSamples:
-        """Arrays for a batch of `samples` sequences."""
-        made = super().allocate(samples)
-        per_entry = (samples, self.length, *self.reward_shape)
-        made.reward, made.discount = np.zeros(per_entry, np.float32), np.empty(per_entry, np.float32)
-        made.mask = np.empty((samples, self.length), np.bool_)
-        return made
-
-    def gather(self, picks: PickedSamples, out: GatheredSamples) -> None:
-        """Fill the arrays of `out` with the picked sequences."""
-        assert out.mask is not None
-        burn_in = np.empty(picks.size, np.uint32)
-        rewards = [] if self.schema.reward is None else [out.reward]
-        picks.gather(
-            [*(out.prev[output.name] for output in self._outputs), *rewards, burn_in],
-            None, out.discount, out.steps, out.weight, out.ids, out.age, out.model_version,
-        )  # fmt: skip
-        self._gather_ragged(picks, out)
-        sequence_mask(burn_in, out.steps, out.mask)
-
-    def check_out(self, out: GatheredSamples, samples: int) -> None:
-        """Raise ValueError unless every array is what `allocate` would make."""
-        super().check_out(out, samples)
-        _check_out("out.mask", out.mask, (samples, self.length), np.bool_)
-
-    def _per_reward(self) -> tuple[int, ...]:
-        return (self.length, *self.reward_shape)
-
     def _row_bytes(self) -> dict[Part, int]:
         return {
             Part.PREV_INDEX: 4 * (self.frame_stack + self.length), Part.ENTRY_INDEX: 4 * self.length,
@@ -367,8 +258,8 @@ class SequenceLayout(ContainerLayout):
             return super()._sides(name, column, final)
         return _ENTRIES
 
-    def _fields(self) -> tuple[list[_BatchArray], list[_Field]]:
-        outputs: list[_BatchArray] = []
+    def _fields(self) -> tuple[list[BatchArray], list[_Field]]:
+        outputs: list[BatchArray] = []
         fields: list[_Field] = []
         for name in self.prev:
             column = self.schema[name]
@@ -396,16 +287,10 @@ class SequenceLayout(ContainerLayout):
 _ENTRIES: Final = [(Part.ENTRIES, RowCount.PER_ENTRY)]
 
 
-def _output(side: str, name: str, axes: tuple[int, ...], column: Column) -> _BatchArray:
+def _output(side: str, name: str, axes: tuple[int, ...], column: Column) -> BatchArray:
     if column.is_ragged:
-        return _BatchArray(side, name, axes, column.dtype, column.element)
-    return _BatchArray(side, name, axes + column.shape, column.dtype)
-
-
-def _check_out(name: str, array: NDArray[Any] | None, shape: tuple[int, ...], dtype: DTypeLike) -> None:
-    if array is None or array.shape != shape or array.dtype != dtype:
-        found = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
-        raise ParameterError(name, found, f"{np.dtype(dtype)}{list(shape)}")
+        return BatchArray(side, name, axes, column.dtype, column.element)
+    return BatchArray(side, name, axes + column.shape, column.dtype)
 
 
 @lru_cache(maxsize=64)

@@ -70,7 +70,7 @@ def test_what_a_reader_draws_is_what_the_pool_holds(parameters) -> None:
     one = np.ones(1)
     assembled = _draw.assemble(layouts[1].core, [drawn], [one], [one], 1.0, 0.0, 1.0, 7)
     gathered = layouts[1].allocate(assembled.size)
-    layouts[1].gather(assembled, gathered)
+    draws.gather(assembled, layouts[1], gathered)
     assert assembled.size == 25
     same(gathered, memory.gather(gathered.ids["number"]))
 

@@ -325,7 +325,7 @@ def copied(chosen: ChosenSample, beta: float) -> PeekedSample | None:
     picks = alone.draw(layout.core, 1, False)
     assert picks is not None, "a held cache has a sample"
     gathered = layout.allocate(1)
-    layout.gather(picks, gathered)
+    draws.gather(picks, layout, gathered)
     gathered.age += draws.waits_of(picks, chosen.clock)
     chance = chosen.share * min(1.0, float(gathered.weight[0]) / cache.total_weight)
     newest = max(1.0, chosen.sums[2])

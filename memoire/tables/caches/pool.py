@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from memoire import _core
 from memoire.errors import NotEnoughSamples, ParameterError, ProtocolError
 from memoire.limits import HELD_BYTES, Limits
-from memoire.replay.batch import GatheredSamples
 from memoire.replay.parameters import Parameters, differing
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
@@ -444,15 +443,14 @@ class Pool(
         samples: int,
         *,
         timeout: float | None = None,
-        out: GatheredSamples | Mapping[str, NDArray[Any]] | None = None,
+        out: Mapping[str, NDArray[Any]] | None = None,
     ) -> PooledBatch:
         """Draw a batch: all of it or nothing.
 
         Args:
             samples: At least 1.
             timeout: Seconds to wait for enough samples; None does not wait.
-            out: The caller's arrays [B, ...], B = `samples`: all of them, or by the names they have in a `Batch`
-                (others are made new).
+            out: The caller's arrays [B, ...], B = `samples`, by the names they have in a `Batch`; others are made new.
 
         Raises:
             ParameterError: an array of `out` does not fit; no sample was taken.

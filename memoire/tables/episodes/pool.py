@@ -26,16 +26,9 @@ from numpy.typing import NDArray
 
 from memoire import _core
 from memoire.arguments import whole
-from memoire.errors import (
-    EmptyMemory,
-    MemoireError,
-    NotEnoughSamples,
-    ProtocolError,
-    WrongType,
-)
+from memoire.errors import EmptyMemory, MemoireError, NotEnoughSamples, ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.replay import dataset
-from memoire.replay.batch import GatheredSamples
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.episodes import EpisodeBatch, sample
 from memoire.replay.memory import MAX_ROWS, Memory
@@ -438,7 +431,7 @@ class EpisodePool(
         samples: int,
         *,
         timeout: float | None = None,
-        out: GatheredSamples | Mapping[str, NDArray[Any]] | None = None,
+        out: Mapping[str, NDArray[Any]] | None = None,
     ) -> PooledBatch:
         """Draw a batch, with replacement, as `Buffer.sample` does.
 
@@ -453,8 +446,6 @@ class EpisodePool(
             Closed: `close` was called, also from another thread while waiting.
         """
         samples = whole("batch_size", samples, 1, MAX_BATCH)
-        if isinstance(out, GatheredSamples):
-            raise WrongType("out", "arrays by their names in a batch", "GatheredSamples")
         places = None if out is None else {name: out[name] for name in out if name != "ids"}  # made here
         return self._when_there(samples, timeout, lambda now: self._pooled(now, samples, places))
 
