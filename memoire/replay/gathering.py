@@ -91,60 +91,6 @@ class DrawnSequences(NamedTuple):
     min_weight: float
 
 
-class WindowCutter:
-    """Finds the frames of windows and of sequences, as some parameters cut them. Unchangeable, as these are."""
-
-    def __init__(self, schema: Schema, parameters: Parameters) -> None:
-        self._reward_shape, self._parameters = schema.reward_shape, parameters
-
-    def windows(
-        self, store: _core.EntryStore, numbers: Int64s, weights: Float64s, sums: tuple[float, int, float]
-    ) -> DrawnWindows:
-        """Where the samples of entries that were drawn are; `weights` and `sums` are of the draw."""
-        count, rows, stack = len(numbers), numbers % store.capacity, self._parameters.frame_stack
-        prev, next_ = np.empty((count, stack), np.int64), np.empty((count, stack), np.int64)
-        next_rows = np.empty(count, np.int64)
-        shape = (count, *self._reward_shape)
-        returns = np.empty(shape, np.float32), np.empty(shape, np.float32)
-        steps, ages, versions = np.empty(count, np.int32), np.empty(count, np.float32), np.empty(count, np.int64)
-        store._windows(rows, prev, next_, next_rows, steps, *returns)
-        store._facts(rows, ages, versions, None)
-        facts = (*returns, steps, ages, versions)
-        return DrawnWindows(numbers, rows, prev, next_, next_rows, weights, *facts, *sums)
-
-    def codes(self, store: _core.EntryStore, rows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """`prev_codes`, `next_codes` and `next_rows` of the `DrawnWindows` of these rows."""
-        stack = self._parameters.frame_stack
-        prev, next_ = np.empty((len(rows), stack), np.int64), np.empty((len(rows), stack), np.int64)
-        next_rows = np.empty(len(rows), np.int64)
-        store._windows(rows, prev, next_, next_rows, None, None, None)
-        return prev, next_, next_rows
-
-    def sequences(
-        self, store: _core.EntryStore, numbers: Int64s, weights: Float64s, sums: tuple[float, int, float]
-    ) -> DrawnSequences:
-        """Where the sequences are that begin with entries that were drawn; `weights` and `sums` are of the draw."""
-        count = len(numbers)
-        steps = np.empty(count, np.int32)
-        discount = np.empty((count, self._parameters.sequence_length, *self._reward_shape), np.float32)
-        frames, codes, burn_in = self.cut(store, numbers, steps, discount)
-        ages, versions = np.empty(count, np.float32), np.empty(count, np.int64)
-        store._facts(codes[:, 0].copy(), ages, versions, None)
-        return DrawnSequences(numbers, frames, codes, weights, discount, steps, burn_in, ages, versions, *sums)
-
-    def cut(
-        self, store: _core.EntryStore, numbers: Int64s, steps: NDArray[np.int32], discount: NDArray[np.float32]
-    ) -> tuple[Int64s, Int64s, NDArray[np.uint32]]:
-        """`state_codes`, `codes` and `burn_in` of the `DrawnSequences` that begin with these entries; fills the others,
-        whose shape says how long they are. Raises StaleEntry.
-        """
-        length, stack = discount.shape[1], self._parameters.frame_stack
-        frames = np.empty((len(numbers), stack + length), np.int64)
-        codes, positions = np.empty((len(numbers), length), np.int64), np.empty(len(numbers), np.int64)
-        check_stale(numbers, store._sequences(numbers, length, frames, codes, steps, discount, positions))
-        return frames, codes, np.where(positions > 0, self._parameters.burn_in, 0).astype(np.uint32)
-
-
 def check_stale(numbers: Int64s, bad: int) -> None:
     """Raise StaleEntry if one of the entries, at place `bad`, has left the memory; -1 is none."""
     if bad >= 0:
@@ -158,71 +104,24 @@ def check_rows(store: _core.EntryStore, rows: Int64s, bad: int) -> None:
         raise NoSuchRow("row", int(rows.flat[bad]), int(bad), where)
 
 
-class FrameCopier:
-    """Copies values of a schema's columns by frame code. Raises NoSuchRow for a code that cannot be."""
-
-    def __init__(self, schema: Schema) -> None:
-        self.schema = schema
-        self.index = {name: i for i, name in enumerate(schema.names)}
-        """Number of each column in the store."""
-
-    def lengths(self, store: _core.EntryStore, name: str, codes: Int64s) -> NDArray[np.int32]:
-        """How many elements a ragged column's values have, in the shape of the codes."""
-        lengths = np.empty(codes.shape, np.int32)
-        self._check(name, codes, store._copy_ragged(self.index[name], codes, lengths, None, -1))
-        return lengths
-
-    def copy(self, store: _core.EntryStore, name: str, codes: Int64s, out: NDArray[Any]) -> None:
-        """Copy the values of N codes, of any shape, into `out`, contiguous and of just their bytes.
-
-        These are [N, *F]; those of a ragged column stand one after the other.
-        """
-        if name in self.schema.ragged:
-            bad = store._copy_ragged(self.index[name], codes, np.empty(codes.shape, np.int32), out, -1)
-        else:
-            bad = store._copy_column(self.index[name], codes, out)
-        self._check(name, codes, bad)
-
-    def ragged(self, store: _core.EntryStore, name: str, codes: Int64s) -> Ragged:
-        """Values of a ragged column in the order of the codes, [n]."""
-        column = self.schema[name]
-        lengths = self.lengths(store, name, codes)
-        made = np.empty((int(lengths.sum(dtype=np.int64)), *column.element), column.dtype)
-        self.copy(store, name, codes, made)
-        return Ragged(made, lengths)
-
-    def _check(self, name: str, codes: Int64s, bad: int) -> None:
-        if bad >= 0:
-            raise NoSuchRow("frame code", int(codes.flat[bad]), int(bad), f"of column {name!r} is no row")
-
-
 class StoredRows(_core.EntryStore):
     """Rows of a memory, copied by where they are: what caches are built of, and batches looked into."""
 
     schema: Schema
+    _parameters: Parameters
     _dimensions: int
     """Of a reward."""
-    _frames: FrameCopier
-    _cutter: WindowCutter
 
-    def ragged(self, name: str, codes: Int64s) -> Ragged:
-        """Values of a ragged column by frame code, as `copy_frames` takes them, in the order of the codes.
+    # Values by frame code
+
+    def lengths(self, name: str, codes: Int64s) -> NDArray[np.int32]:
+        """How many elements a ragged column's values have, by frame code and in the shape of the codes.
 
         Raises NoSuchRow for a code that cannot be.
         """
-        where = np.ascontiguousarray(codes, np.int64).reshape(-1)
-        with self.held():
-            return self._frames.ragged(self, name, where)
-
-    def lengths(self, name: str, codes: Int64s) -> NDArray[np.int32]:
-        """How many elements a ragged column's values have, by frame code and in the shape of the codes."""
-        return self._frames.lengths(self, name, codes)
-
-    def unique_frames(
-        self, prev_codes: Int64s | None, next_codes: Int64s | None, ordered: bool
-    ) -> tuple[Int64s, NDArray[np.uint32], NDArray[np.uint32]]:
-        """`_core.unique_frames`: each frame once, int64 [U], and where windows have theirs, uint32 in their shape."""
-        return _core.unique_frames(prev_codes, next_codes, ordered)
+        lengths = np.empty(codes.shape, np.int32)
+        self._check_codes(name, codes, self._copy_ragged(self.schema.names.index(name), codes, lengths, None, -1))
+        return lengths
 
     def copy_frames(self, name: str, sources: Int64s, out: NDArray[Any]) -> None:
         """Copy a column's rows by frame code, int64 [N], into `out`, contiguous and of just their bytes: [N, *F], or
@@ -231,9 +130,38 @@ class StoredRows(_core.EntryStore):
         -1 is zeros; a final state is there for state columns; a value column has its bootstrap value there, and other
         columns zeros. Raises NoSuchRow for a code that cannot be.
         """
-        self._frames.copy(self, name, np.ascontiguousarray(sources, np.int64), out)
+        codes, index = np.ascontiguousarray(sources, np.int64), self.schema.names.index(name)
+        if name in self.schema.ragged:
+            bad = self._copy_ragged(index, codes, np.empty(codes.shape, np.int32), out, -1)
+        else:
+            bad = self._copy_column(index, codes, out)
+        self._check_codes(name, codes, bad)
 
     copy_rows = copy_frames
+
+    def ragged(self, name: str, codes: Int64s) -> Ragged:
+        """Values of a ragged column by frame code, as `copy_frames` takes them, in the order of the codes.
+
+        Raises NoSuchRow for a code that cannot be.
+        """
+        where, column = np.ascontiguousarray(codes, np.int64).reshape(-1), self.schema[name]
+        with self.held():
+            lengths = self.lengths(name, where)
+            made = np.empty((int(lengths.sum(dtype=np.int64)), *column.element), column.dtype)
+            self.copy_frames(name, where, made)
+        return Ragged(made, lengths)
+
+    def _check_codes(self, name: str, codes: Int64s, bad: int) -> None:
+        if bad >= 0:
+            raise NoSuchRow("frame code", int(codes.flat[bad]), int(bad), f"of column {name!r} is no row")
+
+    def unique_frames(
+        self, prev_codes: Int64s | None, next_codes: Int64s | None, ordered: bool
+    ) -> tuple[Int64s, NDArray[np.uint32], NDArray[np.uint32]]:
+        """`_core.unique_frames`: each frame once, int64 [U], and where windows have theirs, uint32 in their shape."""
+        return _core.unique_frames(prev_codes, next_codes, ordered)
+
+    # Facts of rows
 
     def returns(
         self,
@@ -249,20 +177,6 @@ class StoredRows(_core.EntryStore):
             check_out(out, dtype, where.size * width)
         check_rows(self, where, self._windows(where, None, None, None, out_steps, out_reward, out_discount))
 
-    def rewards(self, numbers: ArrayLike, length: int) -> NDArray[np.float32]:
-        """Rewards of `length` entries from each of these on, by number [B]: [B, length, *R]; 0 behind an episode's end.
-
-        Raises StaleEntry where one has left.
-        """
-        wanted = entry_numbers(numbers)
-        made = np.zeros((len(wanted), length, *self.schema.reward_shape), np.float32)
-        if self.schema.reward is not None:
-            with self.held():
-                discount = np.empty_like(made)
-                _, codes, _ = self._cutter.cut(self, wanted, np.empty(len(wanted), np.int32), discount)
-                self._frames.copy(self, self.schema.reward, codes, made)
-        return made
-
     def ages(self, rows: Int64s, out: NDArray[np.float32]) -> None:
         """Seconds since the entries of rows [N] were added, float32 [N]."""
         where = np.ascontiguousarray(rows, np.int64)
@@ -274,6 +188,67 @@ class StoredRows(_core.EntryStore):
         where = np.ascontiguousarray(rows, np.int64)
         check_out(out, np.int64, where.size)
         check_rows(self, where, self._facts(where, None, out, None))
+
+    def rewards(self, numbers: ArrayLike, length: int) -> NDArray[np.float32]:
+        """Rewards of `length` entries from each of these on, by number [B]: [B, length, *R]; 0 behind an episode's end.
+
+        Raises StaleEntry where one has left.
+        """
+        wanted = entry_numbers(numbers)
+        made = np.zeros((len(wanted), length, *self.schema.reward_shape), np.float32)
+        if self.schema.reward is not None:
+            with self.held():
+                _, codes, _ = self.cut_sequences(wanted, np.empty(len(wanted), np.int32), np.empty_like(made))
+                self.copy_frames(self.schema.reward, codes, made)
+        return made
+
+    # Where samples are, while the memory is held
+
+    def windows_of(self, numbers: Int64s, weights: Float64s, sums: tuple[float, int, float]) -> DrawnWindows:
+        """Where the samples of entries that were drawn are; `weights` and `sums` are of the draw."""
+        rows, shape = numbers % self.capacity, (len(numbers), *self.schema.reward_shape)
+        facts = np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(len(numbers), np.int32)
+        codes = self.window_codes(rows, *facts)
+        ages, versions = self._ages_and_versions(rows)
+        return DrawnWindows(numbers, rows, *codes, weights, *facts, ages, versions, *sums)
+
+    def window_codes(
+        self,
+        rows: Int64s,
+        reward: NDArray[np.float32] | None = None,
+        discount: NDArray[np.float32] | None = None,
+        steps: NDArray[np.int32] | None = None,
+    ) -> tuple[Int64s, Int64s, Int64s]:
+        """`prev_codes`, `next_codes` and `next_rows` of the `DrawnWindows` of these rows; fills the others."""
+        shape = len(rows), self._parameters.frame_stack
+        prev, next_, next_rows = np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(len(rows), np.int64)
+        self._windows(rows, prev, next_, next_rows, steps, reward, discount)
+        return prev, next_, next_rows
+
+    def sequences_of(self, numbers: Int64s, weights: Float64s, sums: tuple[float, int, float]) -> DrawnSequences:
+        """Where the sequences are that begin with entries that were drawn; `weights` and `sums` are of the draw."""
+        shape = len(numbers), self._parameters.sequence_length, *self.schema.reward_shape
+        steps, discount = np.empty(len(numbers), np.int32), np.empty(shape, np.float32)
+        frames, codes, burn_in = self.cut_sequences(numbers, steps, discount)
+        facts = steps, burn_in, *self._ages_and_versions(codes[:, 0].copy())
+        return DrawnSequences(numbers, frames, codes, weights, discount, *facts, *sums)
+
+    def cut_sequences(
+        self, numbers: Int64s, steps: NDArray[np.int32], discount: NDArray[np.float32]
+    ) -> tuple[Int64s, Int64s, NDArray[np.uint32]]:
+        """`state_codes`, `codes` and `burn_in` of the `DrawnSequences` that begin with these entries; fills the others,
+        whose shape says how long they are. Raises StaleEntry.
+        """
+        length, stack = discount.shape[1], self._parameters.frame_stack
+        frames = np.empty((len(numbers), stack + length), np.int64)
+        codes, positions = np.empty((len(numbers), length), np.int64), np.empty(len(numbers), np.int64)
+        check_stale(numbers, self._sequences(numbers, length, frames, codes, steps, discount, positions))
+        return frames, codes, np.where(positions > 0, self._parameters.burn_in, 0).astype(np.uint32)
+
+    def _ages_and_versions(self, rows: Int64s) -> tuple[NDArray[np.float32], Int64s]:
+        ages, versions = np.empty(len(rows), np.float32), np.empty(len(rows), np.int64)
+        self._facts(rows, ages, versions, None)
+        return ages, versions
 
 
 class Sample(NamedTuple):
@@ -294,8 +269,9 @@ class BatchGatherer:
     `store` in its methods is a memory of this schema that follows these parameters, and it is held.
     """
 
-    def __init__(self, schema: Schema, parameters: Parameters, frames: FrameCopier, cutter: WindowCutter) -> None:
-        self._schema, self._parameters, self._frames, self._cutter = schema, parameters, frames, cutter
+    def __init__(self, schema: Schema, parameters: Parameters) -> None:
+        self._schema, self._parameters = schema, parameters
+        self._index = {name: i for i, name in enumerate(schema.names)}
         names = (
             schema.names if parameters.prev is None else parameters.prev,
             schema.states if parameters.next is None else parameters.next,
@@ -327,13 +303,13 @@ class BatchGatherer:
         made.max_share = self._parameters.sequence_max_share
         return made
 
-    def fill(self, store: _core.EntryStore, numbers: Int64s, made: GatheredSamples) -> GatheredSamples:
+    def fill(self, store: StoredRows, numbers: Int64s, made: GatheredSamples) -> GatheredSamples:
         """The samples of these entries in the arrays of `made`. Raises StaleEntry."""
         if made.mask is not None:
             self.fill_sequences(store, numbers, made, self._parameters.sequence_first)
             return made
         made.ids = numbers
-        index = self._frames.index
+        index = self._index
         bad = store._gather(
             numbers,
             [(index[name], array) for name, array in made.prev.items()],
@@ -348,7 +324,7 @@ class BatchGatherer:
         check_stale(numbers, bad)
         return self._fill_ragged_windows(store, numbers, made) if self._schema.ragged else made
 
-    def episodes(self, store: _core.EntryStore, rows: Int64s, length: int) -> tuple[GatheredSamples, Int64s]:
+    def episodes(self, store: StoredRows, rows: Int64s, length: int) -> tuple[GatheredSamples, Int64s]:
         """`Memory.gather_episodes`: whole episodes that begin in these rows, and the rows of their entries."""
         numbers = store.contents()["meta"]["number"]
         made = self.allocate_sequences(len(rows), length)
@@ -357,20 +333,20 @@ class BatchGatherer:
         return made, codes
 
     def fill_sequences(
-        self, store: _core.EntryStore, numbers: Int64s, made: GatheredSamples, first: tuple[str, ...] = ()
+        self, store: StoredRows, numbers: Int64s, made: GatheredSamples, first: tuple[str, ...] = ()
     ) -> Int64s:
         """Fill `made`, allocated with the same `first`, with the sequences that begin with these entries; returns their
         rows. Raises StaleEntry.
         """
-        frames, codes, burn_in = self._cutter.cut(store, numbers, made.steps, made.discount)
+        frames, codes, burn_in = store.cut_sequences(numbers, made.steps, made.discount)
         stack = self._parameters.frame_stack
         stacks = frames if stack == 1 else np.ascontiguousarray(sliding_window_view(frames, stack, axis=1))
         begins = np.ascontiguousarray(codes[:, 0])
         places = dict.fromkeys(self._schema.states, stacks) | dict.fromkeys(first, begins)
         for name, out in made.prev.items():
-            store._copy_column(self._frames.index[name], places.get(name, codes), out)
+            store._copy_column(self._index[name], places.get(name, codes), out)
         if self._schema.reward is not None:
-            store._copy_column(self._frames.index[self._schema.reward], codes, made.reward)
+            store._copy_column(self._index[self._schema.reward], codes, made.reward)
         weights = np.empty(len(numbers), np.float64)
         store._facts(begins, made.age, made.model_version, weights)
         made.ids, made.weight[:] = numbers, weights
@@ -381,10 +357,10 @@ class BatchGatherer:
         sequence_mask(burn_in, made.steps, made.mask)
         return codes
 
-    def _fill_ragged_windows(self, store: _core.EntryStore, numbers: Int64s, made: GatheredSamples) -> GatheredSamples:
+    def _fill_ragged_windows(self, store: StoredRows, numbers: Int64s, made: GatheredSamples) -> GatheredSamples:
         """The ragged columns of both ends of these entries' windows."""
         rows = numbers % store.capacity
-        prev_codes, next_codes, next_rows = self._cutter.codes(store, rows)
+        prev_codes, next_codes, next_rows = store.window_codes(rows)
         states = self._schema.states
         ends = ((prev_codes, rows), (next_codes, next_rows))
         return self._fill_ragged(
@@ -397,19 +373,19 @@ class BatchGatherer:
         )
 
     def _fill_ragged(
-        self, store: _core.EntryStore, made: GatheredSamples, codes: Sequence[Mapping[str, Int64s]]
+        self, store: StoredRows, made: GatheredSamples, codes: Sequence[Mapping[str, Int64s]]
     ) -> GatheredSamples:
         """Add the ragged columns of both sides, which have a value for each of these frame codes.
 
         Both sides are as wide as the longest value among them, and at least 1.
         """
-        found = [{name: self._frames.lengths(store, name, where) for name, where in side.items()} for side in codes]
+        found = [{name: store.lengths(name, where) for name, where in side.items()} for side in codes]
         sides = ((made.prev, made.prev_lengths), (made.next, made.next_lengths))
         for (columns, lengths_of), side, lengths in zip(sides, codes, found, strict=True):
             for name, where in side.items():
                 column = self._schema[name]
                 longest = max(int(each[name].max(initial=1)) for each in found if name in each)
                 out = _core.empty((*where.shape, longest, *column.element), column.dtype)
-                store._copy_ragged(self._frames.index[name], where, lengths[name], out, longest)
+                store._copy_ragged(self._index[name], where, lengths[name], out, longest)
                 columns[name], lengths_of[name] = out, lengths[name]
         return made

@@ -41,11 +41,9 @@ from .gathering import (
     DrawnSequences,
     DrawnWindows,
     Float64s,
-    FrameCopier,
     Int64s,
     Sample,
     StoredRows,
-    WindowCutter,
     check_stale,
 )
 from .parameters import Parameters, StrictAttributes, reward_size
@@ -117,7 +115,6 @@ class Memory(StoredRows, StrictAttributes):
         self.schema = schema
         self.live = live
         self._dimensions = reward_size(schema)
-        self._frames = FrameCopier(schema)
         columns = [storage_of(schema[name], int(capacity)) for name in schema.names]
         self.generator = np.random.default_rng(0)
         """Random numbers for draws that are not the loops', while the memory is held."""
@@ -449,8 +446,7 @@ class Memory(StoredRows, StrictAttributes):
     def _apply(self, new: Parameters) -> None:
         are_limits_new = self._limit(*limits_of(new))
         self._configure(**cutting_of(new, self._dimensions), are_limits_new=are_limits_new)
-        self._cutter = WindowCutter(self.schema, new)
-        self._gathering = BatchGatherer(self.schema, new, self._frames, self._cutter)
+        self._gathering = BatchGatherer(self.schema, new)
 
     # Drawing
 
@@ -568,14 +564,14 @@ class Memory(StoredRows, StrictAttributes):
         arguments.whole("count", count, 1, MAX_ROWS)
         with self.held():
             weights, sums = np.empty(count, np.float64), self.sums()
-            return self._cutter.windows(self, self._drawn(count, None, weights), weights, sums)
+            return self.windows_of(self._drawn(count, None, weights), weights, sums)
 
     def draw_sequences(self, count: int) -> DrawnSequences:
         """Draw, and say where the sequences' frames and entries are instead of copying them. Raises EmptyMemory."""
         arguments.whole("count", count, 1, MAX_ROWS)
         with self.held():
             weights, sums = np.empty(count, np.float64), self.sums()
-            return self._cutter.sequences(self, self._drawn(count, None, weights), weights, sums)
+            return self.sequences_of(self._drawn(count, None, weights), weights, sums)
 
     def _add_slowly(self, lane: int, values: Any, init_w: float, model_version: Any) -> int:
         """`add` where the quick way would not do: wait for the other thread, convert, or say what is wrong."""

@@ -245,7 +245,7 @@ def arrays_for(
 
 def gather(picks: Picks, layout: ContainerLayout, out: GatheredSamples) -> None:
     """Fill the arrays of `out`, which the layout allocated, with the picked samples, and add the ragged columns."""
-    arrays = [(out.prev if each.side == "prev" else out.next)[each.name] for each in layout.outputs]
+    arrays = [*out.prev.values(), *out.next.values()]
     reward: NDArray[np.float32] | None = out.reward if layout.schema.reward is not None else None
     burn_in = np.empty(picks.size if layout.length else 0, np.uint32)
     if layout.length:  # rewards are fields of their own there

@@ -88,10 +88,10 @@ class ContainerLayout:
         self._place = {(form.column, form.part): i for i, form in enumerate(self.blocks)}
         outputs, fields = self._fields()
         both = list(zip(outputs, fields, strict=False))
-        self.outputs = [output for output in outputs if output.element is None]
-        """Arrays of a batch, in the order of the fields of `core`."""
+        plain = [output for output in outputs if output.element is None]
+        self._sides = [[each[1:4] for each in plain if each.side == side] for side in ("prev", "next")]
         self.ragged_outputs = [output for output in outputs if output.element is not None]
-        """The same of ragged columns."""
+        """Arrays of a batch that ragged columns become, in the order of the ragged fields of `core`."""
         ragged_fields = [field for output, field in both if output.element is not None]
         fields = [field for output, field in both if output.element is None] + fields[len(outputs) :]
         forms = list(enumerate(self.blocks))
@@ -127,9 +127,8 @@ class ContainerLayout:
         return self._place[BOOKKEEPING, part]
 
     def allocate(self, samples: int) -> GatheredSamples:
-        """Arrays for a batch of `samples`."""
-        sides = [[each[1:4] for each in self.outputs if each.side == side] for side in ("prev", "next")]
-        return GatheredSamples.empty(samples, sides, self.reward_shape, ID, length=self.length)
+        """Arrays for a batch of `samples`: both sides in the order of the fields of `core`."""
+        return GatheredSamples.empty(samples, self._sides, self.reward_shape, ID, length=self.length)
 
     def _bookkeeping(self) -> list[BlockSpec]:
         own = self._row_bytes()
@@ -167,7 +166,7 @@ class ContainerLayout:
             return []
         forms: list[BlockSpec] = []
         for i, (name, column) in enumerate(self.schema.items()):
-            sides = self._sides(name, column, final)
+            sides = self._parts_of(name, column, final)
             own = [BlockSpec(i, part, extent, column.nbytes) for part, extent in sides]
             if column.is_ragged:
                 own += [
@@ -178,7 +177,7 @@ class ContainerLayout:
             forms += sorted(own)
         return forms
 
-    def _sides(self, name: str, column: Column, final: bool) -> list[tuple[Part, RowCount]]:
+    def _parts_of(self, name: str, column: Column, final: bool) -> list[tuple[Part, RowCount]]:
         """The blocks of one column, in order."""
         if self.kind is ContainerKind.ROWS:
             return [(Part.PREV, RowCount.PER_SAMPLE)]
@@ -249,13 +248,13 @@ class SequenceLayout(ContainerLayout):
 
     def _parts(self) -> set[Part]:
         parts = super()._parts() - {Part.REWARD_SUM} | {Part.BURN_IN}
-        if any(self._sides(name, column, False)[:1] == _ENTRIES for name, column in self.schema.items()):
+        if any(self._parts_of(name, column, False)[:1] == _ENTRIES for name, column in self.schema.items()):
             parts.add(Part.ENTRY_INDEX)
         return parts | OF_DRAWN if self.kind is ContainerKind.DRAWN_SEQUENCES else parts
 
-    def _sides(self, name: str, column: Column, final: bool) -> list[tuple[Part, RowCount]]:
+    def _parts_of(self, name: str, column: Column, final: bool) -> list[tuple[Part, RowCount]]:
         if column.role == "state" or name in self.first or not (name in self.prev or column.role == "reward"):
-            return super()._sides(name, column, final)
+            return super()._parts_of(name, column, final)
         return _ENTRIES
 
     def _fields(self) -> tuple[list[BatchArray], list[_Field]]:
