@@ -10,10 +10,10 @@ from collections.abc import Callable
 from memoire import _core
 from memoire._core import setting
 from memoire.errors import EmptyMemory, ParameterError
-from memoire.replay.episode_store import Changes
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memoire.replay.writing import Changes
 from memoire.wire import containers, messages
 from memoire.wire.layout import usual_bytes
 from memoire.wire.parts import Payload

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 
 from memoire._core import EntryCounts, setting
 from memoire.limits import NO_LIMIT
-from memoire.replay.episode_store import Changes
+from memoire.replay.writing import Changes
 from memoire.wire import messages
 from memoire.wire.messages import Line
 from memoire.wire.rows import MAX_RETURN

@@ -27,12 +27,12 @@ from memoire.errors import EmptyEpisodeError, EntryError, EpisodeClosedError, Pa
 from memoire.limits import CONTAINER, Reservation
 from memoire.replay.columns import Ragged
 from memoire.replay.conversion import ending, exact, finite, init_weights
-from memoire.replay.episode_store import AfterStep, Changes, putting
 from memoire.replay.memory import MAX_ROWS, Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.replay.writer import Writer
 from memoire.replay.writers import WriterRegistry
+from memoire.replay.writing import AfterStep, Changes, putting
 from memoire.wire import containers as pack
 from memoire.wire import messages
 from memoire.wire.layout import episode_bytes, most_fitting

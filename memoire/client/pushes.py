@@ -31,13 +31,13 @@ from memoire.arguments import one_of
 from memoire.errors import ParameterError
 from memoire.limits import CONTAINER, MiB, Reservation
 from memoire.replay.conversion import memory_bytes
-from memoire.replay.episode_store import Changes, putting
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.replay.steps import layout
 from memoire.replay.writer import Writer
 from memoire.replay.writers import WriterRegistry
+from memoire.replay.writing import Changes, putting
 from memoire.tables import registry
 from memoire.tables.registry import loaded
 from memoire.wire import _bytes, messages

@@ -20,9 +20,9 @@ from typing import Literal, NamedTuple
 from memoire._core import setting
 from memoire.errors import Refused, SchemaMismatch
 from memoire.limits import Limits
-from memoire.replay.episode_store import Changes
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memoire.replay.writing import Changes
 from memoire.version import SOFTWARE
 from memoire.wire import messages
 from memoire.wire.compression import codecs

@@ -16,7 +16,6 @@ from memoire.errors import DataError, MemoireError, NotEnoughSamples, ParameterE
 from . import datafile, episodes
 from . import saving as dataset_writing
 from .batch import Batch, PriorityUpdate
-from .episode_store import Observer
 from .limiter import Limiter, RateStats
 from .memory import Memory
 from .parameters import NAMES, Parameters, Start, StrictAttributes, check_batch, check_size
@@ -26,6 +25,7 @@ from .schema import Schema, schema_from
 from .steps import layout
 from .writer import Writer
 from .writers import WriterRegistry
+from .writing import Observer
 
 _WRITERS = bytes(16)  # all of a buffer's writers, as one client of its limiter
 

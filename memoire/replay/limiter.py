@@ -28,8 +28,8 @@ from memoire._core import at_once, setting
 from memoire.figures import adding, counter, gauge
 from memoire.limits import NO_LIMIT
 
-from .episode_store import Changes
 from .parameters import Parameters, check_batch
+from .writing import Changes
 
 MAX_WAITING_READERS = 1024
 """Readers whose waiting is looked at."""

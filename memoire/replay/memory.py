@@ -35,7 +35,6 @@ from .conversion import (
     storage_of,
     version_of,
 )
-from .episode_store import Changes
 from .gathering import (
     BatchGatherer,
     DrawnSequences,
@@ -49,6 +48,7 @@ from .gathering import (
 from .parameters import Parameters, StrictAttributes, reward_size
 from .sampling import seed_here
 from .schema import Schema
+from .writing import Changes
 
 MAX_LANES = 1 << 20
 MAX_ROWS = (1 << 31) - 256

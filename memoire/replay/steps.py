@@ -35,8 +35,8 @@ from memoire.errors import EntryError, EpisodeOver, FinalObservationMissing, Par
 
 from .columns import Column
 from .conversion import exact, finite, form
-from .episode_store import Changes, putting
 from .schema import Schema
+from .writing import Changes, putting
 
 AUTORESET = ("next_step", "same_step", "disabled")
 
@@ -154,12 +154,16 @@ class ResetCheck:
         tables = {name: list(getattr(self, name).items()) for name in ("_ended", "_rows", "_doubts")}
         return tables | {"firsts": sorted(self._firsts), "flags": [self.is_warned, self._goes_on]}
 
-    def go_on_from(self, state: Mapping[str, Any]) -> None:
-        """Know what another one knew. Raises KeyError, TypeError or ValueError if that cannot be."""
+    def go_on_from(self, state: Mapping[str, Any] | None, members: int) -> None:
+        """Know what another one of so many members knew. Raises KeyError, TypeError or ValueError if that cannot be."""
+        if state is None:
+            return
         self._ended = {int(each): _LastEnd(int(end[0]), int(end[1]), bool(end[2])) for each, end in state["_ended"]}
         self._rows, self._doubts = ({int(each): int(row) for each, row in state[name]} for name in ("_rows", "_doubts"))
         self._firsts = set(map(int, state["firsts"]))
         self.is_warned, self._goes_on = map(bool, state["flags"])
+        if any(not 0 <= member < members for member in self._ended):
+            raise ValueError("the end of a member that is not there")
 
     @property
     def awaited(self) -> tuple[int, ...]:

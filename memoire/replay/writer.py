@@ -30,10 +30,10 @@ from memoire.errors import (
     TwoThreads,
 )
 
-from .episode_store import AfterStep, Changes, EpisodeStore, ExactObserver, Observer, ToldObserver, putting
+from .memory import Memory
 from .parameters import never_copied
 from .steps import ResetCheck, State, StepConverter, autoreset_mode, digest
-from .writer_state import WriterState
+from .writing import AfterStep, Changes, ExactObserver, Observer, ToldObserver, WriterState, packed, putting
 
 
 class Writer(_core.StepCounter):
@@ -86,7 +86,7 @@ class Writer(_core.StepCounter):
 
     def __init__(
         self,
-        memory: EpisodeStore,
+        memory: Memory,
         num_envs: int | None = None,
         autoreset: Any = "disabled",
         observer: Observer | ExactObserver | None = None,
@@ -341,11 +341,11 @@ class Writer(_core.StepCounter):
             longest=self._longest,
             is_shared=is_shared,
             clock=self._clock,
-            began=self._began.copy(),
-            opened=self._opened.copy(),
-            returns=self._returns.copy(),
-            pending=None if self._pending is None else self._pending.copy(),
-            left=left,
+            began=self._began.tolist(),
+            opened=self._opened.tolist(),
+            returns=self._returns.tolist(),
+            pending=None if self._pending is None else self._pending.tolist(),
+            left=[None if each is None else packed(self._schema, self._given.root, each) for each in left],
             is_apart=self._apart is not None,
             is_owned=bool(self._owned),
             env_id=None if self._id is None else int(self._id),
@@ -355,14 +355,15 @@ class Writer(_core.StepCounter):
     def _go_on_from(self, state: WriterState) -> None:
         self._clock, self._id, self._room = state.clock, state.env_id, 0
         self._began[:], self._opened[:], self._returns[:] = state.began, state.opened, state.returns
-        self._pending = None if state.pending is None else state.pending.copy()
+        self._pending = None if state.pending is None else np.array(state.pending)
+        left = state.observations(self._schema, self._given.root)
         if state.is_apart:
-            self._apart = list(state.left)
-        elif all(each is not None for each in state.left):
-            self._last = self._given.together(state.left)
+            self._apart = left
+        elif all(each is not None for each in left):
+            self._last = self._given.together(left)
         self._owned = state.is_owned
-        if self._starts is not None and state.starts is not None:
-            self._starts.go_on_from(state.starts)
+        if self._starts is not None:
+            self._starts.go_on_from(state.starts, self.num_envs)
 
     @property
     def longest(self) -> int:

@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
+import msgspec
+
 from memoire import _core
 from memoire.arguments import checked_names, whole
 from memoire.errors import EpisodeError, MemoireError, ParameterError
 
-from .episode_store import EpisodeStore, ExactObserver, Observer
+from .memory import Memory
 from .parameters import Parameters
-from .steps import StepConverter, autoreset_mode
+from .steps import ResetCheck, StepConverter, autoreset_mode
 from .writer import Writer
-from .writer_state import WriterState
+from .writing import ExactObserver, Observer, WriterState
 
 
 class _LeftWriter(NamedTuple):
@@ -38,7 +40,7 @@ class WriterRegistry:
     Thread-safe.
     """
 
-    def __init__(self, memory: EpisodeStore) -> None:
+    def __init__(self, memory: Memory) -> None:
         self.memory = memory
         """Whose they are."""
         # Of the three below, except that a dying writer appends to `_free` at any moment. Taken after the memory's.
@@ -180,11 +182,10 @@ class WriterRegistry:
             state = writer.state(is_shared=writer in self._sharing)
             if state is not None and state.lengths == [length_of(lane) for lane in writer.lanes.tolist()]:
                 states.append(state)
-        schema, root = self.memory.schema, self._root
         return {
             "lanes": self._lanes,
             "free": list(self._free),
-            "writers": [state.told(schema, root) for state in sorted(states, key=lambda state: state.first_lane)],
+            "writers": [msgspec.to_builtins(state) for state in sorted(states, key=lambda state: state.first_lane)],
         }
 
     def adopt(self, told: Mapping[str, Any] | None, lanes: int, length_of: Callable[[int], int]) -> None:
@@ -196,7 +197,12 @@ class WriterRegistry:
         """
         taken: set[int] = set()
         if told is not None:
-            states = [WriterState.of(each, self.memory.schema, self._root, length_of) for each in told["writers"]]
+            states = msgspec.convert(told["writers"], list[WriterState])
+            root = self.memory.schema.states[0].partition(".")[0]
+            for state in states:
+                state.check(self.memory.schema, root, length_of)
+                autoreset_mode(state.autoreset)
+                ResetCheck().go_on_from(state.starts, state.lanes)
             free = [(int(first), int(count)) for first, count in told["free"]]
             ranges = [*free, *((state.first_lane, state.lanes) for state in states)]
             self._lanes = int(told["lanes"])
@@ -210,11 +216,6 @@ class WriterRegistry:
             self._left = [_LeftWriter(state.first_lane, state.lanes, state) for state in states]
         self._left += [_LeftWriter(lane, 1, None) for lane in range(max(lanes, self._lanes)) if lane not in taken]
         self._left.sort(key=lambda left: left.first)
-
-    @property
-    def _root(self) -> str:
-        """What the schema calls an observation."""
-        return self.memory.schema.states[0].partition(".")[0]
 
     def shorten(self, longest: int) -> None:
         """Have the writers whose length is chosen here, or was set by this, cut after so many entries from now on."""

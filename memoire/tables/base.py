@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from memoire.replay.episode_store import Changes
     from memoire.replay.episodes import EpisodeBatch
     from memoire.replay.rollouts import Rollouts
+    from memoire.replay.writing import Changes
     from memoire.wire import messages
     from memoire.wire.byte_budget import ByteBudget
     from memoire.wire.parts import Payload

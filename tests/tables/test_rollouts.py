@@ -15,11 +15,11 @@ from memoire._core import at_once
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
 from memoire.limits import Limits
 from memoire.replay.columns import Column
-from memoire.replay.episode_store import Changes
 from memoire.replay.limiter import Limiter
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.schema import Schema
+from memoire.replay.writing import Changes
 from memoire.server.dispatch import Dispatcher
 from memoire.tables.base import TakeRequest
 from memoire.tables.rollouts import fragments

@@ -32,10 +32,10 @@ from memoire._core import setting
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.replay.columns import Ragged
-from memoire.replay.episode_store import Changes, adding, putting
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment
 from memoire.replay.schema import Schema
+from memoire.replay.writing import Changes, adding, putting
 from memoire.tables.base import TakeRequest
 from memoire.tables.episodes.memory import checked_episode
 from memoire.wire import containers as pack

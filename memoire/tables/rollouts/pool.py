@@ -30,11 +30,11 @@ from memoire._core import at_once, setting
 from memoire.errors import NotEnoughSamples, ParameterError, ProtocolError
 from memoire.limits import HELD_BYTES, Limits, wall_clock
 from memoire.replay.dataset import KeptEpisode
-from memoire.replay.episode_store import Changes
 from memoire.replay.limiter import ClusterSurplus, Limiter, ServerSurplus
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment, Rollouts
 from memoire.replay.schema import Schema
+from memoire.replay.writing import Changes
 from memoire.tables.base import (
     DEFAULTS,
     MAX_INSPECTED,
