@@ -127,6 +127,15 @@ def digest(state: State) -> int:
     return int.from_bytes(made.digest(), "little")
 
 
+class End(NamedTuple):
+    """The end of one environment's episode."""
+
+    environment: int
+    is_terminal: bool
+    final: State
+    bootstrap: Any
+
+
 class _LastEnd(NamedTuple):
     """How an environment's last episode ended."""
 
@@ -321,6 +330,61 @@ class StepConverter:
         if flags.size != self._count or given.dtype.kind not in "biuf" or (flags != given).any():
             raise EntryError(name, f"True or False{_each(self._lead)}", form(value), ORDER)
         return flags.reshape(self._count)
+
+    def ends(
+        self,
+        terminated: Any,
+        truncated: Any,
+        bootstrap_value: Any,
+        resetting: NDArray[np.bool_] | None,
+        final_state: Callable[[int], State],
+    ) -> list[End]:
+        """What ended with a step, found out before anything is stored; not of those [N] that are being reset."""
+        terminal, stopped = self.flags("terminated", terminated), self.flags("truncated", truncated)
+        if not np.count_nonzero(terminal) and not np.count_nonzero(stopped):
+            return []
+        done = terminal | stopped
+        if resetting is not None:
+            done &= ~resetting
+        bootstrap = self.bootstrap(bootstrap_value)
+        return [
+            End(i, bool(terminal[i]), final_state(i), None if terminal[i] else bootstrap[i])
+            for i in np.flatnonzero(done).tolist()
+        ]
+
+    def members(self, given: Any, *, always_all: bool) -> NDArray[np.int64] | None:
+        """[n] the members that make a step, int64; None for all in order, as long as they always were."""
+        everyone = np.arange(self._count)
+        if given is None:
+            return everyone
+        members = np.asarray(given)
+        is_fit = not self._single and members.dtype.kind in "iu" and members.ndim == 1 and members.size > 0
+        if not is_fit or members.min() < 0 or members.max() >= self._count or len(np.unique(members)) != len(members):
+            different = f"[n] different whole numbers from 0 to {self._count - 1}"
+            expected = "None for a single environment" if self._single else different
+            raise ParameterError("members", given, expected)
+        if always_all and np.array_equal(members, everyone):
+            return None
+        return members.astype(np.int64)
+
+    def checked_id(self, ids: Any, former: Any) -> Any:
+        """The id that a single environment has, as `former` ones of it; None of several.
+
+        Refuses a step of some members, or in an order of their own, by the ids that it came with.
+        """
+        given = np.asarray(ids).reshape(-1)
+        if self._single:
+            if given.size != 1:  # more are not of this environment alone
+                return former
+            if former is None or given[0] == former:
+                return given[0]
+            expected = f"{former}, as before: this writer records one environment"
+        elif np.array_equal(given, np.arange(self._count)):
+            return None
+        else:
+            expected = f"all {self._count} members in order (0 to {self._count - 1})"
+        told = f'{expected}, or be given to step() as members=info["env_id"] (num_envs= counts all members)'
+        raise ParameterError("info['env_id']", given.tolist(), told)
 
     def bootstrap(self, value: Any) -> Any:
         """[N, *R], or N times None."""

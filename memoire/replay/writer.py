@@ -1,7 +1,7 @@
 """Environment steps become episodes: the writer takes what `env.step` returned, as it is, and finds out what it means.
 
-`step_values` converts what a step is given, `autoreset` knows how vector environments show ends and resets, and
-`writers` has all writers of a memory.
+`steps` converts what a step is given, and knows how vector environments show ends and resets; `writers` has all writers
+of a memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +26,12 @@ from memoire.errors import (
     EpisodeTorn,
     NotFinite,
     ObservationReused,
-    ParameterError,
     TwoThreads,
 )
 
 from .memory import Memory
 from .parameters import never_copied
-from .steps import ResetCheck, State, StepConverter, autoreset_mode, digest
+from .steps import End, ResetCheck, State, StepConverter, autoreset_mode, digest
 from .writing import AfterStep, Changes, ExactObserver, Observer, ToldObserver, WriterState, packed, putting
 
 
@@ -116,7 +115,7 @@ class Writer(_core.StepCounter):
         self._returns = np.zeros((count, *schema.reward_shape))
         self._id: Any = None  # `env_id` of a single environment
         self._some: dict[int, StepConverter] = {}  # by how many members step at once
-        self._ends: deque[_End] = deque()  # of the last step, still to be stored
+        self._ends: deque[End] = deque()  # of the last step, still to be stored
         self._told: deque[tuple[int, int, NDArray[np.float64]]] = deque()  # the observer is to be told of these
         self._answer: AfterStep = ""
         self._starts = ResetCheck() if check and self.autoreset == "disabled" else None
@@ -211,9 +210,9 @@ class Writer(_core.StepCounter):
                     raise Closed(self._closed)
                 who = None
                 if members is not None or self._apart is not None:
-                    who = self._members(members)
+                    who = self._given.members(members, always_all=self._apart is None)
                 if members is None and info and "env_id" in info:
-                    self._check_ids(info["env_id"])
+                    self._id = self._given.checked_id(info["env_id"], self._id)
                 given = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated, **extras}
                 try:
                     self._record(given, obs, next_obs, info, bootstrap_value, init_w, model_version, who)
@@ -407,11 +406,11 @@ class Writer(_core.StepCounter):
         rewards = converter.rewards(reward, (count, *self._returns.shape[1:]))
         self._check_order(obs, next_obs, who)
         left = None if who is None else self._left_apart(converter, next_obs, who)
-        ends: list[_End] = []
+        ends: list[End] = []
         if not (self._single and terminated is False and truncated is False):
             states = partial(converter.final_state, next_obs, info, self.autoreset)
             resetting = self._pending if who is None or self._pending is None else self._pending[who]
-            ends = _ends(converter, terminated, truncated, bootstrap_value, resetting, states)
+            ends = converter.ends(terminated, truncated, bootstrap_value, resetting, states)
             if who is not None:
                 ends = [end._replace(environment=int(who[end.environment])) for end in ends]
         begins = self._begins(obs, ends, who)
@@ -460,7 +459,7 @@ class Writer(_core.StepCounter):
             return self._memory.adding_one(int(lanes[0]), self._given.exact_entry(values), init_w, model_version)
         return self._memory.adding(lanes, tuple(values), init_w, model_version)
 
-    def _resetting(self, asked: NDArray[np.int64], ends: list[_End]) -> NDArray[np.bool_] | None:
+    def _resetting(self, asked: NDArray[np.int64], ends: list[End]) -> NDArray[np.bool_] | None:
         """Whose next step is their reset, after one of these members in which some episodes ended."""
         if self._pending is None and not (ends and self.autoreset == "next_step"):
             return None
@@ -511,7 +510,7 @@ class Writer(_core.StepCounter):
     def _discard(self) -> None:
         """Drop what there was no room for."""
 
-    def _begins(self, obs: Any, ends: list[_End], who: NDArray[np.int64] | None) -> dict[int, int]:
+    def _begins(self, obs: Any, ends: list[End], who: NDArray[np.int64] | None) -> dict[int, int]:
         """The environments whose episodes begin with this step, and digests of where. Raises EpisodeOver."""
         if self._starts is None or not (who is not None or self._starts.awaited or self._clock == 0):
             return {}
@@ -522,7 +521,7 @@ class Writer(_core.StepCounter):
         rows = {member: row for row, member in enumerate(who.tolist()) if self._began[member] == self._clock}
         return self._starts.check(rows, lambda member: self._given.member_state(obs, rows[member]), ending)
 
-    def _finish(self, end: _End) -> None:
+    def _finish(self, end: End) -> None:
         """Close an episode that a step ended, and open the next one."""
         i, is_terminal, final, bootstrap = end
         lane, length = int(self.lanes[i]), self._clock - int(self._began[i])
@@ -542,41 +541,47 @@ class Writer(_core.StepCounter):
         now, or by what was left where none comes; and how many steps there is room for then.
         """
         rows = range(self.num_envs) if who is None else {member: row for row, member in enumerate(who.tolist())}
+        value = given[self._schema.value] if self._schema.value is not None else None
+        bootstrap, obs = self._converter(who).bootstrap(value), given[self._given.root]
         lengths = self._clock - self._opened
-        changes: Changes = []
-        for i in np.flatnonzero(lengths >= least).tolist():
-            lengths[i] = 0
-            if i not in rows:
-                changes += self._storing(i, self._left(i), None, is_cut=True)
-                continue
-            value = given[self._schema.value] if self._schema.value is not None else None
-            final = self._given.member_state(given[self._given.root], rows[i])
-            changes += self._storing(i, final, self._converter(who).bootstrap(value)[rows[i]], is_cut=True)
-        return changes, self._longest - int(lengths.max())
+        cut = lengths >= least
+
+        def end_of(i: int) -> tuple[State | None, Any]:
+            return (self._given.member_state(obs, rows[i]), bootstrap[rows[i]]) if i in rows else (self._left(i), None)
+
+        return self._storing(cut, end_of, is_cut=True), self._longest - int(lengths[~cut].max(initial=0))
 
     def _cut_here(self, least: int) -> int:
         """Store open episodes of at least so many entries, ended by what the last step returned; the entries."""
-        lengths, changes = self._clock - self._opened, setting(self, _room=0)
+        lengths = self._clock - self._opened
         lengths[lengths < least] = 0
-        for i in np.flatnonzero(lengths).tolist():
-            changes += self._storing(i, self._left(i), None, is_cut=True)
-        self._commit(changes)
+        stored = self._storing(lengths > 0, lambda i: (self._left(i), None), is_cut=True)
+        self._commit(setting(self, _room=0) + stored)
         return int(lengths.sum())
 
-    def _storing(self, environment: int, final: State | None, bootstrap: Any, *, is_cut: bool) -> Changes:
-        """The changes that close an environment's open episode in this state, and begin another one."""
-        facts: dict[str, Any] = {}
-        if final is not None:
-            facts = {"final_state": final, "terminated": False, "bootstrap_value": bootstrap, "is_cut": is_cut}
-        changes = self._memory.closing(int(self.lanes[environment]), **facts)
-        return changes + putting(self._clock, environment, self._opened)
+    def _storing(
+        self, which: NDArray[np.bool_], end_of: Callable[[int], tuple[State | None, Any]], *, is_cut: bool
+    ) -> Changes:
+        """The changes that close the open episodes under `which` and begin others. `end_of` gives the state in which an
+        environment's episode ends, and the value of that state.
+        """
+        changes: Changes = []
+        for i in np.flatnonzero(which).tolist():
+            final, bootstrap = end_of(i)
+            facts: dict[str, Any] = {}
+            if final is not None:
+                facts = {"final_state": final, "terminated": False, "bootstrap_value": bootstrap, "is_cut": is_cut}
+            changes += self._memory.closing(int(self.lanes[i]), **facts) + putting(self._clock, i, self._opened)
+        return changes
 
     def _abandoning(self, mask: NDArray[np.bool_], bootstrap_value: Any) -> Changes:
         """The changes that close the open episodes under `mask` where the last step left them."""
         bootstrap = self._given.bootstrap(bootstrap_value)
-        changes: Changes = []
-        for i in np.flatnonzero(mask & (self._opened < self._clock)).tolist():
-            changes += self._storing(i, self._left(i) if self._owned else None, bootstrap[i], is_cut=False)
+
+        def end_of(i: int) -> tuple[State | None, Any]:
+            return self._left(i) if self._owned else None, bootstrap[i]
+
+        changes = self._storing(mask & (self._opened < self._clock), end_of, is_cut=False)
         changes += putting(self._clock, mask, self._began, self._opened) + putting(0.0, mask, self._returns)
         if self._pending is not None:
             changes += setting(self, _pending=self._pending & ~mask)
@@ -625,35 +630,6 @@ class Writer(_core.StepCounter):
             self._some[count] = StepConverter(self._schema, count)
         return self._some[count]
 
-    def _members(self, given: Any) -> NDArray[np.int64] | None:
-        """[n] the members that make a step, int64; None for all in order, as long as they always were."""
-        everyone = np.arange(self.num_envs)
-        if given is None:
-            return everyone
-        members = np.asarray(given)
-        is_fit = not self._single and members.dtype.kind in "iu" and members.ndim == 1 and members.size > 0
-        if not is_fit or members.min() < 0 or members.max() >= self.num_envs or len(np.unique(members)) != len(members):
-            different = f"[n] different whole numbers from 0 to {self.num_envs - 1}"
-            expected = "None for a single environment" if self._single else different
-            raise ParameterError("members", given, expected)
-        if self._apart is None and np.array_equal(members, everyone):
-            return None
-        return members.astype(np.int64)
-
-    def _check_ids(self, ids: Any) -> None:
-        """Refuse a step of some members, or in an order of their own, by the ids that it came with."""
-        found, is_fit, expected = np.asarray(ids).reshape(-1), True, ""
-        if self._single:
-            if found.size == 1:  # more are not of this environment alone
-                self._id = found[0] if self._id is None else self._id
-                expected, is_fit = f"{self._id}, as before: this writer records one environment", found[0] == self._id
-        else:
-            expected = f"all {self.num_envs} members in order (0 to {self.num_envs - 1})"
-            is_fit = np.array_equal(found, np.arange(self.num_envs))
-        if not is_fit:
-            told = f'{expected}, or be given to step() as members=info["env_id"] (num_envs= counts all members)'
-            raise ParameterError("info['env_id']", found.tolist(), told)
-
     def _lefts(self) -> list[Any]:
         """Where each member was left, as far as it is known: by the last step of all."""
         return [None] * self.num_envs if self._last is None else self._given.parts(self._last)
@@ -680,34 +656,3 @@ class Writer(_core.StepCounter):
             return None if left is None else self._given.state(left, None)
         except NotFinite:
             return None
-
-
-class _End(NamedTuple):
-    """The end of one environment's episode."""
-
-    environment: int
-    is_terminal: bool
-    final: State
-    bootstrap: Any
-
-
-def _ends(
-    given: StepConverter,
-    terminated: Any,
-    truncated: Any,
-    bootstrap_value: Any,
-    resetting: NDArray[np.bool_] | None,
-    final_state: Callable[[int], State],
-) -> list[_End]:
-    """What ended with this step, found out before anything is stored."""
-    terminal, stopped = given.flags("terminated", terminated), given.flags("truncated", truncated)
-    if not np.count_nonzero(terminal) and not np.count_nonzero(stopped):
-        return []
-    done = terminal | stopped
-    if resetting is not None:
-        done &= ~resetting
-    bootstrap = given.bootstrap(bootstrap_value)
-    return [
-        _End(i, bool(terminal[i]), final_state(i), None if terminal[i] else bootstrap[i])
-        for i in np.flatnonzero(done).tolist()
-    ]
