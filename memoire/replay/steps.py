@@ -353,7 +353,7 @@ class StepConverter:
         ]
 
     def members(self, given: Any, *, always_all: bool) -> NDArray[np.int64] | None:
-        """[n] the members that make a step, int64; None for all in order, as long as they always were."""
+        """The members [B] that make a step, int64; None for all in order, as long as they always were."""
         everyone = np.arange(self._count)
         if given is None:
             return everyone
