@@ -219,7 +219,7 @@ class StoredRows(_core.EntryStore):
         discount: NDArray[np.float32] | None = None,
         steps: NDArray[np.int32] | None = None,
     ) -> tuple[Int64s, Int64s, Int64s]:
-        """`prev_codes` and `next_codes` [N, K], `next_rows` [N], of the `DrawnWindows` of rows [N]; fills the others."""
+        """`prev_codes` and `next_codes` [N, K], `next_rows` [N], of `DrawnWindows` of rows [N]; fills what is given."""
         shape = len(rows), self._parameters.frame_stack
         prev, next_, next_rows = np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(len(rows), np.int64)
         self._windows(rows, prev, next_, next_rows, steps, reward, discount)

@@ -50,7 +50,8 @@ FOREIGN = {
     "tables/inspection.py": {"AssertionError"},  # a mistake of ours
     "net/sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
     "net/addresses.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
-    "replay/writer_state.py": {"ValueError"},  # inside of a parser: becomes DataError
+    "replay/steps.py": {"ValueError"},  # inside of a parser: becomes DataError
+    "replay/writing.py": {"ValueError"},  # inside of a parser: becomes DataError
     "replay/writers.py": {"ValueError"},  # the same
     "wire/values.py": {"ValueError"},  # inside of a parser: becomes DataError
     "tmrl/__main__.py": {"ModuleNotFoundError"},  # as Python's own protocol for imports asks for
