@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from memoire.replay.parameters import Parameters
 from memoire.tables.registry import Kind, PoolPlace, TableSettings
 
 if TYPE_CHECKING:
