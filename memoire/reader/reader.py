@@ -38,7 +38,8 @@ from memoire.figures import FAULTS, REFUSED, counter, gauge, within
 from memoire.limits import Limits
 from memoire.models.model import check_topic, make
 from memoire.net.sockets import Context
-from memoire.replay.batch import Batch, PriorityUpdate, td_errors_for
+from memoire.replay.batch import Batch, PriorityUpdate
+from memoire.replay.conversion import td_errors_for
 from memoire.replay.mixing import MixedBatch, Mixer, batches_until_over, sizes_of
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment, Rollouts

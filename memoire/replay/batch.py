@@ -19,8 +19,9 @@ from numpy.typing import DTypeLike, NDArray
 from memoire import _core
 from memoire._core import newest_of_each as newest_of_each
 from memoire.arguments import no_field
-from memoire.errors import NotInstalled, ParameterError, WrongType
+from memoire.errors import NotInstalled, ParameterError
 
+from .conversion import ID as ID
 from .conversion import real_errors
 from .schema import Schema
 
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 V = TypeVar("V", covariant=True)
 RowForm: TypeAlias = tuple[str, tuple[int, ...], np.dtype[Any]]
-
-ID = np.dtype([("client", "<u8", (2,)), ("number", "<i8")])
-"""How a cluster names an entry: the owner's client id as two little-endian words, and the entry's number there."""
 
 
 class PriorityUpdate(NamedTuple):
@@ -147,23 +145,6 @@ class GatheredSamples:
         if self.mask is not None:
             return array[:, :, 0] if array.shape[2] == 1 else array
         return array[:, 0] if array.shape[1] == 1 else array
-
-
-def td_errors_for(ids: NDArray[Any], td_errors: Any) -> NDArray[np.float32]:
-    """A learner's TD errors as float32 [B], as many as `ids`: a copy, which the learner does not write over.
-
-    Raises:
-        ParameterError: they are not as many, or not finite, or complex.
-        WrongType: they are no numbers.
-    """
-    errors = np.array(real_errors(td_errors), np.float32, order="C")
-    if ids.dtype != ID:
-        raise WrongType("ids", "the ids of a batch", f"{ids.dtype}{list(ids.shape)}")
-    if ids.ndim != 1 or errors.shape != ids.shape:
-        raise ParameterError("td_errors", errors.shape, f"as many TD errors as ids, {list(ids.shape)} in one dimension")
-    if not np.isfinite(errors).all():
-        raise ParameterError("td_errors", f"{(~np.isfinite(errors)).sum()} of {len(errors)} not finite", "finite")
-    return errors
 
 
 def grouped_by_client(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -287,8 +268,7 @@ class Batch(Attributes[NDArray[Any]]):
         divisor: float = 1.0,
         left_out: float = 0.0,
     ) -> None:
-        self._schema = schema
-        self._update = update
+        self._schema, self._update = schema, update
         self.gathered = gathered
         self.divisor = divisor
         self.left_out = left_out

@@ -254,6 +254,27 @@ def real_errors(td_errors: Any) -> NDArray[Any]:
     return errors
 
 
+ID = np.dtype([("client", "<u8", (2,)), ("number", "<i8")])
+"""How a cluster names an entry: the owner's client id as two little-endian words, and the entry's number there."""
+
+
+def td_errors_for(ids: NDArray[Any], td_errors: Any) -> NDArray[np.float32]:
+    """A learner's TD errors as float32 [B], as many as `ids`: a copy, which the learner does not write over.
+
+    Raises:
+        ParameterError: they are not as many, or not finite, or complex.
+        WrongType: they are no numbers.
+    """
+    errors = np.array(real_errors(td_errors), np.float32, order="C")
+    if ids.dtype != ID:
+        raise WrongType("ids", "the ids of a batch", f"{ids.dtype}{list(ids.shape)}")
+    if ids.ndim != 1 or errors.shape != ids.shape:
+        raise ParameterError("td_errors", errors.shape, f"as many TD errors as ids, {list(ids.shape)} in one dimension")
+    if not np.isfinite(errors).all():
+        raise ParameterError("td_errors", f"{(~np.isfinite(errors)).sum()} of {len(errors)} not finite", "finite")
+    return errors
+
+
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 LEAST_WEIGHT = float(np.finfo(np.float32).tiny)
 WEIGHT = f"a finite number of at least 0: 0, or from {LEAST_WEIGHT:.3g} to {FLOAT32_MAX:.3g}, which float32 holds"

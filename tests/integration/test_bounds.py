@@ -14,7 +14,7 @@ from memoire.errors import ProtocolError, WrongType
 from memoire.models import fetching as fetcher
 from memoire.net import process
 from memoire.net.poller import SendQueue
-from memoire.replay.batch import ID, td_errors_for
+from memoire.replay.conversion import ID, td_errors_for
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes import saving as episode_records
 from memoire.wire import messages

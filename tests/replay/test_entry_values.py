@@ -18,13 +18,14 @@ from memoire.errors import (
     ParameterError,
     WrongType,
 )
-from memoire.replay.batch import ID, td_errors_for
 from memoire.replay.columns import Column
 from memoire.replay.conversion import (
+    ID,
     count_of,
     ending,
     init_weights,
     refuse,
+    td_errors_for,
 )
 from memoire.replay.schema import Schema
 from memoire.replay.steps import StepConverter, final_observation

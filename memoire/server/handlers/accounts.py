@@ -33,7 +33,8 @@ from memoire.accounting.merge import PAGE_ROWS, Rows, merge
 from memoire.accounting.runs import Run
 from memoire.errors import ParameterError, ProtocolError
 from memoire.figures import Timing, Timings
-from memoire.replay.batch import PriorityUpdate, grouped_by_client, newest_of_each, td_errors_for
+from memoire.replay.batch import PriorityUpdate, grouped_by_client, newest_of_each
+from memoire.replay.conversion import td_errors_for
 from memoire.replay.writing import Changes, adding
 from memoire.server.state import ServerState
 from memoire.tables.registry import Reply
