@@ -477,7 +477,7 @@ class LaunchedRun(LocalRun):
             "MEMOIRE_HTTP": "127.0.0.1:0",
         }
         if role == "actor":  # one of many on the machine
-            said |= {name: os.environ.get(name, "1") for name in ONE_THREAD}
+            said |= {name: str(options.threads or os.environ.get(name, "1")) for name in ONE_THREAD}
         elif options.embeds:
             said |= self._as_server()
         optional = {"MEMOIRE_KEYS": options.keys, "MEMOIRE_ENV": options.env}

@@ -96,6 +96,8 @@ class LaunchSettings:
 
     actors: Annotated[int, Setting(low=1)] = 1
     """Actor processes."""
+    threads: Annotated[int | None, Setting(low=1)] = None
+    """Threads that NumPy and torch of each actor compute with (default: $OMP_NUM_THREADS and its like, or 1)."""
     seed: Annotated[int, Setting(low=-math.inf, show="S")] = 0
     """That $MEMOIRE_SEED follows from."""
     port: Annotated[int, NUMBER] = 5560

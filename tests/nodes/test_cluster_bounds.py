@@ -59,6 +59,7 @@ def test_what_is_no_program_is_refused_by_its_place(folder, text):
     [
         ({"actors": 0, "learner": ("a",)}, "actors must be a whole number from 1, got 0"),
         ({"restarts": -1, "learner": ("a",)}, "restarts must be a whole number from 0, got -1"),
+        ({"threads": 0, "learner": ("a",)}, "threads must be a whole number from 1, got 0"),
         ({}, "LEARNER must be a program, or an ACTOR beside it"),
         ({"actor": ("a",)}, "LEARNER must be a program that makes a memoire.Server, or --env"),
     ],
