@@ -439,7 +439,7 @@ def test_silent_clients_are_not_counted_and_what_they_sent_stays() -> None:
     made.heard(b"4" * 16)
     assert made.stats().clients == 1
     assert made.expire() == 0
-    assert made.forget(b"4" * 16) == 0
+    made.goodbye(b"4" * 16)
     assert (made.stats().clients, made.stats().held) == (0, 4)
 
 
