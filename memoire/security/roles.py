@@ -157,8 +157,8 @@ _TRY: Final = frozenset({types.SUMS, types.DRAW})
 _ROUNDTRIP: Final = table_number(ROUNDTRIP)
 """The table in which an actor may find what it pushed: for `memoire doctor`."""
 _CALLS_ITSELF: Final = {
-    "actor": {"actor", "prompts"},
-    "reader": {"reader", "prompts"},
+    "actor": {"actor", "prompts", "keyed"},
+    "reader": {"reader", "prompts", "keyed"},
     "proxy": set[str](),
     "inference": {"inference"},
 }

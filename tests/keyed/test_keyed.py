@@ -20,8 +20,10 @@ from memoire.keyed.handlers import KeyedHandler
 from memoire.keyed.pool import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedPool
 from memoire.limits import Limits
 from memoire.reader.calls import FarCalls
+from memoire.security.roles import Peer
 from memoire.wire import types
 from memoire.wire.byte_budget import ByteBudget
+from memoire.wire.messages import Hello
 from memoire.wire.receivers import Page, Receiver
 
 # --- The rows of a table
@@ -349,3 +351,9 @@ def test_damaged_payloads_are_refused(unpack, rows, data):
 def test_a_key_of_more_than_1024_characters_is_refused():
     with pytest.raises(ProtocolError, match="its rows cannot be read"):
         keyed.unpack_keys(keyed.pack(["k" * 1025]))
+
+
+@pytest.mark.parametrize("role", ["actor", "reader", "learner"])
+def test_keys_of_those_who_may_ask_for_rows_are_let_in(role):
+    assert role in types.FIND_ROWS.sent_by
+    Peer(role, "a").check_hello(Hello(role="keyed"))
