@@ -511,7 +511,7 @@ class Dispatcher:
     def resume(self) -> None:
         """The run goes on, although it was declared over."""
         with Held(self._lock):
-            self._control.resume()
+            self._control.finish(False)
 
     def drain(self) -> None:
         """Send all clients elsewhere: see `ControlHandler.drain`."""

@@ -217,7 +217,7 @@ def test_a_client_knows_that_the_run_is_over_when_it_says_so(ends):
     assert ends.clients.untold(2.0, NOW + 3.0) == 0, "silent ones are not waited for"
     ends.update(YOU, leaving=True)
     assert ends.clients.untold(2.0, NOW) == 0
-    ends.control.resume()
+    ends.control.finish(False)
     ends.control.finish()
     assert ends.clients.untold(2.0, NOW) == 1, "that was another end"
 

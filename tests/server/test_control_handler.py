@@ -60,12 +60,12 @@ def test_a_mistake_ends_an_order_and_what_comes_after_it_is_not_done(ends, wrong
 
 
 def test_the_end_of_a_run_is_said_once(ends, disk):
-    ends.control.resume()
+    ends.control.finish(False)
     assert ends.news == []
     ends.control.finish()
     ends.control.finish()
     assert ends.state.run.finished and ends.news == [1]
-    ends.control.resume()
+    ends.control.finish(False)
     assert not ends.state.run.finished and ends.news == [1, 1]
 
 

@@ -313,15 +313,8 @@ class ControlHandler:
         state.informed.clear()
         self.announce()
 
-    def finish(self) -> None:
-        """The run is over: clients hear of it in their next reply."""
-        self._set_finished(True)
-
-    def resume(self) -> None:
-        """The run goes on, although it was declared over."""
-        self._set_finished(False)
-
-    def _set_finished(self, is_finished: bool) -> None:
+    def finish(self, is_finished: bool = True) -> None:
+        """The run is over: clients hear of it in their next reply. False: it goes on, although it was declared over."""
         run = self._state.run
         if run.finished != is_finished:
             run.finished = is_finished
