@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from memoire.version import imports_of
+from memoire.version import imports_of as imports_of
 
 if TYPE_CHECKING:
     from memoire._core import Condition as Condition

@@ -28,9 +28,8 @@ Names are imported when they are used: `import memoire.rl` needs neither torch n
 
 from typing import TYPE_CHECKING, Any
 
-from memoire.building import deferred
+from memoire.building import deferred, imports_of
 from memoire.errors import NotInstalled
-from memoire.version import imports_of
 
 if TYPE_CHECKING:
     from memoire.rl import weights as weights
