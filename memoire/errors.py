@@ -438,9 +438,8 @@ class SchemaMismatch(MemoireError, ValueError):
     expected: str
     received: str
     TEXT = (
-        "client {client} sent field {field!r} as {received}, but this server stores "
-        "{expected}. Restart the client to fetch the schema, "
-        "or declare {field!r} as {received} on the server."
+        "client {client} sent field {field!r} as {received}, but this server stores {expected}. Restart the client to "
+        "fetch the schema, or declare {field!r} as {received} on the server."
     )
 
 
@@ -495,9 +494,8 @@ class ForkedError(MemoireError, RuntimeError):
     owner: int
     here: int
     TEXT = (
-        "{what} belongs to process {owner} and cannot be used in process {here}, forked from it: "
-        "a fork has no threads, sockets or locks of its own. Make it after the fork, or start processes with the "
-        "'spawn' method."
+        "{what} belongs to process {owner} and cannot be used in process {here}, forked from it: a fork has no "
+        "threads, sockets or locks of its own. Make it after the fork, or start processes with the 'spawn' method."
     )
 
 
