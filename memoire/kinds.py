@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from memoire.tables.base import HasCalls as HasCalls
     from memoire.tables.base import HasRoom as HasRoom
     from memoire.tables.base import HearsSums as HearsSums
+    from memoire.tables.base import KeepsLayout as KeepsLayout
     from memoire.tables.base import Number as Number
     from memoire.tables.base import PoolCounts as PoolCounts
     from memoire.tables.base import PoolStats as PoolStats
@@ -74,7 +75,6 @@ if TYPE_CHECKING:
     from memoire.tables.calls import Request as Request
     from memoire.tables.calls import Transport as Transport
     from memoire.tables.calls import Work as Work
-    from memoire.tables.episodes.saving import KeepsLayout as KeepsLayout
     from memoire.tables.inspection import Distribution as Distribution
     from memoire.tables.inspection import Histogram as Histogram
     from memoire.tables.pools import LastingPool as LastingPool

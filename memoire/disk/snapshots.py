@@ -40,8 +40,7 @@ from memoire.errors import (
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters, differing
 from memoire.tables import registry
-from memoire.tables.base import PutBack, RecordBody, SavedRecord, SavesRows, TakesPriorities
-from memoire.tables.episodes.saving import KeepsLayout, TakenTable
+from memoire.tables.base import Heir, KeepsLayout, PutBack, RecordBody, SavedRecord, SavesRows, TakesPriorities
 from memoire.tables.table import OpenTable
 from memoire.wire import _bytes
 from memoire.wire.rows import unpack_accounts
@@ -371,7 +370,7 @@ class _Restoring:
     _limits: Limits
     _now: float
     _inherit: Callable[[str, bool, Rows], Any]
-    _taken: dict[str, TakenTable] = field(default_factory=dict)
+    _taken: dict[str, Heir] = field(default_factory=dict)
     """Memories that are ready to take the place of tables' own: entries lie in them as they did."""
     _over: set[str] = field(default_factory=set)
     """Tables of which such a memory has taken the place."""
@@ -409,7 +408,7 @@ class _Restoring:
         if len(self._files) != 1 or self._of != 1:
             return
         (file,), damage = self._files, FileDamage()
-        found: dict[int, TakenTable | None] = {}
+        found: dict[int, Heir | None] = {}
         ends = [] if file.end is None else file.end.tables
         for place, (told, end) in enumerate(zip(file.about.tables, ends, strict=False)):
             table, is_out = self._tables[told.name], (file.path, told.name) in self._left_out
@@ -429,8 +428,8 @@ class _Restoring:
         }
 
     def _lay(
-        self, file: SnapshotFile, table: OpenTable, taken: TakenTable | None, record: Record, wanted: Parameters | None
-    ) -> TakenTable | None:
+        self, file: SnapshotFile, table: OpenTable, taken: Heir | None, record: Record, wanted: Parameters | None
+    ) -> Heir | None:
         """Put a record of a table into the memory that is made of it."""
 
         def wrong(problem: str) -> DataError:

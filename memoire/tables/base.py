@@ -7,6 +7,7 @@
     BelongsToRun     is emptied where another run begins          HandsOutOnce     hands each entry out once, in order
     DrawsAtRandom    draws by a generator that has a seed         SavesRows        saves each change, as it happens
     ShowsSamples     shows copies of samples                      HasCalls         is used by calls of its own
+    KeepsLayout      entries come back to where they lay
 
 A pool derives from what it does, and from nothing else. Who opens a table looks up what its pool can do, once:
 `tables.OpenTable` has it, so that no message and no draw asks again.
@@ -26,7 +27,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memoire.replay.episodes import EpisodeBatch
+    from memoire.replay.memory import Memory
     from memoire.replay.rollouts import Rollouts
     from memoire.replay.writing import Changes
     from memoire.wire import messages
@@ -521,6 +523,60 @@ class ShowsSamples(ABC):
         """A copy of a random sample, as likely as in a draw, or of the entry that owner and number name. It is not
         taken by that; None where nothing is held, or that entry is not.
         """
+
+
+class HasLayout(Protocol):
+    """What a file says of where entries lie: its `TableRecord`."""
+
+    @property
+    def memory(self) -> str:
+        """Numbers of the memory's state, in JSON."""
+
+    @property
+    def arrays(self) -> dict[str, int]:
+        """Bytes of each array of that state, in the order of the payload."""
+
+
+class Heir(Protocol):
+    """What was saved, on its way into a pool: each record comes where it lay."""
+
+    memory: Memory | None
+    """None: it does not fit the pool."""
+    names: dict[int, tuple[bytes, int]]
+    """The former name of each episode, owner and number, by the number of its first entry."""
+    entries: int
+
+    def put(self, body: RecordBody, payload: bytes) -> None:
+        """Put the next record into its place. Raises what `wrong` of `KeepsLayout.heir` makes: also if it cannot be."""
+
+    def finish(self) -> bool:
+        """Let the entries be drawn; False if some are missing."""
+
+
+class KeepsLayout(ABC):
+    """Draws depend on where entries lie, and a snapshot can bring them back there."""
+
+    @abstractmethod
+    def saved_layout(self) -> tuple[dict[str, Any], bytes, int]:
+        """Where entries lie: fields of a `TableRecord`, and its payload; and a number that is another one after any
+        change of an entry.
+        """
+
+    @abstractmethod
+    def heir(
+        self,
+        body: HasLayout,
+        payload: bytes,
+        parameters: Parameters,
+        *,
+        keeps_generator: bool,
+        wrong: Callable[[str], Exception],
+    ) -> Heir:
+        """What is to become of this pool what was saved, with these parameters: the episodes' records make it whole."""
+
+    @abstractmethod
+    def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
+        """Go on with what an heir has. False if something came in meanwhile: then nothing was changed."""
 
 
 class SavesRows(ABC):

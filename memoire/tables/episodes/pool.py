@@ -43,7 +43,9 @@ from memoire.tables.base import (
     DrawsAtRandom,
     DrawsBatches,
     DrawsEpisodes,
+    HasLayout,
     HasRoom,
+    KeepsLayout,
     PoolCounts,
     PoolStats,
     PutBack,
@@ -76,7 +78,7 @@ from .memory import (
     sums_of,
     why_nothing,
 )
-from .saving import HasLayout, KeepsLayout, TakenTable, pack, pack_layout, put_back
+from .saving import TakenTable, pack, pack_layout, put_back
 
 T = TypeVar("T")
 
@@ -446,6 +448,8 @@ class EpisodePool(
             Closed: `close` was called, also from another thread while waiting.
         """
         samples = whole("batch_size", samples, 1, MAX_BATCH)
+        if isinstance(out, GatheredSamples):
+            raise WrongType("out", "arrays by their names in a batch", "GatheredSamples")
         places = None if out is None else {name: out[name] for name in out if name != "ids"}  # made here
         return self._when_there(samples, timeout, lambda now: self._pooled(now, samples, places))
 

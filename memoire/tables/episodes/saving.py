@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +22,19 @@ from memoire.replay.columns import Column, Ragged
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.memory import Memory
 from memoire.replay.memory_state import LAYOUT, OWN, RowLayout, SavedLayout, TakingOver
-from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.tables.base import Count, Identity, Moment, Number, PutBack, RecordBody, RecordKind, SavedRecord, Weight
+from memoire.tables.base import (
+    Count,
+    HasLayout,
+    Identity,
+    Moment,
+    Number,
+    PutBack,
+    RecordBody,
+    RecordKind,
+    SavedRecord,
+    Weight,
+)
 
 
 class EpisodeRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -186,18 +195,6 @@ def pack_layout(layout: SavedLayout) -> tuple[dict[str, Any], bytes]:
     return {"memory": json.dumps(layout.numbers), "arrays": sizes}, b"".join(parts.values())
 
 
-class HasLayout(Protocol):
-    """What a file says of where entries lie: its `TableRecord`."""
-
-    @property
-    def memory(self) -> str:
-        """Numbers of the memory's state, in JSON."""
-
-    @property
-    def arrays(self) -> dict[str, int]:
-        """Bytes of each array of that state, in the order of the payload."""
-
-
 def _unpack_layout(body: HasLayout, payload: bytes, wrong: Callable[[str], Exception]) -> SavedLayout:
     """The other way. Raises what `wrong` makes, and what NumPy and JSON raise."""
     place, arrays = 0, {}
@@ -294,29 +291,3 @@ class TakenTable:
             return False
         self._taking.finish()
         return True
-
-
-class KeepsLayout(ABC):
-    """Draws depend on where entries lie, and a snapshot can bring them back there."""
-
-    @abstractmethod
-    def saved_layout(self) -> tuple[dict[str, Any], bytes, int]:
-        """Where entries lie: fields of a `TableRecord`, and its payload; and a number that is another one after any
-        change of an entry.
-        """
-
-    @abstractmethod
-    def heir(
-        self,
-        body: HasLayout,
-        payload: bytes,
-        parameters: Parameters,
-        *,
-        keeps_generator: bool,
-        wrong: Callable[[str], Exception],
-    ) -> TakenTable:
-        """What is to become of this pool what was saved, with these parameters: the episodes' records make it whole."""
-
-    @abstractmethod
-    def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
-        """Go on with what an heir has. False if something came in meanwhile: then nothing was changed."""
