@@ -28,7 +28,8 @@ from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, name_hash
 from memoire.wire.rows import unpack_accounts
 
-from .io import ANSWER_GRACE, FarNode
+from .calls import FarNode
+from .io import ANSWER_GRACE
 
 _log = logging.getLogger(__name__)
 

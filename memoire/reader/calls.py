@@ -1,27 +1,112 @@
-"""Calls of a kind of table far away, and how their users reach its servers over the network: through proxies, directly,
-or both.
+"""Nodes that reach servers by a reader's thread; calls of a kind of table far away, and how their users reach its
+servers over the network: through proxies, directly, or both.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
+import os
 import random
 import secrets
+import socket
+import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from memoire.arguments import process_name, table_name
-from memoire.errors import MemoireError, MemoireTimeout, ParameterError
+from memoire.arguments import process_name, seconds, table_name
+from memoire.errors import EndpointError, MemoireError, MemoireTimeout, ParameterError
 from memoire.limits import Limits
+from memoire.net import process
 from memoire.net.sockets import Context
+from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
 from memoire.tables import registry
 from memoire.tables.calls import FarServer, Request
+from memoire.version import SOFTWARE
+from memoire.wire import messages
 from memoire.wire.frames import Answer
 
-from .io import ANSWER_GRACE, FarNode, ReaderThread
+from .io import ANSWER_GRACE, ReaderThread
 from .rounds import BatchQueue
+
+_log = logging.getLogger(__name__)
+
+
+class FarNode(Node):
+    """A node that reaches servers by a `ReaderThread`."""
+
+    def _connect(
+        self,
+        addresses: str | Sequence[str],
+        node_id: bytes,
+        *,
+        limits: Limits | None,
+        tune_process: bool,
+        hello: Callable[[], messages.Hello],
+        **facts: Any,
+    ) -> None:
+        """Open the sockets; the thread begins when its worker is started.
+
+        Args:
+            node_id: 16 bytes, its own.
+            hello, facts: As of `ReaderThread`.
+        """
+        if tune_process:
+            process.tune()
+        self.urls = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        if not self.urls:
+            raise EndpointError("", "connect to", f"{self.CALLED} needs at least one address")
+        self._id, self._limits = node_id, limits or Limits()
+        self._pid, self._close_lock = os.getpid(), threading.Lock()
+        facts |= {"reader_id": node_id, "limits": self._limits, "called": self.CALLED}
+        self._thread = ReaderThread(self.urls, hello=hello, **facts)
+        self._monitor, self._directory = self._thread.monitor, self._thread.directory
+
+    def _begin(self, meet: Callable[[], object] | None) -> None:
+        """Start the thread, and wait for servers by `meet`: if that raises, it is closed."""
+        self._thread.worker.start()
+        close_at_exit(self)
+        try:
+            if meet is not None:
+                meet()
+        except BaseException:
+            self.close(UNDO_TIMEOUT)
+            raise
+
+    def _said(self, role: str, table: str, name: str, **facts: Any) -> messages.Hello:
+        """What it says of itself to servers. Called inside of the thread."""
+        host = socket.gethostname()[:256]
+        return messages.Hello(role=role, table=table, name=name, software=SOFTWARE, host=host, pid=self._pid, **facts)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._monitor.is_closing
+
+    def close(self, timeout: float | None = None) -> bool:
+        """End the thread and its sockets within `timeout` seconds; calls that wait raise `Closed`. False if it has not
+        ended in time. May be called again.
+        """
+        patience = seconds(timeout, self._limits.close_timeout)
+        deadline = time.monotonic() + patience
+        for partner in self._refuse_calls():
+            partner.close(max(0.0, deadline - time.monotonic()))
+        with self._closer(deadline) as is_mine:
+            has_ended = not is_mine or self._thread.worker.stop(max(END_TIMEOUT, patience), linger=min(patience, 0.5))
+        if not has_ended:
+            _log.warning("%s %s: its thread did not end in time", self.CALLED.removeprefix("this "), self._id.hex()[:8])
+        return has_ended
+
+    def _refuse_calls(self) -> list[FarNode]:
+        """Calls raise `Closed` from now on, those that wait too; nodes that end with this one."""
+        with self._monitor.changed:
+            self._monitor.is_closing = True
+            self._thread.prefetch.close()
+            self._monitor.changed.notify_all()
+        return []
 
 
 class FarTransport:

@@ -16,11 +16,8 @@ import functools
 import itertools
 import logging
 import math
-import os
 import random
-import socket
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -28,11 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire._core import Held
-from memoire.arguments import seconds
 from memoire.errors import (
     AuthError,
     Closed,
-    EndpointError,
     MemoireError,
     MemoireTimeout,
     NotEnoughSamples,
@@ -40,22 +35,21 @@ from memoire.errors import (
     SchemaMismatch,
 )
 from memoire.limits import Limits
-from memoire.net import process
+from memoire.models.model import Model
 from memoire.net.channel import Channel
 from memoire.net.sockets import Context, shared_context
-from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, NodeLock, Worker, close_at_exit
+from memoire.net.thread import NodeLock, Worker
 from memoire.replay.parameters import Parameters, check_batch
 from memoire.security.keys import Keys
 from memoire.tables import registry
 from memoire.tables.base import DrawsBatches, TakeRequest
 from memoire.tables.calls import FarRequest, FarServer, FarSide
 from memoire.tables.draws import PooledBatch
-from memoire.version import SOFTWARE
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, MessageHeader, welcome_of
 
 from .directory import Address, Directory, FeedbackRouter, RemoteServer, RunChange
-from .publishing import Publisher, Publishing
+from .publishing import Publishing, PublishOrder, Send
 from .rounds import BatchQueue, DrawRequest, Rounds
 
 _log = logging.getLogger(__name__)
@@ -474,75 +468,78 @@ class Sides:
             side.clear()
 
 
-class FarNode(Node):
-    """A node that reaches servers by a `ReaderThread`."""
+class Publisher:
+    """Carries what `Publishing` decides to and from the servers."""
 
-    def _connect(
-        self,
-        addresses: str | Sequence[str],
-        node_id: bytes,
-        *,
-        limits: Limits | None,
-        tune_process: bool,
-        hello: Callable[[], messages.Hello],
-        **facts: Any,
-    ) -> None:
-        """Open the sockets; the thread begins when its worker is started.
+    def __init__(self, thread: ReaderThread) -> None:
+        self._thread, self._publishing, self._monitor = thread, thread.publishing, thread.monitor
 
-        Args:
-            node_id: 16 bytes, its own.
-            hello, facts: As of `ReaderThread`.
-        """
-        if tune_process:
-            process.tune()
-        self.urls = (addresses,) if isinstance(addresses, str) else tuple(addresses)
-        if not self.urls:
-            raise EndpointError("", "connect to", f"{self.CALLED} needs at least one address")
-        self._id, self._limits = node_id, limits or Limits()
-        self._pid, self._close_lock = os.getpid(), threading.Lock()
-        facts |= {"reader_id": node_id, "limits": self._limits, "called": self.CALLED}
-        self._thread = ReaderThread(self.urls, hello=hello, **facts)
-        self._monitor, self._directory = self._thread.monitor, self._thread.directory
-
-    def _begin(self, meet: Callable[[], object] | None) -> None:
-        """Start the thread, and wait for servers by `meet`: if that raises, it is closed."""
-        self._thread.worker.start()
-        close_at_exit(self)
-        try:
-            if meet is not None:
-                meet()
-        except BaseException:
-            self.close(UNDO_TIMEOUT)
-            raise
-
-    def _said(self, role: str, table: str, name: str, **facts: Any) -> messages.Hello:
-        """What it says of itself to servers. Called inside of the thread."""
-        host = socket.gethostname()[:256]
-        return messages.Hello(role=role, table=table, name=name, software=SOFTWARE, host=host, pid=self._pid, **facts)
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._monitor.is_closing
-
-    def close(self, timeout: float | None = None) -> bool:
-        """End the thread and its sockets within `timeout` seconds; calls that wait raise `Closed`. False if it has not
-        ended in time. May be called again.
-        """
-        patience = seconds(timeout, self._limits.close_timeout)
-        deadline = time.monotonic() + patience
-        for partner in self._refuse_calls():
-            partner.close(max(0.0, deadline - time.monotonic()))
-        with self._closer(deadline) as is_mine:
-            has_ended = not is_mine or self._thread.worker.stop(max(END_TIMEOUT, patience), linger=min(patience, 0.5))
-        if not has_ended:
-            _log.warning("%s %s: its thread did not end in time", self.CALLED.removeprefix("this "), self._id.hex()[:8])
-        return has_ended
-
-    def _refuse_calls(self) -> list[FarNode]:
-        """Calls raise `Closed` from now on, those that wait too; nodes that end with this one."""
+    def publish(self, made: Model, patience: float) -> int:
+        """Publish a model at every server; its version when all that answer have it. See `Reader.publish`."""
+        began, orders = self._monitor.now(), list[PublishOrder]()
+        self._thread.worker.post(lambda: self._start(made, began, orders))
+        is_taken = self._monitor.wait(
+            lambda: bool(orders) and self._publishing.is_taken(orders[0], self._monitor.now()), patience
+        )
+        missing = self._give_up(orders, made.topic)
+        if not is_taken:
+            raise self._not_published(made.topic, missing, patience)
         with self._monitor.changed:
-            self._monitor.is_closing = True
-            self._thread.prefetch.close()
+            refusal = self._publishing.refusal(orders[0])
+            put_off = self._publishing.put_off(missing, made.topic)
+        if refusal is not None:
+            raise refusal
+        for sentence in put_off:
+            _log.warning("topic %r is published, but not everywhere yet. %s", made.topic, sentence)
+        return orders[0].model.version
+
+    def _give_up(self, orders: list[PublishOrder], topic: str) -> list[RemoteServer]:
+        """Servers that do not have it. The next model does not wait for those that said nothing at all about this
+        one.
+        """
+        with self._monitor.changed:
+            missing = self._publishing.missing(orders[0]) if orders else []
+        if missing:
+            self._thread.worker.post(lambda: self._leave_silent(missing, topic))
+        return missing
+
+    def _not_published(self, topic: str, missing: list[RemoteServer], patience: float) -> MemoireTimeout:
+        names = ", ".join(repr(server.name) for server in missing)
+        what = f"model of topic {topic!r} at server {names}" if missing else f"answer to a model of topic {topic!r}"
+        advice = "It goes on being sent while this reader is open; a server that is back gets the newest."
+        with self._monitor.changed:
+            put_off = self._publishing.put_off(missing, topic)
+        why = put_off if missing else [self._thread.trouble(probe=False)]
+        return MemoireTimeout(what, self._thread.where, patience, " ".join([*why, advice]))
+
+    # Inside of the thread
+
+    def met(self, server: RemoteServer, *, has_restarted: bool) -> None:
+        """A server is there: send it what it does not have."""
+        with self._monitor.changed:
+            sends = self._publishing.met(server, has_restarted)
+        self._send(sends)
+
+    def _start(self, made: Model, began: float, orders: list[PublishOrder]) -> None:
+        with self._monitor.changed:
+            order, sends = self._publishing.publish(made, began)
+            orders.append(order)
             self._monitor.changed.notify_all()
-        return []
+        self._send(sends)
+
+    def _send(self, sends: list[Send]) -> None:
+        for send in sends:
+            # Without a deadline: a call that waits for it gives up by itself, and the server may come back.
+            finish = functools.partial(self._sent, send)
+            checksum = send.payload_checksum
+            self._thread.ask(send.server, send.body, finish, payload=send.payload, payload_checksum=checksum)
+
+    def _sent(self, send: Send, answer: Answer) -> None:
+        with self._monitor.changed:
+            sends = self._publishing.answered(send, answer)
+            self._monitor.changed.notify_all()
+        self._send(sends)
+
+    def _leave_silent(self, servers: list[RemoteServer], topic: str) -> None:
+        for server in self._publishing.silent(servers, topic):
+            self._thread.leave_out(server)

@@ -52,7 +52,7 @@ from memoire.wire import messages
 from memoire.wire.compression import codecs
 
 from .admin import ClusterOrders
-from .io import FarNode
+from .calls import FarNode
 from .rounds import BatchQueue, checked_partition
 
 SERVERS: Final = gauge("reader_servers", "Servers", "Servers by state: answering, or away and left out.", label="state")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from memoire._core import Held
 from memoire.arguments import checked_names, seconds, whole
-from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples, Refused
+from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples, Refused, WrongType
 from memoire.replay.batch import Batch, PriorityUpdate
 from memoire.replay.episodes import EpisodeBatch
 from memoire.replay.mixing import MixedBatch, Mixer, batches_until_over, drawn_ahead, sizes_of
@@ -99,11 +99,13 @@ class TableHandle(StrictAttributes):
             Arrays [B, ...], which belong to the caller.
 
         Raises:
-            ParameterError: an array of `out` does not fit; no sample was taken.
+            ParameterError, WrongType: an array of `out` does not fit, or it is none; no sample was taken.
             NotEnoughSamples: fewer are held, also after `timeout`.
             Closed: the server was closed, also from another thread while waiting.
         """
         size = whole("batch_size", batch_size, 1, MAX_BATCH)
+        if not isinstance(out, Mapping | None):
+            raise WrongType("out", "arrays by their names in a batch", type(out).__name__)
         pool = self._table.draws or self._table.offered(DrawsBatches)
         patience = seconds(timeout, 0.0)
         drawn = self._counted(lambda: self._in_band(size, patience, lambda left: pool.get(size, timeout=left, out=out)))

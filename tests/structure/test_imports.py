@@ -40,7 +40,7 @@ IO = {
 }
 FACES = {
     "client/waiting": {"memoire.net"},
-    "reader/calls": {"memoire.net"},
+    "reader/calls": {"memoire.net", "socket", "time"},
     "server/table_handle": {"time"},
     "inference/node": {"memoire.net", "time"},
     "inference/policy": {"memoire.net", "time"},

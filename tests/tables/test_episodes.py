@@ -19,7 +19,6 @@ from memoire.errors import (
     ParameterError,
     ProtocolError,
     UsedUp,
-    WrongType,
 )
 from memoire.limits import Limits
 from memoire.replay import dataset
@@ -394,8 +393,6 @@ def test_arrays_of_the_caller_are_filled() -> None:
     alike(drawn, made.memory.gather(drawn.ids["number"]))
     with pytest.raises(ParameterError, match="action"):
         made.get(8, out={"action": np.empty((7, 2), np.float32)})
-    with pytest.raises(WrongType, match="out"):
-        made.get(8, out=drawn)
     with pytest.raises(ParameterError, match="batch_size"):
         made.get(0)
 

@@ -448,8 +448,6 @@ class EpisodePool(
             Closed: `close` was called, also from another thread while waiting.
         """
         samples = whole("batch_size", samples, 1, MAX_BATCH)
-        if isinstance(out, GatheredSamples):
-            raise WrongType("out", "arrays by their names in a batch", "GatheredSamples")
         places = None if out is None else {name: out[name] for name in out if name != "ids"}  # made here
         return self._when_there(samples, timeout, lambda now: self._pooled(now, samples, places))
 
