@@ -93,6 +93,7 @@ def test_ragged_columns_are_padded_for_the_function_and_not_on_the_way(open_node
     assert found["nodes"][1, 3, 0] == 10 and found["nodes"][0, 1, 0] == 0
 
 
+@pytest.mark.slow
 def test_many_clients_share_batches_and_each_gets_its_own_rows(open_node, open_policy):
     node = open_node(max_wait=0.05)
     policies = [open_policy(node) for _ in range(4)]
@@ -379,6 +380,7 @@ def test_a_policy_that_was_told_otherwise_than_its_node_is_refused_by_both_value
     assert caught.value.code in ("schema", "too_large")
 
 
+@pytest.mark.slow
 def test_what_is_open_ends_when_the_policy_is_closed_or_the_request_is_cancelled(open_node, open_policy):
     node = open_node()
     policy = open_policy(node, timeout=20.0)

@@ -72,6 +72,7 @@ def test_a_caller_that_waits_takes_the_turns_itself(turned):
     assert turned.most == 1
 
 
+@pytest.mark.slow
 def test_several_callers_get_what_each_waits_for(turned):
     flags, found = [threading.Event() for _ in range(6)], []
 
@@ -102,6 +103,7 @@ def test_a_stop_ends_those_who_wait(callers):
     assert time.monotonic() - began < PATIENCE / 2
 
 
+@pytest.mark.slow
 def test_a_fault_in_a_turn_of_a_caller_is_counted_and_the_caller_waits_on(turned):
     def fail():
         raise ValueError("on purpose")

@@ -90,6 +90,7 @@ def test_a_scrape_has_every_metric_of_its_role_and_none_besides(cluster, role):
     assert "process_resident_memory_bytes" in text  # what every Python process has
 
 
+@pytest.mark.slow
 def test_the_pages_of_an_inference_node_say_what_it_computed(cluster):
     _, pages = cluster["inference"]
     told = values(scrape(pages)[1])

@@ -374,6 +374,7 @@ def wait_for(pool: Pool, samples: int, change: Any) -> int:
     return got[0]
 
 
+@pytest.mark.slow
 def test_waiting_ends_when_a_reader_gives_back() -> None:
     pool = pool_of([20])
     pool.reserve(b"r" * 16, 1000)
