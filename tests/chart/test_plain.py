@@ -1,5 +1,6 @@
 """`helm install` of which nothing is said: a cluster that is alive, with keys, tokens and policies."""
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -71,13 +72,18 @@ def test_the_demos_programs_take_what_they_are_given(monkeypatch):
     from memoire.rl.demo import actor, learner
 
     for name, module, ran in (("learner", learner, "learn"), ("actor", actor, "play")):
-        one, taken = container(name), []
+        one, taken = container(name), list[inspect.BoundArguments]()
         assert one["image"] == f"memoire-demo:{memoire.__version__}"
         assert one["command"] == ["python3", "-m", module.__name__]
-        monkeypatch.setattr(module, ran, lambda *given, taken=taken, **more: taken.append((given, more)) or 0)
+        signature = inspect.signature(getattr(module, ran))
+
+        def run(*given, signature=signature, taken=taken, **more):
+            taken.append(signature.bind(*given, **more))
+            return 0
+
+        monkeypatch.setattr(module, ran, run)
         assert module.main(one["args"]) == 0
-        ((given, more),) = taken
-        assert given[0] == "$(MEMOIRE_ENDPOINT)" and more["patience"] == 120.0
+        assert taken[0].arguments["endpoint"] == "$(MEMOIRE_ENDPOINT)" and taken[0].arguments["patience"] == 120.0
 
 
 @pytest.mark.parametrize(

@@ -190,14 +190,16 @@ class Rows:
         self.held = {} if number is None else {f"p{n}": n for n in range(number + 1)}
 
     def rows(self, _):
-        from memoire.tq.client import Stored
+        from memoire.keyed.messages import RowFacts
+        from memoire.tq import client as values
 
-        return {name: [Stored(name, "k", 1, {"n": n}, ("x",), 1)] for name, n in self.held.items()}
+        return {p: [RowFacts(p, "k", 1, {"n": values.encode(n)}, ["x"])] for p, n in self.held.items()}
 
-    def values(self, partition, names, fields):
-        from memoire.tq.client import Values
+    def values(self, partition, keys):
+        from memoire.keyed.messages import RowValues
+        from memoire.tq import client as values
 
-        return [Values({"x": b"value %d" % self.held[partition]}, ("x",))]
+        return [RowValues(True, ["x"], {"x": values.encode(b"value %d" % self.held[partition])})]
 
     def reset(self):
         self.held = {}
