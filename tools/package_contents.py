@@ -31,7 +31,7 @@ SECRETS = {
     "a key of a cloud": rb"\bAKIA[0-9A-Z]{16}\b",
     "a token of a forge": rb"\b(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{40,}|glpat-[\w-]{20})\b",
     "a token of a package index": rb"\bpypi-AgEI[\w-]{40,}",
-    "a password in an address": rb"\b[a-z][a-z0-9+.-]*://[^\s/:@\"'{}<>$]+:[^\s/:@\"'{}<>$]{6,}@[a-z]",
+    "a password in an address": rb"\b[a-z][a-z0-9+.-]*://[^\s\x00-\x1f/:@\"'{}<>$]+:[^\s\x00-\x1f/:@\"'{}<>$]{6,}@[a-z]",
 }
 """What a secret looks like, in bytes."""
 NAMES = re.compile(
