@@ -34,12 +34,8 @@ TRACES = "memoire-crash-{}-{}.txt"
 
 ABOUT_ARRAYS = ("replay", "wire", "tables", "accounting", "classic", "reader", "samples")
 """Folders of tests that are repeated on the build that checks the bounds of arrays."""
-NOT_ABOUT_ARRAYS = (
-    "test_container.py", "test_interrupts.py", "test_keyed.py", "test_prompts.py", "test_prompt_machine.py",
-    "test_server_client.py", "test_threads.py",
-)  # fmt: skip
-"""Files of these folders that are not repeated: they are about lines of Python, processes, limits of memory, and bytes that
-no compiled code takes apart."""
+NOT_ABOUT_ARRAYS = ("test_container.py", "test_interrupts.py")
+"""Files of these folders that are not repeated: they are about lines of Python, processes, and limits of memory."""
 MARKED = ("processes", "browser", "chart", "kubernetes")
 """Folders whose tests have their folder's name as a mark."""
 SLOW = ("integration", "samples", "processes", "simulation", "protocol", "tools", "browser", "chart", "kubernetes")
