@@ -167,8 +167,8 @@ class TableStats:
         "sample_episodes and take that got nothing, because too few samples came in time.", docs="rate.md")]
     samples: Annotated[int, counter("samples", "Samples drawn", "Samples handed out to learners in this life of the "
         "server; of a table of rollouts, entries that learners took, each of them once.", docs="rate.md")]
-    waited: Annotated[float, counter("batch_wait_seconds", "Learners waited", "Seconds that get_batch waited for "
-        "samples in all; its rate is the learner's waiting share.")]
+    waited: Annotated[float, counter("batch_wait_seconds", "Learners waited", "Seconds that get_batch, "
+        "sample_episodes and take waited for samples in all; its rate is the learner's waiting share.")]
     held_caches: Annotated[int, gauge("held_caches", "Held", "Caches that are held now; of other tables, episodes, "
         "fragments of rollouts or groups of prompts.", docs="choose.md", curve=True)]
     held_samples: Annotated[int, shown("Samples held", "Samples of all held caches; of other tables, entries.")]
@@ -271,7 +271,7 @@ class ServerStats:
     samples: int
     """Samples handed out in batches, here and to readers."""
     waited: float
-    """Seconds that get_batch waited for samples, in all."""
+    """Seconds that get_batch, sample_episodes and take waited for samples, in all."""
     held_caches: int
     held_bytes: int
     byte_limit: int
