@@ -109,7 +109,10 @@ def fragment_of(
     columns = _exact(schema, entries, schema.entry_names)
     last = None
     if final is not None:
-        last = {name: values[0] for name, values in _exact(schema, [final], schema.states).items()}
+        try:
+            last = {name: values[0] for name, values in _exact(schema, [final], schema.states).items()}
+        except EntryError as error:
+            raise EntryError(error.column, error.expected, f"{error.received}, in the final state") from None
     count = len(entries)
     episode = Episode(
         columns=columns,

@@ -21,7 +21,16 @@ from interrupts import everywhere
 from memoire.dashboard.collect.answers import StartsRow
 from memoire.dashboard.collect.counters import NodeState
 from memoire.dashboard.collect.overview import starts_of
-from memoire.errors import Closed, JobFailed, MemoireTimeout, ObserverLost, ParameterError, Refused, WrongType
+from memoire.errors import (
+    Closed,
+    EntryError,
+    JobFailed,
+    MemoireTimeout,
+    ObserverLost,
+    ParameterError,
+    Refused,
+    WrongType,
+)
 from memoire.nodes.http import NodePages
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
@@ -490,6 +499,16 @@ def result(number, **changed):
     rows, payload = fragments.packed([fragment_of(schema, [entry], [3])], schema, now=0.0, wall=0.0)
     facts = {"job": number, "fragments": rows} | changed
     return messages.Result(**facts), payload, schema.fingerprint
+
+
+def test_a_value_that_does_not_fit_is_refused_with_its_column_and_its_place():
+    schema, entry = Schema(ENTRIES), {"obs": np.zeros(2, np.float32), "action": 1, "reward": 1.0}
+    state = next(iter(schema.states))
+    with pytest.raises(EntryError, match=f"{state!r} .*in the final state"):
+        fragment_of(schema, [entry], [3], {state: np.zeros(7, np.float32)})
+    with pytest.raises(EntryError, match=repr(state)) as caught:
+        fragment_of(schema, [entry | {state: np.zeros(7, np.float32)}], [3])
+    assert "final state" not in str(caught.value)
 
 
 def test_a_result_that_comes_twice_counts_once_and_has_the_same_answer(open_agent):
