@@ -1,4 +1,4 @@
-"""What runs of a contest leave, and the page of them: docs/benchmarks/contest.md, .json and an SVG for each game."""
+"""The records of a contest's runs, and docs/benchmarks/contest.md, .json and SVGs, which are made of them."""
 
 import ast
 import json

@@ -72,7 +72,7 @@ function within(chart, work) {
   ctx.restore();
 }
 
-/** Shade where nobody looked. */
+/** Shade the times in which no dashboard ran. */
 export function shadeAway(chart) {
   within(chart, (ctx, {top, height}) => {
     ctx.fillStyle = colour("--sunk");

@@ -132,7 +132,7 @@ class ApiServer:
         return Secret(texts, str(said.get("metadata", {}).get("resourceVersion", "")))
 
     def create(self, name: str, data: Mapping[str, str]) -> bool:
-        """Make a Secret; False where somebody has made it meanwhile, and it stays as it is. Raises as `read`."""
+        """Make a Secret; False if there is one of this name already, which stays as it is. Raises as `read`."""
         metadata = {"name": name, "labels": {"app.kubernetes.io/part-of": "memoire"}}
         said = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": _packed(data)}
         status, _ = self._ask("POST", self._path, said, expected={201, 409})

@@ -387,7 +387,7 @@ def _behind(page: str, keys: str | None, say: Say) -> list[str]:
     try:
         facts = _facts(f"http://{place.netloc}")
     except MemoireError:
-        return []  # whoever reads the page says why
+        return []  # the command says why when it reads the page
     if facts.get("role") not in ("proxy", "relay"):
         return []
     try:

@@ -486,7 +486,7 @@ class DatabaseBackups:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something was saved since the last backup."""
+        """Whether rows were saved since the last backup."""
         return self._backed_up != self._generation()
 
     def begin_due(self) -> None:

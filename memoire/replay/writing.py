@@ -66,7 +66,7 @@ class ExactObserver(Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Whether something of entries that it took is not done yet."""
+        """Whether it still has work to do for entries that it took."""
 
     def take_entries(self, writer: _core.StepCounter, waits: bool) -> None:
         """Take the writer's `_untold` entries, and set its `_answer`; `waits` is whether that may take time."""

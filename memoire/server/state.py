@@ -140,7 +140,7 @@ class Committer(UnsavedChanges):
             raise ProtocolError("disk", self._store.trouble)
 
     def hold(self, header: MessageHeader, reply: Reply, send: Callable[[Reply], None]) -> Reply | None:
-        """What to send now in answer to a request: None if the reply has to wait. Then `send` is called later.
+        """The reply to send now; None if it waits until the disk has what it says, and `send` is called then.
 
         While the disk fails, the reply says why nothing is acknowledged, and the client asks again.
         """

@@ -293,8 +293,8 @@ class FarRequest:
 
 
 class FarSide(Protocol):
-    """What a learner far away asks of tables of one kind, and what it makes of the answers. Pure. The owner locks all
-    but `late` and `read`.
+    """A remote learner's side of a kind of table: the requests it sends, and what it makes of the answers. No I/O; the
+    owner holds its lock around every method but `late` and `read`.
     """
 
     CALLED: ClassVar[str]
