@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from types import NoneType
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, ParamSpec, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import NoSuchField, NotSettable, ParameterError, UnknownName, WrongType
 
@@ -48,6 +48,23 @@ def seconds(timeout: float | None, default: float = FOR_EVER, name: str = "timeo
     if math.isnan(given):
         raise ParameterError(name, timeout, "a number of seconds or None")
     return min(max(given, 0.0), FOR_EVER)
+
+
+class Closes(Protocol):
+    """What can be closed."""
+
+    def close(self) -> object:
+        """Give back what it holds."""
+
+
+class ClosingContext:
+    """Is closed at the end of its `with` block."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self: Closes, *_: object) -> None:
+        self.close()
 
 
 @contextmanager

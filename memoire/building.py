@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from memoire._core import at_once as at_once
     from memoire._core import setting as setting
     from memoire.arguments import FOR_EVER as FOR_EVER
+    from memoire.arguments import ClosingContext as ClosingContext
     from memoire.arguments import checked_names as checked_names
     from memoire.arguments import finite as finite
     from memoire.arguments import hint as hint

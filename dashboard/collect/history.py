@@ -18,11 +18,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from memoire.arguments import ClosingContext
 from memoire.disk import files
 from memoire.errors import HistoryError
 from memoire.replay.files import FileLock
@@ -165,7 +165,7 @@ def _locked(path: str) -> FileLock:
         raise HistoryError(path, str(error)) from error
 
 
-class History:
+class History(ClosingContext):
     """The file, which one process at a time has. Thread-safe; `add` costs no disk, `flush` writes.
 
     Raises:
@@ -259,14 +259,6 @@ class History:
     def _unlock(self) -> None:
         if self._file_lock is not None:
             self._file_lock.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ------------------------------------------------------------------------------------------------- reading
 

@@ -15,14 +15,14 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import uvicorn
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from memoire.arguments import ClosingContext
 from memoire.dashboard.collect.aggregator import Aggregator
 from memoire.dashboard.collect.answers import NodeRow, Overview
 from memoire.dashboard.collect.history import History
@@ -174,7 +174,7 @@ class _ServerWithoutSignals(uvicorn.Server):
             await asyncio.sleep(0)
 
 
-class Dashboard:
+class Dashboard(ClosingContext):
     """A dashboard on threads of its own, until `close`.
 
     Raises:
@@ -255,14 +255,6 @@ class Dashboard:
         self._probes.close()
         self.aggregator.close()
         self._listener.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def serve(settings: Settings) -> int:

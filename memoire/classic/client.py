@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Self
+from typing import Any
 
 from memoire import Client, Memory
-from memoire.building import Held, StrictAttributes, whole
+from memoire.building import ClosingContext, Held, StrictAttributes, whole
 from memoire.errors import ForkedError, MemoireError
 
 from .fields import seven_roots
@@ -35,7 +35,7 @@ class ClientMemory(ReplayMemory):
         self._client.on_episode(lane, length, earned)
 
 
-class ReplayMemoryClient(StrictAttributes):
+class ReplayMemoryClient(ClosingContext, StrictAttributes):
     """The actor's side: a local memory, from which caches are drawn and pushed to the server.
 
     Args:
@@ -170,9 +170,3 @@ class ReplayMemoryClient(StrictAttributes):
     def close(self, timeout: float | None = None) -> None:
         """Send what is still to be sent, for as long as `timeout` allows, and leave. Further calls do nothing."""
         self._client.close(timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self.close()

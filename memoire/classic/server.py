@@ -8,10 +8,10 @@ import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from memoire import Endpoints, Memory, Parameters, Process, Schema, Server, Table
-from memoire.building import StrictAttributes, renamed, whole
+from memoire.building import ClosingContext, StrictAttributes, renamed, whole
 from memoire.errors import Closed, MemoireError, ParameterError
 
 from .fields import OWN_NAMES, ReplayBatch, batch_of, defaults, seven_fields
@@ -72,7 +72,7 @@ class ServerMemory(ReplayMemory):
         return {"num_episode": 0, "num_entries": 0}
 
 
-class ReplayMemoryServer(StrictAttributes):
+class ReplayMemoryServer(ClosingContext, StrictAttributes):
     """The learner's side: takes caches, counters and log lines of many clients, and hands out batches.
 
     Args:
@@ -237,12 +237,6 @@ class ReplayMemoryServer(StrictAttributes):
     def close(self, timeout: float | None = None) -> None:
         """End all loops, flush the log, give the addresses back, within `timeout` seconds. Further calls do nothing."""
         self._server.close(timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self.close()
 
 
 def binds(mode: Mode | str) -> bool:

@@ -20,8 +20,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, Self, TypeAlias
+from typing import BinaryIO, Final, NamedTuple, TypeAlias
 
+from memoire.arguments import ClosingContext
 from memoire.errors import DataError
 from memoire.limits import MiB
 from memoire.replay.files import Fault, OwnedFile, no_fault, replacing
@@ -166,7 +167,7 @@ def _flush(file: BinaryIO) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-class RecordReader:
+class RecordReader(ClosingContext):
     """A file of records while it is read, and how far; its head was found to be of this kind."""
 
     def __init__(self, path: str | Path, kind: FileKind, layout: int | None) -> None:
@@ -188,12 +189,6 @@ class RecordReader:
         except BaseException:
             self._file.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the file; once is enough."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from memoire import _core
+from memoire.arguments import ClosingContext
 from memoire.errors import Closed, DataError
 from memoire.replay.files import Fault, OwnedFile, no_fault, remove_abandoned_in, replace_file, replacing, sync
 from memoire.wire import _bytes
@@ -107,7 +108,7 @@ class LogFile:
         return self.first + len(self.tags)
 
 
-class RecordLog:
+class RecordLog(ClosingContext):
     """Records in files of a folder, oldest first, and more are appended. For one thread of one process: it is locked,
     and a fork writes nothing. What `append` has returned from is there from then on, or the log is refused.
 
@@ -149,12 +150,6 @@ class RecordLog:
     def series(self) -> str:
         """Names this log, in hex: no other one has it."""
         return f"{self._counts.series:016x}"
-
-    def __enter__(self) -> RecordLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let another process have the folder; once is enough. What was appended is on disk already."""

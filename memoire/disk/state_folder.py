@@ -38,6 +38,7 @@ from typing import Final
 from memoire._core import Condition
 from memoire.accounting.packing import Packed, StoredAccounts
 from memoire.accounting.runs import FolderStats, LineFilter, LogEntry, RunFacts, SavedGroup
+from memoire.arguments import ClosingContext
 from memoire.errors import Closed, StateLost
 from memoire.limits import Limits, wall_clock
 from memoire.models.model import Model
@@ -89,7 +90,7 @@ def _nothing(point: str) -> None:
     """No fault here."""
 
 
-class Store:
+class Store(ClosingContext):
     """A state folder, opened, locked, checked and ready to go on. Thread-safe.
 
     Args:
@@ -463,12 +464,6 @@ class Store:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"the state folder {self.folder}")
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _after_fork() -> None:

@@ -26,10 +26,10 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 from memoire import _core
+from memoire.arguments import ClosingContext
 from memoire.errors import Closed, ForkedError, MemoireError
 from memoire.replay.parameters import StrictAttributes
 
@@ -197,7 +197,7 @@ IDLE_INTERVAL = 1.0
 """Seconds after which a worker takes its turn although nothing happened."""
 
 
-class Node(StrictAttributes, ABC):
+class Node(ClosingContext, StrictAttributes, ABC):
     """Whatever has sockets (a server, client, reader or proxy): a `with` statement closes it.
 
     A process forked from its own finds a `Forked` in its place.
@@ -225,14 +225,6 @@ class Node(StrictAttributes, ABC):
         """Be the one who closes it; False where another thread is, and has not done it by the deadline."""
         with _core.Held.within(self._close_lock, max(0.0, deadline - time.monotonic())) as is_mine:
             yield is_mine
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Forked:

@@ -38,9 +38,9 @@ import urllib.parse
 import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping
-from types import TracebackType
 from typing import Any, Self, cast
 
+from memoire.arguments import ClosingContext
 from memoire.errors import EndpointError, InsecureWarning, ParameterError
 from memoire.security.access import Tokens, WrongTokens, bearer, is_loopback, warn
 
@@ -79,7 +79,7 @@ MAX_REQUEST_BYTES = 8 << 10
 """Bytes of a request line and its headers."""
 
 
-class NodePages:
+class NodePages(ClosingContext):
     """Pages about one node of this process, at one address, in a thread of their own.
 
     Args:
@@ -201,14 +201,6 @@ class NodePages:
             self._asked.put(None)
             for thread in self._threads:
                 thread.join(self.request_timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def forget(self) -> None:
         """Let go of the addresses: in a forked child, which has no thread to answer, and would keep it taken."""

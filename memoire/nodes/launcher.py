@@ -34,9 +34,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
+from memoire.arguments import ClosingContext
 from memoire.errors import ChildDied, MemoireTimeout
 
 from .supervision import BEGIN, LINE, PATH, PROGRAM, SignalWatch
@@ -264,7 +264,7 @@ STOP_GRACE = 10.0
 """Seconds that each group of children has to end before it is killed."""
 
 
-class Launcher:
+class Launcher(ClosingContext):
     """Starts children, hears them, and ends them all: together with itself at the latest.
 
     Takes over SIGINT and SIGTERM while it is open: they end `pump` and `await_ready` orderly. For the main thread only.
@@ -429,14 +429,6 @@ class Launcher:
                 child.output.close()
             self._selector.close()
             self._signals.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ----------------------------------------------------------------------------------------------- its parts
 

@@ -40,9 +40,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import IO, Any, NoReturn, Self
+from types import FrameType
+from typing import IO, Any, NoReturn
 
+from memoire.arguments import ClosingContext
 from memoire.errors import ParameterError
 
 PATH = "MEMOIRE_PATH"
@@ -105,7 +106,7 @@ def discard() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class ProcessOutput:
+class ProcessOutput(ClosingContext):
     """Takes the lines of all processes.
 
     Args:
@@ -154,14 +155,6 @@ class ProcessOutput:
         if name not in self._files:
             self._files[name] = (self._folder / f"{name}.log").open("a", encoding="utf-8")
         return self._files[name]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 REPEAT_AFTER = 0.5
@@ -261,7 +254,7 @@ PR_SET_PDEATHSIG = 1
 """Number under which Linux' prctl takes the signal that a process gets at its parent's death."""
 
 
-class LauncherLine:
+class LauncherLine(ClosingContext):
     """What a process hears from its launcher and from signals, and what it tells. Make it in the main thread, first
     thing.
 
@@ -317,14 +310,6 @@ class LauncherLine:
     def close(self) -> None:
         """Give signals back to whoever had them. The line stays open, as long as the process lives."""
         self._signals.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _tell(self, message: dict[str, Any]) -> None:
         if self._line is None:

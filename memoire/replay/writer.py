@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
 from memoire._core import setting
-from memoire.arguments import whole
+from memoire.arguments import ClosingContext, whole
 from memoire.errors import (
     Closed,
     EntryError,
@@ -35,7 +35,7 @@ from .steps import End, ResetCheck, State, StepConverter, autoreset_mode, digest
 from .writing import AfterStep, Changes, ExactObserver, Observer, ToldObserver, WriterState, packed, putting
 
 
-class Writer(_core.StepCounter):
+class Writer(_core.StepCounter, ClosingContext):
     """Records the steps of an environment, or of all members of a vector environment, one open episode each.
 
         obs, info = envs.reset()
@@ -374,12 +374,6 @@ class Writer(_core.StepCounter):
         longest = whole("longest", entries, 1)
         self._room = 0  # steps until an episode may be too long: counted anew at the next step
         self._longest = longest
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _record(
         self,

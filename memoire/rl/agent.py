@@ -15,14 +15,23 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memoire import Inference, Rollouts, Schema
-from memoire.building import Condition, Function, Given, checked_names, packed_row, schema_from, seconds, whole
+from memoire.building import (
+    ClosingContext,
+    Condition,
+    Function,
+    Given,
+    checked_names,
+    packed_row,
+    schema_from,
+    seconds,
+    whole,
+)
 from memoire.errors import Closed, DataError, JobFailed, MemoireTimeout, ObserverLost, ParameterError
 from memoire.kinds import InferenceStats
 
@@ -39,7 +48,7 @@ OPTIONS: Final = (
 """Arguments of `Inference` that an agent hands on."""
 
 
-class Agent:
+class Agent(ClosingContext):
     """A learner's side of observers: an inference node that also gives jobs.
 
     Args:
@@ -241,14 +250,6 @@ class Agent:
     def close(self, timeout: float | None = None) -> None:
         """End: observers ask other agents, and futures that wait raise Closed."""
         self.node.close(timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start_of(self, columns: Mapping[str, Any]) -> Any:
         if self._jobs.starts is None:

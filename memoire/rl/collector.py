@@ -19,13 +19,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memoire import Client, RemotePolicy, Schema, connect
-from memoire.building import Given, Pending, RowSchema, checked_names, whole
+from memoire.building import ClosingContext, Given, Pending, RowSchema, checked_names, whole
 from memoire.building import seconds as checked_seconds
 from memoire.errors import Closed, MemoireTimeout, ParameterError
 from memoire.kinds import HandsOutOnce
@@ -181,7 +181,7 @@ class _Group:
         self._has_ended = has_ended
 
 
-class Collector:
+class Collector(ClosingContext):
     """Steps environments and records what happens, through one client.
 
     Args:
@@ -380,12 +380,6 @@ class Collector:
         if self._remote is not None:
             self._remote.close()
         return self.client.close(timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def for_space(space: Any, action: Any) -> Any:

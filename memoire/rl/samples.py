@@ -29,6 +29,7 @@ import numpy as np
 
 from memoire import Column, Ragged, Reader, Rollouts, Schema, Table
 from memoire.building import (
+    ClosingContext,
     Condition,
     DamagedRecord,
     Fault,
@@ -255,7 +256,7 @@ class KeptBuffer:
         return len(self.memory)
 
 
-class SampleJournal:
+class SampleJournal(ClosingContext):
     """Samples in files of a folder, oldest first. For one process, which has its lock, and one thread.
 
     Args:
@@ -279,12 +280,6 @@ class SampleJournal:
     def __len__(self) -> int:
         """Samples that are here, those included that wait for a write."""
         return sum(sum(file.tags) for file in self._log.files) + self._pending_samples
-
-    def __enter__(self) -> SampleJournal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def folder(self) -> Path:

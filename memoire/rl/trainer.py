@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 
 from memoire import Parameters, Reader
-from memoire.building import Condition, FileLock, Given, lock_folder, one_of
+from memoire.building import ClosingContext, Condition, FileLock, Given, lock_folder, one_of
 from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError
 from memoire.loggers import Logger
 
@@ -147,7 +147,7 @@ class DrawnBatches:
             time.sleep(max(0.0, began + COUNT_INTERVAL - time.monotonic()))
 
 
-class Trainer:
+class Trainer(ClosingContext):
     """Trains an agent of samples that workers send to servers.
 
     Args:
@@ -445,12 +445,6 @@ class Trainer:
         """End the connection; the run stays as it is."""
         self.stop()
         self._held.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def mean_rows(rows: list[dict[str, float]]) -> dict[str, float]:

@@ -26,12 +26,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 
 from memoire import Client, connect
-from memoire.building import Given
+from memoire.building import ClosingContext, Given
 from memoire.errors import MemoireError, ParameterError
 
 from .actors import Acts, Learns, ModelFollower, PreparedModel, actor_of, rest, shaped_action
@@ -66,7 +66,7 @@ class EpisodeResult:
     """False if the worker was asked to end within it."""
 
 
-class RolloutWorker:
+class RolloutWorker(ClosingContext):
     """Runs episodes of an environment.
 
     Args:
@@ -420,12 +420,6 @@ class RolloutWorker:
             if self._follower is not None:
                 self._follower.close()
             self._files.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def try_policy(

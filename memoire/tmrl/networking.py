@@ -22,7 +22,7 @@ import memoire.tmrl.config.config_constants as cfg
 import memoire.tmrl.config.config_objects as cfg_obj
 from memoire import Client, Endpoints, loggers
 from memoire import Server as NativeServer
-from memoire.building import Keys, whole
+from memoire.building import ClosingContext, Keys, whole
 from memoire.errors import DataError, ParameterError
 from memoire.limits import Limits
 from memoire.rl.crc import Marks
@@ -110,7 +110,7 @@ class Buffer:
         return self
 
 
-class Server:
+class Server(ClosingContext):
     """Where workers and the trainer meet. It works on threads of its own, until `close`.
 
     Args:
@@ -168,12 +168,6 @@ class Server:
     def close(self) -> None:
         """End it."""
         self.server.close()
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class RolloutWorker(NativeWorker):
