@@ -60,6 +60,8 @@ class Closes(Protocol):
 class ClosingContext:
     """Is closed at the end of its `with` block."""
 
+    __slots__ = ()
+
     def __enter__(self) -> Self:
         return self
 

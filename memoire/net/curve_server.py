@@ -520,9 +520,7 @@ class Admission:
         return message
 
     def parse_header(self, request: EnvelopedRequest, now: float) -> MessageHeader:
-        """The header of a request, checked as by `parse`. A proxy uses this: the server behind it checks the body, and
-        whose client it is.
-        """
+        """The header of a request to a proxy; the server behind it checks the body, and whose client it is."""
         header, _ = parse_header(request.message, self._limits)
         request.peer.check(header.type, header.table)
         self._check_connection(request, header.client, now)
