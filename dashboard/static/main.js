@@ -152,7 +152,12 @@ startKeys(startTheme($("theme")));
 startMenu();
 startHelp();
 $("live").addEventListener("click", () => stream.pause(!stream.isPaused));
-$("logout").addEventListener("click", () => post("logout").then(start, start));
+$("logout").addEventListener("click", async () => {
+  leave(); // before: what the page asks afterwards would be refused
+  stream.pause(true);
+  await post("logout").catch(() => stream.pause(false));
+  start();
+});
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   content.focus();
