@@ -298,13 +298,8 @@ class UnsavedChanges:
 
     def is_run_saved(self, run: str) -> bool:
         """Whether nothing of this run waits, or is being saved just now."""
-        waiting = (
-            *(name for name, _ in (*self._accounts, *self._saving, *self._models)),
-            *(name for name, _ in (*self._lines, *self._inherited)),
-            *self._runs,
-            *self._others,
-        )
-        return run not in waiting
+        pairs = (*self._accounts, *self._saving, *self._models, *self._lines, *self._inherited)
+        return run not in (*(name for name, _ in pairs), *self._runs, *self._others)
 
     @property
     def is_clean(self) -> bool:
