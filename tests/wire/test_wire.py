@@ -194,9 +194,6 @@ def test_what_this_version_does_not_know_is_refused_by_its_name(offset: int, val
         b"\x90",
         b"\x80\x80",
         b"\xc1",
-        b"\x81\xa5label\xc3",  # a bool is no number
-        b"\x81\xa5label\xff",  # -1
-        b"\x81\xa5label\xcf\x00\x00\x00\x01\x00\x00\x00\x00",  # 2**32
         b"\x81\xa6codecs\xdd\x7f\xff\xff\xff",  # a list of 2**31 - 1 in no bytes
         b"\x81\xa6codecs\xdf\xff\xff\xff\xff",
         b"\x81\xa6codecs\xc6\xff\xff\xff\xff",
@@ -204,17 +201,10 @@ def test_what_this_version_does_not_know_is_refused_by_its_name(offset: int, val
         b"\x81\xa4host\xa2\xff\xfe",  # no UTF-8
         b"\x81\xa6codecs\xd4\x00\x00",  # an extension
         b"\x81\xa4what" + b"\x91" * 500 + b"\xc0",  # deep nesting, in a field that is ignored
-        b"\x81\xa4host\xda\x04\x00" + b"h" * 1024,  # longer than a name may be
     ],
 )
 def test_tails_that_are_not_the_map_of_their_type_are_refused(tail: bytes) -> None:
     assert refused(with_tail("hello", tail)) == "tail"
-
-
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.0])
-@pytest.mark.parametrize("field", ["total_weight", "minimum"])
-def test_weights_that_are_not_finite_are_refused(field: str, number: float) -> None:
-    assert refused(with_tail("update", msgspec.msgpack.encode({field: number}))) == "tail"
 
 
 def test_rows_cut_short_and_clients_named_twice_are_refused() -> None:
@@ -230,9 +220,7 @@ def test_rows_cut_short_and_clients_named_twice_are_refused() -> None:
 def test_payloads_beyond_this_nodes_limits_are_refused() -> None:
     assert refused(golden("cache"), Limits(message_bytes=1000)) == "too_large"
     assert refused(golden("chunk"), Limits.of(request_bytes=4)) == "too_large"
-    assert (
-        refused(golden("rollouts"), Limits.of(request_bytes=4)) == ""
-    )  # what a learner takes is larger than a request
+    assert refused(golden("rollouts"), Limits.of(request_bytes=4)) == ""  # what a learner takes is no request
     assert refused(golden("rollouts"), Limits(message_bytes=4)) == "too_large"
     assert refused(golden("update"), Limits.of(tail_bytes=100)) == "too_large"
 
@@ -328,48 +316,19 @@ def test_the_page_lists_every_code_and_row() -> None:
         assert any(line.startswith(f"| {at} |") and f"| {field} |" in line for line in PAGE.splitlines())
 
 
-def test_a_header_is_written_with_numbers_that_have_room_and_ids_of_their_size():
-    facts = (b"MEMR", 2, 26, 7, b"c" * 16, 1, 2, 3, 2**64 - 1, b"12345", 6)
-    frame = _bytes.write_header(*facts, b"\x80")
-    assert _bytes.read_header(frame, b"MEMR", 2, 1) == (*facts[2:9], 5, 6)
-    for most, magic, version in ((0, b"MEMR", 2), (1, b"MEMO", 2), (1, b"MEMR", 3), (1, b"MEM", 2)):
-        assert _bytes.read_header(frame, magic, version, most) is None
-    for place in range(len(frame)):  # each bit counts
-        assert _bytes.read_header(frame[:place], b"MEMR", 2, 1) is None
-        wrong = bytearray(frame)
-        wrong[place] ^= 1 << place % 8
-        assert _bytes.read_header(wrong, b"MEMR", 2, 1) is None
-    for place, value in ((3, 2**32), (5, -1), (8, 2**64)):
-        with pytest.raises(OverflowError):
-            _bytes.write_header(*facts[:place], value, *facts[place + 1 :], b"")
-    for place, value in ((0, b"MEM"), (4, b"c" * 15)):
-        with pytest.raises(ValueError, match="belong there"):
-            _bytes.write_header(*facts[:place], value, *facts[place + 1 :], b"")
+@pytest.mark.parametrize(
+    ("place", "value", "error"),
+    [(3, 2**32, OverflowError), (5, -1, OverflowError), (8, 2**64, OverflowError), (0, b"MEM", ValueError), (4, b"c" * 15, ValueError)],
+)  # fmt: skip
+def test_a_header_takes_only_numbers_that_have_room_and_ids_of_their_size(place, value, error):
+    facts = (b"MEMR", 2, 26, 7, b"c" * 16, 1, 2, 3, 2**64 - 1)
+    with pytest.raises(error):
+        _bytes.write_header(*facts[:place], value, *facts[place + 1 :], b"")
 
 
 @pytest.mark.parametrize("frames", [[], [b"MEMR"], [b"x" * 200]])
 def test_a_message_that_does_not_say_who_sent_it_gets_no_refusal(frames):
     assert refusal(frames, messages.Refused(code="frames", text="")) is None
-
-
-def test_a_message_with_a_payload_is_read_in_one_step_or_not_at_all():
-    facts, payload = (b"MEMR", 2, 26, 7, b"c" * 16, 1, 2, 3, 4), b"12345"
-    frame = _bytes.write_header(*facts, payload, None, b"\x80")
-    checksum = _bytes.checksum(payload)
-    assert _bytes.read_message(frame, payload, b"MEMR", 2, 1, 5) == ((*facts[2:], 5, checksum), b"\x80")
-    assert _bytes.read_message(frame, payload, b"MEMR", 2, 0, 5) is None  # longer than it may be
-    assert _bytes.read_message(frame, payload, b"MEMR", 2, 1, 4) is None
-    for other in (b"", b"1234", b"123456", b"12346"):
-        assert _bytes.read_message(frame, other, b"MEMR", 2, 1, 9) is None
-    for place in range(len(frame)):
-        wrong = bytearray(frame)
-        wrong[place] ^= 1 << place % 8
-        assert _bytes.read_message(wrong, payload, b"MEMR", 2, 1, 5) is None
-        assert _bytes.read_message(frame[:place], payload, b"MEMR", 2, 1, 5) is None
-    for tail in (b"", b"\x80\x80", b"\x81", b"\xc1"):  # not one plain value
-        assert _bytes.read_message(_bytes.write_header(*facts, payload, None, tail), payload, b"MEMR", 2, 2, 5) is None
-    empty = _bytes.write_header(*facts, b"", None, b"\x80")
-    assert _bytes.read_message(empty, b"", b"MEMR", 2, 1, 5) is None
 
 
 # --- HELLO is said one at a time, and only a WELCOME answers it

@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from memoire.accounting.ledger import Ledger
 from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
@@ -291,9 +290,6 @@ def test_a_row_takes_what_lies_at_its_bounds_and_refuses_what_lies_beyond(rows):
 @pytest.mark.parametrize("number", NUMBERLESS[:3])
 def test_a_number_that_the_wire_leaves_open_is_refused_where_it_is_read(number):
     refusals = {
-        "a client's scalar": lambda: Ledger().report(
-            b"a" * 16, 1, messages.Update(steps=1, scalars={"a": number}), 1.0
-        ),
         "a learner's scalar": lambda: Learners().met(bytes(16), messages.Hello(scalars={"a": number}), 1.0),
         "a learner's figure": lambda: Learners().met(bytes(16), messages.Hello(figures={"a": number}), 1.0),
     }
