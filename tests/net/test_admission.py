@@ -11,7 +11,7 @@ from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.net import sockets
 from memoire.net.curve_server import PUSH_PLACE, Admission, Gate
-from memoire.net.poller import SendQueue, SendQueues
+from memoire.net.poller import SendQueues
 from memoire.proxy.proxy import Proxy
 from memoire.security.roles import OPEN, PASSPORT_MAGIC, Peer, passport
 from memoire.server.server import Server
@@ -32,12 +32,12 @@ CACHE = messages.Cache(number=1)
 class Door:
     """An admission without sockets, and what it was told."""
 
-    def __init__(self, **limits):
+    def __init__(self):
         self.refused, self.owners = Counter(), []
         context = zmq.Context()
         self.gate = Gate(context, None)
         context.term()
-        self.admission = Admission(self.gate, Limits.of(**limits), count=self.count, own=self.own)
+        self.admission = Admission(self.gate, Limits(), count=self.count, own=self.own)
 
     def count(self, error):
         self.refused[error.code] += 1
@@ -117,23 +117,6 @@ def test_a_proxy_asks_for_the_role_by_the_header_alone(door):
     asked = said(messages.Control(finish=True))
     with pytest.raises(ProtocolError, match="may not send CONTROL"):
         door.admission.parse_header(door.request(b"way", passport(ACTOR), b"", *asked), 0.0)
-
-
-@pytest.mark.parametrize("read", ["parse", "parse_header"])
-def test_a_connection_brings_so_many_clients_and_more_after_a_while(read):
-    door = Door(connection_clients=1, connection_clients_rate=0.5)
-    check = getattr(door.admission, read)
-
-    def ask(client, now, *ways):
-        check(door.request(*ways, b"", *said(messages.Hello(role="actor"), client)), now)
-
-    ask(CLIENT, 0.0, b"way")
-    ask(CLIENT, 0.0, b"way")  # no new one
-    with pytest.raises(ProtocolError, match="has brought 1 clients"):
-        ask(OTHER, 0.0, b"way")
-    ask(OTHER, 0.0, b"another way")
-    ask(OTHER, 0.0, b"way", b"proxy's way")  # the proxy has counted it
-    ask(OTHER, 2.0, b"way")
 
 
 def test_what_is_pushed_is_parsed_and_owned(door):
@@ -237,14 +220,6 @@ def test_beyond_all_bytes_the_connection_that_is_stuck_for_longest_loses_its_old
     crowded.send(1, *range(4))
     assert (len(crowded.lanes), crowded.lanes.dropped) == (3, 1)
     assert (crowded.hear(0, 3), crowded.hear(1, 4)) == ([0, 1, 3], [0, 1, 2, 3])
-
-
-def test_a_message_larger_than_a_lane_may_be_in_it_alone():
-    lane = SendQueue(10)
-    lane.put([bytes(100)], 100)
-    assert (len(lane), lane.lost) == (1, 0)
-    lane.put([bytes(1)], 1)
-    assert (len(lane), lane.lost, lane.lost_bytes, lane.bytes) == (1, 1, 100, 1)
 
 
 def way_to(cluster, server, through):

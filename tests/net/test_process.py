@@ -11,9 +11,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
-import zmq
 
 import memoire
 from history.ports import block
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 # --- What memoire changes in the process that it runs in: each case in a process of its own
 
 START = """
-import atexit, resource, threading
+import atexit, os, resource, threading
 original = threading.excepthook
 
 def report():  # runs after memoire has closed its nodes
@@ -61,6 +61,14 @@ CLIENT = """
 buffer = memoire.Buffer(memoire.Schema(schema), 100)
 client = memoire.connect("{endpoint}")
 look()
+child = os.fork()
+if child == 0:
+    try:
+        client.stats()
+    except memoire.errors.ForkedError:
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
 OFF = ", tune_process=False"
 OFF_SERVER = ", process=memoire.Process(tune=False)"
@@ -69,8 +77,7 @@ OFF_SERVER = ", process=memoire.Process(tune=False)"
 @pytest.fixture
 def endpoint():
     """Of a server in this process, for a client in another."""
-    schema = {"obs": memoire.Column("float32", (3,), "state"), "reward": memoire.Column("float32", (), "reward")}
-    with memoire.Server("tcp://127.0.0.1:0", schema) as server:
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
         yield server.endpoint
 
 
@@ -134,7 +141,7 @@ def test_three_large_messages_at_a_time_find_the_memory_of_earlier_ones(told, fo
     assert done.stdout.split() == found
 
 
-def test_a_buffer_and_a_client_leave_their_process_as_it_is(endpoint):
+def test_a_buffer_and_a_client_leave_their_process_as_it_is_and_a_forked_one_is_told(endpoint):
     assert effects(CLIENT.replace("{endpoint}", endpoint)) == ["-", "-", "-"]
 
 
@@ -161,31 +168,13 @@ except SystemExit:
     assert effects(source) == ["kept", "hook", "guard"]
 
 
-def test_a_client_in_a_forked_process_says_so_without_tuning(endpoint):
-    source = """
-import os
-client = memoire.connect("{endpoint}")
-child = os.fork()
-if child == 0:
-    try:
-        client.stats()
-    except memoire.errors.ForkedError:
-        os._exit(7)
-    os._exit(1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-"""
-    assert effects(source.replace("{endpoint}", endpoint)) == ["-", "-", "-"]
-
-
 # --- What a process does that may open few files: it says so at its start, and bears more clients than it has room for
 
 
-def in_child(code, **options):
+def in_child(code, *arguments):
     """What this code prints, as JSON, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True, **options
-    )
-    return json.loads(done.stdout)
+    command = [sys.executable, "-c", code, *arguments]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout)
 
 
 def test_a_process_may_open_as_many_as_the_system_lets_it():
@@ -234,103 +223,11 @@ print(json.dumps([said[:before], said[before:], shown]))
 
 
 def test_servers_and_proxies_warn_at_their_start_and_show_the_figures():
-    done = subprocess.run(
-        [sys.executable, "-c", SCARCE, SCHEMA.to_json()], capture_output=True, text=True, timeout=100, check=True
-    )
-    said, of_few, shown = json.loads(done.stdout)
+    said, of_few, shown = in_child(SCARCE, SCHEMA.to_json())
     warnings = [text for text in said if "descriptors are not enough" in text]
     assert [text.split()[0] for text in warnings] == ["server", "proxy"]
     assert all(0 < used < most == 900 for used, most in shown)
     assert not of_few
-
-
-CROWDED = """
-import json, resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from memoire import Endpoints, Server
-from memoire.net import process as descriptors
-from memoire.limits import Limits
-from memoire.replay.schema import Schema
-descriptors.POLL_INTERVAL = 0.1
-port = int(sys.argv[1])
-places = {"push": f"tcp://127.0.0.1:{port + 1}", "publish": f"tcp://127.0.0.1:{port + 2}"}
-with Server(Endpoints(f"tcp://127.0.0.1:{port}", **places), Schema.from_json(sys.argv[2]), limits=Limits.of(expected_clients=10)) as server:
-    print("listening", flush=True)
-    for _ in sys.stdin:
-        full = descriptors.shared_guard()
-        print(json.dumps([full.is_full, server.readiness(), server.total_steps]), flush=True)
-"""
-
-
-class Crowded:
-    """A server in a process that may open 256 files."""
-
-    def __init__(self):
-        self.port = block(3)
-        command = [sys.executable, "-c", CROWDED, str(self.port), SCHEMA.to_json()]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-        assert self.process.stdout.readline() == "listening\n"
-        self.endpoint = f"tcp://127.0.0.1:{self.port}"
-
-    def tell(self):
-        self.process.stdin.write("?\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def is_full(self):
-        return self.tell()[0]
-
-    def cpu(self):
-        """Seconds of CPU that it has used."""
-        with open(f"/proc/{self.process.pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def load(self, seconds=0.3):
-        """Its share of a core while some time passes."""
-        began, before = time.monotonic(), self.cpu()
-        until(lambda: time.monotonic() - began > seconds)
-        return (self.cpu() - before) / (time.monotonic() - began)
-
-    def end(self):
-        _, said = self.process.communicate(timeout=100)
-        return said
-
-
-def test_a_server_without_descriptors_left_goes_on_for_those_it_has(cluster):
-    """It says so, does not spin, and takes clients again as soon as others have left."""
-    crowded = Crowded()
-    client = cluster.client(crowded.endpoint)
-    with contextlib.ExitStack() as stack:
-        context = zmq.Context()  # not one that waits for our clients' threads: they go on
-        stack.callback(context.destroy, 0)
-        context.set(zmq.MAX_SOCKETS, 1000)
-        crowd = []
-        for _ in range(300):
-            made = context.socket(zmq.DEALER)
-            made.linger, made.reconnect_ivl, made.reconnect_ivl_max, made.handshake_ivl = 0, 50, 200, 400
-            made.connect(crowded.endpoint)
-            crowd.append(made)
-        reason = until(lambda: (told := crowded.tell())[0] and told[1])
-        assert len(reason) == 1 and "all but a few of 256 are open; no new connection is accepted" in reason[0]
-        client.on_entries(5)
-        client.update()
-        assert crowded.tell()[2] == 5
-        until(lambda: crowded.load() < 0.1)
-        assert crowded.load(0.8) < 0.1  # and it stays so
-        until(crowded.is_full)
-        for made in crowd[:200]:
-            made.close(0)
-        until(lambda: not crowded.is_full())
-        late = cluster.client(crowded.endpoint)
-        late.on_entries(7)
-        late.update()
-        assert crowded.tell()[2] == 12
-    client.close()
-    late.close()
-    said = crowded.end()
-    assert "a few of 256 are open" in said and "enough for about 64 clients" in said and "free again" in said
 
 
 PAGES = """
@@ -388,17 +285,32 @@ class Stranger:
         self._made.close()
 
 
-def test_a_flood_of_connections_leaves_descriptors_for_the_pages():
-    """Twice as many strangers as there is room for come within a moment, greet, and stay."""
+def load(pid):
+    """A process's share of a core while some time passes."""
+
+    def cpu():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    began, before = time.monotonic(), cpu()
+    until(lambda: time.monotonic() - began > 0.8)
+    return (cpu() - before) / (time.monotonic() - began)
+
+
+def test_a_flood_of_connections_leaves_descriptors_for_the_pages_and_clients_go_on(cluster, tmp_path):
+    """Twice as many strangers as there is room for come within a moment, greet, and stay. The server says so and does not
+    spin, and takes clients again as soon as the strangers have left.
+    """
     port = block(3)
     command = [sys.executable, "-u", "-c", PAGES, "server", "--endpoint", f"tcp://127.0.0.1:{port}"]
     command += ["--schema", SCHEMA.to_json(), "--http", "127.0.0.1:0"]
-    pipe = subprocess.PIPE
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
+        said = stack.enter_context((tmp_path / "stderr").open("w+"))
+        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True))
         stack.callback(process.kill)
         process.stdout.readline()
         pages = process.stdout.readline().split()[-1].removesuffix("/status")
+        client = cluster.client(f"tcp://127.0.0.1:{port}")
         strangers = [Stranger(port + number % 3, KINDS[number % 3]) for number in range(500)]
         leaving = stack.enter_context(contextlib.ExitStack())
         for stranger in strangers:
@@ -407,9 +319,22 @@ def test_a_flood_of_connections_leaves_descriptors_for_the_pages():
         def is_full():
             for stranger in strangers:
                 stranger.turn()
-            return "all but a few of 256 are open" in answer(f"{pages}/readyz", 2.0)[1]
+            return "all but a few of 256 are open; no new connection is accepted" in answer(f"{pages}/readyz", 2.0)[1]
 
         until(is_full)
         assert [answer(f"{pages}/livez")[0] for _ in range(3)] == [200] * 3
+        client.on_entries(5)
+        client.update()
+        until(lambda: load(process.pid) < 0.1)
+        assert load(process.pid) < 0.1  # and it stays so
         leaving.close()
         until(lambda: answer(f"{pages}/readyz")[0] == 200)
+        late = cluster.client(client.endpoint)
+        late.on_entries(7)
+        late.update()
+        assert cluster.reader([client.endpoint]).totals().totals.steps == 12
+        for node in (client, late):
+            node.close()
+        said.seek(0)
+        text = said.read()
+    assert "a few of 256 are open" in text and "enough for about 64 clients" in text and "free again" in text

@@ -1,8 +1,6 @@
 """The thread of a node: callers that take its turns, waits for it, and what tells a stuck one from a slow one."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
 
@@ -22,7 +20,7 @@ from memoire.net.thread import (
     ProgressMonitor,
     waited_for_cores,
 )
-from netkit import until
+from netkit import in_thread, until
 
 # --- A worker that lends its turns: one thread at a time takes one, and nobody waits for something that nobody does
 
@@ -55,12 +53,6 @@ def turned():
     assert made.worker.stop(PATIENCE)
 
 
-def in_thread(function, *given):
-    thread = threading.Thread(target=function, args=given, daemon=True)
-    thread.start()
-    return thread
-
-
 def test_a_caller_that_waits_takes_the_turns_itself(turned):
     done = []
     turned.worker.run(lambda: done.append(threading.current_thread()))
@@ -83,7 +75,7 @@ def test_several_callers_get_what_each_waits_for(turned):
             found.append(turned.worker.wait_for(flag.is_set, time.monotonic() + PATIENCE))
 
     threads = [in_thread(ask, flag) for flag in flags]
-    for thread in threads:
+    for thread, _ in threads:
         thread.join(PATIENCE)
     assert len(found) == 60 and all(found)
     assert turned.most == 1
@@ -97,7 +89,7 @@ def test_a_stop_ends_those_who_wait(callers):
     threads = [in_thread(wait) for _ in range(callers)]
     began = time.monotonic()
     assert turned.worker.stop(PATIENCE)
-    for thread in threads:
+    for thread, _ in threads:
         thread.join(PATIENCE)
     assert found == [True] * callers
     assert time.monotonic() - began < PATIENCE / 2
@@ -109,7 +101,7 @@ def test_a_fault_in_a_turn_of_a_caller_is_counted_and_the_caller_waits_on(turned
         raise ValueError("on purpose")
 
     done = threading.Event()
-    waiting = in_thread(turned.worker.wait_for, done.is_set, time.monotonic() + PATIENCE)
+    waiting, _ = in_thread(turned.worker.wait_for, done.is_set, time.monotonic() + PATIENCE)
     turned.worker.post(fail)
     until(lambda: turned.worker.errors == 1)
     turned.worker.post(done.set)
@@ -187,64 +179,33 @@ def test_who_asks_and_looks_takes_in_what_comes_soon_and_a_fault_there_is_counte
 # --- A thread that is stuck is told from one that is slow: by a clock and waits that the tests hold, and by real threads
 
 
-class Machine:
-    """A clock, and what the process has waited for cores."""
-
-    def __init__(self):
-        self.now, self.waited = 1000.0, 50.0
-        self.monitor = ProgressMonitor(clock=lambda: self.now, waited=lambda: self.waited)
-
-    def passes(self, seconds, waiting=0.0):
-        self.now += seconds
-        self.waited += waiting
-
-
-@pytest.fixture
-def machine():
-    return Machine()
-
-
-def test_a_thread_that_takes_turns_is_never_stuck(machine):
-    for _ in range(100):
-        machine.passes(STUCK_TIMEOUT)
-        assert machine.monitor.silence(machine.now - STUCK_TIMEOUT) == 0.0
-
-
-def test_a_late_thread_is_stuck_at_the_second_look_if_the_process_could_run(machine):
-    turned = machine.now
-    machine.passes(STUCK_TIMEOUT + 1.0)
-    assert machine.monitor.silence(turned) == 0.0
-    machine.passes(RUNNABLE_TIMEOUT - 0.5)
-    assert machine.monitor.silence(turned) == 0.0
-    machine.passes(0.5)
-    assert machine.monitor.silence(turned) == STUCK_TIMEOUT + 1.0 + RUNNABLE_TIMEOUT
-
-
-@pytest.mark.parametrize("share", [0.9, 1.0, 3.0])
-def test_a_late_thread_of_a_process_that_waits_for_cores_is_slow(machine, share):
-    """Three threads that all wait have waited three seconds of each."""
-    turned = machine.now
-    for _ in range(4):
-        machine.passes(10.0, waiting=10.0 * share)
-        assert machine.monitor.silence(turned) == 0.0
-
-
-def test_beyond_all_patience_it_is_stuck_however_busy_the_machine_is(machine):
-    turned = machine.now
-    machine.passes(SLOW_TIMEOUT, waiting=SLOW_TIMEOUT)
-    assert machine.monitor.silence(turned) == 0.0
-    machine.passes(1.0, waiting=1.0)
-    assert machine.monitor.silence(turned) == SLOW_TIMEOUT + 1.0
-
-
-def test_threads_that_ended_take_what_they_waited_with_them(machine):
-    turned = machine.now
-    machine.passes(STUCK_TIMEOUT + 1.0)
-    machine.monitor.silence(turned)
-    machine.passes(RUNNABLE_TIMEOUT - 1.0, waiting=-40.0)
-    assert machine.monitor.silence(turned) == 0.0
-    machine.passes(1.0)
-    assert machine.monitor.silence(turned) > 0.0
+@pytest.mark.parametrize(
+    "looks",
+    [
+        pytest.param(
+            [(STUCK_TIMEOUT + 1.0, 0.0, False), (RUNNABLE_TIMEOUT - 0.5, 0.0, False), (0.5, 0.0, True)],
+            id="stuck at the second look if the process could run",
+        ),
+        pytest.param([(10.0, 9.0, False)] * 4, id="slow if the process waits for cores"),
+        pytest.param([(10.0, 30.0, False)] * 4, id="slow if three threads wait"),
+        pytest.param(
+            [(SLOW_TIMEOUT, SLOW_TIMEOUT, False), (1.0, 1.0, True)],
+            id="stuck beyond all patience, however busy the machine is",
+        ),
+        pytest.param(
+            [(STUCK_TIMEOUT + 1.0, 0.0, False), (RUNNABLE_TIMEOUT - 1.0, -40.0, False), (1.0, 0.0, True)],
+            id="threads that ended take what they waited with them",
+        ),
+    ],
+)
+def test_a_thread_that_takes_no_turn_is_stuck_or_slow(looks):
+    """Each look comes after some time, of which the process has waited so long for cores."""
+    turned, now, waited = 1000.0, 1000.0, 50.0
+    monitor = ProgressMonitor(clock=lambda: now, waited=lambda: waited)
+    for seconds, waiting, is_stuck in looks:
+        now, waited = now + seconds, waited + waiting
+        assert monitor.silence(turned) == (now - turned if is_stuck else 0.0)
+        assert monitor.silence(now - STUCK_TIMEOUT) == 0.0, "one that takes turns"
 
 
 def test_without_the_figures_of_the_system_the_clock_alone_counts(tmp_path):
@@ -253,29 +214,7 @@ def test_without_the_figures_of_the_system_the_clock_alone_counts(tmp_path):
     assert waited_for_cores(str(tmp_path)) == 0.0  # a kernel that does not count this
     (tmp_path / "17" / "schedstat").write_text("5000000000 3000000000 12\n")
     assert waited_for_cores(str(tmp_path)) == 3.0
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the kernel does not count waits for cores")
-def test_a_process_that_shares_its_core_waits_for_it():
-    """Two threads of C on one core: each is ready to run while the other one has the core."""
-    code = """
-import hashlib, os, threading, time
-from memoire.net.thread import waited_for_cores
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-before, until = waited_for_cores(), time.monotonic() + 1.0
-def work():
-    data = bytes(1 << 20)
-    while time.monotonic() < until:
-        hashlib.sha256(data)
-threads = [threading.Thread(target=work) for _ in range(3)]
-for each in threads: each.start()
-while time.monotonic() < until - 0.2: time.sleep(0.01)
-print(waited_for_cores() - before)
-for each in threads: each.join()
-"""
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60.0, check=True)
-    assert 0.5 < float(said.stdout) < 30.0
+    assert waited_for_cores() > 0.0 or not os.path.exists("/proc/self/schedstat")
 
 
 # --- A call that waits for a node's thread ends by the condition, the deadline, or what the node has come to
