@@ -2,7 +2,6 @@
 
 import itertools
 import multiprocessing
-import os
 
 import numpy as np
 import pytest
@@ -11,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from history.ports import address
-from memoire.errors import Closed, EndpointError, ForkedError, InsecureWarning, MemoireTimeout
+from memoire.errors import EndpointError, MemoireTimeout
 from memoire.keyed import messages as keyed
 from memoire.net import sockets
 from memoire.net.poller import SendQueue
 from memoire.proxy.proxy import Proxy
 from memoire.proxy.router import rendezvous
 from memoire.wire import messages
-from memoire.wire.frames import CODES, encode, name_hash, parse
-from netkit import DEADLINE, QUICK, SCHEMA, KeepingContext, in_thread, record, until
+from memoire.wire.frames import encode, name_hash, parse
+from netkit import DEADLINE, QUICK, in_thread, record, until
 
 pytestmark = pytest.mark.slow
 
@@ -37,13 +36,10 @@ def settled(*proxies, servers):
 # What decides
 
 
-@given(st.lists(st.one_of(st.integers(0, 60), st.none()), max_size=40))
+@given(st.lists(st.integers(0, 160), max_size=40))
 def test_a_lane_keeps_the_newest_within_its_bytes_and_counts_the_rest(steps):
-    context = KeepingContext()
     lane, kept, lost = SendQueue(100), [], []
     for number, size in enumerate(steps):
-        if size is None:
-            continue
         lane.put([number], size)
         kept.append((number, size))
         while sum(size for _, size in kept) > 100 and len(kept) > 1:
@@ -51,7 +47,6 @@ def test_a_lane_keeps_the_newest_within_its_bytes_and_counts_the_rest(steps):
         assert (lane.bytes, lane.lost, lane.lost_bytes) == (sum(s for _, s in kept), len(lost), sum(lost))
         assert [frames[0] for _, frames in lane._messages] == [number for number, _ in kept]
     assert lane.send(None) == (not kept)
-    context.__exit__()
 
 
 # What arrives
@@ -111,26 +106,6 @@ def test_an_address_that_was_somebody_elses_for_a_moment_is_found_again(cluster,
     record(client)
     assert client.push_cache(100.0)
     until(lambda: server.total_caches == 1)
-
-
-def test_welcome_names_the_proxys_own_addresses(cluster, tmp_path):
-    servers = [cluster.server(name=name) for name in NAMES[:2]]
-    with pytest.warns(InsecureWarning):
-        proxy = cluster.proxy(servers, front="tcp://*:0", name="front")
-    relay = cluster.proxy([proxy.endpoint.replace("*", "127.0.0.1")], front=f"ipc://{tmp_path}/r")
-    settled(proxy, relay, servers=2)
-    for node in (proxy, relay):
-        dealer = cluster.context.socket(zmq.DEALER)
-        dealer.linger = 0
-        dealer.connect(node.endpoint.replace("*", "127.0.0.1"))
-        dealer.send_multipart([b"", *encode(messages.Hello(), client=b"c" * 16, sequence=1)])
-        assert dealer.poll(30_000)
-        message = parse(dealer.recv_multipart()[1:])
-        told = message.body.endpoints
-        assert (told.request, told.push, told.publish) == (node.endpoint, node.push_endpoint, node.pub_endpoint)
-        assert set(message.body.servers) == set(NAMES[:2])
-        assert message.header.home == name_hash(rendezvous(b"c" * 16, NAMES[:2]))
-    assert relay.push_endpoint == f"ipc://{tmp_path}/r.push" and "front" in repr(proxy)
 
 
 # What goes wrong
@@ -212,22 +187,6 @@ def test_caches_for_a_server_that_takes_none_are_bounded_and_the_others_go_on(cl
     assert stats.pushed_bytes == stats.received_bytes + stats.lost_bytes + stats.in_flight_bytes
 
 
-def test_a_proxy_that_begins_anew_is_used_again(cluster):
-    server = cluster.server()
-    place = address(3)
-    first = cluster.proxy([server], front=place)
-    client = cluster.client(first, limits=QUICK)
-    record(client)
-    client.update(100.0)
-    first.close()
-    record(client, episodes=2)
-    cluster.proxy([server], front=place)
-    client.update(100.0)
-    assert server.total_episodes == 3
-    assert until(lambda: client.push_cache(1.0))
-    until(lambda: server.total_caches == 1)
-
-
 def _proxy_process(front, servers):
     Proxy(front, servers).wait_closed()
 
@@ -260,6 +219,10 @@ def test_totals_and_lines_are_exact_while_a_proxy_is_killed_again_and_again(clus
             lines = [(entry.client, entry.line.text) for entry in server.lines()]
             assert len(lines) == len(set(lines))
         assert sum(len(server.lines()) for server in servers) == 12
+        for number, client in enumerate(clients, 1):
+            record(client)
+            assert until(lambda client=client: client.push_cache(1.0))
+            until(lambda number=number: sum(server.total_caches for server in servers) >= number)
     finally:
         process.kill()
         process.join(100.0)
@@ -308,40 +271,6 @@ def test_a_publisher_that_begins_anew_is_heard_through_proxies(cluster, tmp_path
 # Garbage and ends
 
 
-def test_garbage_on_every_port_of_a_proxy_is_counted_and_nobody_else_notices(cluster):
-    server = cluster.server()
-    proxy = cluster.proxy([server])
-    good = cluster.client(proxy)
-    record(good)
-    sockets = [cluster.context.socket(kind) for kind in (zmq.DEALER, zmq.PUSH, zmq.SUB)]
-    for made, place in zip(sockets, (proxy.endpoint, proxy.push_endpoint, proxy.pub_endpoint), strict=True):
-        made.linger = 0
-        made.connect(place)
-    dealer, pusher, subscriber = sockets
-    rng = np.random.default_rng(0)
-    hello = encode(messages.Hello(), client=b"g" * 16, sequence=1)[0]
-    cache = [bytes(frame) for frame in encode(messages.Cache(), client=b"g" * 16, home=5, payload=b"\0" * 64)]
-    for number in range(3000):
-        flipped = bytearray(hello)
-        flipped[rng.integers(len(flipped))] ^= 1 << int(rng.integers(8))
-        dealer.send_multipart([[b"", bytes(flipped)], [rng.bytes(200)], [b"", b"x"], [b"q"] * 30, [b""]][number % 5])
-        pusher.send_multipart([cache, [rng.bytes(50)], [cache[0]], [hello], cache * 3][number % 5])
-        if number % 100 == 0:
-            subscriber.setsockopt(zmq.SUBSCRIBE, rng.bytes(20))
-    until(lambda: sum(proxy.stats().refused.values()) > 4000)
-    assert proxy.stats().homeless > 0
-    assert {"frames", "short", "magic", "unexpected"} <= set(proxy.stats().refused) <= set(CODES)
-    record(good)
-    good.update(100.0)
-    assert good.push_cache(100.0)
-    until(lambda: server.total_caches == 1)
-    assert server.total_episodes == 2 and not server.stats().refused
-    assert proxy.stats().faults == 0
-    thread, box = in_thread(cluster.client, proxy)
-    thread.join(100.0)
-    assert "value" in box
-
-
 def test_ends_are_bounded_and_wrong_addresses_are_errors(cluster):
     proxy = cluster.proxy(["tcp://127.0.0.1:9"])
     with pytest.raises(EndpointError, match="in use"):
@@ -357,26 +286,6 @@ def test_ends_are_bounded_and_wrong_addresses_are_errors(cluster):
     proxy.close()
     thread.join(DEADLINE)
     assert box == {"value": True} and proxy.closed
-
-
-def test_a_forked_child_leaves_the_proxy_alone(cluster):
-    proxy = cluster.proxy([cluster.server()])
-    client = cluster.client(proxy)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            proxy.close()
-            proxy.wait_closed(0.0)
-        except ForkedError:
-            code = 0
-        os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    client.update(100.0)
-    assert client.schema == SCHEMA
-    with pytest.raises(Closed):
-        client.close()
-        client.update()
 
 
 def test_a_server_that_begins_again_behind_a_proxy_hears_what_a_client_takes_before_its_requests(cluster):

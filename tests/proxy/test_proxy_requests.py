@@ -1,7 +1,5 @@
 """Where requests and replies go at a proxy, and what it knows of its servers: no socket, time is given."""
 
-from dataclasses import dataclass
-
 import pytest
 
 from memoire.errors import ParameterError, ProtocolError, Refused
@@ -245,9 +243,8 @@ def test_a_request_is_held_no_longer_than_the_first_one_of_it():
     asked = request(fetch(3), home="a")
     world.take(asked)
     world.take(asked, NOW + 3.0)
-    assert world.cache.overdue(NOW + HELD_FETCH_TIMEOUT - 0.1) == [] and world.cache.overdue(
-        NOW + HELD_FETCH_TIMEOUT
-    ) == [asked]
+    assert world.cache.overdue(NOW + HELD_FETCH_TIMEOUT - 0.1) == []
+    assert world.cache.overdue(NOW + HELD_FETCH_TIMEOUT) == [asked]
 
 
 def test_a_request_that_is_released_and_has_no_home_any_more_is_refused():
@@ -368,18 +365,6 @@ def learn(back, told, run=RUN):
 # -------------------------------------------------------------------------------------------------------- WELCOME
 
 
-def test_the_epochs_of_servers_that_are_not_heard_of_any_more_are_forgotten():
-    back = Back()
-    learn(back, welcome("stays", epoch=5))
-    for number in range(2 * MAX_SERVERS):
-        learn(back, welcome(f"server-{number}", epoch=5))
-        if number % 1000 == 0:
-            assert not learn(back, welcome("stays", epoch=5)).has_restarted
-    assert learn(back, welcome("stays", epoch=6)).has_restarted, "heard of lately"
-    assert learn(back, welcome(f"server-{number}", epoch=6)).has_restarted
-    assert not learn(back, welcome("server-0", epoch=6)).has_restarted, "forgotten: another life is not seen"
-
-
 def test_a_server_that_is_heard_of_again_is_not_the_oldest():
     back = Back()
     for name in ("stays", *(f"server-{number}" for number in range(MAX_SERVERS - 1)), "stays", "one more"):
@@ -412,34 +397,15 @@ def test_a_model_of_the_only_server_there_is_that_servers_in_its_newest_life():
 # --- Which way a message goes, and what clients are told of servers: addresses are plain facts, and time is passed in
 
 
-@dataclass(eq=False)
-class BackOfProxyRouter:
-    """An address, and what was answered there."""
-
-    endpoint: str
-    names: tuple[str, ...] = ()
-    leaving: tuple[str, ...] = ()
-    unmet: tuple[str, ...] = ()
-    pages: tuple[str, ...] = ()
-    inference: tuple[str, ...] = ()
-    is_away: bool = False
-    denied: str = ""
-    is_too_small: bool = False
-
-
-def router_of_proxy_router(*names, now=100.0):
-    """One address for each name, called as the server there is; "" has not answered."""
-    made = Router(now)
-    made.backs = [BackOfProxyRouter(f"tcp://{place}", (name,) if name else ()) for place, name in enumerate(names)]
-    for back in made.backs:
-        made.learn(back)
-    return made
+def listed(*names):
+    """A router with one address for each name, called as the server there is; "" has not answered."""
+    return router(*(Back(*filter(None, [name]), endpoint=f"tcp://{place}") for place, name in enumerate(names)))
 
 
 def relist(made, *endpoints, now=100.0):
     opened = []
     changed = made.relist(
-        [f"tcp://{each}" for each in endpoints], lambda url: opened.append(url) or BackOfProxyRouter(url), now
+        [f"tcp://{each}" for each in endpoints], lambda url: opened.append(url) or Back(endpoint=url), now
     )
     return changed, opened
 
@@ -448,22 +414,17 @@ def clients(count):
     return [number.to_bytes(16, "little") for number in range(count)]
 
 
-HOME_PROXY_ROUTER = name_hash
-
 # ----------------------------------------------------------------------------------------------------- new clients
 
 
 def test_new_clients_are_shared_out_when_all_have_answered_or_had_their_time():
-    made = router_of_proxy_router("a", "")
-    assert (
-        not made.is_ready(100.0)
-        and not made.is_ready(100.0 + SETTLE_INTERVAL)
-        and made.is_ready(100.1 + SETTLE_INTERVAL)
-    )
+    made = listed("a", "")
+    ready = [made.is_ready(100.0 + later) for later in (0.0, SETTLE_INTERVAL, SETTLE_INTERVAL + 0.1)]
+    assert ready == [False, False, True]
     assert made.ready_at() == 100.0 + SETTLE_INTERVAL
     made.backs[1].names = ("b",)
     assert made.is_ready(100.0)
-    nobody = router_of_proxy_router("", "")
+    nobody = listed("", "")
     assert not nobody.is_ready(999.0) and nobody.ready_at() == float("inf")
 
 
@@ -477,29 +438,29 @@ def test_a_name_more_moves_only_the_clients_that_it_gets():
 
 
 def test_the_same_list_in_another_order_changes_nothing():
-    made = router_of_proxy_router("a", "b")
+    made = listed("a", "b")
     assert relist(made, 1, 0, now=200.0) == (False, []) and made.listed_at == 100.0
 
 
 def test_an_address_that_was_taken_off_serves_its_clients_for_a_while_and_is_known_to_be_gone_then():
-    made = router_of_proxy_router("a", "b")
+    made = listed("a", "b")
     old = made.backs[0]
     assert relist(made, 1, 2, now=200.0) == (True, ["tcp://2"]) and made.listed_at == 200.0
     assert made.servers == ("b",) and made.retiring == {old: 200.0 + RETIRE_TIMEOUT} and old in made.all
-    assert made.retire(200.0 + RETIRE_TIMEOUT - 0.1) == set() and made.homes[HOME_PROXY_ROUTER("a")] is old
-    assert not made.is_unknown(HOME_PROXY_ROUTER("a"), 200.0)  # tcp://2 has not answered
+    assert made.retire(200.0 + RETIRE_TIMEOUT - 0.1) == set() and made.homes[HOME("a")] is old
+    assert not made.is_unknown(HOME("a"), 200.0)  # tcp://2 has not answered
     assert made.retire(200.0 + RETIRE_TIMEOUT) == {old}
-    assert HOME_PROXY_ROUTER("a") not in made.homes and made.retiring == {} and old not in made.all
-    assert made.is_unknown(HOME_PROXY_ROUTER("a"), 200.0) and not made.is_unknown(HOME_PROXY_ROUTER("x"), 200.0)
+    assert HOME("a") not in made.homes and made.retiring == {} and old not in made.all
+    assert made.is_unknown(HOME("a"), 200.0) and not made.is_unknown(HOME("x"), 200.0)
 
 
 def test_of_very_many_homes_that_were_removed_only_the_newest_are_known():
-    made = router_of_proxy_router("a")
+    made = listed("a")
     made.backs[0].names = ("a", *(f"old-{number}" for number in range(MAX_REMOVED)))
     made.learn(made.backs[0])
     relist(made, 1)
     made.retire(200.0)
-    unknown = [made.is_unknown(HOME_PROXY_ROUTER(name), 100.0) for name in ("a", "old-0", f"old-{MAX_REMOVED - 1}")]
+    unknown = [made.is_unknown(HOME(name), 100.0) for name in ("a", "old-0", f"old-{MAX_REMOVED - 1}")]
     assert unknown == [False, True, True]  # tcp://1 has not answered: a home that is forgotten may be there
 
 
@@ -507,7 +468,7 @@ def test_of_very_many_homes_that_were_removed_only_the_newest_are_known():
 
 
 def test_a_welcome_on_its_way_to_a_client_has_this_proxys_addresses_list_and_limits():
-    made = router_of_proxy_router("a", "b", "")
+    made = listed("a", "b", "")
     made.backs[0].leaving, made.backs[1].unmet = ("a",), ("tcp://further",)
     relist(made, 0, 2)
     told = messages.Welcome(
@@ -527,7 +488,4 @@ def test_a_model_is_found_by_version_and_checksum():
     world = World(back)
     _, made = world.put(back, 3)
     assert world.cache.find("policy", 3, made.checksum) == made
-    assert (
-        world.cache.find("policy", 3, made.checksum ^ 1) is None
-        and world.cache.find("policy", 2, made.checksum) is None
-    )
+    assert world.cache.find("policy", 3, made.checksum ^ 1) is world.cache.find("policy", 2, made.checksum) is None
