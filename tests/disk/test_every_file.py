@@ -246,26 +246,38 @@ def in_store(folder, at, group_of):
         raise at.error  # while it was closed: everything was saved
 
 
+def body_of(number):
+    """Of a model that is a file: it is too large for the database."""
+    return b"%d" % number * (opening.INLINE_BYTES + 1)
+
+
 def state(folder, number, at):
     def group(_):
         line = LogEntry(number + 1, CLIENTS[0], 1.0, messages.Line(number + 1, 0.5, 3, f"line {number}"))
         changed = account(CLIENTS[0], number, lines_through=number + 1)
         runs = [RunFacts(RUN, began=1.0)] if number == 0 else []
-        return SavedGroup(accounts=[(RUN, changed)], lines=[(RUN, line)], runs=runs, settings={"n": str(number)})
+        models = [(RUN, make_model("policy", body_of(number), number + 1))]
+        return SavedGroup(
+            accounts=[(RUN, changed)], lines=[(RUN, line)], models=models, runs=runs, settings={"n": str(number)}
+        )
 
     in_store(folder, at, group)
 
 
 def read_state(folder):
-    """Log lines and accounts are not checked when it is opened, but when they are read."""
+    """Log lines, accounts and models are not checked when it is opened, but when they are read."""
     with Store(folder, "home") as store:
         try:
             number = int(store.settings()["n"])
             (kept,) = own_accounts(store)
             lines = store.search(RUN, most=1000)
+            models = [(model.version, bytes(model.body)) for model in store.models(RUN)]
+            if not models:
+                raise StateCorrupt(str(folder), "the model is gone", "it waits for the next one")
         except StateCorrupt as error:
             error.add_note(READ_LATER)
             raise
+        assert models == [(number + 1, body_of(number))]
         assert kept.report.episodes == number and store.line_count(RUN) == number + 1
         assert [entry.line.text for entry in lines] == [f"line {n}" for n in range(number + 1)]
     return number
@@ -387,69 +399,12 @@ def read_buffer_file(folder):
     return int(values[0, 0])
 
 
-class StateDatabase:
-    """What a state file has of models: here in a file of records, and locked as a state folder is."""
-
-    def __init__(self, folder, at=lambda step: None):
-        self._folder, self._at, self._lock = folder, at, lock_folder(folder)
-        try:
-            self.models = opening.StoredModels(folder, at)
-            rows = []
-            if (folder / "facts").exists():
-                with CheckedFile(folder / "facts", KIND) as file:
-                    rows = [(opening.run_key(1, b"policy"), record.payload) for record in file.records()]
-            elif any(folder.glob("*.model")):
-                raise DataError(str(folder), "has models and no facts")  # as a state folder without its state file
-            self.models.load(rows)
-        except BaseException:
-            self._lock.close()
-            raise
-
-    def publish(self, number):
-        written, facts = self.models.write([(1, make_model("policy", body_of(number), number + 1))])
-        record_file.write(self._folder / "facts", KIND, [(0, body) for _, _, body in facts], at=self._at)
-        self.models.replace(written)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-    def close(self):
-        self._lock.close()
-
-
-def body_of(number):
-    return b"%d" % number * (opening.INLINE_BYTES + 1)
-
-
-def stored_model(folder, number, at):
-    with StateDatabase(folder, at) as database:
-        database.publish(number)
-
-
-def read_stored_model(folder):
-    try:
-        with StateDatabase(folder) as database:
-            if database.models.missing:
-                raise DataError(*database.models.missing, "")
-            (model,) = database.models.of(1)
-    except ValueError as error:
-        raise DataError(str(folder), f"has no model ({error})") from error
-    except StateCorrupt as error:
-        raise DataError(str(folder), str(error)) from error
-    assert bytes(model.body) == body_of(model.version - 1)
-    return model.version - 1
-
-
 FILES = {
     "a file of records": File(whole_file, read_whole_file),
     "a log of records": File(log, read_log, open_log),
     "a trainer's journal": File(journal, read_journal, lambda folder: SampleJournal(folder, 64)),
     "a client's kept report": File(report, read_report),
     "a server's snapshot": File(server_snapshot, read_snapshot),
-    "a model of a state folder": File(stored_model, read_stored_model, StateDatabase, stride=101),
     "a buffer's file": File(buffer_file, read_buffer_file, is_checked_all=False, stride=61),
     "a model's file": File(model_file, read_model_file, is_checked_all=False),
     "a checkpoint of memoire.tq": File(tq_checkpoint, read_tq_checkpoint, lock_folder),

