@@ -105,20 +105,6 @@ def test_what_lies_at_the_top_is_a_word_for_everybody_or_a_path_for_users() -> N
     assert folders == {*KERNELS, *RULES["packages"]} - {*FOR_USERS}, f"say in {structure.RULES} where a folder stands"
 
 
-def test_imports_point_one_way() -> None:
-    wrong = [
-        f"{where}: {package} imports {target}, which stands below it in the list"
-        for package, where, name in everywhere()
-        if package in ORDER and (target := ours(name)) in ORDER and ORDER[target] > ORDER[package]
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_no_files_of_a_folder_import_each_other_in_a_circle() -> None:
-    modules = structure_imports.Modules.read(ROOT)
-    assert not structure_imports.circles_of(modules.all_imports)
-
-
 def test_modules_import_from_modules_and_not_from_memoire_itself() -> None:
     """`from memoire import Buffer` inside the package would hide which way the import points."""
     top = HEAVY | {"classic", "keyed", "prompts", *FOR_USERS} | ENTRY_FILES
@@ -202,20 +188,6 @@ def test_clocks_and_chance_are_called_by_their_module_or_are_defaults_so_that_a_
     assert [each.partition(":")[0] for each in wrong] == ["memoire/limits.py"], "\n".join(wrong)
 
 
-@pytest.mark.parametrize(
-    ("line", "is_kept"),
-    [
-        ("from time import monotonic", True),
-        ("x = time.time", True),
-        ("time.monotonic()", False),
-        ("def f(clock=time.monotonic): pass", False),
-        ("def f(*, clock=time.monotonic): pass", False),
-    ],
-)
-def test_a_clock_that_is_kept_is_seen(line: str, is_kept: bool) -> None:
-    assert any(kept_parts(ast.parse(line))) == is_kept
-
-
 def test_nothing_is_pickled() -> None:
     wrong = [f"{where}: {name}" for _, where, name in everywhere() if name.split(".")[0] in NEVER]
     assert not wrong, "\n".join(wrong)
@@ -252,40 +224,3 @@ def top_level(tree: ast.Module) -> Iterator[ast.AST]:
             continue
         yield node
         pending.extend(ast.iter_child_nodes(node))
-
-
-@pytest.mark.parametrize(
-    ("line", "name"),
-    [
-        ("import memoire.server.server", "memoire.server.server"),
-        ("from memoire import server", "memoire.server"),
-        ("from memoire.server.server import Server", "memoire.server.server.Server"),
-        ("from .server import Server", "memoire.server.server.Server"),
-        ("from . import server", "memoire.server.server"),
-        ("def f():\n    from memoire.server.server import Server", "memoire.server.server.Server"),
-    ],
-)
-def test_every_way_to_write_an_import_is_seen(line: str, name: str, tmp_path: Path) -> None:
-    (tmp_path / "memory.py").write_text(line)
-    found = [".".join(found) for _, found in structure_imports.imports(tmp_path / "memory.py", ("memoire", "server"))]
-    assert found == [name] and ours(name) == "server"
-
-
-@pytest.mark.parametrize(
-    ("lines", "names"),
-    [
-        ("from memoire._kernels.native cimport inside", {"memoire._kernels.native.inside"}),
-        (
-            "from memoire.wire._bytes cimport (\n    read32, read64,\n)",
-            {"memoire.wire._bytes.read32", "memoire.wire._bytes.read64"},
-        ),
-        ("from memoire._core import empty", {"memoire._core.empty"}),
-        ("cimport numpy as cnp", {"numpy"}),
-        ("cdef int n\nn = 1", set()),
-    ],
-)
-@pytest.mark.parametrize("suffix", ["pyx", "pxd"])
-def test_what_cython_imports_is_seen(lines: str, names: set[str], suffix: str, tmp_path: Path) -> None:
-    source = tmp_path / f"_container.{suffix}"
-    source.write_text(f'"""Words."""\n\n{lines}\n\ncdef int a = 1 if True else 2\n')
-    assert {".".join(name) for _, name in structure_imports.imports(source, ("memoire", "wire"))} == names

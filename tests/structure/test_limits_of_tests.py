@@ -67,11 +67,3 @@ def test_the_quick_half_does_not_even_read_slow_folders():
         assert pytest_ignore_collect(TESTS / folder, asked("not slow", str(TESTS))) is is_left_out
     for whole in (asked(""), asked("slow"), asked("not slow", "tests/integration/test_moves.py")):
         assert pytest_ignore_collect(TESTS / "integration", whole) is None
-
-
-def test_the_quick_half_has_no_test_of_a_slow_folder():
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-m", "not slow"]
-    files = ["tests/integration/test_bounds.py", "tests/wire/test_wire.py"]
-    root = TESTS.parent  # where .hypothesis is ignored by all that packs this folder
-    done = subprocess.run([*command, *files], capture_output=True, text=True, timeout=100, check=False, cwd=root)
-    assert "wire/test_wire.py" in done.stdout and "test_bounds.py" not in done.stdout, done.stdout + done.stderr

@@ -39,25 +39,16 @@ def test_what_a_module_imports_for_type_checkers_is_found_when_it_is_used(module
         module.no_such_name
 
 
-def run(code: str) -> object:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+def said_by(code: str, *arguments: str, **options: Any) -> Any:
+    """What this code prints, as JSON, in a process of its own."""
+    command = [sys.executable, "-P", "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, **options)
     return json.loads(done.stdout)
 
 
 def test_what_nobody_uses_is_not_imported() -> None:
-    loaded = "import memoire, sys, json; print(json.dumps(sorted(sys.modules)))"
-    assert not {"numpy", "zmq", "msgspec", "memoire.server", "memoire.replay"} & set(run(loaded))  # type: ignore[call-overload]
-
-
-def test_an_actor_does_not_import_the_server() -> None:
-    loaded = "import memoire, sys, json; memoire.connect; memoire.errors.Closed; print(json.dumps(sorted(sys.modules)))"
-    packages = {name.split(".")[1] for name in run(loaded) if name.startswith("memoire.")}  # type: ignore[attr-defined]
-    assert "client" in packages and not packages & {"server", "proxy", "reader"}
-
-
-def test_a_name_that_there_is_none_of_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'memoire' has no attribute 'Buferr'"):
-        getattr(memoire, "Buferr")  # noqa: B009  (which mypy would refuse)
+    loaded = said_by("import memoire, sys, json; print(json.dumps(sorted(sys.modules)))")
+    assert not {"numpy", "zmq", "msgspec", "memoire.server", "memoire.replay"} & set(loaded)
 
 
 PACKAGES = ("torch", "tensordict", "stable_baselines3", "sb3_contrib", "transformers", "minari", "gymnasium")
@@ -93,19 +84,10 @@ def test_what_needs_a_package_that_is_not_installed_names_the_command() -> None:
         "memoire.tmrl.custom": "'memoire-rl[rl]'",
         "memoire.tmrl.rtgym": "'memoire-rl[rl]'",
     }
-    done = subprocess.run([sys.executable, "-c", WITHOUT_THEM, *commands], capture_output=True, check=True, text=True)
-    said = json.loads(done.stdout)
+    said = said_by(WITHOUT_THEM, *commands)
     assert set(said) == set(commands)
     for name, command in commands.items():
         assert f"pip install {command}" in said[name], said[name]
-
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_the_newest_heading_of_the_changelog_is_the_version() -> None:
-    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert headings[0] == memoire.__version__
 
 
 def test_the_package_carries_its_types() -> None:
@@ -228,17 +210,8 @@ def test_the_core_s_tests_pass_without_the_extensions(folder: str, core: dict[st
 @pytest.mark.slow
 def test_an_extension_that_is_left_out_is_named(core: dict[str, str]) -> None:
     names = [*memoire.EXTENSIONS, "ReplayMemory", "Prompts", "storage keyed"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", WITHOUT, *names], env=core, capture_output=True, text=True, timeout=100, check=True
-    )
-    said = json.loads(done.stdout)
+    said = said_by(WITHOUT, *names, env=core)
     assert len(said) == len(names) and all("which is not installed: pip install" in each for each in said)
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "memoire", "demo"],
-        env=core,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    demo = [sys.executable, "-P", "-m", "memoire", "demo"]
+    done = subprocess.run(demo, env=core, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1 and "this needs memoire.rl, which is not installed" in done.stderr
