@@ -1,12 +1,10 @@
 """Benchmarks, their pages and pictures."""
 
-import importlib.util
 import json
 import statistics
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -19,13 +17,27 @@ PAGES = FOLDER.parent / "docs" / "benchmarks"
 
 @pytest.fixture
 def modules(monkeypatch):
-    """The benchmarks' own modules, which lie beside them."""
+    """The benchmarks' own modules, which lie beside them; others can be imported, too."""
     monkeypatch.syspath_prepend(str(FOLDER))
     import aims
     import measure
     import peers
 
     return aims, measure, peers
+
+
+@pytest.fixture
+def script(modules):
+    import instructions
+
+    return instructions
+
+
+@pytest.fixture
+def cliffwalk(modules):
+    import cliffwalk
+
+    return cliffwalk
 
 
 class Timed:
@@ -171,7 +183,6 @@ def test_a_picture_that_differs_from_its_record_is_found(tmp_path):
     assert pictures.stale({same: "<svg/>", other: "<g/>", missing: "<svg/>"}) == {other: "<g/>", missing: "<svg/>"}
 
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 DUMP = """# callgrind format
 version: 1
 creator: callgrind-3.19.0
@@ -202,21 +213,7 @@ fn=eval
 """
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        spec = importlib.util.spec_from_file_location("instructions", BENCHMARKS / "instructions.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["instructions"] = module
-        spec.loader.exec_module(module)
-        return module
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-
-
-def test_what_a_function_called_is_counted_once(script: ModuleType) -> None:
+def test_what_a_function_called_is_counted_once(script) -> None:
     name, counts = script.read_dump(DUMP)
     assert name == "draw 256"
     assert counts == {
@@ -240,32 +237,18 @@ COUNTED = {"machine": HERE, "instructions": {"draw": {"engine": 1000, "with Pyth
         (HERE | {"compiler": "arm64, clang"}, [], "nothing was compared, the record is of compiler x86_64, gcc 12"),
     ],
 )
-def test_only_counts_of_equal_versions_are_compared(
-    script: ModuleType, here: dict[str, str], kinds: list[str], said: str
-) -> None:
+def test_only_counts_of_equal_versions_are_compared(script, here: dict[str, str], kinds: list[str], said: str) -> None:
     found, why = script.comparable(COUNTED, here)
     assert found == kinds and why.startswith(said)
 
 
-def test_more_than_the_tolerance_is_too_much(script: ModuleType) -> None:
+def test_more_than_the_tolerance_is_too_much(script) -> None:
     kinds = ["engine", "with Python"]
     assert script.too_many(COUNTED, {"draw": {"engine": 1040, "with Python": 1500}}, kinds) == []
     (said,) = script.too_many(COUNTED, {"draw": {"engine": 1100, "with Python": 2000}}, kinds)
     assert said == "draw: 1100 instructions (engine), 10.0% more than 1000"
     assert script.too_many(COUNTED, {"draw": {"engine": 9999, "with Python": 9999}}, []) == []
     assert script.too_many(COUNTED, {"new": {"engine": 1, "with Python": 1}}, ["engine"]) == ["new: not in the record"]
-
-
-@pytest.fixture(scope="module")
-def cliffwalk():
-    sys.path.insert(0, str(FOLDER))
-    try:
-        spec = importlib.util.spec_from_file_location("cliffwalk", FOLDER / "cliffwalk.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(FOLDER))
-    return module
 
 
 def test_the_memory_holds_every_sequence_of_actions_and_one_pays(cliffwalk):

@@ -1,8 +1,6 @@
 """A contest's records decide what runs and what the page says: resumption, scores, quartiles, ratios, verdicts."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,51 +10,29 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.fixture
 def modules(monkeypatch):
-    """The contest, its records and its page."""
+    """The contest, and the page that its records make."""
     monkeypatch.syspath_prepend(str(FOLDER))
     import contest
     from contestants import page
 
-    return contest, page, page
+    return contest, page
 
 
-def made(records, side="memoire", seed=0, curve=((3.0, 100, 1.0), (6.0, 200, 7.0), (9.0, 300, 5.0)), **facts):
-    return records.Record("breakout", side, seed, 10.0, tuple(curve), facts)
-
-
-def test_a_score_is_reached_by_the_first_network_that_returns_so_much(modules):
-    _, records, _ = modules
-    found = made(records)
-    assert found.reached(6.0) == (6.0, 200) and found.reached(7.0) == (6.0, 200)
-    assert found.counted(1.0) == (3.0, 100)
+def made(page, side="memoire", seed=0, curve=((3.0, 100, 1.0), (6.0, 200, 7.0), (9.0, 300, 5.0)), **facts):
+    return page.Record("breakout", side, seed, 10.0, tuple(curve), facts)
 
 
 def test_a_contest_goes_on_with_what_has_no_record(modules, tmp_path):
-    _, records, _ = modules
-    kept = records.Records(tmp_path)
+    _, page = modules
+    kept = page.Records(tmp_path)
     sides = ["memoire", "sb3"]
     assert kept.missing("breakout", sides, 2) == [(0, "memoire"), (0, "sb3"), (1, "sb3"), (1, "memoire")]
-    kept.keep(made(records, "sb3", 0))
-    kept.keep(made(records, "memoire", 1))
+    kept.keep(made(page, "sb3", 0))
+    kept.keep(made(page, "memoire", 1))
     (tmp_path / "breakout" / "memoire-0.part").write_text("cut off")
-    assert records.Records(tmp_path).missing("breakout", sides, 2) == [(0, "memoire"), (1, "sb3")]
+    assert page.Records(tmp_path).missing("breakout", sides, 2) == [(0, "memoire"), (1, "sb3")]
     assert kept.missing("lander", ["sb3"], 1) == [(0, "sb3")]
     assert kept.missing("breakout", ["sb3"], 2, lambda found: found.limit > 10.0) == [(0, "sb3"), (1, "sb3")]
-
-
-def test_a_record_is_read_as_it_was_written(modules, tmp_path):
-    _, records, _ = modules
-    kept = records.Records(tmp_path)
-    kept.keep(made(records, updates=7))
-    assert kept.all() == [made(records, updates=7)]
-
-
-def test_ratios_are_taken_in_each_seed(modules):
-    _, records, page = modules
-    ours = [made(records, seed=seed, curve=[(2.0 + seed, 10, 9.0)]) for seed in range(3)]
-    theirs = [made(records, "sb3", seed, [(4.0, 40, 9.0)]) for seed in (0, 2)]
-    assert page.ratios(ours, theirs, 6.0) == [2.0, 1.0]
-    assert page.ratios(ours, theirs, 6.0, 1) == [4.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -75,14 +51,14 @@ def test_the_verdict_agrees_with_how_long_the_learner_waited(modules, waited, ve
 
 
 def test_the_page_is_made_of_records_alone(modules, tmp_path):
-    _, records, page = modules
+    _, page = modules
     facts = {"machine": "a machine", "updates": 100, "shared": "torch 9"}
     waits = {"waited": 0.04, "shown": [0.03, 0.05], "verdicts": {"balanced": 4}}
     runs = [
-        made(records, "memoire", 0, [(2.0, 100, 60.0), (6.0, 100, 60.0)], **facts, **waits),
-        made(records, "memoire", 1, [(4.0, 300, 60.0), (6.0, 300, 60.0)], **facts, **waits),
-        made(records, "sb3", 0, [(6.0, 150, 65.0)], **facts, version="3.1"),
-        made(records, "sb3", 1, [(6.0, 170, 0.5)], **facts, version="3.1"),
+        made(page, "memoire", 0, [(2.0, 100, 60.0), (6.0, 100, 60.0)], **facts, **waits),
+        made(page, "memoire", 1, [(4.0, 300, 60.0), (6.0, 300, 60.0)], **facts, **waits),
+        made(page, "sb3", 0, [(6.0, 150, 65.0)], **facts, version="3.1"),
+        made(page, "sb3", 1, [(6.0, 170, 0.5)], **facts, version="3.1"),
     ]
     given = {}
 
@@ -122,47 +98,3 @@ def test_every_side_has_its_programs_and_its_environment(modules):
         SystemExit, match="lander has no side uniform: --sides takes memoire, sb3, torchrl, rllib, inference"
     ):
         contest.sides_of("lander", "uniform")
-
-
-FAKE = """
-import json, os, sys, time
-told = json.loads(os.environ["CONTEST"])
-if told["options"]: sys.exit(told["options"]["status"])
-open(os.path.join(told["folder"], "facts.json"), "w").write(json.dumps({"updates": told["seed"]}))
-"""
-PLAYER = """
-import sys
-open(sys.argv[2] + "/curve.json", "w").write('{"b": [2.0, 20, 1.5], "a": [1.0, 10, 0.5]}')
-"""
-
-
-@pytest.fixture
-def fake(modules, tmp_path):
-    """A contest of its own, whose sides are this Python with small programs."""
-    found = importlib.util.spec_from_file_location("contest_of_programs", FOLDER / "contest.py")
-    contest = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = contest
-    found.loader.exec_module(contest)
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    (programs / "sb3_side.py").write_text(FAKE)
-    (programs / "evaluate.py").write_text(PLAYER)
-    contest.PROGRAMS, contest.GRACE = programs, 0.2
-    contest.python_of = lambda environment: Path(sys.executable)
-    contest.versions = lambda python, names, paths: dict.fromkeys(names, "1")
-    yield contest, programs, tmp_path / "runs"
-    del sys.modules[found.name]
-
-
-def test_a_run_is_a_program_and_an_evaluation_afterwards(fake):
-    contest, _, folder = fake
-    found = contest.run("breakout", "sb3", 4, 60.0, folder)
-    assert found.curve == ((1.0, 10, 0.5), (2.0, 20, 1.5)) and found.limit == 60.0
-    assert found.facts["updates"] == 4 and found.facts["version"] == "1"
-
-
-def test_a_side_that_fails_says_so_and_leaves_no_record(fake):
-    contest, programs, folder = fake
-    (programs / "sb3_side.py").write_text("raise SystemExit('no such thing')")
-    with pytest.raises(contest.PeerUnavailable, match=r"Stable-Baselines3: it ended with status 1[\s\S]*no such thing"):
-        contest.run("breakout", "sb3", 0, 60.0, folder)

@@ -8,26 +8,17 @@ import random
 from dataclasses import replace
 
 import msgspec
-import numpy as np
 import pytest
 
 from fuzz import engine, snapshot_file, state_file
-from memoire.accounting.ledger import Ledger
-from memoire.accounting.merge import rows_of, totals_of
 from memoire.disk import records, snapshots
 from memoire.disk.snapshot_file import Record
 from memoire.disk.state_folder import Store
-from memoire.errors import DataError, ParameterError, ProtocolError, SchemaError, StateCorrupt
+from memoire.errors import DataError, ParameterError, SchemaError, StateCorrupt
 from memoire.nodes.roles import parameters_from, read_tables
-from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.server.handlers.accounts import AccountsHandler
 from memoire.tables.caches.inspection import ClientRecord
-from memoire.tables.caches.queues import MAX_READERS
 from memoire.tables.episodes.saving import EpisodeRecord
-from memoire.wire.messages import Ended, Update
-from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, MAX_RETURN, MAX_RETURNS, unpack_accounts
-from serverkit import NOW, state_of
 
 ROUNDS = {
     "wire_message": 4000,
@@ -82,43 +73,6 @@ def test_mutation_changes_bytes_and_keeps_to_its_bound(seed):
 
 
 # What was found
-
-
-def test_returns_that_would_add_up_to_infinity_are_refused():
-    ledger = Ledger()
-    with pytest.raises(ProtocolError, match="at most 1e\\+280"):
-        ledger.report(b"c" * 16, 1, Update(ended=[Ended(1, 0.0, 5, 1.7e308)]), 1.0)
-    for client in (b"c" * 16, b"d" * 16):
-        ledger.report(client, 1, Update(ended=[Ended(n, 0.0, 5, MAX_RETURN) for n in range(1, 4000)]), 1.0)
-    assert ledger.totals().returns_sum == pytest.approx(7998 * MAX_RETURN)
-    row = [0] * len(ACCOUNT.names)
-    row[0], row[ACCOUNT.names.index("returns_sum")] = (1, 2), 1.7e308
-    with pytest.raises(ValueError, match="returns_sum"):
-        unpack_accounts(rows_of([tuple(row)]).tobytes())
-    row[ACCOUNT.names.index("returns_sum")] = MAX_RETURNS
-    assert totals_of(rows_of([tuple(row)] * 3)).returns_sum < float("inf")
-
-
-def test_readers_that_make_their_names_up_are_bounded():
-    dispatcher = engine.load("dispatcher").dispatcher_of(Parameters())
-    pool = dispatcher.tables.first.pool
-    for number in range(MAX_READERS):
-        pool.reserve(number.to_bytes(16, "big"), 5)
-    with pytest.raises(ProtocolError, match="1024 readers"):
-        pool.reserve(b"r" * 16, 5)
-    with pytest.raises(ProtocolError, match="1024 readers"):
-        pool.draw_counts(b"r" * 16, np.zeros(0, CLIENT_COUNTS))
-    pool.reserve(bytes(16), 5)  # one that is known goes on
-
-
-def test_runs_of_other_servers_are_bounded():
-    handler = AccountsHandler(state_of(), max_former_runs=3)
-    nothing = unpack_accounts(b"")
-    for number in range(2):
-        handler.inherit(f"run {number}", False, nothing, NOW)
-    handler.inherit("run 1", False, nothing, NOW)
-    with pytest.raises(ProtocolError, match="3 runs are kept"):
-        handler.inherit("run 2", False, nothing, NOW)
 
 
 def schema_of(*columns):

@@ -1,9 +1,7 @@
 """What goes out: archives with nothing in them that does not belong there, and dependencies that somebody looked up."""
 
-import importlib.util
 import io
 import json
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -11,21 +9,12 @@ from pathlib import Path
 import pytest
 from packaging import requirements, utils
 
+import audit
+import lock
+import package_contents as contents
 from memoire.security import keys as keypairs
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ROOT / "tools"
-
-
-def tool(name):
-    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[name] = made
-    spec.loader.exec_module(made)
-    return made
-
-
-contents, audit, lock = tool("package_contents"), tool("audit"), tool("lock")
 GOOD = {
     "memoire/__init__.py": b"",
     "memoire/_core.abi3.so": b"\x7fELF tcp://127.0.0.1:5560g\0\0\0\0\0\1>@here",  # an address, and what is no text
@@ -123,16 +112,9 @@ def test_nothing_that_git_knows_holds_a_secret():
 # --------------------------------------------------------------------------------------------------- known weaknesses
 
 
-def report(**packages):
-    said = []
-    for name, facts in packages.items():
-        known = {"skip_reason": "not found"} if facts is None else {"version": "1", "vulns": facts}
-        said.append({"name": name, **known})
-    return {"dependencies": said}
-
-
 def test_databases_that_cannot_be_asked_are_no_good_news():
-    status, lines, left = audit.verdict({"osv": "no route", "pypi": report(a=None, b=None, **{"memoire-rl": None})})
+    unknown = [{"name": name, "skip_reason": "not found"} for name in ("a", "b", "memoire-rl")]
+    status, lines, left = audit.verdict({"osv": "no route", "pypi": {"dependencies": unknown}})
     assert (status, left) == (3, ["all 2 packages"]) and lines[0] == "osv could not be asked: no route"
     assert audit.verdict({"pip-audit": "it could not be installed"})[0] == 3
 

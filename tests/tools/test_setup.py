@@ -101,25 +101,24 @@ import memoire
 """
 
 
+def fails(folder: Path, program: str, *arguments: Path) -> str:
+    """What a process that imports memoire says at its end, which is an error."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=60,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": ""}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "circular" not in done.stderr
+    return done.stderr.splitlines()[-1]
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("absent", ["*.so", "_draw*.so"])
 def test_a_checkout_of_which_not_all_is_built_says_what_to_do(absent: str, tmp_path: Path) -> None:
     copy = tmp_path / "memoire"
     shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns(absent, "__pycache__", "static"))
-    done = subprocess.run(
-        [sys.executable, "-c", PLAIN, str(tmp_path)],
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": ""},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
+    last = fails(tmp_path, PLAIN, tmp_path)
     assert last.startswith(f"memoire.errors.NotBuilt: memoire in {copy} is not built")
     assert "`make setup`" in last
-    assert "circular" not in done.stderr
 
 
 @pytest.mark.processes
@@ -129,14 +128,6 @@ def test_a_clone_that_was_installed_says_to_leave_its_folder(tmp_path: Path) -> 
     installed.parent.mkdir()
     installed.symlink_to(SOURCE)
     program = PLAIN.replace("sys.argv[1])", "sys.argv[1]); sys.path.append(sys.argv[2])")
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(source.parent), str(installed.parent)],
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    last = done.stderr.splitlines()[-1]
+    last = fails(tmp_path, program, source.parent, installed.parent)
     assert "memoire is installed in" in last and "Start Python from another folder" in last
     assert "make setup" not in last
