@@ -3,28 +3,21 @@ changes nothing, and malformed payloads are refused.
 """
 
 import contextlib
-import functools
-import tracemalloc
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatchkit import ME, YOU, Asker, made_dispatcher
+from dispatchkit import Asker, made_dispatcher
 from memoire import Server, Table
-from memoire.errors import ParameterError, ProtocolError
+from memoire.errors import ProtocolError
 from memoire.keyed import messages as keyed
 from memoire.keyed.calls import KeyedCalls
-from memoire.keyed.handlers import KeyedHandler
 from memoire.keyed.pool import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedPool
 from memoire.limits import Limits
 from memoire.reader.calls import FarCalls
-from memoire.security.roles import Peer
-from memoire.wire import types
 from memoire.wire.byte_budget import ByteBudget
-from memoire.wire.messages import Hello
-from memoire.wire.receivers import Page, Receiver
+from serverkit import ME, YOU
 
 # --- The rows of a table
 
@@ -44,8 +37,8 @@ def staged(store, start, size, client=ME, upload=1):
     return store.put("p", [change], (client, upload))[0].fields["x"]
 
 
-def put(store, key, partition="p", tags=(), **fields):
-    return store.put(partition, [keyed.PutRow(key, dict(tags), fields)])[0]
+def put(store, key, partition="p", **fields):
+    return store.put(partition, [keyed.PutRow(key, {}, fields)])[0]
 
 
 def test_what_does_not_fit_is_refused_and_nothing_of_it_is_written():
@@ -61,20 +54,6 @@ def test_what_does_not_fit_is_refused_and_nothing_of_it_is_written():
     with pytest.raises(ProtocolError, match=r"4,\d+ more bytes of keyed rows") as why:
         store.put("p", [keyed.PutRow("c", {}, {"x": bytes(4000)})])
     assert why.value.code == "too_large"
-
-
-def test_values_that_are_named_often_are_asked_for_before_they_are_copied():
-    store = store_of()
-    store.stage(ME, 1, 0, bytes(LIMIT // 2), 0.0)
-    held = store.held
-    changes = [keyed.PutRow(f"{row}", {}, {}, staged=[keyed.StagedValue("x", 0, LIMIT // 2)]) for row in range(1000)]
-    tracemalloc.start()
-    with pytest.raises(ProtocolError, match="have no room"):
-        store.put("p", changes, (ME, 1))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < LIMIT // 4 and store.held == held
-    store.stage(ME, 1, LIMIT // 2, b"x", 0.0)
 
 
 def test_a_value_comes_in_pieces_and_a_piece_that_is_sent_again_counts_once():
@@ -174,17 +153,12 @@ def test_rows_are_written_read_and_cleared_by_the_same_calls_near_and_far(server
         assert calls.rows() == {}
 
 
-def test_a_table_without_calls_of_its_own_says_which_kinds_have_them():
-    with Server(None, {"obs": "u1"}) as server, pytest.raises(ParameterError, match="'prompts' or 'keyed' for calls"):
-        server.table("default").calls()
-
-
 # --- By messages
 
 
 @pytest.fixture
 def asker():
-    return Asker(made_dispatcher({"lines": [], "models": []}, table=Table(storage="keyed")))
+    return Asker(made_dispatcher(table=Table(storage="keyed")))
 
 
 def sent(asker, *rows, **options):
@@ -199,56 +173,6 @@ def row(key, **fields):
 def values(asker, keys, **options):
     body = keyed.FindRows(call="values", partition="p", **options)
     return asker.ask(body, payload=keyed.pack(keys))
-
-
-class Rows:
-    """A handler of its own, whose replies are short."""
-
-    def __init__(self):
-        budget = ByteBudget(1 << 20)
-        page = functools.partial(Page, Receiver(), payload_bytes=170)
-        pool = KeyedPool()
-        pool.join(budget, "keyed rows")
-        desk = SimpleNamespace(
-            table=lambda header: SimpleNamespace(asked=lambda capability, what: pool),
-            limits=Limits(message_bytes=680),
-            epoch=1,
-            requests=budget.holder("requests"),
-            page=lambda client, kind: page(kind, client),
-        )
-        self.handler = KeyedHandler(desk, facts_per_reply=2)
-        self.header = SimpleNamespace(client=ME, type=types.FIND_ROWS)
-
-    def put(self, *rows):
-        body = keyed.ChangeRows(call="put", partition="p")
-        self.handler.change(0.0, self.header, body, keyed.pack(list(rows)))
-
-    def all_of(self, unpack, keys=(), **call):
-        """What each reply brings, until there are no more."""
-        found, after, is_whole = [], 0, False
-        while not is_whole:
-            body = keyed.FindRows(partition="p", after=after, **call)
-            reply = self.handler.find(0.0, self.header, body, keyed.pack(list(keys)))
-            found.append(unpack(reply.payload))
-            after, is_whole = reply.body.after, reply.body.is_whole
-        return found
-
-
-def test_values_of_many_keys_come_in_parts_in_the_order_that_was_asked_for():
-    rows = Rows()
-    rows.put(*(row(f"k{i}", x=bytes([i]) * 60) for i in range(5)))
-    parts = rows.all_of(keyed.unpack_values, ["k4", "none", "k0", "k2"], call="values")
-    found = [each for part in parts for each in part]
-    assert [each.fields.get("x", b"")[:1] for each in found] == [b"\4", b"", b"\0", b"\2"]
-    assert [each.is_there for each in found] == [True, False, True, True]
-    assert [len(part) for part in parts] == [3, 1]
-
-
-def test_rows_are_listed_in_parts_without_their_values():
-    rows = Rows()
-    rows.put(*(row(f"k{i}", x=b"1") for i in range(5)))
-    parts = rows.all_of(keyed.unpack_facts, call="tags")
-    assert [[each.key for each in part] for part in parts] == [["k0", "k1"], ["k2", "k3"], ["k4"]]
 
 
 def test_a_write_that_is_sent_again_does_not_undo_a_later_one(asker):
@@ -278,14 +202,8 @@ def test_a_long_value_is_part_of_an_upload_of_the_same_client(asker):
     assert sent(asker, staged, upload=1).body.code == "value", "an upload is used once"
 
 
-@pytest.mark.parametrize("call", ["values", "facts"])
-def test_malformed_keys_are_refused(asker, call):
-    assert asker.ask(keyed.FindRows(call=call), payload=b"\xc1").body.code == "payload"
-
-
 def test_rows_take_of_what_their_table_may_hold_and_of_what_all_tables_hold_once(asker):
-    told = {"lines": [], "models": []}
-    small = Asker(made_dispatcher(told, table=Table(storage="keyed", byte_limit=3000)))
+    small = Asker(made_dispatcher(table=Table(storage="keyed", byte_limit=3000)))
     small.dispatcher.tables.first.pool.limit(3000)
     sent(small, row("k", x=bytes(1000)))
     size = small.dispatcher.tables.first.pool.stats().bytes
@@ -299,22 +217,6 @@ def test_rows_take_of_what_their_table_may_hold_and_of_what_all_tables_hold_once
     assert sent(asker, row("l", x=bytes(4000))).body.rows == 1
 
 
-def test_rows_are_refused_where_the_table_keeps_something_else():
-    asker = Asker(made_dispatcher({"lines": [], "models": []}))
-    for body in (keyed.FindRows(call="tags"), keyed.ChangeRows(call="reset")):
-        refused = asker.ask(body).body
-        assert refused.code == "table" and f"{body.type.name} is for keyed" in refused.text
-
-
-def test_reset_takes_everything_away_and_clear_only_its_keys(asker):
-    sent(asker, row("a", x=b"1"), row("b", x=b"2"))
-    asker.ask(keyed.ChangeRows(call="clear", partition="p"), payload=keyed.pack(["a", "none"]))
-    said = asker.ask(keyed.FindRows(call="tags", is_everywhere=True))
-    assert [each.key for each in keyed.unpack_facts(said.payload)] == ["b"]
-    assert asker.ask(keyed.ChangeRows(call="reset")).body.rows == 0
-    assert asker.dispatcher.tables.first.pool.held == (0, 0) and ME != YOU
-
-
 # --- Payloads
 
 PUTS = [keyed.PutRow("k", {"s": b"1"}, {"x": b"2"}, [keyed.StagedValue("y", 0, 9)])]
@@ -326,12 +228,6 @@ KINDS = [
     (keyed.unpack_values, VALUES),
     (keyed.unpack_keys, ["a", "b"]),
 ]
-
-
-@pytest.mark.parametrize(("unpack", "rows"), KINDS, ids=lambda each: getattr(each, "__name__", ""))
-def test_what_was_packed_is_read_and_without_a_payload_there_is_nothing(unpack, rows):
-    assert unpack(keyed.pack(rows)) == rows
-    assert unpack(None) == []
 
 
 @pytest.mark.parametrize(("unpack", "rows"), KINDS, ids=lambda each: getattr(each, "__name__", ""))
@@ -351,9 +247,3 @@ def test_damaged_payloads_are_refused(unpack, rows, data):
 def test_a_key_of_more_than_1024_characters_is_refused():
     with pytest.raises(ProtocolError, match="its rows cannot be read"):
         keyed.unpack_keys(keyed.pack(["k" * 1025]))
-
-
-@pytest.mark.parametrize("role", ["actor", "reader", "learner"])
-def test_keys_of_those_who_may_ask_for_rows_are_let_in(role):
-    assert role in types.FIND_ROWS.sent_by
-    Peer(role, "a").check_hello(Hello(role="keyed"))

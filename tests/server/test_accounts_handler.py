@@ -29,7 +29,7 @@ from memoire.wire import containers, messages
 from memoire.wire.frames import NO_CLIENT, ROUNDTRIP, table_number
 from memoire.wire.rows import ACCOUNT, unpack_accounts
 from netkit import SCHEMA
-from serverkit import ME, NOW, READER, YOU, Ends, ask, message, save, state_of, store_of
+from serverkit import ME, NOW, READER, YOU, Ends, ask, save, state_of, store_of
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
@@ -86,16 +86,6 @@ def test_readings_are_bounded_and_the_oldest_is_read_anew(state):
     assert unpack_accounts(other.accounts)["steps"].tolist() == [1]
 
 
-def test_accounts_of_a_drained_server_are_kept_once(state):
-    handler = AccountsHandler(state)
-    for _ in range(2):
-        reply = bring(handler, rows_of(10))
-        assert (reply.body.samples, reply.body.finished, reply.until_saved) == (10, False, True)
-    count(state, 1, steps=3)
-    rows = unpack_accounts(page(handler).accounts)
-    assert (len(rows), rows["steps"].sum()) == (11, 53)
-
-
 def test_a_run_that_was_counted_elsewhere_is_kept_as_a_former_one():
     disk = Disk()
     state = state_of(store=store_of(disk))
@@ -106,14 +96,10 @@ def test_a_run_that_was_counted_elsewhere_is_kept_as_a_former_one():
     assert disk.runs["elsewhere"].ended == NOW and disk.saved[0].inherited[0][0] == "elsewhere"
 
 
-def test_runs_of_other_servers_are_bounded_and_have_names(state):
-    handler = AccountsHandler(state, max_former_runs=2)
-    bring(handler, rows_of(1), "one")
-    bring(handler, rows_of(1), "one")
-    for name, code in (("two", "busy"), ("\n", "parameters")):
-        with pytest.raises(ProtocolError) as caught:
-            bring(handler, rows_of(1), name)
-        assert caught.value.code == code
+def test_a_run_of_another_server_has_a_name(state):
+    with pytest.raises(ProtocolError) as caught:
+        bring(AccountsHandler(state), rows_of(1), "\n")
+    assert caught.value.code == "parameters"
 
 
 def test_a_page_says_how_many_clients_have_counted_nothing_and_may_still_count_here(state):
@@ -133,16 +119,6 @@ def test_a_page_says_how_many_clients_have_counted_nothing_and_may_still_count_h
 # --- Which accounts leave memory, and when
 
 LIMITS = Limits.of(client_timeout=60.0, account_timeout=600.0, new_clients=8, new_clients_rate=1.0)
-
-
-@pytest.fixture
-def disk():
-    return Disk()
-
-
-@pytest.fixture
-def durable(disk):
-    return Ends(state_of(store=store_of(disk), limits=LIMITS))
 
 
 @pytest.fixture
@@ -224,28 +200,23 @@ def fetched(handler, state, through=0, client=ME):
     return found.number, containers.read_feedback(found.payload, SCHEMA)[client][0].tolist()
 
 
-def test_priorities_are_sorted_by_the_client_that_owns_the_entry():
-    found = by_client(ids_of(YOU, ME, YOU, ME), [1.0, 2.0, 3.0, 4.0])
-    told = {client: (numbers.tolist(), errors.tolist()) for client, numbers, errors in found}
-    assert told == {ME: ([1, 3], [2.0, 4.0]), YOU: ([0, 2], [1.0, 3.0])}
-    assert by_client(ids_of(), []) == []
-    [(client, numbers, errors)] = by_client(ids_of(ME, ME, ME), [3.0, 1.0, 2.0])  # of one client, as they came
-    assert (client, numbers.tolist(), errors.tolist()) == (ME, [0, 1, 2], [3.0, 1.0, 2.0])
-    for wrong in ([1.0], [1.0, np.nan]):
-        with pytest.raises(ParameterError):
-            by_client(ids_of(ME, YOU), wrong)
-
-
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=120))
-def test_clients_come_in_the_order_of_their_ids_however_many_there_are(words):
+def test_priorities_are_sorted_by_the_client_that_owns_the_entry_and_else_stay_as_they_came(words):
     ids = np.zeros(len(words), ID)
     for number, client in enumerate(words):
         ids[number]["client"], ids[number]["number"] = client, number
-    expected = [[number for number, each in enumerate(words) if each == client] for client in sorted(set(words))]
-    assert [numbers.tolist() for _, numbers, _ in by_client(ids, np.zeros(len(ids)))] == expected
-    assert [client for client, _, _ in by_client(ids, np.zeros(len(ids)))] == [
-        np.array(client, "<u8").tobytes() for client in sorted(set(words))
+    found = [
+        (client, numbers.tolist(), errors.tolist()) for client, numbers, errors in by_client(ids, 0.5 * ids["number"])
     ]
+    numbers = {client: [number for number, each in enumerate(words) if each == client] for client in sorted(set(words))}
+    expected = [(np.array(client, "<u8").tobytes(), mine, [0.5 * n for n in mine]) for client, mine in numbers.items()]
+    assert found == expected
+
+
+@pytest.mark.parametrize("wrong", [[1.0], [1.0, np.nan]])
+def test_td_errors_that_do_not_fit_their_ids_are_refused(wrong):
+    with pytest.raises(ParameterError):
+        by_client(ids_of(ME, YOU), wrong)
 
 
 def test_priorities_wait_for_their_owner_until_it_has_applied_them(reported):
@@ -331,19 +302,15 @@ def test_that_a_client_does_not_keep_up_is_one_warning_a_minute(reported):
     assert not handler.warning(NOW + 1000), "nothing was dropped since"
 
 
-def test_nothing_is_lost_with_a_client_that_has_applied_everything(reported):
+@pytest.mark.parametrize("is_known", [True, False])
+def test_nothing_is_lost_with_a_client_that_has_applied_everything_or_that_no_ledger_knows(reported, is_known):
     handler = FeedbackHandler(reported)
     handler.apply([piece()], NOW)
-    assert fetched(handler, reported)[0] == 1
-    assert fetched(handler, reported, through=1) is None
-    handler.give_up(reported.run, ME)
-    assert handler.lost == 0
-
-
-def test_a_client_that_no_ledger_knows_any_more_has_nothing_to_count(reported):
-    handler = FeedbackHandler(reported)
-    handler.apply([piece()], NOW)
-    reported.runs.begin("next", NOW)
+    if is_known:
+        assert fetched(handler, reported)[0] == 1
+        assert fetched(handler, reported, through=1) is None
+    else:
+        reported.runs.begin("next", NOW)
     handler.give_up(reported.run, ME)
     assert handler.lost == 0
 
@@ -352,15 +319,6 @@ def test_entries_of_the_server_itself_are_set_in_its_pool(reported):
     handler, pool = FeedbackHandler(reported), reported.tables["whole"].pool
     assert handler.apply([piece(pool.owner)], NOW) == (0, 3, 0, 0)
     assert pool.stats().stale == 3, "it has no such entries"
-
-
-def test_priorities_come_from_far_away_too(reported):
-    handler = FeedbackHandler(reported)
-    payload = containers.pack_feedback(SCHEMA, ids_of(ME, ME, YOU), np.ones(3, np.float32))
-    header = message(messages.Feedback(), READER, payload=payload).header
-    told = handler.taken(header, handler.apply(handler.read(header, payload), NOW)).body
-    assert (told.samples, told.lost, told.parameters_version) == (2, 1, 1)
-    assert fetched(handler, reported) == (1, [0, 1]) and handler.given == 3
 
 
 MANY = FEEDBACK_SAMPLES // 4 + 1

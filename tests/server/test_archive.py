@@ -10,12 +10,10 @@ import sys
 import textwrap
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import chisquare
 
 from dispatchkit import arrive, cache_of, made_dispatcher
 from fake_store import Disk, MemoryStore
@@ -26,7 +24,7 @@ from memoire.errors import Closed, DataError, Refused, SnapshotMismatch
 from memoire.keyed.messages import PutRow
 from memoire.nodes import roles as snapshots
 from memoire.prompts.columns import packed, raw_columns
-from memoire.replay import dataset, sampling
+from memoire.replay import sampling
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Greedy, Linear, Prioritized, RankBased, Uniform
@@ -41,7 +39,6 @@ from serverkit import server_options
 pytestmark = pytest.mark.slow
 
 SMALL = Parameters(cache_size=16)
-TABLES = {"online": Table(SCHEMA, parameters=SMALL), "whole": Table(SCHEMA, storage="episodes", capacity=1000)}
 WORKER = b"w" * 16
 
 
@@ -56,10 +53,6 @@ def serving(cluster, clients=3, caches=4, **options):
         client.update()
     until(lambda: server.total_caches == clients * caches)
     return server
-
-
-def numbers(batch):
-    return sorted(map(bytes, batch.ids))
 
 
 def test_three_servers_share_out_what_two_had(cluster, tmp_path):
@@ -80,67 +73,8 @@ def test_three_servers_share_out_what_two_had(cluster, tmp_path):
     until(lambda: sum(other.stats().unused_samples for other in others) == 0)
 
 
-def shipped(cluster, **options):
-    """A server with a table of each storage, of which one has caches of two clients and the other 30 episodes."""
-    server = cluster.server(schema=None, tables=TABLES, limits=QUICK, **options)
-    for number in range(2):
-        client = cluster.client(server, limits=QUICK, seed=number, table="online")
-        record(client, value=number + 1)
-        assert client.push_cache()
-    pool = pool_in(server, "whole")
-    rng = np.random.default_rng(1)
-    for length in range(1, 31):
-        pool.memory.open()
-        values = [
-            rng.random((length, 4), np.float32),
-            np.arange(length, dtype=np.int32),
-            rng.random(length, np.float32),
-        ]
-        numbers = pool.memory.extend(0, values)
-        pool.memory.close(terminated=True)
-        pool.memory.update_priorities(numbers, rng.random(length))
-    until(lambda: server.stats().tables["online"].held_caches == 2)
-    return server
-
-
-@pytest.mark.parametrize("of", [1, 2, 3])
-def test_stored_episodes_are_drawn_after_a_restore_as_before(cluster, tmp_path, of):
-    """By the content of what a reader over all of them draws, against the weights that it had."""
-    server = shipped(cluster)
-    server.snapshot(tmp_path / "a")
-    memory = pool_in(server, "whole").memory
-    entries = dict(zip(*weights_of(memory), strict=True))
-    others = [cluster.server(schema=None, tables=TABLES, limits=QUICK) for _ in range(of)]
-    done = [other.restore([tmp_path / "a"], part=(rank, of)) for rank, other in enumerate(others)]
-    assert (sum(each.episodes for each in done), sum(each.caches for each in done)) == (30, 2)
-    with cluster.reader(others, limits=QUICK, table="whole") as reader:
-        batches = [reader.get_batch(600) for _ in range(10)]
-    drawn = Counter(row.tobytes() for batch in batches for row in batch["obs"])
-    assert drawn.keys() <= entries.keys()
-    counts, weights = zip(*((drawn[entry], weight) for entry, weight in entries.items()), strict=True)
-    expected = np.array(weights) / sum(weights) * 6000
-    kept = expected > 5
-    rare = [np.array(values)[~kept].sum() for values in (counts, expected)]
-    assert chisquare([*np.array(counts)[kept], rare[0]], [*expected[kept], rare[1]]).pvalue > 1e-6
-    # and importance: the weighted mean over what is drawn is the plain mean over what is stored
-    values = np.concatenate([batch["obs"][:, 0] for batch in batches])
-    chance = np.array([entries[row.tobytes()] for batch in batches for row in batch["obs"]]) / sum(weights)
-    plain = np.mean([np.frombuffer(entry, np.float32)[0] for entry in entries])
-    assert np.average(values, weights=1 / chance) == pytest.approx(plain, abs=0.05)
-
-
-def weights_of(memory):
-    """Each entry's observation, and its weight."""
-    names, weights = [], []
-    for number, episode in dataset.walk(memory):
-        numbers = np.arange(number, number + len(episode))
-        names += [row.tobytes() for row in episode.columns["obs"]]
-        weights += memory.weights(numbers).tolist()
-    return names, weights
-
-
 def test_an_orderly_end_leaves_the_last_quarter_of_its_time_to_the_state_folder(cluster, tmp_path, monkeypatch):
-    server = shipped(cluster, state=tmp_path, snapshot_caches=True)
+    server = cluster.server(state=tmp_path, snapshot_caches=True)
     until = []
     monkeypatch.setattr(Archive, "save", lambda archive, deadline: until.append(deadline))
     begun = time.monotonic()
@@ -153,29 +87,31 @@ def test_what_cannot_be_written_is_said_of_the_server_that_cannot(cluster, tmp_p
     with cluster.reader([good, bad], limits=QUICK) as reader:
         told = reader.snapshot("one")
         assert told["good"].state == "done" and "no state folder" in str(told["bad"])
-        for wrong in ("", "../x", ".hidden", "a/b", "x" * 101):
-            assert "is no name" in str(reader.snapshot(wrong)["good"]), wrong
+        for wrong in ("", "../a", "a/b", ".a", "-a", "a b", "x" * 101):  # a name is a file in the folder
+            refused = reader.snapshot(wrong)["good"]
+            assert "is no name" in str(refused) and refused.code == "parameters", wrong
         (tmp_path / "s" / "snapshots" / "dir.snapshot").mkdir()
         refused = reader.snapshot("dir")["good"]
         assert isinstance(refused, Refused) and refused.code == "failed"
         assert [path.name for path in (tmp_path / "s" / "snapshots").iterdir() if path.is_file()] == ["one.snapshot"]
 
 
-def archive_of(folder, at=lambda dispatcher: None, begun=lambda dispatcher: None):
-    """The snapshots of a server that holds a cache; `at` is called with its dispatcher while one is written, and
-    `begun` before anything is copied.
-    """
-    dispatcher = made_dispatcher({"lines": [], "models": []})
+MEANWHILE = {
+    "another run begins": (lambda dispatcher, _: dispatcher.begin_run("next"), Refused, "another run than 'run' began"),
+    "the server ends": (lambda _, is_closing: is_closing.set(), Closed, "this server is closed"),
+}
+
+
+@pytest.mark.parametrize("what", MEANWHILE)
+def test_a_snapshot_is_given_up_for_what_happens_meanwhile_and_the_former_file_stays(tmp_path, what):
+    happen, error, says = MEANWHILE[what]
+    dispatcher, is_closing = made_dispatcher(), threading.Event()
     arrive(dispatcher, cache_of())
-    options = server_options(process=Process(clock=lambda: begun(dispatcher) or 1000.0))
-    return Archive(dispatcher, MemoryStore(Disk(folder)), options, threading.Event(), at=lambda point: at(dispatcher))
-
-
-def test_a_run_that_begins_meanwhile_is_not_mixed_in(tmp_path):
-    archive = archive_of(tmp_path, begun=lambda dispatcher: dispatcher.begin_run("next") and None)
-    with pytest.raises(Refused, match="another run than 'run' began meanwhile"):
-        archive.take(tmp_path / "a")
-    assert not list(tmp_path.iterdir())
+    options = server_options(process=Process(clock=lambda: happen(dispatcher, is_closing) or 1000.0))
+    (tmp_path / "a").write_bytes(b"former")
+    with pytest.raises(error, match=says):
+        Archive(dispatcher, MemoryStore(Disk(tmp_path)), options, is_closing).take(tmp_path / "a")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"former")]
 
 
 def test_the_timer_keeps_what_a_killed_server_held(cluster, tmp_path):
@@ -221,34 +157,6 @@ def test_a_timer_that_cannot_write_says_so_and_tries_again(cluster, tmp_path):
     assert "no snapshot could be written" in until(lambda: server.stats().snapshot_trouble)
     (tmp_path / MEMORY).rmdir()
     until(lambda: not server.stats().snapshot_trouble)
-
-
-def test_a_server_that_is_closed_gives_up_what_it_writes(cluster, tmp_path):
-    asked = threading.Event()
-
-    def clock():  # the first that a snapshot asks for
-        if threading.current_thread().name == "taking":
-            asked.set()
-            server.wait_closed(100.0)
-        return time.time()
-
-    server = serving(cluster, clock=clock)
-    (tmp_path / "a").write_bytes(b"former")
-    box = []
-
-    def take():
-        try:
-            server.snapshot(tmp_path / "a")
-        except Closed as error:
-            box.append(error)
-
-    thread = threading.Thread(target=take, name="taking")
-    thread.start()
-    assert asked.wait(100.0)
-    server.close()
-    thread.join(100.0)
-    assert box and (tmp_path / "a").read_bytes() == b"former"
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 KILLED = """

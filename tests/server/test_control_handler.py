@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fake_store import Disk
-from memoire.errors import ParameterError, ProtocolError, WrongType
+from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import Limits
 from memoire.models.model import StaleVersion
 from memoire.replay.parameters import Parameters
@@ -12,9 +12,10 @@ from memoire.server.handlers.clients import DrawsHandler
 from memoire.server.handlers.control import made
 from memoire.tables.table import Table
 from memoire.wire import _bytes, compression, containers, messages
-from memoire.wire.rows import CLIENT_COUNTS, unpack_sums
+from memoire.wire.rows import unpack_sums
 from netkit import SCHEMA
-from serverkit import ME, NEXT, NOW, PARAMETERS, READER, YOU, Ends, ask, cache_of, save, state_of, store_of, tables_of
+from poolkit import counts_of
+from serverkit import ME, NOW, PARAMETERS, READER, YOU, Ends, ask, cache_of, save, state_of, store_of, tables_of
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
@@ -145,15 +146,9 @@ def shown(ends):
     return [(model.version, model.body) for model in ends.shown]
 
 
-def test_what_cannot_be_a_model_is_refused():
-    with pytest.raises(WrongType, match="serialize it first"):
-        made("t", 5, LIMITS)
+def test_a_model_that_is_too_large_is_refused():
     with pytest.raises(ParameterError, match=r"at most 1000 bytes .*1001 bytes"):
         made("t", bytes(1001), LIMITS)
-    with pytest.raises(ParameterError):
-        made("", b"x", LIMITS)
-    model = made("t", "text", LIMITS)
-    assert (model.version, model.value) == (0, "text")
 
 
 def test_a_model_is_shown_with_the_next_version_and_versions_never_go_back(ends):
@@ -211,16 +206,6 @@ def test_models_that_wait_for_the_disk_are_bounded(roomy, disk):
     assert [model.version for model in roomy.shown[1:]] == [9, 10, 11, 12]
 
 
-def test_another_run_has_no_models_and_counts_versions_on(ends):
-    ends.models.publish(made("t", b"x", LIMITS), 4)
-    publish(ends, topic="u")
-    ends.control.begin_run("next", NOW)
-    assert ends.state.models.versions() == {} and ends.state.run.number == NEXT
-    with pytest.raises(ProtocolError, match="beginning is not here"):
-        publish(ends, topic="u", offset=10)
-    assert ends.models.publish(made("t", b"y", LIMITS)).version == 5
-
-
 def test_a_version_that_was_overtaken_is_missing_and_nothing_is_wrong(ends):
     ends.models.publish(made("t", b"x", LIMITS), 4)
     told = fetch(ends, version=3).body
@@ -240,8 +225,6 @@ def test_a_chunk_says_the_checksum_of_the_body_and_one_of_all_of_it_is_not_summe
 
 # --- What readers draw, message by message
 
-BAND_DRAWS_HANDLER = PARAMETERS.replace(samples_per_insert=1.0, samples_per_insert_tolerance=30.0, min_size=0)
-
 
 def state_with_cache(parameters=PARAMETERS):
     state = state_of(tables_of(default=Table(SCHEMA, parameters=parameters)))
@@ -255,30 +238,11 @@ def handler_of(state, codecs=()):
 
 
 def sums(handler, **facts):
-    header = facts.pop("header", {})
-    return ask(handler.sums, messages.Sums(reserve=64, **facts), READER, **header)
+    return ask(handler.sums, messages.Sums(reserve=64, **facts), READER)
 
 
 def draw(handler, count, client=ME, **facts):
-    counts = np.zeros(1, CLIENT_COUNTS)
-    counts["client"], counts["count"] = np.frombuffer(client, "<u8"), count
-    return ask(handler.draw, messages.Draw(counts=counts.tobytes(), reserve=64, **facts), READER)
-
-
-def codec_of(asked, codecs, here=None, **facts):
-    """By what a drawn batch's frames are compressed, at a server that has `here`."""
-    state, seen = state_with_cache(), []
-    table = state.tables.first
-    table.parameters = PARAMETERS.replace(compression=asked)
-
-    def draw_counts(reader, counts, *, now, compression, page):
-        seen.append(compression)
-
-    table.pool.draw_counts = draw_counts
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compression, "codecs", lambda: here)
-        draw(handler_of(state, codecs), 3, **facts)
-    return seen[0]
+    return ask(handler.draw, messages.Draw(counts=counts_of({client: count}).tobytes(), reserve=64, **facts), READER)
 
 
 def test_a_reader_hears_what_there_is_of_each_client():
@@ -303,17 +267,8 @@ def test_samples_are_drawn_and_the_rest_is_told():
     assert nothing.payload is None and state.tables.first.limiter.stats().drawn == 5
 
 
-def test_a_table_of_another_schema_is_refused_if_the_reader_names_one():
-    handler = handler_of(state_with_cache())
-    sums(handler, header={"fingerprint": SCHEMA.fingerprint})
-    for header, code in (({"fingerprint": 1}, "schema"), ({"table": 5}, "table")):
-        with pytest.raises(ProtocolError) as caught:
-            sums(handler, header=header)
-        assert caught.value.code == code
-
-
 def test_a_reader_tells_how_drawing_stands_with_all_servers():
-    state = state_with_cache(BAND_DRAWS_HANDLER)
+    state = state_with_cache(BAND)
     handler, limiter = handler_of(state), state.tables.first.limiter
     standing = sums(handler).body.standing
     assert (standing.surplus, standing.ratio, standing.tolerance) == (0.0, 1.0, 30.0)
@@ -325,22 +280,30 @@ def test_a_reader_tells_how_drawing_stands_with_all_servers():
     assert draw(handler, 4).body.standing.surplus == 8.0, "it knows of no band: others need not make that good"
 
 
+BOTH = ("zlib", "lz4")
+
+
 @pytest.mark.parametrize(
-    ("asked", "codecs", "here", "used"),
+    ("asked", "codecs", "here", "packed", "used"),
     [
-        ("lz4", ("lz4",), ("zlib", "lz4"), "lz4"),
-        ("lz4", ("lz4",), ("zlib",), "none"),
-        ("lz4", (), ("zlib", "lz4"), "none"),
-        ("zlib", ("zlib", "lz4"), ("zlib", "lz4"), "none"),
-        ("none", ("lz4",), ("zlib", "lz4"), "none"),
+        ("lz4", ("lz4",), BOTH, False, "lz4"),
+        ("lz4", ("lz4",), ("zlib",), False, "none"),
+        ("lz4", (), BOTH, False, "none"),
+        ("zlib", BOTH, BOTH, False, "none"),
+        ("none", ("lz4",), BOTH, False, "none"),
+        ("auto", BOTH, BOTH, False, "none"),
+        ("auto", BOTH, BOTH, True, "lz4"),
+        ("auto", (), BOTH, True, "none"),
+        ("none", BOTH, BOTH, True, "none"),
     ],
 )
-def test_frames_are_compressed_as_both_can(asked, codecs, here, used):
-    assert codec_of(asked, codecs, here) == used
-
-
-def test_a_reader_chooses_where_the_table_leaves_it_to_it():
-    both = ("zlib", "lz4")
-    assert codec_of("auto", both, both) == "none" and codec_of("auto", both, both, packed=True) == "lz4"
-    assert codec_of("auto", (), both, packed=True) == "none"
-    assert codec_of("none", both, both, packed=True) == "none"
+def test_frames_are_compressed_as_both_can_and_as_a_reader_asks_if_the_table_leaves_it_to_it(
+    monkeypatch, asked, codecs, here, packed, used
+):
+    state, seen = state_with_cache(), []
+    table = state.tables.first
+    table.parameters = PARAMETERS.replace(compression=asked)
+    table.pool.draw_counts = lambda *counts, compression, **_: seen.append(compression)
+    monkeypatch.setattr(compression, "codecs", lambda: here)
+    draw(handler_of(state, codecs), 3, packed=packed)
+    assert seen == [used]

@@ -3,47 +3,38 @@
 import sys
 import threading
 import tracemalloc
-from collections import defaultdict
 
 import numpy as np
 import pytest
 
 from bytekit import KINDS, PUSHED, frames_of
-from bytekit import tables_of as tables_of_of_byte_budget
-from dispatchkit import ME as ME_ANSWERS
-from dispatchkit import YOU as YOU_ANSWERS
-from dispatchkit import Asker, made_dispatcher
-from dispatchkit import cache_of as cache_of_of_byte_budget
+from bytekit import tables_of as largest_tables
+from dispatchkit import CACHES, Asker, made_dispatcher
 from fake_store import Disk
 from memoire.accounting.ledger import ACCOUNT_BYTES
-from memoire.errors import ParameterError, ProtocolError
+from memoire.errors import ProtocolError
+from memoire.keyed import messages as keyed
 from memoire.limits import Limits
+from memoire.prompts import messages as prompt_messages
 from memoire.replay.batch import ID
-from memoire.replay.parameters import Parameters
 from memoire.server import build
-from memoire.server.dispatch import IDLE_TIMEOUT, KEPT_ROWS, MAX_ROWS, Dispatcher, GivenReplies
+from memoire.server.dispatch import IDLE_TIMEOUT, KEPT_ROWS, MAX_ROWS, GivenReplies
 from memoire.server.handlers.accounts import FEEDBACK_SAMPLES
-from memoire.tables.base import DrawsBatches
 from memoire.tables.caches.pool import Pool
-from memoire.tables.registry import BUILT_IN, Reply, offers
-from memoire.tables.table import Table, Tables
+from memoire.tables.registry import BUILT_IN, Reply
+from memoire.tables.rollouts import fragments
+from memoire.tables.table import Table
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.containers import unpacked_bytes
-from memoire.wire.frames import NO_CLIENT, name_hash, parse
+from memoire.wire.frames import NO_CLIENT, parse
 from netkit import SCHEMA
-from serverkit import ME, NOW, PARAMETERS, READER, RUN, YOU, cache_of, message, server_options, store_of, tables_of
+from serverkit import ME, PARAMETERS, READER, RUN, YOU, cache_of, dispatcher_of, message, server_options, store_of
 
 # --- Which message goes to which handler, what is refused, and what is done with the lock held
 
 MAX_CALLS = 26
 """Of memoire's Python functions, for a cache that is taken."""
-
-
-def dispatcher_of(*, store=None, run="run", clock=lambda: NOW, **facts):
-    return Dispatcher(
-        tables=tables_of(), run=run, name="home", limits=Limits(), store=store, clock=clock, epoch=7, **facts
-    )
 
 
 @pytest.fixture
@@ -65,18 +56,6 @@ def is_free(lock):
     return bool(found)
 
 
-def watched(dispatcher, handlers, kind):
-    """Whether the lock is free when a request of this kind is handled: a list that grows."""
-    handler, seen = handlers[kind], []
-
-    def watch(*request):
-        seen.append(is_free(dispatcher.lock))
-        return handler(*request)
-
-    handlers[kind] = watch
-    return seen
-
-
 # ------------------------------------------------------------------------------------------------------ what is asked
 
 
@@ -90,6 +69,8 @@ def watched(dispatcher, handlers, kind):
         (messages.Ledger(), {"run": 5}, "run"),
         (messages.Update(), {"run": 5}, "run"),
         (messages.Update(), {"table": 5}, "table"),
+        (messages.Sums(), {"table": 5}, "table"),
+        (messages.Sums(), {"fingerprint": 1}, "schema"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_and_counted(dispatcher, body, facts, code):
@@ -97,28 +78,9 @@ def test_what_cannot_be_answered_is_refused_and_counted(dispatcher, body, facts,
     assert reply.body.code == code and dispatcher.refused == {code: 1} and not reply.until_saved
 
 
-def test_hello_is_answered_whatever_run_it_names(dispatcher):
-    assert dispatcher.answer(message(messages.Hello(), run=5)).body.run_name == "run"
-
-
 def test_a_code_that_no_peer_knows_is_counted_as_another(dispatcher):
     reply = dispatcher.refuse(ProtocolError("unheard of", "x" * 2000))
     assert reply.body.code == "unheard of" and len(reply.body.text) == 1000 and dispatcher.refused == {"other": 1}
-
-
-def test_requests_of_one_kind_may_be_answered_elsewhere(dispatcher):
-    asked = []
-
-    def order(header, body, payload):
-        asked.append((header.client, body.name, is_free(dispatcher.lock)))
-        if len(asked) == 2:
-            raise ProtocolError("busy", "not now")
-        return Reply(messages.Snapshot(name=body.name, state="writing"))
-
-    dispatcher.answer_with(messages.TakeSnapshot, order)
-    made = message(messages.TakeSnapshot(name="a", order=bytes(16)))
-    assert dispatcher.answer(made).body.name == "a" and dispatcher.answer(made).body.code == "busy"
-    assert asked == [(ME, "a", True)] * 2
 
 
 def test_what_would_change_something_twice_is_granted_once(dispatcher):
@@ -151,30 +113,40 @@ def test_what_would_change_something_twice_is_granted_once(dispatcher):
         messages.Control(),
         messages.Ledger(),
         messages.Inherit(run_name="run"),
+        messages.Sums(),
+        messages.Draw(),
     ],
 )
-def test_handlers_are_called_with_the_lock(dispatcher, body):
-    seen = watched(dispatcher, dispatcher.handlers, type(body))
-    dispatcher.answer(message(body, payload=b"x" if isinstance(body, messages.Publish) else None))
-    assert seen == [False] and is_free(dispatcher.lock)
+def test_handlers_are_called_with_the_lock_and_draws_are_made_without_it(dispatcher, body):
+    """Caches go on coming in while samples are drawn."""
+    is_draw = isinstance(body, (messages.Sums, messages.Draw))
+    handlers, seen = dispatcher.unlocked if is_draw else dispatcher.handlers, []
+    handler = handlers[type(body)]
+    handlers[type(body)] = lambda *request: seen.append(is_free(dispatcher.lock)) or handler(*request)
+    dispatcher.answer(message(body, READER, payload=b"x" if isinstance(body, messages.Publish) else None))
+    assert seen == [is_draw] and is_free(dispatcher.lock)
 
 
-@pytest.mark.parametrize("body", [messages.Sums(), messages.Draw()])
-def test_draws_are_made_without_the_lock(dispatcher, body):
-    """Caches go on coming in meanwhile."""
-    seen = watched(dispatcher, dispatcher.unlocked, type(body))
-    dispatcher.answer(message(body, READER))
-    assert seen == [True]
+OF_KINDS = [
+    (messages.Sums(), "caches and episodes"),
+    (messages.Draw(), "caches and episodes"),
+    (fragments.Take(steps=4), "rollouts"),
+    (prompt_messages.Prompts(call="counts"), "prompts"),
+    (keyed.FindRows(call="tags"), "keyed"),
+    (keyed.ChangeRows(call="reset"), "keyed"),
+]
+"""Requests, and the kinds of tables that they are for."""
 
 
-@pytest.mark.parametrize("storage", [name for name in BUILT_IN if not offers(name, DrawsBatches)])
-@pytest.mark.parametrize("body", [messages.Sums(), messages.Draw()])
-def test_a_table_of_which_no_batch_is_drawn_says_so(body, storage):
+@pytest.mark.parametrize("storage", BUILT_IN)
+def test_a_request_that_is_for_tables_of_other_kinds_says_so(storage):
     columns = {"answer": np.float32} if storage == "prompts" else None if storage == "keyed" else SCHEMA
-    refused = Asker(made_dispatcher(defaultdict(list), table=Table(columns, storage=storage))).ask(body).body
-    assert (refused.code, refused.text) == (
-        "table", f"'default' stores {storage}; {body.type.name} is for caches and episodes"
-    )  # fmt: skip
+    asker = Asker(made_dispatcher(table=Table(columns, storage=storage)))
+    for body, kinds in OF_KINDS:
+        if storage not in kinds:
+            refused = asker.ask(body).body
+            said = f"'default' stores {storage}; {body.type.name} is for {kinds}"
+            assert (refused.code, refused.text) == ("table", said)
 
 
 def test_a_cache_is_checked_without_the_lock_and_held_with_it(dispatcher):
@@ -205,11 +177,6 @@ def test_a_cache_takes_few_calls_of_python(dispatcher):
     assert len(called) <= MAX_CALLS, called
 
 
-def test_a_reader_is_known_by_what_it_said(dispatcher):
-    dispatcher.answer(message(messages.Hello(role="reader", codecs=["lz4"]), READER))
-    assert dispatcher._can_undo(READER, "lz4") and not dispatcher._can_undo(ME, "lz4")
-
-
 # ------------------------------------------------------------------------------------------------------ being saved
 
 
@@ -231,34 +198,11 @@ def test_a_model_is_shown_with_the_lock_once_it_is_on_disk():
     assert shown == [False, False] and dispatcher.models.versions() == {"t": 2}
 
 
-def test_a_life_that_follows_has_the_number_that_its_folder_says():
-    disk = Disk()
-    assert [dispatcher_of(store=store_of(disk)).epoch for _ in range(2)] == [1, 2]
-    assert dispatcher_of().epoch == 7
-
-
 # ------------------------------------------------------------------------------------------- said in this process
 
 
-def test_names_of_runs_are_checked_before_anything_is_made():
-    with pytest.raises(ParameterError, match="run"):
-        dispatcher_of(run="")
-    assert dispatcher_of(run=None).run_name == "default"
-
-
-def test_what_a_server_says_of_itself():
-    now = [NOW]
-    dispatcher = dispatcher_of(clock=lambda: now[0])
-    assert (dispatcher.run_name, dispatcher.run, dispatcher.finished, dispatcher.leaving) == ("run", RUN, False, False)
-    assert (dispatcher.now, dispatcher.logbook.count) == (NOW, 0)
-    dispatcher.finish()
-    dispatcher.drain()
-    assert dispatcher.finished and dispatcher.leaving
-    dispatcher.resume()
-    dispatcher.begin_run("next")
-    assert not dispatcher.finished and dispatcher.run_name == "next"
-    now[0] = -5.0
-    assert dispatcher.now == 0.0
+def test_no_time_is_before_1970():
+    assert dispatcher_of(clock=lambda: -5.0).now == 0.0
 
 
 def test_credit_is_news_for_everyone():
@@ -273,77 +217,33 @@ def test_credit_is_news_for_everyone():
     assert len(news) == 3
 
 
-def test_a_client_id_belongs_to_a_key(dispatcher):
-    dispatcher.own(ME, "actor/a")
-    with pytest.raises(ProtocolError) as caught:
-        dispatcher.own(ME, "actor/b")
-    assert caught.value.code == "owner"
-
-
 # --- What a server answers, without a socket: each request may come any number of times
-
-
-@pytest.fixture
-def told():
-    return {"lines": [], "models": []}
-
-
-@pytest.fixture
-def served(told):
-    return made_dispatcher(told)
-
-
-def made(parameters=None, epoch=1):
-    """A dispatcher without a state folder."""
-    settings = {"default": Table(SCHEMA, parameters=parameters or Parameters(cache_size=64))}
-    tables = Tables(settings, lambda name, table: Pool(table.schema, table.parameters, seed=0))
-    return Dispatcher(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: 1000.0, epoch=epoch)
 
 
 def test_a_server_without_a_folder_that_begins_before_its_former_life_takes_none_of_its_caches():
     lives = []
     for epoch in (5_000, 2_000, 9_000):
-        me = Asker(made(epoch=epoch))
+        me = Asker(made_dispatcher(epoch=epoch))
         told = me.ask(messages.Hello()).body
         assert told.epoch == epoch
         for former in lives:
             me.ask(messages.Update(epoch=former, episodes=1, steps=9, caches=7, cache_bytes=700))
         me.ask(messages.Update(epoch=told.epoch, episodes=2, steps=20, caches=1, cache_bytes=100))
-        account = me.dispatcher.ledger.find(ME_ANSWERS)
+        account = me.dispatcher.ledger.find(ME)
         assert (account.report.steps, account.pushed_caches, account.pushed_bytes) == (20, 1, 100)
         me.dispatcher.ledger.check_invariants()
         lives.append(epoch)
 
 
-BAND = Parameters(cache_size=8, samples_per_insert=1.0, samples_per_insert_tolerance=30.0, min_size=0)
-
-
-def test_another_run_begins_its_band_anew():
-    """Learners were 25 samples behind, and one client held all that may be recorded: neither is the next run's."""
-    dispatcher = made(parameters=BAND)
-    me, limiter = Asker(dispatcher), dispatcher.tables.first.limiter
-    told = me.ask(messages.Hello()).body
-    assert told.granted_steps == 30
-    me.ask(messages.Update(epoch=told.epoch, episodes=1, steps=25))
-    assert (limiter.stats().surplus, limiter.stats().draws_wait) == (25.0, "")
-    dispatcher.begin_run("next")
-    assert (limiter.stats().surplus, limiter.stats().inserts_wait, limiter.standing().is_told) == (0.0, "", False)
-    you = Asker(dispatcher, YOU_ANSWERS)
-    assert you.ask(messages.Hello()).body.granted_steps == 30, "what a client of the former run was granted is free"
-    again = me.ask(messages.Hello(inserted=0)).body
-    me.ask(messages.Update(epoch=again.epoch, steps=4), run=name_hash("next"))
-    assert limiter.stats().surplus == 4.0
-
-
-def test_feedback_that_nobody_fetches_is_bounded_and_counted(served, caplog):
-    asker = Asker(served)
-    asker.ask(messages.Update(steps=5))
+def test_feedback_that_nobody_fetches_is_bounded_and_counted(caplog):
+    served = made_dispatcher()
+    Asker(served).ask(messages.Update(steps=5))
     ids = np.zeros(FEEDBACK_SAMPLES // 4, ID)
-    ids["client"] = np.frombuffer(ME_ANSWERS, "<u8")
+    ids["client"] = np.frombuffer(ME, "<u8")
     for number in range(6):
         ids["number"] = np.arange(len(ids)) + number * len(ids)
         assert served.hand_on(ids, np.ones(len(ids))).lost == 0
-    assert served.ledger.find(ME_ANSWERS).waiting_feedback == FEEDBACK_SAMPLES
+    assert served.ledger.find(ME).waiting_feedback == FEEDBACK_SAMPLES
     assert served.feedback.lost == served.feedback.overflowed == 2 * len(ids)
     for _ in range(2):
         served.fold()
@@ -352,31 +252,25 @@ def test_feedback_that_nobody_fetches_is_bounded_and_counted(served, caplog):
         "fetches them with its UPDATE messages, or held_bytes had no room for more. Use more actors, draw less, or "
         "store episodes, whose priorities the server sets"
     ]
-    ids["client"] = np.frombuffer(YOU_ANSWERS, "<u8")
-    assert served.hand_on(ids, np.ones(len(ids))).lost == len(ids)
-    assert served.ledger.totals().lost_feedback == 2 * len(ids)
-    asker.ask(messages.Update(steps=5, leaving=True))  # it will fetch no more
-    assert served.ledger.totals().lost_feedback == 6 * len(ids) and served.feedback.lost == 7 * len(ids)
     served.ledger.check_invariants()
 
 
 # --- The bytes that a server holds for its peers: asked for before they are allocated, and named by holder
 
-CACHES = Parameters(cache_size=64)
 CLIENTS, REQUESTS, SMALL_REQUESTS = 4, 40, 600
 LIMITS = Limits.of(message_bytes=1 << 15, held_bytes=1 << 18, model_bytes=1 << 16, expected_clients=CLIENTS)
 SMALL = {"smallest_caches", "smallest_rollouts", "newcomers", "td_errors", "models_that_do_not_end", "packed_episodes"}
 """Kinds of which many make the largest use of memory."""
 
 
-def dispatcher_of_of_byte_budget(tables, limits=LIMITS):
-    made = build.make_tables(server_options(schema=None, tables=tables, limits=limits))
-    return Dispatcher(tables=made, run="run", name="home", limits=limits, clock=lambda: 1000.0, epoch=1)
+def largest_dispatcher(kind, limits=LIMITS):
+    options = server_options(schema=None, tables=largest_tables(kind, limits.message_bytes), limits=limits)
+    return dispatcher_of(build.make_tables(options), limits=limits)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_requests_of_every_kind_at_their_largest_take_no_more_than_the_budget(kind):
-    dispatcher = dispatcher_of_of_byte_budget(tables_of_of_byte_budget(kind, LIMITS.message_bytes))
+    dispatcher = largest_dispatcher(kind)
     peers = [KINDS[kind](number, LIMITS.message_bytes) for number in range(CLIENTS)]
     asked = [next(requests) for requests in peers]
     held = peak = 0
@@ -402,7 +296,7 @@ def test_requests_of_every_kind_at_their_largest_take_no_more_than_the_budget(ki
 @pytest.mark.parametrize("kind", ["packed_caches", "packed_episodes", "packed_rollouts"])
 def test_what_is_pushed_asks_for_its_unpacked_size_before_it_is_copied(kind):
     limits = Limits(message_bytes=1 << 20, held_bytes=1 << 22)
-    dispatcher = dispatcher_of_of_byte_budget(tables_of_of_byte_budget(kind, limits.message_bytes), limits)
+    dispatcher = largest_dispatcher(kind, limits)
     request = next(KINDS[kind](1, limits.message_bytes))
     packed, unpacked = request[2].nbytes, unpacked_bytes(request[2])
     assert unpacked > 5 * packed
@@ -449,7 +343,7 @@ def test_a_holder_without_room_is_refused_by_name_and_the_oldest_caches_give_way
 
 
 def test_caches_give_way_to_half_of_what_they_may_hold():
-    payload = cache_of_of_byte_budget()
+    payload = cache_of(parameters=CACHES)
     budget, pool = ByteBudget(20 * payload.nbytes), Pool(SCHEMA, CACHES, byte_limit=20 * payload.nbytes, seed=0)
     pool.join(budget, "table default")
     rows = budget.holder("rows")

@@ -19,25 +19,22 @@ from memoire.models.model import make, notice_of
 from memoire.prompts import messages as prompt_messages
 from memoire.prompts.calls import PromptCalls
 from memoire.prompts.columns import check_requests
-from memoire.prompts.pool import PromptPool
 from memoire.replay.memory import Memory
 from memoire.replay.schema import RowSchema
 from memoire.rl.jobs import JobContent, Jobs, JobService
-from memoire.server.dispatch import Dispatcher
 from memoire.tables.base import TakeRequest
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.tables.rollouts import fragments
 from memoire.tables.rollouts.far import Takes
 from memoire.tables.rollouts.fragments import packed, unpacked
-from memoire.tables.table import Tables
 from memoire.wire import containers, messages, types
 from memoire.wire.frames import encode, parse, table_number
 from memoire.wire.receivers import Receiver
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
 from poolkit import held_of
 from rolloutkit import TakesServer, fragment
-from serverkit import NOW
+from serverkit import dispatcher_of, tables_of
 
 SMALL = Limits.of(message_bytes=4096, request_bytes=2048, tail_bytes=2048)
 """What the client takes that everything here is sent to."""
@@ -102,12 +99,6 @@ def _takes(limits):
     return {name: int(limits.get(name)) for name in ("message_bytes", "request_bytes", "tail_bytes")}
 
 
-def dispatcher_of(name, table, pool):
-    return Dispatcher(
-        tables=Tables({name: table}, pool), run="run", name="home", limits=Limits(), clock=lambda: NOW, epoch=7
-    )
-
-
 # ------------------------------------------------------------------------------------------------------------ prompts
 
 
@@ -115,9 +106,7 @@ def prompts_of(limits=SMALL, columns=None, **settings):
     """A table of prompts: as a client with small limits has it, and as one with those of most."""
     columns = columns or {"tokens": (np.int32, (None,)), "reward": np.float32}
     table = memoire.Table(columns, storage="prompts", **{"group": 3, **settings})
-    made = dispatcher_of(
-        "t", table, lambda _, each: PromptPool(each.schema, each.parameters, each.own, clock=lambda: NOW)
-    )
+    made = dispatcher_of(tables_of(t=table))
     ends = SmallEnd(made, limits, "t"), SmallEnd(made, Limits(), "t")
     return [PromptCalls(end, (0, 1), 5.0, f"session {place}") for place, end in enumerate(ends)], ends[0]
 
@@ -229,7 +218,7 @@ def test_a_draw_that_asks_for_no_pages_is_refused_before_anything_is_drawn():
 def pool_of(clients, entries=20):
     """A server of caches with so many clients, of which each one holds a few samples."""
     table = memoire.Table(readerkit.SCHEMA, parameters=readerkit.PARAMETERS)
-    made = dispatcher_of("t", table, lambda _, each: Pool(each.schema, each.parameters, seed=1))
+    made = dispatcher_of(tables_of(t=table))
     memory = Memory(readerkit.SCHEMA, entries, readerkit.PARAMETERS, seed=1)
     memory.open(0)
     for step in range(entries):
@@ -256,12 +245,8 @@ def test_sums_of_more_clients_than_a_reply_has_room_for_come_in_pages_and_batche
     assert found == [(client << 32).to_bytes(16, "big") for client in range(200)]
     world = readerkit.World({"home": end}, batch_size=8)
     end.answer = end.one
-    batches = world.run(12)
-    assert (
-        len(batches) == 12
-        and len({owner.tobytes() for each in batches for owner in each.batch(readerkit.SCHEMA, None).ids["client"]})
-        > 40
-    )
+    batches = [each.batch(readerkit.SCHEMA, None) for each in world.run(12)]
+    assert len(batches) == 12 and len(np.unique(np.concatenate([each.ids["client"] for each in batches]), axis=0)) > 40
 
 
 def test_a_batch_that_fits_into_no_reply_ends_the_call_that_waits_for_it_and_takes_no_sample():
@@ -302,13 +287,15 @@ FORMS = {
 def made_of(form):
     """A server of 60 entries of 3 clients in one of the forms, and its pool."""
     schema, facts = FORMS[form]
-    table = memoire.Table(schema, parameters=memoire.Parameters(cache_size=16, **facts))
-    kind, said = (Pool, messages.Cache()) if form.startswith("caches") else (EpisodePool, messages.Episode(cut=True))
-    made = dispatcher_of("t", table, lambda _, each: kind(each.schema, each.parameters, byte_limit=1 << 20, seed=1))
+    storage, said, pack = "episodes", messages.Episode(cut=True), episode_of
+    if form.startswith("caches"):
+        storage, said, pack = "caches", messages.Cache(), caches_of
+    table = memoire.Table(schema, storage=storage, parameters=memoire.Parameters(cache_size=16, **facts))
+    made = dispatcher_of(tables_of(t=table))
     pool = made.tables.named("t").pool
     for client in range(3):
         name = (client << 32).to_bytes(16, "big")
-        for number, payload in enumerate(episode_of(pool) if kind is EpisodePool else caches_of(pool)):
+        for number, payload in enumerate(pack(pool)):
             pool.add(name, number + 1, pool.check(said, payload))
     return made, pool
 
@@ -406,10 +393,8 @@ def test_an_entry_that_fits_into_no_reply_is_refused_where_it_is_pushed_and_else
     served = TakesServer()
     served.push(bytes(16), range(500))
     tiny = Limits(message_bytes=256)
-    takes, end = (
-        Takes(readerkit.directory_of("home"), tiny),
-        SmallEnd(served.dispatcher, tiny, "rollouts", "reader"),
-    )
+    takes = Takes(readerkit.directory_of("home"), tiny)
+    end = SmallEnd(served.dispatcher, tiny, "rollouts", "reader")
     takes.want(TakeRequest(500))
     (order,) = takes.begin(1.0)
     takes.answered(order, end.one(order.body), [], 1.0)
@@ -430,7 +415,7 @@ def test_an_entry_that_fits_into_no_reply_is_refused_where_it_is_pushed_and_else
 
 
 def keyed_end():
-    return SmallEnd(made_dispatcher({"lines": [], "models": []}, table=memoire.Table(storage="keyed")))
+    return SmallEnd(made_dispatcher(table=memoire.Table(storage="keyed")))
 
 
 def put(end, partition, *rows):
@@ -567,18 +552,14 @@ def test_what_has_no_pages_is_refused_by_its_size():
         made.publish(f"{number}{LONG[:100]}", b"weights")
     for body in (messages.Hello(role="actor", table="t", takes=_takes(SMALL)), messages.Update(steps=1)):
         refused = end.one(body)
-        assert (
-            refused.code == "too_large" and "whose tail takes" in refused.text and "2048 (tail_bytes)" in refused.text
-        )
+        assert refused.code == "too_large" and "whose tail takes" in refused.text
+        assert "2048 (tail_bytes)" in refused.text
 
 
 def test_a_model_is_fetched_in_stretches_of_what_its_reader_takes_and_no_notice_is_longer_than_all_take():
-    model = make("topic", bytes(1 << 20), 1)
-    frames = notice_of(model, Limits.of(inline_model=1 << 30), epoch=1, run=1)
-    assert (
-        len(frames) == 2
-        and len(notice_of(make("topic", bytes(1 << 19), 1), Limits.of(inline_model=1 << 30), epoch=1, run=1)) == 3
-    )
+    for size, frames in ((1 << 20, 2), (1 << 19, 3)):
+        model = make("topic", bytes(size), 1)
+        assert len(notice_of(model, Limits.of(inline_model=1 << 30), epoch=1, run=1)) == frames
 
 
 def test_a_job_that_fits_into_no_reply_is_refused_where_it_is_given_and_stays_for_others():
@@ -630,9 +611,8 @@ REQUESTS = {
 def test_every_kind_of_reply_is_tried_at_its_largest():
     grow = {kind for kinds in TESTS for kind in kinds.split()}
     parts = [grow, IN_INFERENCE, BOUNDED, REQUESTS]
-    assert set.union(*parts) == {kind.name for kind in types.TYPES.values()} and sum(map(len, parts)) == len(
-        types.TYPES
-    )
+    assert set.union(*parts) == {kind.name for kind in types.TYPES.values()}
+    assert sum(map(len, parts)) == len(types.TYPES)
 
 
 @pytest.mark.parametrize("kind", sorted(BOUNDED))

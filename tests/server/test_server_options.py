@@ -1,21 +1,19 @@
 """What a server may be asked for and what it knows of its runs: no socket, no folder; uploads and orders of snapshots."""
 
-import inspect
 import re
 import time
 
 import numpy as np
 import pytest
 
-from memoire.accounting.merge import key_of, merge
-from memoire.accounting.runs import MAX_FOUND_LINES, LineFilter, RunFacts
+from dispatchkit import Asker
+from memoire.accounting.merge import key_of
 from memoire.errors import ParameterError, ProtocolError, StateUnusable, WrongType
 from memoire.limits import GiB, Limits, MiB
 from memoire.models.model import make
 from memoire.replay.parameters import Parameters
 from memoire.server import build
-from memoire.server.build import ServerOptions, check_bytes
-from memoire.server.dispatch import Dispatcher
+from memoire.server.build import check_bytes
 from memoire.server.handlers.control import MAX_UPLOADS, UPLOAD_TIMEOUT, Uploads
 from memoire.server.io import limit_pushes
 from memoire.server.io_requests import Announcer
@@ -23,14 +21,12 @@ from memoire.server.io_snapshots import MAX_ORDERS, SnapshotOrders, failed
 from memoire.server.server import Server
 from memoire.server.settings import State
 from memoire.server.stats import Queries
-from memoire.tables.caches.pool import Pool
-from memoire.tables.episodes.pool import EpisodePool
-from memoire.tables.table import Table, Tables
+from memoire.tables.table import Table
 from memoire.wire import _bytes, messages
 from memoire.wire.byte_budget import ByteBudget
-from memoire.wire.frames import NEWS_FRAME, encode, parse, topic_frame
+from memoire.wire.frames import NEWS_FRAME, topic_frame
 from netkit import SCHEMA
-from serverkit import ME, server_options
+from serverkit import ME, dispatcher_of, server_options, store_of
 
 # --- What a server may be asked for, and what is made of it: no socket, no folder
 
@@ -38,12 +34,6 @@ from serverkit import ME, server_options
 def options(**changes):
     limits = Limits() if "byte_limit" in changes else Limits(held_bytes=1_000_000)
     return server_options(**{"limits": limits} | changes)
-
-
-def test_options_are_what_a_server_takes():
-    fields = inspect.signature(ServerOptions).parameters
-    assert set(fields) == set(inspect.signature(Server).parameters)
-    assert len(fields) <= 12
 
 
 @pytest.mark.parametrize(
@@ -76,60 +66,12 @@ def test_options_that_do_not_go_together_are_refused(changes, error, words):
         options(**changes)
 
 
-@pytest.mark.parametrize("seed", [None, 5, -5])
-@pytest.mark.parametrize("storage", ["caches", "episodes"])
-def test_tables_get_pools_of_their_storage_and_budget(storage, seed):
-    tables = build.make_tables(options(storage=storage, seed=seed, limits=Limits(held_bytes=1 << 20)))
-    assert isinstance(tables.first.pool, EpisodePool) is (storage == "episodes")
-    assert tables.first.pool.byte_limit == 1 << 20
-
-
-class Folder:
-    """A state folder with nothing in it."""
-
-    epoch, closed = 3, False
-
-    def runs(self):
-        return [RunFacts("saved")]
-
-    def settings(self):
-        return {}
-
-    def wake(self):
-        pass
-
-    def close(self, timeout):
-        self.closed = True
-
-
-def test_a_state_folder_goes_by_the_default_name_until_it_has_one(tmp_path):
-    store = build.make_store(options(state=tmp_path / "state"), "host")
-    assert store.name == "host"
-    store.close(1.0)
-
-
-def desk_of(store=None, **changes):
-    made = options(**changes)
-    told, facts = [], {"name": "home", "epoch": 5, "endpoints": messages.Endpoints}
-    facts |= {"on_model": told.append, "on_news": lambda: told.append("news")}
-    return build.make_dispatcher(made, build.make_tables(made), store, **facts), told
-
-
-def test_a_desk_tells_what_is_published_and_that_a_run_is_over():
-    dispatcher, told = desk_of(run="one")
-    dispatcher.publish("policy", b"1")
-    dispatcher.finish()
-    assert (dispatcher.run_name, dispatcher.epoch) == ("one", 5)
-    assert (told[0].topic, told[1:]) == ("policy", ["news"])
-
-
-def test_a_state_folder_is_closed_if_no_desk_can_be_made():
-    folder = Folder()
+def test_a_state_folder_is_closed_if_no_dispatcher_can_be_made():
+    made, store, closed = options(run="\n", state="x"), store_of(), []
+    store.close = closed.append
     with pytest.raises(ParameterError, match="run"):
-        desk_of(folder, run="\n", state="x")
-    assert folder.closed
-    with pytest.raises(ParameterError, match="run"):
-        desk_of(run="\n")
+        build.make_dispatcher(made, build.make_tables(made), store, name="home", epoch=5)
+    assert closed == [0.0]
 
 
 @pytest.mark.parametrize(
@@ -188,11 +130,6 @@ def test_a_single_entry_that_fits_no_message_is_refused_before_a_server_is_made(
         build.make_tables(options(storage=storage, schema=schema, limits=Limits(message_bytes=3_000_000)))
 
 
-@pytest.mark.parametrize("value", [None, 1, 1 << 40])
-def test_a_number_of_bytes_is_whole_and_above_0_or_left_out(value):
-    check_bytes("credit", value)
-
-
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "1"])
 def test_any_other_number_of_bytes_is_refused_by_name(value):
     with pytest.raises(ParameterError, match="credit must be a whole number from 1"):
@@ -210,7 +147,7 @@ def test_announcements_wake_who_tells_them_and_are_told_once():
     announcer.add_model(make("b", b"2", 1))
     announcer.add_news()
     assert woken == [True, True]
-    dispatcher, _ = desk_of()
+    dispatcher = dispatcher_of()
     announcer.turn(dispatcher, {})
     assert [bytes(frames[0]) for frames in told] == [topic_frame("a"), topic_frame("b"), NEWS_FRAME]
     announcer.turn(dispatcher, {})
@@ -229,63 +166,18 @@ class Asked(Queries):
         self._dispatcher, self._store = dispatcher, store
 
 
-class Served:
-    """A dispatcher with a clock that the test sets, and what is asked of it."""
-
-    def __init__(self):
-        self.now = 1000.0
-        tables = Tables({"default": Table(SCHEMA)}, lambda name, table: Pool(table.schema, table.parameters, seed=0))
-        self.dispatcher = Dispatcher(
-            tables=tables, run="one", name="home", limits=Limits(), clock=lambda: self.now, epoch=7
-        )
-        self.queries = Asked(self.dispatcher)
-        self.number = 0
-
-    def ask(self, client, body):
-        self.number += 1
-        frames = encode(body, client=client, sequence=self.number)
-        return self.dispatcher.answer(parse(frames)).body
-
-    def report(self, client, **facts):
-        return self.ask(client, messages.Update(**facts))
-
-    def log(self, client, *texts):
-        lines = [messages.Line(number=n, time=self.now, label=5, text=text) for n, text in enumerate(texts, 1)]
-        return self.report(client, lines=lines)
+@pytest.fixture
+def clock():
+    return [1000.0]
 
 
 @pytest.fixture
-def served():
-    return Served()
+def dispatcher(clock):
+    return dispatcher_of(clock=lambda: clock[0])
 
 
-class FolderOfServerQueries:
-    """A state folder that is asked for lines."""
-
-    def __init__(self):
-        self.asked = []
-
-    def search(self, run, wanted, *, most, newest_first):
-        self.asked.append((run, wanted, most, newest_first))
-        return iter(["a line"])
-
-
-def test_totals_are_of_the_run_that_is_asked_for(served):
-    served.report(ACTORS[0], episodes=1, steps=10)
-    served.dispatcher.begin_run("two")
-    served.report(ACTORS[1], episodes=2, steps=5)
-    assert (served.queries.totals(None).steps, served.queries.totals("one").steps) == (5, 10)
-    assert [facts.name for facts in served.queries.runs()] == ["one", "two"]
-
-
-def test_totals_add_what_drained_servers_have_brought(served):
-    served.report(ACTORS[0], episodes=1, steps=10)
-    other = Served()
-    other.dispatcher.name, other.dispatcher.home = "other", 99
-    other.report(ACTORS[1], episodes=1, steps=4)
-    served.dispatcher.inherit("one", False, merge(*other.dispatcher.pages(other.dispatcher.runs.current)))
-    assert served.queries.totals(None).steps == 14
-    assert len(served.queries.accounts(None).rows) == 2
+def report(dispatcher, client, **facts):
+    Asker(dispatcher, client).ask(messages.Update(**facts))
 
 
 @pytest.mark.parametrize(
@@ -298,65 +190,39 @@ def test_totals_add_what_drained_servers_have_brought(served):
         lambda queries: queries.search(run="three"),
     ],
 )
-def test_a_run_that_there_is_not_is_refused_with_those_that_there_are(served, ask):
-    served.dispatcher.begin_run("two")
-    with pytest.raises(ParameterError, match="one of 'one', 'two'"):
-        ask(served.queries)
+def test_a_run_that_there_is_not_is_refused_with_those_that_there_are(dispatcher, ask):
+    dispatcher.begin_run("two")
+    with pytest.raises(ParameterError, match="one of 'run', 'two'"):
+        ask(Asked(dispatcher))
 
 
-def test_accounts_come_in_pages_in_the_order_of_their_keys(served):
+def test_accounts_come_in_pages_in_the_order_of_their_keys(dispatcher):
     for actor in ACTORS:
-        served.report(actor, steps=1, episodes=1)
-    first, more = served.queries.account_page(most=2)
+        report(dispatcher, actor, steps=1, episodes=1)
+    first, more = Asked(dispatcher).account_page(most=2)
     assert more and [row["client"].tobytes()[0] for row in first.rows] == [1, 2]
-
-    rest, more = served.queries.account_page(after=key_of(first.rows[-1]), most=2)
+    rest, more = Asked(dispatcher).account_page(after=key_of(first.rows[-1]), most=2)
     assert not more and [row["client"].tobytes()[0] for row in rest.rows] == [3]
 
 
-def test_accounts_that_were_heard_lately_come_whole(served):
-    served.report(ACTORS[0], steps=1, episodes=1)
-    served.now += 10.0
+def test_accounts_that_were_heard_lately_come_whole(dispatcher, clock):
+    report(dispatcher, ACTORS[0], steps=1, episodes=1)
+    clock[0] += 10.0
     for actor in ACTORS[1:]:
-        served.report(actor, steps=1, episodes=1)
-    told, more = served.queries.account_page(seen=1005.0, most=1)
+        report(dispatcher, actor, steps=1, episodes=1)
+    told, more = Asked(dispatcher).account_page(seen=1005.0, most=1)
     assert not more and sorted(row["client"].tobytes()[0] for row in told.rows) == [1, 2]
-    told, more = served.queries.account_page(seen=served.now - Limits().client_timeout, most=1)
+    told, more = Asked(dispatcher).account_page(seen=clock[0] - Limits().client_timeout, most=1)
     assert more and len(told.rows) == 1  # so long ago that some may have left memory: page by page
 
 
-def test_closed_episodes_come_with_their_client_and_from_a_number_on(served):
+def test_closed_episodes_come_with_their_client_and_from_a_number_on(dispatcher):
     ended = [messages.Ended(number=n, time=1.0, length=n, returned=0.0) for n in (1, 2, 3)]
-    served.report(ACTORS[0], episodes=3, steps=6, ended=ended)
-    assert [(client, each.length) for client, each in served.queries.episodes(2)] == [
-        (ACTORS[0].hex(), 2),
-        (ACTORS[0].hex(), 3),
-    ]
-    run, first, found = served.queries.episodes_after(1, 1)
-    assert (run, first, [(client, each.length) for client, each in found]) == ("one", 2, [(ACTORS[0].hex(), 2)])
+    report(dispatcher, ACTORS[0], episodes=3, steps=6, ended=ended)
+    newest = [(client, each.length) for client, each in Asked(dispatcher).episodes(2)]
+    assert newest == [(ACTORS[0].hex(), 2), (ACTORS[0].hex(), 3)]
     with pytest.raises(ParameterError, match="after"):
-        served.queries.episodes_after(-1, 1)
-
-
-def test_lines_in_memory_are_searched_from_either_end(served):
-    served.log(ACTORS[0], "up", "down", "up\nagain")
-    assert [entry.line.text for entry in served.queries.lines(1, 10)] == ["down", "up\nagain"]
-    found = served.queries.search("up", newest_first=True)
-    assert [entry.line.text for entry in found] == ["up\\nagain", "up"]
-    assert [entry.line.text for entry in served.queries.search("up", most=1)] == ["up"]
-
-
-def test_a_state_folder_searches_all_of_its_lines(served):
-    folder = FolderOfServerQueries()
-    queries = Asked(served.dispatcher, folder)
-    assert queries.search("up", most=3, newest_first=True) == ["a line"]
-    assert folder.asked == [("one", LineFilter(text="up"), 3, True)]
-
-
-@pytest.mark.parametrize("most", [0, MAX_FOUND_LINES + 1])
-def test_a_page_of_lines_has_bounds(served, most):
-    with pytest.raises(ParameterError, match=f"from 1 to {MAX_FOUND_LINES}"):
-        served.queries.search(most=most)
+        Asked(dispatcher).episodes_after(-1, 1)
 
 
 # --- Models on their way to a server: they end, and others wait for them
@@ -399,16 +265,6 @@ def test_a_model_with_a_wrong_chunk_is_forgotten_and_can_be_sent_again():
             receive(uploads, publish("t", 15, 10, checksum), body[10:])
     receive(uploads, publish("t", 15, 0, checksum), body[:10])
     assert receive(uploads, publish("t", 15, 10, checksum), body[10:])[1].body == body
-
-
-def test_a_chunk_that_does_not_fit_leaves_the_upload_as_it_was():
-    uploads = uploads_of()
-    receive(uploads, publish("t"), b"xxx")
-    for offset, chunk in ((5, b"x"), (3, bytes(498)), (3, b"")):
-        with pytest.raises(ProtocolError) as caught:
-            receive(uploads, publish("t", offset=offset), chunk)
-        assert caught.value.code == "index"
-    assert goes_on(uploads, "t", 3)
 
 
 def test_uploads_are_bounded_in_number_and_a_further_one_waits_without_harm_to_them():
@@ -463,13 +319,6 @@ def test_a_second_order_waits_until_the_first_is_done_or_failed():
     assert refused.value.code == "busy"
     orders.finish(order(1), failed(order(1), "the disk is full"))
     assert orders.receive(order(2, "b"))[1]
-
-
-@pytest.mark.parametrize("name", ["../a", "a/b", ".a", "-a", "a b", "a" * 101])
-def test_a_name_is_a_file_in_the_folder_and_nowhere_else(name):
-    with pytest.raises(ProtocolError, match="is no name") as refused:
-        SnapshotOrders().receive(order(1, name))
-    assert refused.value.code == "parameters"
 
 
 def test_the_newest_orders_are_remembered():

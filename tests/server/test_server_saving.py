@@ -1,6 +1,5 @@
 """When a server's replies leave, what becomes of a disk that is full or lost, and what it finds again of its former life."""
 
-import json
 import typing
 from types import SimpleNamespace
 
@@ -10,33 +9,23 @@ import pytest
 from fake_store import Disk, MemoryStore
 from memoire.errors import ParameterError, UnknownName
 from memoire.keyed import messages as keyed
-from memoire.limits import Limits
 from memoire.prompts import messages as prompt_messages
-from memoire.prompts.pool import PromptPool
-from memoire.server.dispatch import Dispatcher
 from memoire.server.io_requests import ReplySaver
 from memoire.server.state import Committer, recover, run_to_count
-from memoire.tables.caches.pool import Pool
 from memoire.tables.registry import Reply
 from memoire.tables.rollouts import fragments
-from memoire.tables.table import Table, Tables
+from memoire.tables.table import Table
 from memoire.wire import _bytes, messages
 from memoire.wire.frames import encode, parse, table_number
 from netkit import SCHEMA
-from serverkit import ME, NOW, PARAMETERS, Ends, save, state_of, store_of, tables_of
+from serverkit import ME, PARAMETERS, Ends, dispatcher_of, message, save, state_of, store_of, tables_of
 
 # --- When a server's replies leave, and what becomes of a disk that is full or lost: without a disk, and without a socket
 
 
-def header(number):
-    """Of an UPDATE of one client."""
-    return parse(encode(messages.Update(), client=bytes(15) + b"1", sequence=number)).header
-
-
-HEADER = header(1)
+HEADER, NEXT_HEADER = (message(messages.Update(), number=number).header for number in (1, 2))
 PROMPTS = Table({"reward": np.float32}, storage="prompts", group=1)
 WAITING = Reply(messages.Published(topic="policy", version=1), until_saved=True)
-UPDATED = Reply(messages.Updated(epoch=1, durable=True), until_saved=True)
 
 
 class Folder(MemoryStore):
@@ -80,31 +69,13 @@ class Thread:
 @pytest.fixture
 def disk():
     """Saving with a folder that waits for the test, and what was sent."""
-    folder, thread, sent = Folder(), Thread(), []
-    dispatcher = dispatcher_of(folder)
+    folder, thread, sent, tables = Folder(), Thread(), [], tables_of(default=Table(SCHEMA), p=PROMPTS)
+    tables["p"].pool.keep_changes()
+    dispatcher = dispatcher_of(tables, store=folder)
     saving = ReplySaver(dispatcher, folder, thread)
     saving.start()
     folder.save()  # what a server has to save when it begins
     return SimpleNamespace(folder=folder, thread=thread, sent=sent, dispatcher=dispatcher, saving=saving)
-
-
-def pool_of(name, table):
-    if table.storage == "prompts":
-        pool = PromptPool(table.schema, table.parameters, table.own)
-        pool.keep_changes()
-        return pool
-    return Pool(table.schema, table.parameters, seed=0)
-
-
-def dispatcher_of(folder=None):
-    tables = Tables({"default": Table(SCHEMA), "p": PROMPTS}, pool_of)
-    return Dispatcher(tables=tables, run="one", name="home", limits=Limits(), clock=lambda: 1.0, epoch=1, store=folder)
-
-
-def test_a_reply_that_promises_nothing_leaves_at_once(disk):
-    reply = Reply(messages.Taken())
-    disk.dispatcher.send(HEADER, reply, disk.sent.append)
-    assert disk.sent == [reply]
 
 
 def test_a_reply_that_promises_something_leaves_when_it_is_saved_and_in_the_requests_thread(disk):
@@ -116,27 +87,12 @@ def test_a_reply_that_promises_something_leaves_when_it_is_saved_and_in_the_requ
     assert disk.sent == [WAITING]
 
 
-def test_a_client_hears_at_once_why_its_counts_are_not_acknowledged(disk):
-    disk.folder.is_healthy, disk.folder.trouble = False, "x" * 2000
-    disk.dispatcher.send(HEADER, UPDATED, disk.sent.append)
-    disk.dispatcher.send(HEADER, WAITING, disk.sent.append)
-    assert disk.sent == 2 * [Reply(messages.Refused(code="disk", text="x" * 1000))]
-
-
 def test_a_reply_that_cannot_be_sent_keeps_no_other_from_leaving(disk):
     disk.dispatcher.send(HEADER, WAITING, lambda reply: 1 / 0)
-    disk.dispatcher.send(header(2), WAITING, disk.sent.append)
+    disk.dispatcher.send(NEXT_HEADER, WAITING, disk.sent.append)
     disk.folder.save()
     disk.thread.turn()
     assert disk.sent == [WAITING] and disk.thread.errors == 1
-
-
-def test_a_lost_disk_is_remembered_and_ends_all_draws(disk):
-    error = OSError(5, "gone")
-    disk.folder.failed(error)
-    assert disk.saving.lost is error
-    with pytest.raises(Exception, match="closed"):
-        disk.dispatcher.tables.first.pool.get(1, timeout=0.0)
 
 
 @pytest.mark.parametrize("is_saved", [True, False])
@@ -219,18 +175,17 @@ class Scenario:
 
     def ask(self, body, payload):
         """The reply that is sent at once; None if it waits."""
-        table = 0 if isinstance(body, messages.Hello) else table_number("p" if is_of_prompts(body) else "default")
+        of_prompts = (prompt_messages.Prompts, prompt_messages.Answers, prompt_messages.Groups)
+        table = (
+            0 if isinstance(body, messages.Hello) else table_number("p" if isinstance(body, of_prompts) else "default")
+        )
         facts = {"client": ME, "sequence": self.number, "table": table, "payload": payload}
-        message, sent = parse(encode(body, **facts)), []
-        self.disk.dispatcher.send(message.header, self.disk.dispatcher.answer(message), sent.append)
+        asked, sent = parse(encode(body, **facts)), []
+        self.disk.dispatcher.send(asked.header, self.disk.dispatcher.answer(asked), sent.append)
         for reply in sent:
             for leased in getattr(reply.body, "leases", ()):
                 self.lease = leased.lease
         return sent[0] if sent else None
-
-
-def is_of_prompts(body):
-    return isinstance(body, (prompt_messages.Prompts, prompt_messages.Answers, prompt_messages.Groups))
 
 
 def test_each_request_that_a_server_answers_is_tried_with_a_full_disk(disk):
@@ -263,7 +218,7 @@ def test_replies_that_wait_when_the_disk_becomes_full_are_refused_then_and_sent_
     assert waiting
     disk.dispatcher.send(HEADER, WAITING, disk.sent.append)
     group = disk.folder.collect()
-    disk.dispatcher.send(header(2), WAITING, disk.sent.append)
+    disk.dispatcher.send(NEXT_HEADER, WAITING, disk.sent.append)
     disk.folder.is_healthy = False
     disk.folder.delayed()
     disk.thread.turn()
@@ -275,14 +230,6 @@ def test_replies_that_wait_when_the_disk_becomes_full_are_refused_then_and_sent_
     assert len(disk.sent) == 2 and not disk.thread.errors
 
 
-def test_replies_that_wait_when_the_disk_is_lost_say_so(disk):
-    disk.dispatcher.send(HEADER, WAITING, disk.sent.append)
-    disk.folder.is_healthy, disk.folder.trouble = False, "the disk is gone"
-    disk.folder.failed(OSError(5, "gone"))
-    disk.thread.turn()
-    assert disk.sent == [Reply(messages.Refused(code="disk", text="the disk is gone"))]
-
-
 # --- What a server finds again of its former life
 
 
@@ -291,29 +238,19 @@ def disk_of_recovery():
     return Disk()
 
 
-def begin(disk, run=None, parameters=PARAMETERS):
+def begin(disk, parameters=PARAMETERS):
     """A life of a server on a disk; everything until then is saved."""
     store = store_of(disk)
     committer = Committer(store)
     state = state_of(
         tables_of(default=Table(SCHEMA, parameters=parameters), other=Table(SCHEMA, parameters=PARAMETERS)),
         store=store,
-        run=run_to_count(store, run, committer),
+        run=run_to_count(store, None, committer),
     )
     state.committer = committer
     recover(state, store)
     save(state, disk)
     return Ends(state)
-
-
-def test_a_run_that_is_given_again_does_not_undo_one_that_began_since(disk_of_recovery):
-    ends = begin(disk_of_recovery, "a")
-    ends.control.begin_run("b", NOW + 1.0)
-    save(ends.state, disk_of_recovery)
-    assert begin(disk_of_recovery, "a").state.run.name == "b"
-    assert begin(disk_of_recovery, "c").state.run.name == "c", "another one than was given then"
-    assert [facts.name for facts in begin(disk_of_recovery, "c").state.runs.facts()] == ["a", "b", "c"]
-    assert disk_of_recovery.runs["b"].ended == NOW
 
 
 def test_parameters_that_are_given_differently_replace_them(disk_of_recovery):
@@ -326,29 +263,26 @@ def test_parameters_that_are_given_differently_replace_them(disk_of_recovery):
     assert (table.parameters.cache_size, table.parameters_version) == (16, 3)
 
 
-@pytest.mark.parametrize("saved", ["", "[]", '{"given": {}}', '{"given": 1, "now": {}, "version": 1}', "[" * 100_000])
-def test_parameters_that_are_none_are_refused(disk_of_recovery, saved):
-    begin(disk_of_recovery)
-    disk_of_recovery.texts["parameters"] = saved
-    with pytest.raises(ParameterError, match="what a server saves of a table"):
-        begin(disk_of_recovery)
+NO_PARAMETERS = ParameterError, "what a server saves of a table"
+RENAMED = UnknownName, "size_of_caches"
 
 
-@pytest.mark.parametrize("which", ["given", "now"])
-def test_a_saved_setting_of_another_name_is_refused_by_name(disk_of_recovery, which):
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        (lambda text: "", NO_PARAMETERS),
+        (lambda text: "[]", NO_PARAMETERS),
+        (lambda text: '{"given": {}}', NO_PARAMETERS),
+        (lambda text: '{"given": 1, "now": {}, "version": 1}', NO_PARAMETERS),
+        (lambda text: "[" * 100_000, NO_PARAMETERS),
+        (lambda text: text.replace("cache_size", "size_of_caches", 1), RENAMED),  # of those that were given
+        (lambda text: "size_of_caches".join(text.rsplit("cache_size", 1)), RENAMED),  # of those that hold now
+        (lambda text: '"cache_size":-1'.join(text.rsplit('"cache_size":8', 1)), (ParameterError, "cache_size")),
+    ],
+)
+def test_saved_parameters_that_are_none_or_fit_no_more_are_refused_by_name_and_stay(disk_of_recovery, change, refused):
     begin(disk_of_recovery)
-    saved = json.loads(disk_of_recovery.texts["parameters"])
-    saved[which]["size_of_caches"] = saved[which].pop("cache_size")
-    disk_of_recovery.texts["parameters"] = text = json.dumps(saved)
-    with pytest.raises(UnknownName, match="size_of_caches"):
+    disk_of_recovery.texts["parameters"] = text = change(disk_of_recovery.texts["parameters"])
+    with pytest.raises(refused[0], match=refused[1]):
         begin(disk_of_recovery)
     assert disk_of_recovery.texts["parameters"] == text
-
-
-def test_parameters_of_a_schema_that_has_changed_are_refused(disk_of_recovery):
-    begin(disk_of_recovery)
-    saved = json.loads(disk_of_recovery.texts["parameters"])
-    saved["now"]["cache_size"] = -1
-    disk_of_recovery.texts["parameters"] = json.dumps(saved)
-    with pytest.raises(ParameterError, match="cache_size"):
-        begin(disk_of_recovery)

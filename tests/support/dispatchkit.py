@@ -1,18 +1,18 @@
 """What the tests of a server's decisions share: who asks as a client would, and a cache that arrives."""
 
-import numpy as np
+import functools
 
-from memoire.limits import HELD_BYTES, Limits
-from memoire.replay.memory import Memory
+import serverkit
+from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
-from memoire.server.dispatch import Dispatcher
-from memoire.tables.registry import PoolPlace
-from memoire.tables.table import Table, Tables
-from memoire.wire import containers, messages
+from memoire.tables.table import Table
+from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from netkit import SCHEMA
+from serverkit import ME, dispatcher_of, tables_of
 
-ME, YOU = b"m" * 16, b"y" * 16
+CACHES = Parameters(cache_size=64)
+cache_of = functools.partial(serverkit.cache_of, parameters=CACHES)
 
 
 class Asker:
@@ -27,29 +27,12 @@ class Asker:
         return self.dispatcher.answer(parse(frames))
 
 
-def made_dispatcher(told, clock=lambda: 1000.0, table=None):
-    """A dispatcher that tells its lines and models, of one table."""
-    settings = {"default": table or Table(SCHEMA, parameters=Parameters(cache_size=64))}
-    tables = Tables(settings, lambda name, each: each.kind.make_pool(each, PoolPlace(name, HELD_BYTES, Limits(), 0)))
-    return Dispatcher(
-        tables=tables,
-        run="run",
-        name="home",
-        limits=Limits.of(model_chunk=10, model_bytes=1000),
-        on_lines=told["lines"].extend,
-        on_model=told["models"].append,
-        clock=clock,
-        epoch=1,
-    )
-
-
-def cache_of(entries=20):
-    memory = Memory(SCHEMA, 100, Parameters(cache_size=64), seed=0)
-    memory.open()
-    for step in range(entries):
-        memory.add(0, (np.full(4, step, np.float32), np.int32(0), np.float32(1)))
-    memory.close(terminated=True)
-    return containers.build(memory, now=0.0)
+def made_dispatcher(told=None, table=None, **facts):
+    """A dispatcher of one table, which tells its lines and models."""
+    told = told or {"lines": [], "models": []}
+    facts = {"limits": Limits.of(model_chunk=10, model_bytes=1000), "epoch": 1} | facts
+    facts |= {"on_lines": told["lines"].extend, "on_model": told["models"].append}
+    return dispatcher_of(tables_of(default=table or Table(SCHEMA, parameters=CACHES)), **facts)
 
 
 def arrive(dispatcher, payload, **changed):

@@ -13,6 +13,7 @@ from memoire.wire import containers
 from memoire.wire.containers import ContainerHead
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import Part
+from memoire.wire.rows import CLIENT_COUNTS
 
 SCHEMA = Schema({"obs": (np.float32, (3,)), "action": np.int32, "reward": np.float32})
 PLAIN = Parameters(importance_exponent=1.0)
@@ -76,6 +77,14 @@ def pool_of(unused: list[int], parameters: Parameters = PLAIN, **options: Any) -
             held = made(min(5, count - first), first=first, total=10.0 * (i + 1), parameters=parameters)
             pool.add(name(i), first, held)
     return pool
+
+
+def counts_of(wanted: dict[bytes, int]) -> Any:
+    """What a reader asks of each client."""
+    rows = np.zeros(len(wanted), CLIENT_COUNTS)
+    for row, (client, count) in zip(rows, wanted.items(), strict=True):
+        row["client"], row["count"] = np.frombuffer(client, "<u8"), count
+    return rows
 
 
 def held_of(pool: Pool) -> list[Any]:

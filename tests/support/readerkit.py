@@ -55,6 +55,18 @@ def refused(code):
     return Refused("tcp://a", code, "no")
 
 
+def push_caches(pool, client, caches=1, number=0):
+    """A client's caches of 50 entries, each of which holds the client's number."""
+    memory = Memory(SCHEMA, 50, pool.parameters, seed=client)
+    memory.open(0)
+    for step in range(50):
+        memory.add(0, (np.full(3, step, np.float32), client, 1.0))
+    memory.close(0)
+    for place in range(caches):
+        held = containers.check(containers.build(memory, 64, now=0.0), pool.layout)
+        pool.add(bytes([client]) * 16, number + place + 1, held)
+
+
 class PoolServer:
     """A server that is nothing but its pool: answers SUMS and DRAW."""
 
@@ -66,15 +78,7 @@ class PoolServer:
         self.asked, self.given = [], 0
 
     def push(self, client, caches=1):
-        """A client's caches of 50 entries, each of which holds the client's number."""
-        memory = Memory(SCHEMA, 50, self.parameters, seed=client)
-        memory.open(0)
-        for step in range(50):
-            memory.add(0, (np.full(3, step, np.float32), client, 1.0))
-        memory.close(0)
-        for number in range(caches):
-            held = containers.check(containers.build(memory, 64, now=0.0), self.pool.layout)
-            self.pool.add(bytes([client]) * 16, number + 1, held)
+        push_caches(self.pool, client, caches)
 
     def answer(self, body):
         """The reply to a request."""
@@ -120,14 +124,18 @@ class World:
             self.prefetch.put(drawn)
         return found
 
+    def turn(self):
+        """Begin what is wanted, and have all of it answered."""
+        self.begin()
+        return self.answer()
+
     def run(self, batches):
         """Draw so many batches, one after the other."""
         found = []
         for _ in range(40 * batches):
             if len(found) == batches:
                 break
-            self.begin()
-            self.answer()
+            self.turn()
             self.now += 0.06
             while len(self.prefetch):
                 found.append(self.prefetch.first())

@@ -7,13 +7,13 @@ from memoire.limits import Limits
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.server.build import ServerOptions
+from memoire.server.dispatch import Dispatcher
 from memoire.server.handlers.accounts import FeedbackHandler
 from memoire.server.handlers.clients import ClientsHandler
 from memoire.server.handlers.control import ControlHandler, ModelsHandler
 from memoire.server.settings import Endpoints, Process, State
 from memoire.server.state import ClientOwners, Committer, Credits, ServerState
-from memoire.tables.caches.pool import Pool
-from memoire.tables.episodes.pool import EpisodePool
+from memoire.tables.registry import PoolPlace
 from memoire.tables.table import Table, Tables
 from memoire.wire import containers, messages
 from memoire.wire.frames import encode, name_hash, parse
@@ -30,13 +30,13 @@ def tables_of(**settings):
     """Tables with pools of their own; without settings one of caches and one of episodes, "whole"."""
     whole = Table(SCHEMA, parameters=PARAMETERS, storage="episodes", capacity=64)
     settings = settings or {"default": Table(SCHEMA, parameters=PARAMETERS), "whole": whole}
+    return Tables(settings, lambda name, each: each.kind.make_pool(each, PoolPlace(name, 1 << 20, Limits(), seed=0)))
 
-    def pool(name, table):
-        if table.storage == "episodes":
-            return EpisodePool(table.schema, table.parameters, capacity=table.capacity, byte_limit=1 << 20, seed=0)
-        return Pool(table.schema, table.parameters, byte_limit=1 << 20, seed=0)
 
-    return Tables(settings, pool)
+def dispatcher_of(tables=None, **facts):
+    """What answers requests of a server called "home", which counts `run`, under a clock that stands still."""
+    usual = {"run": "run", "name": "home", "limits": Limits(), "clock": lambda: NOW, "epoch": 7}
+    return Dispatcher(tables=tables or tables_of(), **usual | facts)
 
 
 def state_of(tables=None, *, store=None, limits=None, run="run", epoch=7):
