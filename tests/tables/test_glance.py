@@ -31,9 +31,9 @@ SCHEMA = Schema({"obs": (np.uint8, (4, 5)), "action": np.int32, "reward": np.flo
 SETTINGS = Parameters(priority_exponent=1.0, frame_stack=2, importance_exponent=0.5)
 
 
-def memory_of(weights: Any, parameters: Parameters = SETTINGS) -> Memory:
+def memory_of(weights: Any, parameters: Parameters = SETTINGS, *, memory: Memory | None = None) -> Memory:
     """A memory of one episode, every entry of which weighs about what it is given; entry i is made of i % 200."""
-    memory = Memory(SCHEMA, len(weights) + 8, parameters, seed=0)
+    memory = memory or Memory(SCHEMA, len(weights) + 8, parameters, seed=0)
     memory.set_clock(50.0)
     memory.open()
     for number, weight in enumerate(weights):
@@ -165,13 +165,7 @@ def test_one_steps_through_what_is_held_of_a_client_without_taking_it(changes: d
 
 def episodes_of(weights: Any, parameters: Parameters = SETTINGS) -> EpisodePool:
     pool = EpisodePool(SCHEMA, parameters, capacity=len(weights) + 8, seed=1)
-    memory = pool.memory
-    memory.set_clock(50.0)
-    memory.open()
-    for number, weight in enumerate(weights):
-        memory.add(0, (np.full((4, 5), number % 200, np.uint8), np.int32(number), np.float32(0.0)), float(weight), 2)
-    memory.close(final_state=(np.zeros((4, 5), np.uint8),), terminated=True)
-    memory.set_clock(60.0)
+    memory_of(weights, memory=pool.memory).set_clock(60.0)
     return pool
 
 
@@ -189,32 +183,23 @@ def test_the_effective_size_of_episodes_is_that_of_their_entries() -> None:
     assert EpisodePool(SCHEMA, capacity=10).distribution().effective is None
 
 
-def test_an_entry_of_an_episode_is_shown_and_not_counted_as_drawn() -> None:
+def test_one_steps_through_an_episode_sees_what_learners_said_and_counts_as_no_draw() -> None:
     pool = episodes_of(np.ones(30), SETTINGS.replace(max_times_sampled=1))
-    for _ in range(50):
-        seen = pool.peek()
-        assert seen is not None
-        shown = seen.specimen(SCHEMA, newest=0)
-        assert shown is not None
-        assert (shown.client, shown.place.episode, shown.model_lag) == (pool.owner.hex(), 30, None)
-        assert (shown.arrays["obs"][1] == shown.number % 200).all() and shown.axes["obs"] == 1
-        assert shown.age == 10.0 and shown.importance == pytest.approx(1.0)
-    assert pool.memory.draws_left == 29
-    assert EpisodePool(SCHEMA, capacity=10).peek() is None
-
-
-def test_one_steps_through_an_episode_and_sees_what_learners_said() -> None:
-    pool = episodes_of(np.ones(30))
-    pool.apply(pool.owner, np.array([7], np.int64), np.array([-2.5], np.float32))
     first = pool.peek()
-    assert first is not None
+    assert first is not None and first.specimen(SCHEMA, 0).importance == pytest.approx(1.0)
+    pool.apply(pool.owner, np.array([7], np.int64), np.array([-2.5], np.float32))
     steps = walked(pool, first.specimen(SCHEMA, 0))
     able = np.flatnonzero(pool.memory.weights(np.arange(30)) > 0)  # the first has no window of two frames
     assert [each.number for each in steps] == able.tolist()
     assert [each.place.step for each in steps] == (1 + able).tolist()
+    for each in steps:
+        assert (each.client, each.place.episode, each.model_lag) == (pool.owner.hex(), 30, None)
+        assert (each.arrays["obs"][1] == each.number % 200).all() and (each.axes["obs"], each.age) == (1, 10.0)
     errors = {each.number: each.place.td_error for each in steps}
     assert errors.pop(7) == pytest.approx(2.5) and set(errors.values()) == {None}
+    assert pool.memory.draws_left == 29
     assert pool.peek((pool.owner, 30)) is None and pool.peek((name(0), 7)) is None
+    assert EpisodePool(SCHEMA, capacity=10).peek() is None
 
 
 def test_what_is_too_large_to_be_looked_at_is_not_shown() -> None:
@@ -271,11 +256,6 @@ def test_what_a_table_does_not_do_is_refused_with_the_kinds_that_do(storage: str
         assert refused.value.value == storage and "{" not in str(refused.value)
         with pytest.raises(ProtocolError, match=f"stores {storage}; THIS is for {' and '.join(names)}"):
             table.asked(capability, "THIS")
-
-
-def test_a_batch_of_a_table_without_batches_is_refused_with_the_call_to_use() -> None:
-    with pytest.raises(ParameterError, match=r"'caches' or 'episodes' for a batch; here use take\(steps\)"):
-        opened("rollouts").offered(interface.DrawsBatches)
 
 
 def test_a_kind_that_takes_no_pushes_says_what_to_use() -> None:

@@ -1,5 +1,6 @@
 """The draw over held caches: shares, counts, importance, plans and limits against slow models."""
 
+import itertools
 import threading
 from typing import Any
 
@@ -19,8 +20,9 @@ from memoire.wire import _bytes, _container, containers
 from memoire.wire.containers import ContainerHead
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ZERO_FRAME, ContainerKind, Part
-from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_counts
-from poolkit import PLAIN, SCHEMA, Clock, held, held_of, made, name, pool_of
+from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
+from netkit import in_thread
+from poolkit import PLAIN, SCHEMA, Clock, counts_of, held, held_of, made, name, pool_of
 
 # --- The draw over held caches: shares, counts, importance and limits against slow models, and unbiased in the long run
 
@@ -119,22 +121,29 @@ def test_lengths_and_dtypes_that_do_not_fit_are_refused() -> None:
 # What a batch is
 
 
+def check_row(gathered: Any, row: int, one: Any, j: int) -> None:
+    """A row of a batch is sample j of a container, as far as the batch has its columns."""
+    if "obs" in gathered.prev:
+        frames = np.concatenate([one.block(Part.FRAMES, "obs"), np.zeros((1, 3), np.float32)])
+        for side, part in (("prev", Part.PREV_INDEX), ("next", Part.NEXT_INDEX)):
+            index = np.minimum(one.block(part)[j], len(frames) - 1)
+            np.testing.assert_array_equal(getattr(gathered, side)["obs"][row], frames[index])
+    assert gathered.prev["action"][row] == one.block(Part.PREV, "action")[j]
+    for field, part in (
+        ("reward", Part.REWARD_SUM), ("discount", Part.DISCOUNT), ("steps", Part.STEPS), ("model_version", Part.MODEL),
+    ):  # fmt: skip
+        assert getattr(gathered, field)[row] == one.block(part)[j]
+
+
 def test_every_sample_comes_out_exactly_once_and_as_it_was() -> None:
-    pool = pool_of([17, 40, 3], STACKED, clock=Clock())
-    by_number = {}
+    pool, by_number = pool_of([17, 40, 3], STACKED, clock=Clock()), {}
     for i, count in enumerate([17, 40, 3]):
         for first in range(0, count, 5):
-            one = containerkit.make(
-                layout_of(SCHEMA, STACKED),
-                min(5, count - first),
-                head=ContainerHead(2, 10.0 * (i + 1), 50, 0.5),
-                replace={
-                    Part.NUMBER: np.arange(first, min(first + 5, count)),
-                    Part.WEIGHT: np.ones(min(5, count - first)),
-                },
-            )
-            for j in range(min(5, count - first)):
-                by_number[i, first + j] = (one, j)
+            numbers = np.arange(first, min(first + 5, count))
+            replace = {Part.NUMBER: numbers, Part.WEIGHT: np.ones(len(numbers))}
+            head = ContainerHead(2, 10.0 * (i + 1), 50, 0.5)
+            one = containerkit.make(layout_of(SCHEMA, STACKED), len(numbers), head=head, replace=replace)
+            by_number |= {(i, number): (one, j) for j, number in enumerate(numbers.tolist())}
     seen = set()
     for size in (20, 1, 39):
         gathered = pool.get(size).gathered
@@ -143,16 +152,8 @@ def test_every_sample_comes_out_exactly_once_and_as_it_was() -> None:
             assert key not in seen
             seen.add(key)
             one, j = by_number[key]
-            for side, part in (("prev", Part.PREV_INDEX), ("next", Part.NEXT_INDEX)):
-                frames = np.concatenate([one.block(Part.FRAMES, "obs"), np.zeros((1, 3), np.float32)])
-                index = np.minimum(one.block(part)[j], len(frames) - 1)
-                np.testing.assert_array_equal(getattr(gathered, side)["obs"][row], frames[index])
-            assert gathered.prev["action"][row] == one.block(Part.PREV, "action")[j]
-            for field, part in (
-                ("reward", Part.REWARD_SUM), ("discount", Part.DISCOUNT), ("steps", Part.STEPS),
-                ("age", Part.AGE), ("model_version", Part.MODEL),
-            ):  # fmt: skip
-                assert getattr(gathered, field)[row] == one.block(part)[j]
+            check_row(gathered, row, one, j)
+            assert gathered.age[row] == one.block(Part.AGE)[j]
     assert len(seen) == 60
     assert pool.stats().unused == pool.stats().caches == pool.stats().bytes == 0
 
@@ -238,9 +239,6 @@ def test_the_weighted_mean_is_what_the_design_promises(seed: int) -> None:
     error = difference.std() / np.sqrt(len(difference))
     assert error < 0.01 * promised[settled].mean()
     assert abs(difference.mean()) < 3.5 * error
-
-
-# Again and again
 
 
 # Limits
@@ -362,20 +360,18 @@ def test_a_closed_pool_takes_nothing_in() -> None:
     assert (pool.stats().caches, pool.stats().clients) == (0, 0)
 
 
-def wait_for(pool: Pool, samples: int, change: Any) -> int:
-    """Samples that a waiting draw gets once `change` was called."""
-    got: list[int] = []
-    thread = threading.Thread(target=lambda: got.append(len(pool.get(samples, timeout=100.0).importance)))
-    thread.start()
+def wait_for(pool: Pool, samples: int, change: Any) -> Any:
+    """What comes of a draw that waits, once `change` was called: the number of its samples, or an error."""
+    thread, box = in_thread(lambda: len(pool.get(samples, timeout=100.0).importance))
     while not pool._waiter.waiting:
         pass
     change()
     thread.join(100.0)
-    return got[0]
+    return box.get("value", box.get("error"))
 
 
 @pytest.mark.slow
-def test_waiting_ends_when_a_reader_gives_back() -> None:
+def test_waiting_ends_when_there_is_enough_or_a_reader_gives_back_or_the_pool_is_closed() -> None:
     pool = pool_of([20])
     pool.reserve(b"r" * 16, 1000)
     assert wait_for(pool, 10, lambda: pool.reserve(b"r" * 16, 0)) == 10
@@ -383,40 +379,12 @@ def test_waiting_ends_when_a_reader_gives_back() -> None:
     pool = pool_of([20], client_timeout=10.0, clock=clock)
     pool.reserve(b"r" * 16, 1000)
     assert wait_for(pool, 20, lambda: setattr(clock, "now", clock.now + 11.0)) == 20
-
-
-def test_waiting_ends_as_soon_as_there_is_enough() -> None:
     pool = pool_of([5])
-    got: list[int] = []
-    thread = threading.Thread(target=lambda: got.append(len(pool.get(8, timeout=100.0).importance)))
-    thread.start()
-    while not pool._waiter.waiting:
-        pass
-    pool.add(name(1), 1, made(3))
-    thread.join(100.0)
-    assert got == [8]
+    assert wait_for(pool, 8, lambda: pool.add(name(1), 1, made(3))) == 8
     with pytest.raises(NotEnoughSamples, match=r"after waiting \d+\.\d s"):
         pool.get(1, timeout=0.01)
-
-
-def test_closing_wakes_who_waits() -> None:
     pool = pool_of([5])
-    problems: list[Exception] = []
-
-    def wait() -> None:
-        try:
-            pool.get(8, timeout=100.0)
-        except Closed as problem:
-            problems.append(problem)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    while not pool._waiter.waiting:
-        pass
-    pool.close()
-    thread.join(100.0)
-    assert len(problems) == 1
-    assert pool.stats().caches == 0
+    assert isinstance(wait_for(pool, 8, pool.close), Closed) and pool.stats().caches == 0
     with pytest.raises(Closed):
         pool.get(1)
     pool.close()
@@ -452,29 +420,19 @@ def test_what_is_overwritten_while_it_is_read_is_read_whole() -> None:
     def push(turn: int) -> None:
         buffer = containerkit.make(layout, 64, frames=8).payload
         for part, column in ((Part.FRAMES, "obs"), (Part.PREV, "action")):
-            place = layout.place(part, column)
-            row = containers.table(buffer)[place]
+            row = containers.table(buffer)[layout.place(part, column)]
             buffer[row.offset : row.offset + row.stored].view("<f4" if column == "obs" else "<i4")[:] = turn
-        index = containerkit.make(layout, 64, frames=8).block(Part.PREV_INDEX)
-        assert index.shape == (64, 1)
         pool.add(name(turn % 3), turn, containers.check(buffer, layout))
 
     stop = threading.Event()
-    problems: list[BaseException] = []
 
-    def pusher() -> None:
-        turn = 4
-        try:
-            while not stop.is_set():
-                push(turn)
-                turn += 1
-        except BaseException as problem:
-            problems.append(problem)
+    def keep_pushing() -> None:
+        for turn in itertools.takewhile(lambda _: not stop.is_set(), itertools.count(4)):
+            push(turn)
 
     for turn in range(4):
         push(turn)
-    thread = threading.Thread(target=pusher)
-    thread.start()
+    thread, box = in_thread(keep_pushing)
     try:
         for _ in range(300):
             gathered = pool.get(256).gathered
@@ -484,26 +442,10 @@ def test_what_is_overwritten_while_it_is_read_is_read_whole() -> None:
     finally:
         stop.set()
         thread.join(100.0)
-    assert not problems
-    assert pool.stats().overwritten > 0
+    assert "error" not in box and pool.stats().overwritten > 0
 
 
 # Readers
-
-
-def drawn_by(reader: bytes, pools: list[Pool], samples: int, fraction: float = 0.3, keep: int = 0) -> Any:
-    tables = [pool.reserve(reader, keep or 4 * samples) for pool in pools]
-    chosen = plan(tables, samples, fraction)
-    if chosen is None:
-        return None
-    layout = layout_of(SCHEMA, pools[0].parameters, ContainerKind.DRAWN)
-    helds = []
-    for pool, counts in zip(pools, chosen.counts, strict=True):
-        unpack_counts(counts.tobytes())
-        payload = pool.draw_counts(reader, counts, now=5.0) if len(counts) else None
-        if payload is not None:
-            helds.append(containers.check(payload, layout, checksum=_bytes.checksum(payload)))
-    return finish(chosen, helds, layout, pools[0].parameters, seed=9, beta=pools[0].parameters.importance_exponent)
 
 
 @pytest.mark.parametrize("parameters", [PLAIN, STACKED, STACKED.replace(prev=("action",), next=())])
@@ -513,73 +455,44 @@ def test_a_reader_gets_the_samples_of_several_servers_as_they_are(parameters: Pa
         pools[1].add(name(9), first, made(5, first=first, total=30.0, parameters=parameters))
     tables = [pool.reserve(b"r" * 16, 1000) for pool in pools]
     assert [len(table) for table in tables] == [2, 1]
-    result = drawn_by(b"r" * 16, pools, 60)
+    chosen = plan([pool.reserve(b"r" * 16, 240) for pool in pools], 60, 0.3)
+    assert chosen is not None
+    drawn = layout_of(SCHEMA, parameters, ContainerKind.DRAWN)
+    payloads = [pool.draw_counts(b"r" * 16, counts, now=5.0) for pool, counts in zip(pools, chosen.counts, strict=True)]
+    helds = [containers.check(payload, drawn, checksum=_bytes.checksum(payload)) for payload in payloads]
+    result = finish(chosen, helds, drawn, parameters, seed=9, beta=parameters.importance_exponent)
     gathered = result.gathered
     assert len(gathered.ids) == 60
     count = np.bincount(clients_of(gathered).astype(int), minlength=10)
     np.testing.assert_allclose(count[[0, 1, 9]], [10, 20, 30], atol=1)
     layout = layout_of(SCHEMA, parameters)
-    for row, (ids, steps) in enumerate(zip(gathered.ids, gathered.steps, strict=True)):
-        one = containerkit.make(
-            layout, 5, head=ContainerHead(parameters.multi_step, 1.0, 1, 0.5),
-            replace={Part.NUMBER: np.arange(5), Part.WEIGHT: np.ones(5)},
-        )  # fmt: skip
-        j = int(ids["number"]) % 5
-        assert steps == one.block(Part.STEPS)[j]
-        if "obs" in gathered.prev:
-            frames = np.concatenate([one.block(Part.FRAMES, "obs"), np.zeros((1, 3), np.float32)])
-            for side, part in (("prev", Part.PREV_INDEX), ("next", Part.NEXT_INDEX)):
-                index = np.minimum(one.block(part)[j], len(frames) - 1)
-                np.testing.assert_array_equal(getattr(gathered, side)["obs"][row], frames[index])
-        assert gathered.prev["action"][row] == one.block(Part.PREV, "action")[j]
-
-
-def test_a_reader_that_falls_silent_gives_back_what_was_kept() -> None:
-    clock = Clock()
-    pool = pool_of([20], client_timeout=10.0, clock=clock)
-    pool.reserve(b"r" * 16, 1000)
-    with pytest.raises(NotEnoughSamples):
-        pool.get(1)
-    clock.now += 11.0
-    assert len(pool.get(20).importance) == 20
+    one = containerkit.make(
+        layout, 5, head=ContainerHead(parameters.multi_step, 1.0, 1, 0.5),
+        replace={Part.NUMBER: np.arange(5), Part.WEIGHT: np.ones(5)},
+    )  # fmt: skip
+    for row, number in enumerate(gathered.ids["number"].tolist()):
+        check_row(gathered, row, one, number % 5)
 
 
 def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
     pool = pool_of([10, 10])
     chosen = plan([pool.reserve(b"r" * 16, 100)[:1]], 5, 0.5)
     assert chosen is not None
-    counts = np.zeros(1, CLIENT_COUNTS)
     other = name(0) if name(1) in chosen.asked else name(1)
-    counts["client"], counts["count"] = np.frombuffer(other, "<u8"), 5
-    layout = layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN)
-    held = containers.check(pool.draw_counts(b"r" * 16, counts), layout)
     with pytest.raises(ProtocolError, match="not asked for"):
-        chosen.checked(held)
-
-
-@pytest.mark.parametrize("reuse", [False, True])
-def test_a_client_named_twice_gives_no_more_than_it_has(reuse: bool) -> None:
-    pool = pool_of([7], PLAIN.replace(reuse_cache=reuse))
-    counts = np.zeros(3, CLIENT_COUNTS)
-    counts["count"] = 5
-    held = containers.check(pool.draw_counts(b"r" * 16, counts), layout_of(SCHEMA, PLAIN, ContainerKind.DRAWN))
-    assert held.samples == (15 if reuse else 7)
+        chosen.checked(taken(pool, b"r" * 16, {other: 5}))
 
 
 def test_a_reader_cannot_ask_for_more_than_a_server_can_give() -> None:
     pool = pool_of([7], PLAIN.replace(reuse_cache=True))
-    counts = np.zeros(1, CLIENT_COUNTS)
-    counts["count"] = 2**32 - 1
     with pytest.raises(ProtocolError, match="4294967295 samples at once; 1048576 are allowed"):
-        pool.draw_counts(b"r" * 16, counts)
+        taken(pool, b"r" * 16, {name(0): 2**32 - 1})
 
 
 def test_a_frame_is_packed_once_for_a_reader() -> None:
     pool = pool_of([5], STACKED)
     pool.reserve(b"r" * 16, 100)
-    counts = np.zeros(1, CLIENT_COUNTS)
-    counts["count"] = 5
-    rows = containers.table(pool.draw_counts(b"r" * 16, counts))
+    rows = containers.table(pool.draw_counts(b"r" * 16, counts_of({name(0): 5})))
     used = containerkit.make(layout_of(SCHEMA, STACKED), 5)
     index = np.concatenate([used.block(Part.PREV_INDEX), used.block(Part.NEXT_INDEX)])
     assert next(row.rows for row in rows if row.part == Part.FRAMES) == len(np.unique(index[index != ZERO_FRAME]))
@@ -733,13 +646,9 @@ def test_a_plan_takes_rows_of_sums_and_nothing_else():
 
 
 def taken(pool: Pool, reader: bytes, wanted: dict[bytes, int]) -> Any:
-    counts = np.zeros(len(wanted), CLIENT_COUNTS)
-    for at, (who, count) in enumerate(wanted.items()):
-        counts[at]["client"], counts[at]["count"] = np.frombuffer(who, "<u8"), count
-    payload = pool.draw_counts(reader, counts, now=1.0)
-    return (
-        None if payload is None else containers.check(payload, layout_of(SCHEMA, pool.parameters, ContainerKind.DRAWN))
-    )
+    payload = pool.draw_counts(reader, counts_of(wanted), now=1.0)
+    layout = layout_of(SCHEMA, pool.parameters, ContainerKind.DRAWN)
+    return None if payload is None else containers.check(payload, layout)
 
 
 walks = st.lists(

@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 
 from memoire.errors import NotEnoughSamples, ParameterError, ProtocolError
 from memoire.limits import Limits
-from memoire.replay.memory import Memory
-from memoire.replay.parameters import Parameters
-from memoire.tables import draws
 from memoire.tables.base import SavedRecord
 from memoire.tables.caches.inspection import CacheRecord, ClientRecord
 from memoire.tables.caches.pool import Pool
@@ -20,20 +17,13 @@ from memoire.tables.caches.queues import DRAWING_TIMEOUT, MAX_READERS, SHORTAGE_
 from memoire.wire import containers
 from memoire.wire.layout import layout_of
 from memoire.wire.rows import CLIENT_COUNTS
-from poolkit import PLAIN, SCHEMA, Clock, cache_of, held, name, pool_of
-from readerkit import PARAMETERS, READER
+from poolkit import PLAIN, SCHEMA, Clock, cache_of, counts_of, held, name, pool_of
+from readerkit import PARAMETERS, READER, push_caches
 from readerkit import SCHEMA as SCHEMA_DEMAND
 
 # --- Readers of a pool, request by request: what is kept for each, what it takes, and when it is forgotten
 
 ONE, OTHER = b"1" * 16, b"2" * 16
-
-
-def counts_of(*wanted: tuple[int, int]) -> np.ndarray:
-    rows = np.zeros(len(wanted), CLIENT_COUNTS)
-    for row, (client, count) in zip(rows, wanted, strict=True):
-        row["client"], row["count"] = np.frombuffer(name(client), "<u8"), count
-    return rows
 
 
 def test_samples_below_zero_are_refused() -> None:
@@ -59,21 +49,15 @@ def test_there_is_a_limit_of_readers_and_those_that_are_known_may_go_on() -> Non
     pool = pool_of([10], clock=clock, client_timeout=10.0)
     for reader in (ONE, *(number.to_bytes(16, "little") for number in range(1, MAX_READERS))):
         pool.reserve(reader, int(reader == ONE))
-    for ask in (lambda: pool.reserve(OTHER, 1), lambda: pool.draw_counts(OTHER, counts_of((0, 1)))):
+    for ask in (lambda: pool.reserve(OTHER, 1), lambda: pool.draw_counts(OTHER, counts_of({name(0): 1}))):
         with pytest.raises(ProtocolError, match="1024 readers that draw from this server are known here"):
             ask()
     clock.now += 9.0
-    assert pool.draw_counts(ONE, counts_of((0, 1))) is not None
+    assert pool.draw_counts(ONE, counts_of({name(0): 1})) is not None
     clock.now += 10.5
     pool.expire()
     pool.add(name(0), 20, cache_of(5))
-    assert pool.draw_counts(OTHER, counts_of((0, 1))) is not None
-
-
-def test_more_samples_at_once_than_a_message_may_ask_for_are_refused() -> None:
-    draws.check_count(draws.MAX_DRAWN)
-    with pytest.raises(ProtocolError, match=r"1048577 samples at once; 1048576 are allowed. Draw smaller batches"):
-        draws.check_count(draws.MAX_DRAWN + 1)
+    assert pool.draw_counts(OTHER, counts_of({name(0): 1})) is not None
 
 
 # --- A walk over held caches and the way back, step by step, while caches come and go between two steps
@@ -90,28 +74,6 @@ def walked(*counts: int) -> tuple[Pool, Clock]:
             made.add(name(i), 2 + number, cache_of(4, 100 * i + 10 * number))
     clock.now = 110.0
     return made, clock
-
-
-def test_caches_that_leave_between_two_steps_are_passed_by_and_newcomers_do_not_lengthen_the_walk() -> None:
-    pool, _ = walked(4)
-    walk = pool.records()
-    next(walk), next(walk)
-    for _ in range(2):  # the one that was given, and the next
-        pool.held.drop_oldest(pool.clients[name(0)])
-    for sequence in (20, 21):
-        pool.add(name(0), sequence, cache_of(4))
-    assert [body.age for body, _ in walk] == [8.0, 7.0, 0.0], "four caches of this client at most"
-
-
-def test_a_client_that_has_left_before_its_turn_does_not_come() -> None:
-    pool, clock = walked(1, 1)
-    walk = pool.records()
-    next(walk)
-    clock.now += 1000.0
-    pool.get(8)
-    assert pool.expire() == 2
-    pool.add(name(5), 1, cache_of(4))
-    assert list(walk) == []
 
 
 def saved_record(cache: Any, client: ClientRecord, *, stays: bool = True) -> SavedRecord:
@@ -144,17 +106,13 @@ def test_a_client_known_from_a_snapshot_alone_stays_or_counts_as_heard_now() -> 
 # --- Held samples that are too old are passed over, used-up ones are drawn no more, and what is left is weighed right
 
 
-def numbers(pool: Pool, count: int) -> list[int]:
-    return sorted(pool.get(count).gathered.ids["number"].tolist())
-
-
 @pytest.mark.parametrize("reuse", [False, True])
 def test_held_samples_are_drawn_though_their_client_has_used_up_its_entries(reuse: bool) -> None:
     limited = PLAIN.replace(max_times_sampled=1, reuse_cache=reuse)
     pool = Pool(SCHEMA, limited, seed=1)
     pool.add(name(1), 1, held([0.0] * 5, [0] * 5, limited))
     pool.sums(name(1), 2, 0.0, 0, 0.0)
-    assert numbers(pool, 5) == [0, 1, 2, 3, 4]
+    assert sorted(pool.get(5).gathered.ids["number"].tolist()) == [0, 1, 2, 3, 4]
     with pytest.raises(NotEnoughSamples):
         pool.get(1)
 
@@ -269,16 +227,6 @@ def test_a_stock_has_two_caches_at_least_and_a_part_of_four_large_draws():
 # ------------------------------------------------------------------------------------------------- pools
 
 
-def pushed(pool, caches, number=0, client=CLIENT):
-    memory = Memory(SCHEMA_DEMAND, 50, pool.parameters, seed=1)
-    memory.open(0)
-    for step in range(50):
-        memory.add(0, (np.full(3, step, np.float32), 1, 1.0))
-    memory.close(0)
-    for place in range(caches):
-        pool.add(client, number + place + 1, containers.check(containers.build(memory, 64, now=0.0), pool.layout))
-
-
 def demand_pool(parameters=PARAMETERS):
     clock = Clock()
     return Pool(SCHEMA_DEMAND, parameters, seed=1, clock=clock), clock
@@ -289,17 +237,15 @@ def draw_here(pool):
 
 
 def draw_far(pool, reader=READER):
-    rows = pool.reserve(reader, 16)
-    counts = np.zeros(1, CLIENT_COUNTS)
-    counts["client"], counts["count"] = rows["client"], 16
-    assert pool.draw_counts(reader, counts) is not None
+    pool.reserve(reader, 16)
+    assert pool.draw_counts(reader, counts_of({CLIENT: 16})) is not None
 
 
 @pytest.mark.parametrize("draw", [draw_here, draw_far])
 def test_a_pool_holds_a_client_back_whose_samples_are_not_drawn(draw):
     pool, clock = demand_pool()
     assert pool.room(CLIENT, 1) is None, "nobody knows it"
-    pushed(pool, 20)
+    push_caches(pool, CLIENT[0], 20)
     assert pool.room(CLIENT, 1) is None, "nobody draws"
     draw(pool)
     assert pool.room(CLIENT, 1) == 0
@@ -310,7 +256,7 @@ def test_a_pool_holds_a_client_back_whose_samples_are_not_drawn(draw):
 
 def test_a_pool_wants_everything_that_a_reader_waits_for_which_cannot_draw_as_much_as_it_wants_now():
     pool, clock = demand_pool()
-    pushed(pool, 20)
+    push_caches(pool, CLIENT[0], 20)
     draw_far(pool)
     pool.reserve(READER, 1 << 20, wanted=1 << 19)
     assert pool.room(CLIENT, 1) == 0, "it may have drawn the rest elsewhere"
@@ -341,7 +287,7 @@ def test_a_stock_has_four_draws_of_each_reader_that_shares_the_clients_or_of_the
 
 def test_a_reader_leaves_samples_to_others_that_draw_from_the_same_clients_unless_it_waits():
     pool, _ = demand_pool()
-    pushed(pool, 20)
+    push_caches(pool, CLIENT[0], 20)
 
     def kept(reader, wanted=0, **more):
         return int(pool.reserve(reader, 1000, wanted=wanted, **more)["reserved"].sum())
@@ -358,25 +304,6 @@ def test_a_reader_leaves_samples_to_others_that_draw_from_the_same_clients_unles
     assert kept(bytes(16)) >= 1000, "nobody knows yet what it draws"
 
 
-@pytest.mark.parametrize("ratio", [1.0, 0.25, 8.0])
-def test_a_free_actor_and_a_slow_learner_keep_each_others_pace(ratio):
-    """A simulation: the actor brings whatever it may, the learner draws 1,000 samples a second."""
-    pool, clock = demand_pool(Parameters(cache_size=64, samples_per_insert=ratio))
-    pushed(pool, 4)
-    number = brought = 4
-    for _ in range(200):
-        clock.now += 0.064
-        draw_here(pool)
-        for _ in range(3):
-            draw_here(pool)
-        wanted = pool.room(CLIENT, 1)
-        coming = 64 if wanted is None else min(64, math.ceil(wanted / 64))
-        pushed(pool, coming, number)
-        number, brought = number + coming, brought + coming
-        assert pool.stats().unused >= 64
-    assert 190 <= brought <= 200 + 40 and pool.stats().unused < 20 * 64
-
-
 @pytest.mark.parametrize("is_parted", [False, True])
 def test_free_actors_keep_the_pace_of_slow_readers_of_several_servers_with_large_batches(is_parted):
     """A simulation: four actors bring whatever they may, and two readers draw 1,024 samples each every 1.5 s. They ask
@@ -390,7 +317,7 @@ def test_free_actors_keep_the_pace_of_slow_readers_of_several_servers_with_large
         for client in clients:
             wanted = pool.room(client, 1)
             coming = caches if wanted is None else min(caches, wanted // 64)
-            pushed(pool, coming, numbers[client], client)
+            push_caches(pool, client[0], coming, numbers[client])
             numbers[client] += coming
 
     def draw(place):
