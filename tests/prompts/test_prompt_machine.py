@@ -3,6 +3,7 @@
 import copy
 import random
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -227,10 +228,32 @@ class ModelTable:
 SCHEMA = RowSchema({"tokens": (np.int32, (None,)), "reward": np.float32})
 GROUP, AT_LEAST = 3, 2
 WORKERS = (b"a" * 16, b"b" * 16)
+EPOCHS, VERSIONS, PLACES = st.integers(0, 1), st.integers(0, 6), st.integers(0, GROUP - 1)
+PRIORITIES = st.sampled_from([0.0, 1.0])
 
 
 def columns_of(values):
     return packed(SCHEMA, raw_columns(SCHEMA, values))
+
+
+def save(table, disk):
+    """Have what changed on disk: a dictionary by kind and key."""
+    for kind, key, body in take_changes(table):
+        disk.pop((kind, key), None) if body is None else disk.update({(kind, key): body})
+
+
+def go_on(table, disk, now=0.0):
+    """Have a new table go on with what is on disk; returns the prompts of which something is missing."""
+    table.store.saves = {}
+    return restore(table, ((kind, key, body) for (kind, key), body in sorted(disk.items())), now)
+
+
+class HeldLease(NamedTuple):
+    """A lease that a worker has, or had."""
+
+    key: tuple
+    number: int
+    worker: bytes
 
 
 class PromptMachine(RuleBasedStateMachine):
@@ -248,9 +271,7 @@ class PromptMachine(RuleBasedStateMachine):
         self.add(range(8), 0, 0.0)
         self.save()
 
-    @rule(
-        indexes=st.lists(st.integers(0, 20), max_size=6), epoch=st.integers(0, 1), priority=st.sampled_from([0.0, 1.0])
-    )
+    @rule(indexes=st.lists(st.integers(0, 20), max_size=6), epoch=EPOCHS, priority=PRIORITIES)
     def add(self, indexes, epoch, priority):
         for index in indexes:
             self.add_one(("d", epoch, index), priority, index % 7 == 0)
@@ -286,9 +307,7 @@ class PromptMachine(RuleBasedStateMachine):
             if is_its:
                 model.until = until
 
-    @rule(
-        count=st.integers(1, 4), versions=st.lists(st.integers(0, 6), min_size=GROUP, max_size=GROUP), cut=st.booleans()
-    )
+    @rule(count=st.integers(1, 4), versions=st.lists(VERSIONS, min_size=GROUP, max_size=GROUP), cut=st.booleans())
     def answer_whole_prompts(self, count, versions, cut):
         for _ in range(count):
             before = len(self.leases)
@@ -297,13 +316,7 @@ class PromptMachine(RuleBasedStateMachine):
                 for index in self.table.book.rows[lease.key].missing:
                     self.answer_one(lease, index, versions[index], True, cut)
 
-    @rule(
-        data=st.data(),
-        index=st.integers(0, GROUP - 1),
-        version=st.integers(0, 6),
-        scored=st.booleans(),
-        cut=st.booleans(),
-    )
+    @rule(data=st.data(), index=PLACES, version=VERSIONS, scored=st.booleans(), cut=st.booleans())
     def answer(self, data, index, version, scored, cut):
         if self.leases:
             lease = data.draw(st.sampled_from(self.leases[-8:]))
@@ -336,7 +349,7 @@ class PromptMachine(RuleBasedStateMachine):
             there = self.table.store.columns(row.key, index)
             assert there[0] == columns["tokens"].tobytes()
 
-    @rule(data=st.data(), index=st.integers(0, GROUP - 1))
+    @rule(data=st.data(), index=PLACES)
     def amend(self, data, index):
         if self.model.prompts:
             key = data.draw(st.sampled_from(sorted(self.model.prompts)))
@@ -345,7 +358,7 @@ class PromptMachine(RuleBasedStateMachine):
             self.table.amend(self.table.book.rows[key], index, columns_of({"reward": np.float32(0.5)}))
             self.model.amend(self.model.prompts[key], index, 0.5)
 
-    @rule(data=st.data(), index=st.integers(0, GROUP - 1), is_again=st.booleans())
+    @rule(data=st.data(), index=PLACES, is_again=st.booleans())
     def fail(self, data, index, is_again):
         if self.leases:
             lease = data.draw(st.sampled_from(self.leases[-8:]))
@@ -371,7 +384,7 @@ class PromptMachine(RuleBasedStateMachine):
         self.table.expire(self.now)
         self.model.expire(self.now)
 
-    @rule(data=st.data(), priority=st.sampled_from([0.0, 1.0]))
+    @rule(data=st.data(), priority=PRIORITIES)
     def order(self, data, priority):
         if self.model.prompts:
             key = data.draw(st.sampled_from(sorted(self.model.prompts)))
@@ -388,7 +401,7 @@ class PromptMachine(RuleBasedStateMachine):
             if is_open:
                 self.model.drop(model, "cancelled")
 
-    @rule(version=st.integers(0, 6))
+    @rule(version=VERSIONS)
     def see_model(self, version):
         self.table.saw_model(version)
         self.model.newest = max(self.model.newest, version)
@@ -430,14 +443,14 @@ class PromptMachine(RuleBasedStateMachine):
             self.table.draw(self.step, 1, former)
         assert self.table.rewind(0, f"s{self.rewinds}") == 0
 
-    @rule(epoch=st.integers(0, 1), luck=st.integers(0, 9))
+    @rule(epoch=EPOCHS, luck=st.integers(0, 9))
     def finish(self, epoch, luck):
         if luck:
             return
         self.table.finish("d", epoch)
         self.model.finished.add(("d", epoch))
 
-    @rule(epoch=st.integers(0, 1), luck=st.integers(0, 2))
+    @rule(epoch=EPOCHS, luck=st.integers(0, 2))
     def forget(self, epoch, luck):
         if luck:
             return
@@ -448,7 +461,7 @@ class PromptMachine(RuleBasedStateMachine):
         else:
             assert self.table.forget("d", epoch) == expected
 
-    @rule(epoch=st.integers(0, 1), leases=st.integers(0, 3))
+    @rule(epoch=EPOCHS, leases=st.integers(0, 3))
     def end_epoch(self, epoch, leases):
         """All prompts that train are over: the epoch can be forgotten while evaluations are leased."""
         for _ in range(leases):
@@ -461,11 +474,7 @@ class PromptMachine(RuleBasedStateMachine):
 
     @rule()
     def save(self):
-        for kind, key, body in take_changes(self.table):
-            if body is None:
-                self.disk.pop((kind, key), None)
-            else:
-                self.disk[kind, key] = body
+        save(self.table, self.disk)
         self.saved = copy.deepcopy((self.model, self.leases, self.step))
 
     @rule(is_killed=st.booleans())
@@ -477,8 +486,7 @@ class PromptMachine(RuleBasedStateMachine):
             self.save()
         first = next(self.table.book.numbers) + 1000
         self.table = PromptTable(SCHEMA, self.rules, first=first)
-        self.table.store.saves = {}
-        restore(self.table, ((kind, key, body) for (kind, key), body in sorted(self.disk.items())), self.now)
+        go_on(self.table, self.disk, self.now)
         for model in self.model.of("leased"):
             model.until = self.now + LEASE
 
@@ -517,8 +525,6 @@ class PromptMachine(RuleBasedStateMachine):
 
 class ReplayMachine(RuleBasedStateMachine):
     """Steps that replay, whose trainer runs ahead of its commits: what is not committed is the same when drawn again."""
-
-    KEEP = 1
 
     def __init__(self):
         super().__init__()
@@ -580,12 +586,10 @@ class ReplayMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self):
-        for kind, key, body in take_changes(self.table):
-            self.disk.pop((kind, key), None) if body is None else self.disk.update({(kind, key): body})
+        save(self.table, self.disk)
         self.first += 1000
         self.table = PromptTable(SCHEMA, self.rules, first=self.first)
-        self.table.store.saves = {}
-        restore(self.table, ((kind, key, body) for (kind, key), body in sorted(self.disk.items())), 0.0)
+        go_on(self.table, self.disk)
 
     @invariant()
     def what_is_not_committed_is_the_same_when_it_is_drawn_again(self):
@@ -597,23 +601,10 @@ class ReplayMachine(RuleBasedStateMachine):
         assert kept <= self.rules.replay_limit + len(replayed) + own
 
 
-class HeldLease:
-    """A lease that a worker has, or had."""
-
-    def __init__(self, key, number, worker):
-        self.key, self.number, self.worker = key, number, worker
-
-
 TestPrompts = PromptMachine.TestCase
 TestPrompts.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestReplays = ReplayMachine.TestCase
 TestReplays.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
-
-
-def test_states_have_the_names_that_counts_use():
-    assert [state.name.lower() for state in PromptState] == [
-        "waiting", "leased", "answered", "ready", "drawn", "committed", "dropped"
-    ]  # fmt: skip
 
 
 RULES = {
@@ -624,23 +615,19 @@ RULES = {
 }
 
 
-def table_of(rules, first):
-    table = PromptTable(
-        SCHEMA,
-        PromptRules(group=2, at_least=2, required_mask=3, attempts=50, **rules),
-        score="column:reward",
-        first=first,
-    )
-    table.store.saves = {}
-    return table
+def table_of(rules, disk, first=1):
+    """A table that goes on with what is on disk, and the prompts of which something is missing."""
+    rules = PromptRules(group=2, at_least=2, required_mask=3, attempts=50, **rules)
+    table = PromptTable(SCHEMA, rules, score="column:reward", first=first)
+    table.store.joined_bytes = 0  # an answer stays in pieces, as long ones do
+    return table, go_on(table, disk)
 
 
 class Trainer:
-    """A worker and a trainer that go by dice: what they got is in `seen`."""
+    """A worker, whose answers come in pieces, and a trainer that go by dice."""
 
     def __init__(self, table, dice, sessions):
-        self.table, self.dice, self.sessions, self.seen, self.step, self.given = table, dice, sessions, [], 0, 0
-        self.in_pieces = False
+        self.table, self.dice, self.sessions, self.step, self.given = table, dice, sessions, 0, 0
 
     def add(self):
         keys = [(self.dice.choice("abc"), 0, self.given + i) for i in range(4)]
@@ -652,21 +639,18 @@ class Trainer:
 
     def lease(self):
         having = [row.lease for row in self.table.leases.held().get(WORKERS[0], ())]
-        rows, why = self.table.lease(WORKERS[0], 0.0, count=self.dice.randint(1, 4), having=having)
-        self.seen.append(("lease", [row.key for row in rows], why))
+        self.table.lease(WORKERS[0], 0.0, count=self.dice.randint(1, 4), having=having)
         held = sorted(self.table.leases.held().get(WORKERS[0], ()), key=lambda row: row.lease)
         for row in held[: self.dice.randint(0, 6)]:
             score, version = self.dice.random(), self.table.book.facts.newest_model
             if self.dice.random() < 0.2:
                 self.table.leases.release(WORKERS[0], row.lease)
                 continue
+            half = {"tokens": np.arange(3, dtype=np.int32)}
+            rest = columns_of(half | {"reward": np.float32(score)})
             for index in range(2):
-                half = packed(SCHEMA, raw_columns(SCHEMA, {"tokens": np.arange(3, dtype=np.int32)}))
-                if self.in_pieces:
-                    self.table.answer(row, row.lease, index, half, is_last=False, version=version)
-                values = {"tokens": np.arange(3, dtype=np.int32), "reward": np.float32(score)}
-                come = packed(SCHEMA, raw_columns(SCHEMA, values))
-                self.table.answer(row, row.lease, index, come, piece=int(self.in_pieces), version=version)
+                self.table.answer(row, row.lease, index, columns_of(half), is_last=False, version=version)
+                self.table.answer(row, row.lease, index, rest, piece=1, version=version)
                 self.table.bring_on(row)
 
     def model(self):
@@ -675,7 +659,6 @@ class Trainer:
     def draw(self):
         count, session = self.dice.randint(1, 4), self.sessions[0]
         step = self.table.draw(self.step, count, session, wanted=count, replay=0.5)
-        self.seen.append(("draw", None if step is None else (step.keys, step.replayed, step.importance)))
         if step is not None:
             self.table.commit(self.step, session)
             self.step += 1
@@ -686,7 +669,7 @@ class Trainer:
         if self.step > 2 and len(self.sessions) > 1:
             self.sessions = self.sessions[1:]
             self.step -= 2
-            self.seen.append(("rewind", self.table.rewind(self.step - 1, self.sessions[0])))
+            self.table.rewind(self.step - 1, self.sessions[0])
 
     def go_on(self, turns):
         calls = [self.add, self.lease, self.lease, self.lease, self.draw, self.draw, self.model]
@@ -695,52 +678,23 @@ class Trainer:
 
 
 @pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_table_of_prompts_that_was_saved_leases_and_draws_what_it_would_have(rules, seed):
-    facts = []
-    for is_interrupted in (False, True):
-        table = table_of(RULES[rules], 1)
-        trainer, disk = Trainer(table, random.Random(seed), [f"s{number}" for number in range(9)]), {}
-        trainer.add()
-        trainer.share()
-        for turn in range(8):
-            trainer.go_on(25)
-            if is_interrupted:
-                for kind, key, body in take_changes(table):
-                    disk.pop((kind, key), None) if body is None else disk.update({(kind, key): body})
-                table = trainer.table = table_of(RULES[rules], 10_000 * (turn + 1))
-                restore(table, ((kind, key, body) for (kind, key), body in sorted(disk.items())), 0.0)
-                table.check_invariants()
-        facts.append(trainer.seen)
-    assert facts[0] == facts[1]
-    assert sum(name == "draw" and told is not None for name, told, *_ in facts[0]) > 15
-
-
-def saved_in(disk):
-    return ((kind, key, body) for (kind, key), body in sorted(disk.items()))
-
-
-@pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("seed", range(2))
 def test_prompts_whose_answers_or_payloads_are_lost_wait_again_or_are_dropped_and_the_table_goes_on(rules, seed):
-    dice, table, disk = random.Random(f"{rules} {seed}"), table_of(RULES[rules], 1), {}
-    table.store.joined_bytes = 0  # an answer stays in pieces, as long ones do
+    dice, disk = random.Random(f"{rules} {seed}"), {}
+    table, _ = table_of(RULES[rules], disk)
     trainer = Trainer(table, dice, [f"s{number}" for number in range(9)])
-    trainer.in_pieces = True
     trainer.add()
     again = dropped = 0
     for turn in range(6):
         trainer.go_on(25)
         if trainer.step > 1:
             table.draw(trainer.step, 1, trainer.sessions[0], replay=0.5)  # not committed
-        for kind, key, body in take_changes(table):
-            disk.pop((kind, key), None) if body is None else disk.update({(kind, key): body})
+        save(table, disk)
         states = {key: row.state for key, row in table.book.rows.items()}
         lost = {name for name in disk if name[0] in (PAYLOAD, COLUMNS) and dice.random() < 0.1}
         there = {name: None if name in lost else body for name, body in disk.items()}
-        table = trainer.table = table_of(RULES[rules], 10_000 * (turn + 1))
-        table.store.joined_bytes = 0
-        incomplete = {row.key: row for row in restore(table, saved_in(there), 0.0)}
+        table, missing = table_of(RULES[rules], there, 10_000 * (turn + 1))
+        trainer.table, incomplete = table, {row.key: row for row in missing}
         table.check_invariants()
         assert table.incomplete == len(incomplete)
         assert incomplete.keys() <= {tuple(msgspec.msgpack.decode(key)[:3]) for _, key in lost}
@@ -757,8 +711,7 @@ def test_prompts_whose_answers_or_payloads_are_lost_wait_again_or_are_dropped_an
                 over = (PromptState.COMMITTED, PromptState.DROPPED)
                 assert row.state is (states[key] if states[key] in over else PromptState.WAITING)
                 again += 1
-        for kind, key, body in take_changes(table):
-            disk.pop((kind, key), None) if body is None else disk.update({(kind, key): body})
+        save(table, disk)
         assert not disk.keys() & lost, "what is lost is lost once"
-        assert restore(table_of(RULES[rules], 1), saved_in(disk), 0.0) == []
+        assert table_of(RULES[rules], disk)[1] == []
     assert again > 3 and dropped > 3
