@@ -107,11 +107,12 @@ def test_parameters_go_to_every_server_as_they_travel_whichever_run_it_counts():
     assert thread.directory.next_time() == 0.0  # HELLO sees what came of it
 
 
-def test_an_order_to_all_waits_until_somebody_answers_at_every_address():
+@pytest.mark.parametrize("order", [lambda admin: admin.configure(None), lambda admin: admin.snapshot("x", None)])
+def test_an_order_to_all_waits_until_somebody_answers_at_every_address(order):
     thread, admin = cluster(a=TAKEN)
     thread.directory.addresses[0].unmet = ("tcp://later", "tcp://other")
     with pytest.raises(MemoireTimeout, match="tcp://later, tcp://other.*nothing was changed"):
-        admin.configure(None)
+        order(admin)
     assert thread.sent == [] and thread.monitor.now() == 110.0
 
 
@@ -247,14 +248,6 @@ def test_a_snapshot_that_takes_longer_than_the_call_goes_on():
     told = admin.snapshot("x", 1.0)
     assert isinstance(told["a"], MemoireTimeout) and "It goes on writing" in str(told["a"])
     assert thread.monitor.now() == pytest.approx(101.0, abs=2 * SNAPSHOT_INTERVAL)
-
-
-def test_no_snapshot_is_ordered_while_a_server_would_not_hear_of_it():
-    thread, admin = cluster(a=TAKEN)
-    thread.directory.addresses[0].unmet = ("tcp://later",)
-    with pytest.raises(MemoireTimeout, match="tcp://later"):
-        admin.snapshot("x", None)
-    assert thread.sent == []
 
 
 # ------------------------------------------------------------------------------------------------- what was counted

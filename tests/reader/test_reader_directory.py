@@ -1,15 +1,21 @@
-"""Which servers a reader knows, by which address, what holds of the table, and what it shows of itself."""
+"""Which servers a reader knows, by which address, what holds of the table, and which models and TD errors go to them."""
 
+import numpy as np
 import pytest
 
-from memoire.errors import SchemaMismatch, UnknownName
-from memoire.reader.directory import FORGET_TIMEOUT, Directory
+from memoire.errors import MemoireTimeout, SchemaMismatch
+from memoire.models.model import make
+from memoire.reader.directory import FORGET_TIMEOUT, Directory, FeedbackRouter, RunChange, clients_of
+from memoire.reader.publishing import Publishing
 from memoire.reader.reader import DeliveredBatches
 from memoire.reader.rounds import RateTracker
+from memoire.replay.batch import ID
 from memoire.replay.parameters import Parameters
+from memoire.tables.calls import LEFT_OUT_TIMEOUT
+from memoire.wire import messages
 from memoire.wire.frames import name_hash
 from memoire.wire.messages import ServerRate
-from readerkit import OTHER, RUN, PoolServer, World, directory_of, learn, welcome
+from readerkit import OTHER, RUN, SCHEMA, PoolServer, World, directory_of, learn, message, refused, welcome
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
@@ -85,13 +91,6 @@ def test_a_run_is_over_when_all_servers_say_so_and_stays_over():
     assert made.is_finished
 
 
-def test_a_server_with_a_setting_that_this_version_does_not_know_is_refused_by_name():
-    told = welcome("a")
-    told.parameters["horizon"] = 5
-    with pytest.raises(UnknownName, match="takes no 'horizon'.*as 5"):
-        learn(Directory(["tcp://a"], "reader", 0.0), told)
-
-
 # --- How drawing stands beside recording at several servers, message by message
 
 BAND = Parameters(samples_per_insert=2.0, samples_per_insert_tolerance=100.0)
@@ -140,3 +139,203 @@ def test_servers_are_shown_how_fresh_a_recent_batch_was_and_how_much_was_drawn()
     figures = made.figures(64)
     assert (figures["batches"], figures["samples"], figures["waited"]) == (2.0, 64.0, 0.5)
     assert figures["age_max"] == fresh.age_max and "ages" not in figures  # numbers alone
+
+
+# --- Models to all servers: which server has which, what is sent next, and for whom a call waits
+
+STRETCH = 4
+
+
+class Publishers:
+    """What is published to servers that answer as a test says; `sends` are those that are not answered yet."""
+
+    def __init__(self, *names):
+        self.directory = directory_of(*names)
+        self.made, self.sends, self.received = Publishing(self.directory, STRETCH), [], {}
+
+    def publish(self, body=b"12345678", topic="policy", now=0.0):
+        order, sends = self.made.publish(make(topic, body, 0), now)
+        self.sends += sends
+        return order
+
+    def met(self, name, has_restarted=False):
+        self.sends += self.made.met(self.directory.servers[name], has_restarted)
+
+    def answer(self, name, answer=None):
+        """Have the oldest stretch on its way to a server answered: taken, if nothing else is said."""
+        send = next(send for send in self.sends if send.server.name == name)
+        self.sends.remove(send)
+        self.sends += self.made.answered(send, answer or self.taken(send))
+
+    def taken(self, send):
+        received = send.offset + len(send.payload or b"")
+        is_whole = received == send.body.size
+        topic = send.body.topic
+        self.received.setdefault((send.server.name, topic), []).append(bytes(send.payload or b""))
+        return message(messages.Published(topic=topic, received=received, version=send.body.version if is_whole else 0))
+
+    def answer_all(self):
+        while self.sends:
+            self.answer(self.sends[0].server.name)
+
+
+def test_a_call_does_not_wait_for_a_server_that_said_nothing_while_another_one_has_it():
+    world = Publishers("a", "b")
+    order = world.publish(now=10.0)
+    late = 10.0 + LEFT_OUT_TIMEOUT
+    assert not world.made.is_taken(order, late)  # nobody has it
+    world.answer("a")
+    world.answer("a")
+    assert not world.made.is_taken(order, late - 0.1) and world.made.is_taken(order, late)
+    assert [server.name for server in world.made.silent(world.made.missing(order), "policy")] == ["b"]
+    world.answer("b")  # it has begun to answer: it is waited for
+    assert not world.made.is_taken(order, late) and world.made.silent(order.there, "policy") == []
+
+
+def test_a_call_that_finds_nobody_waits_for_the_first_server_that_comes():
+    world = Publishers("a")
+    world.directory.servers["a"].is_away = True
+    order = world.publish()
+    assert order.there == () and not world.made.is_taken(order, 99.0)
+    world.answer("a", refused("denied"))
+    assert world.made.is_taken(order, 0.0) and world.made.refusal(order).code == "denied"
+
+
+def test_a_server_that_comes_later_gets_the_newest_and_one_that_restarted_gets_it_again():
+    world = Publishers("a")
+    world.publish()
+    world.answer_all()
+    learn(world.directory, welcome("a", ["a", "b"]))
+    world.met("b")
+    world.met("a")
+    assert [send.server.name for send in world.sends] == ["b"]
+    world.answer_all()
+    world.met("a", has_restarted=True)
+    world.answer_all()
+    assert world.received["a", "policy"] == [b"1234", b"5678"] * 2 and world.received["b", "policy"] == [
+        b"1234",
+        b"5678",
+    ]
+
+
+def test_a_server_that_forgot_the_beginning_is_sent_all_of_it_again():
+    world = Publishers("a")
+    order = world.publish()
+    world.answer("a")
+    world.answer("a", refused("missing"))
+    assert [send.offset for send in world.sends] == [0]
+    world.answer_all()
+    assert world.made.is_taken(order, 0.0)
+
+
+@pytest.mark.parametrize("code", ["run", "client", "closed"])
+def test_a_server_that_cannot_take_it_now_is_greeted_at_once_and_offered_it_then(code):
+    world = Publishers("a")
+    order = world.publish()
+    world.directory.addresses[0].hello.due = 5.0
+    world.answer("a", refused(code))
+    assert world.sends == [] and world.directory.next_time() == 0.0
+    assert world.made.missing(order) == list(order.there) and world.made.refusal(order) is None
+    world.met("a")
+    world.answer_all()
+    assert world.made.is_taken(order, 0.0)
+
+
+@pytest.mark.parametrize("code", ["busy", "disk"])
+def test_a_server_that_lacks_room_is_offered_it_after_its_next_hello_and_says_why_until_then(code):
+    world = Publishers("a", "b")
+    order = world.publish()
+    world.directory.addresses[0].hello.due = 5.0
+    world.answer("a", refused(code))
+    world.answer("b")
+    assert [send.server.name for send in world.sends] == ["b"] and world.directory.next_time() == 5.0
+    missing = world.made.missing(order)
+    assert missing == list(order.there) and world.made.refusal(order) is None
+    assert world.made.put_off(missing, "policy") == [f"Server 'a' refused it for now ({code}): no."]
+    world.met("a")
+    world.answer_all()
+    assert world.made.is_taken(order, 0.0) and not world.made.put_off(order.there, "policy")
+
+
+@pytest.mark.parametrize(("code", "is_taken"), [("disk", True), ("busy", False)])
+def test_a_server_whose_disk_is_full_holds_nobody_up_for_long_where_another_one_has_the_model(code, is_taken):
+    world = Publishers("a", "b")
+    order = world.publish()
+    world.answer("a", refused(code))
+    while world.sends:
+        world.answer("b")
+    assert not world.made.is_taken(order, 0.0)
+    assert world.made.is_taken(order, LEFT_OUT_TIMEOUT) is is_taken
+
+
+def test_nothing_of_a_former_run_is_sent_in_the_next_one():
+    world = Publishers("a", "b")
+    order = world.publish()
+    servers = tuple(world.directory.known)
+    world.made.enter(RunChange(True, servers[:1]))
+    world.answer("a")
+    assert [send.server.name for send in world.sends] == ["b"] and not world.made.is_used
+    world.made.enter(RunChange(False, servers[1:]))
+    world.answer("b")
+    assert world.sends == [] and world.made.missing(order) == list(servers)
+    world.met("a")
+    assert world.sends == []
+
+
+def test_a_server_that_takes_shorter_requests_gets_shorter_stretches_until_they_are_short_enough():
+    body = bytes(range(256)) * 2000
+    world = Publishers("a")
+    world.made = Publishing(world.directory, 1 << 20)
+    order = world.publish(body)
+    most = 100_000  # of the server
+    while world.sends:
+        world.answer("a", refused("too_large") if len(world.sends[0].payload) > most else None)
+    pieces = world.received["a", "policy"]
+    assert b"".join(pieces) == body and world.made.is_taken(order, 0.0) and world.made.refusal(order) is None
+    assert max(map(len, pieces)) == len(body) // 8
+
+
+# --- TD errors go to the servers that have their clients, in messages that are not too long; what is lost is counted
+
+
+def ids_of(*clients):
+    ids = np.zeros(len(clients), ID)
+    ids["client"][:, 0], ids["number"] = clients, np.arange(len(clients))
+    return ids
+
+
+def route(made, ids, **has):
+    """What is sent, where each server has some clients."""
+    servers = directory_of(*has).servers
+    clients = [(servers[name], clients_of(ids_of(*numbers))) for name, numbers in has.items()]
+    return made.route(ids, np.arange(len(ids), dtype=np.float32), SCHEMA, clients)
+
+
+def test_samples_of_clients_that_nobody_has_are_lost():
+    made = FeedbackRouter()
+    assert len(route(made, ids_of(1, 7, 2), a=[7], b=[3])) == 1 and made.lost == 2
+    assert made.route(ids_of(1), np.zeros(1, np.float32), None, []) == [] and made.lost == 3
+
+
+def test_what_a_server_lost_or_did_not_answer_is_counted():
+    made = FeedbackRouter()
+    (piece,) = route(made, ids_of(7, 7, 7), a=[7])
+    made.answered(piece, message(messages.Taken(samples=2, lost=1)))
+    assert made.lost == 1
+    made.answered(piece, MemoireTimeout("reply", "tcp://a", 1.0, ""))
+    assert made.lost == 4
+    made.answered(piece, message(messages.Summed()))
+    assert made.lost == 7
+
+
+def test_a_refusal_is_an_answer_until_the_next_model_of_this_topic():
+    world = Publishers("a", "b")
+    order = world.publish()
+    world.directory.addresses[0].hello.due = 5.0
+    world.answer("a", refused("stale"))
+    assert world.directory.next_time() == 0.0  # at its version
+    world.answer_all()
+    assert world.made.is_taken(order, 0.0) and world.made.refusal(order).code == "stale"
+    order = world.publish()
+    world.answer_all()
+    assert world.made.refusal(order) is None and world.made.is_taken(order, 0.0)

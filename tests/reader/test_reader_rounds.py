@@ -90,15 +90,13 @@ def test_no_batch_is_drawn_while_servers_differ_in_any_parameter():
             raise world.directory.difference()
         world.servers["b"].parameters = world.servers["a"].parameters
         world.now += REFUSED_INTERVAL
-        world.begin()
-        world.answer()
+        world.turn()
         assert world.directory.difference() is None
 
 
 def test_a_draw_by_other_parameters_than_planned_is_dropped_and_counted():
     world = two()
-    world.begin()
-    world.answer()
+    world.turn()
     world.begin()
     world.servers["b"].parameters = PARAMETERS.replace(discount=0.5)
     assert world.answer() == [] and world.rounds.refused == {"parameters": 1}
@@ -108,10 +106,8 @@ def test_batches_are_drawn_until_there_are_enough_and_none_before_somebody_asks(
     world = two(batch_size=0)
     assert world.begin() == [] and not world.rounds.is_hungry
     world.prefetch.resize(8)
-    world.begin()
-    world.answer()
-    world.begin()
-    world.answer()
+    world.turn()
+    world.turn()
     assert len(world.prefetch) == 1 and not world.rounds.is_hungry and world.begin() == []
     world.prefetch.take()
     assert world.rounds.is_hungry
@@ -135,8 +131,7 @@ def test_pauses_between_two_questions_grow_until_a_batch_is_drawn():
     world, pauses = World({"a": server}, batch_size=48), []
 
     def pause():
-        world.begin()
-        world.answer()
+        world.turn()
         assert world.begin() == []
         pauses.append(world.rounds.next_time(world.now) - world.now)
         world.now += pauses[-1]
@@ -158,20 +153,17 @@ def given_by(world):
     return sum(server.given for server in world.servers.values())
 
 
-def nothing_of(world, name):
-    return message(messages.Drawn(clients=world.servers[name].pool.reserve(b"r" * 16, 0).tobytes()))
-
-
-def damaged_of(world, name):
+def drawn_of(world, name, payload=None):
     clients = world.servers[name].pool.reserve(b"r" * 16, 0).tobytes()
-    return message(messages.Drawn(clients=clients), payload=np.zeros(8, np.uint8))
+    return message(messages.Drawn(clients=clients), payload=payload)
 
 
+NO_ANSWER = MemoireTimeout("reply", "tcp://a", 1.0, "")
 PARTS = {
     "refused": lambda world, name: refused("too_large"),
-    "away": lambda world, name: MemoireTimeout("reply", "tcp://b", 1.0, ""),
-    "nothing": nothing_of,
-    "damaged": damaged_of,
+    "away": lambda world, name: NO_ANSWER,
+    "nothing": drawn_of,
+    "damaged": lambda world, name: drawn_of(world, name, np.zeros(8, np.uint8)),
 }
 """What one of two servers does with its part of a round."""
 
@@ -181,8 +173,7 @@ PARTS = {
 def test_samples_of_a_round_that_another_server_makes_short_are_given_in_the_next_batches(part, batch_size):
     """No sample that a server gave for good is lost, also if the caller asks for smaller batches then."""
     world = two()
-    world.begin()
-    world.answer()
+    world.turn()
     ours, theirs = world.begin()
     world.answer(ours)
     assert world.answer(theirs, by=PARTS[part](world, "b")) == []
@@ -201,8 +192,7 @@ def test_samples_of_a_round_that_another_server_makes_short_are_given_in_the_nex
 
 def test_samples_that_come_after_their_server_was_left_out_are_given_too():
     world = two()
-    world.begin()
-    world.answer()
+    world.turn()
     ours, theirs = world.begin()
     world.answer(ours)
     world.rounds.leave_out(theirs.stock.server)
@@ -212,8 +202,7 @@ def test_samples_that_come_after_their_server_was_left_out_are_given_too():
 
 def test_a_refusal_of_a_size_that_nobody_asks_for_any_more_ends_no_call():
     world = two(ahead=2)
-    world.begin()
-    world.answer()
+    world.turn()
     first, *others = world.begin()
     world.answer(first, by=refused("too_large"))
     with pytest.raises(Refused):
@@ -228,8 +217,7 @@ def test_a_refusal_of_a_size_that_nobody_asks_for_any_more_ends_no_call():
 
 def test_batches_of_a_former_size_and_those_on_their_way_make_others():
     world = two(ahead=2)
-    world.begin()
-    world.answer()
+    world.turn()
     draws = world.begin()
     world.answer(*draws[:2])
     assert len(world.prefetch) == 1 and world.prefetch.resize(12) and not world.prefetch.resize(12)
@@ -244,8 +232,7 @@ def test_the_band_between_drawing_and_recording_holds_a_batch_up_and_says_why():
     servers = {"a": PoolServer([1], parameters=LIMITED)}
     world = World(servers, batch_size=64, parameters=LIMITED)
     servers["a"].standing = ServerRate(-200.0, False, 0, 200, 1.0, 100.0)
-    world.begin()
-    world.answer()
+    world.turn()
     assert world.begin() == [] and world.rounds.waits_for
     servers["a"].standing = ServerRate(0.0, False, 200, 200, 1.0, 100.0)
     world.now += RETRY_INTERVAL
@@ -299,9 +286,7 @@ def test_a_server_that_was_forgotten_and_answers_late_is_not_planned_with():
     assert ("b", Sums) in kinds(world.begin())
 
 
-@pytest.mark.parametrize(
-    "answer", [refused("run"), MemoireTimeout("reply", "tcp://a", 1.0, ""), message(messages.Taken())]
-)
+@pytest.mark.parametrize("answer", [refused("run"), NO_ANSWER, message(messages.Taken())])
 def test_a_server_that_refuses_is_greeted_at_once_and_asked_again_after_a_pause(answer):
     world = World({"a": PoolServer([1])})
     world.directory.due(world.now)
@@ -314,47 +299,18 @@ def test_a_server_that_refuses_is_greeted_at_once_and_asked_again_after_a_pause(
     assert kinds(world.begin()) == [("a", Sums)]
 
 
-def test_a_container_that_is_damaged_or_of_other_clients_is_refused_by_its_code():
-    world = World({"a": PoolServer([1])})
-    world.begin()
-    world.answer()
-    (draw,) = world.begin()
-    table = world.servers["a"].pool.reserve(b"r" * 16, 0).tobytes()
-    damaged = message(messages.Drawn(clients=table), payload=np.zeros(8, np.uint8))
-    assert world.answer(draw, by=damaged) == []
-    assert sum(world.rounds.refused.values()) == 1 and len(world.run(1)) == 1
-
-
 # ------------------------------------------------------------------------------------------------- what changes
 
 
 def test_batches_on_their_way_are_given_up_when_parameters_change():
     world = two()
-    world.begin()
-    world.answer()
+    world.turn()
     draws = world.begin()
     world.rounds.give_up()
     assert world.answer(*draws) == [] and world.rounds.short == 0
 
 
 # ------------------------------------------------------------------------------------------------- the queue
-
-
-def test_a_queue_is_emptied_by_other_parameters_and_wants_nothing_once_it_is_closed():
-    world = two()
-    (drawn,) = world.run(1)
-    queue = BatchQueue(2)
-    queue.resize(32)
-    queue.put(drawn)
-    assert len(queue) == 1 and queue.first() is drawn and queue.has_room
-    queue.drawing = 1
-    assert not queue.has_room
-    queue.clear()
-    assert len(queue) == 0 and queue.has_room
-    queue.put(drawn)
-    queue.close()
-    queue.drawing = 0
-    assert len(queue) == 0 and not queue.has_room
 
 
 # ------------------------------------------------------------------------------------------------- several in a round
@@ -365,8 +321,7 @@ def waiting(world):
     found = []
     for _ in range(20):
         world.prefetch.starve()
-        world.begin()
-        found.append(world.answer())
+        found.append(world.turn())
         while len(world.prefetch):
             world.prefetch.take()
     return found
@@ -382,8 +337,7 @@ def test_a_learner_that_waits_is_given_several_batches_in_a_round_until_it_waits
     rounds = [len(found) for found in waiting(world)]
     assert max(rounds) > 1 and world.prefetch.depth == MAX_AHEAD and world.prefetch.reserve == 8 * (MAX_AHEAD + 1)
     for _ in range(40 * CALM_TAKES):
-        world.begin()
-        world.answer()
+        world.turn()
         if len(world.prefetch) > 1:
             world.prefetch.take()
     assert world.prefetch.depth < MAX_AHEAD
@@ -445,17 +399,8 @@ def test_rows_of_a_ragged_batch_are_as_wide_as_their_longest_value():
     gathered.next_lengths = {}
     first, second = replace(drawn, gathered=gathered).parted(4, is_global=False)
     assert (first.gathered.prev["x"].shape, second.gathered.prev["x"].shape) == ((4, 2), (4, 5))
-    again = second.joined(first, is_global=False)
-    assert again.gathered.prev["x"].shape == (8, 5) and again.gathered.prev_lengths["x"].tolist() == [
-        5,
-        4,
-        3,
-        5,
-        1,
-        2,
-        0,
-        1,
-    ]
+    again = second.joined(first, is_global=False).gathered
+    assert again.prev["x"].shape == (8, 5) and again.prev_lengths["x"].tolist() == [*lengths[4:], *lengths[:4]]
 
 
 # --- What a server has for a reader, less what is on its way to it; one list is driven beside it as the slow truth

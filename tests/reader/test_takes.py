@@ -52,8 +52,14 @@ class TakesWorld:
 
     def _reply(self, ask):
         fields = {name: getattr(ask.body, name) for name in ask.body.__struct_fields__}
-        reply = self.servers[ask.server.name].ask(**fields)
+        server = self.servers[ask.server.name]
+        reply = server.ask(**fields)
+        assert server.ask(again=True, **fields) is reply, "a request that comes again takes nothing more"
         return message(reply.body, payload=reply.payload)
+
+    def turn(self):
+        self.begin()
+        self.answer()
 
     def want(self, steps, **options):
         self.takes.want(TakeRequest(steps, **options))
@@ -63,8 +69,7 @@ class TakesWorld:
         self.want(steps, **options)
         found = []
         for _ in range(turns):
-            self.begin()
-            self.answer()
+            self.turn()
             self.now += RETRY_INTERVAL
             if found := self.takes.take(self.versions):
                 break
@@ -88,8 +93,7 @@ def test_too_little_is_asked_for_again_after_a_pause_and_nothing_is_taken():
     world = TakesWorld("a", "b")
     world.push("a", range(5))
     world.want(20)
-    world.begin()
-    world.answer()
+    world.turn()
     assert world.begin() == [] and world.takes.next_time(world.now) == world.now + RETRY_INTERVAL
     entries, fragments, clients, why = world.takes.why_not()
     assert (entries, fragments, clients) == (5, 0, 1)
@@ -164,8 +168,7 @@ def test_another_run_begins_without_what_came_before():
     world = TakesWorld("a")
     world.push("a", range(8))
     world.want(4)
-    world.begin()
-    world.answer()
+    world.turn()
     world.takes.clear()
     assert world.take(4) == [4, 5, 6, 7]
 
@@ -184,8 +187,7 @@ def test_each_entry_comes_once_and_in_its_servers_order_whatever_is_late_or_sent
             pushed[name] += count
         elif move == "late":  # a call that gives up while some of it is on its way
             world.want(count)
-            world.begin()
-            world.answer()
+            world.turn()
             world.begin()
             world.answer(name)
             world.takes.want(None)
