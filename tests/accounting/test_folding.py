@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -14,18 +13,16 @@ from dispatchkit import Asker
 from fake_store import Disk, MemoryStore
 from memoire.accounting.account import FEEDBACK_OUTCOMES, Account, FeedbackCounts, FoldedSums, counts_of
 from memoire.accounting.merge import key_of, merge, row_of, rows_of, totals_of
-from memoire.accounting.packing import AccountPacker, MemoryAccounts, NumberedTexts, StoredAccounts
+from memoire.accounting.packing import AccountPacker, MemoryAccounts, NumberedTexts
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.replay.parameters import Parameters
-from memoire.server.dispatch import Dispatcher
-from memoire.tables.caches.pool import Pool
-from memoire.tables.table import Table, Tables
+from memoire.tables.table import Table
 from memoire.wire import _bytes, messages
 from memoire.wire.frames import encode, name_hash, parse
 from memoire.wire.messages import Update
 from memoire.wire.rows import ACCOUNT, unpack_accounts
 from netkit import SCHEMA
+from serverkit import dispatcher_of, tables_of
 
 # --- Accounts that leave memory and come back: in any order of folds, returns, drains, restarts and restores, every step and every line counts once, and what a ledger says of all is what its clients said
 
@@ -37,24 +34,15 @@ RUN = "run"
 class Home:
     """A server's dispatcher, with a disk or without one, under a clock that a test turns."""
 
-    def __init__(self, name, clock, disk=None, limits=LIMITS, run=RUN):
-        self.name, self.clock, self.disk = name, clock, disk
-        tables = {"default": Table(SCHEMA, parameters=Parameters())}
-        self.lines = []
+    def __init__(self, name, clock, disk=None, limits=LIMITS):
+        self.name, self.clock, self.disk, self.lines = name, clock, disk, []
         self.store = None if disk is None else MemoryStore(disk, name)
-        self.dispatcher = Dispatcher(
-            tables=Tables(tables, lambda name, table: Pool(table.schema, table.parameters, seed=0)),
-            run=run,
-            name=name,
-            limits=limits,
-            store=self.store,
-            on_lines=self.lines.extend,
-            clock=lambda: clock[0],
-            epoch=time.time_ns(),
-        )
+        facts = {"name": name, "limits": limits, "store": self.store, "epoch": time.time_ns()}
+        facts |= {"on_lines": self.lines.extend, "clock": lambda: clock[0]}
+        self.dispatcher = dispatcher_of(tables_of(default=Table(SCHEMA)), **facts)
 
-    def ask(self, client, body, number, run=RUN):
-        frames = encode(body, client=client, sequence=number, run=name_hash(run) if run else 0)
+    def ask(self, client, body, number):
+        frames = encode(body, client=client, sequence=number, run=name_hash(RUN))
         return self.dispatcher.answer(parse(frames)).body
 
     def save(self):
@@ -247,9 +235,8 @@ def test_a_former_run_leaves_memory_when_nobody_asks_for_it_and_comes_back_whole
     assert [run.name for run in home.dispatcher.runs] == ["next"]
     found = home.dispatcher.runs.named(RUN)
     assert found.ledger.totals().steps == 5 and found.logbook.count == 1
-    late = home.ask(
-        me.client, messages.Update(steps=7, lines=[messages.Line(1, 0.0, 7, "x")]), 9
-    )  # it had not heard of it
+    late = messages.Update(steps=7, lines=[messages.Line(1, 0.0, 7, "x")])  # it had not heard of it
+    late = home.ask(me.client, late, 9)
     assert (late.steps, late.lines_through, late.run_name) == (7, 1, "next")
     home.save()
     assert found.logbook.count == 1 and Home("home", clock, home.disk).dispatcher.runs.named(RUN).ledger.steps == 7
@@ -275,10 +262,8 @@ def test_the_server_warns_and_is_not_ready_before_newcomers_have_to_wait(clock, 
 
 
 def test_what_other_servers_counted_is_not_taken_once_more(home):
-    rows = np.zeros(1, ACCOUNT)
     me = Asker(home.dispatcher)
-    rows["client"], rows["home"], rows["since"] = np.frombuffer(me.client, "<u8"), 7, 3
-    rows["steps"], rows["lines_through"], rows["ended_through"], rows["returns_count"] = 50, 2, 1, 1
+    rows = elsewhere(me.client, 7, steps=50, lines_through=2, ended_through=1, returns_count=1)
     home.dispatcher.inherit(RUN, False, merge(rows))
     lines = [messages.Line(number, 0.0, 7, str(number)) for number in (2, 3)]
     ended = [messages.Ended(number, 0.0, 1, 1.0) for number in (1, 2)]
@@ -293,13 +278,12 @@ def test_what_other_servers_counted_is_not_taken_once_more(home):
 # --- Accounts packed into a few bytes and back: nothing changes on the way, and damage is an error and never an account
 
 HOME = name_hash("home")
-CLIENTS_PACKED_ACCOUNTS = [bytes([n]) * 16 for n in range(1, 6)]
 counts = st.integers(0, 2**53 - 1) | st.integers(0, 200)
 moments = st.integers(0, 2**41).map(lambda milliseconds: milliseconds / 1000.0)
 
 
 @st.composite
-def accounts(draw, client=CLIENTS_PACKED_ACCOUNTS[0]):
+def accounts(draw, client=CLIENTS[0]):
     """An account as a server may have one: what arrived is not more than what was pushed."""
     rejected = draw(st.dictionaries(st.sampled_from(["size", "schema", "run"]), st.integers(1, 10**6), max_size=3))
     accepted, lost, flying = (draw(st.integers(0, 10**9)) for _ in range(3))
@@ -312,31 +296,24 @@ def accounts(draw, client=CLIENTS_PACKED_ACCOUNTS[0]):
         leaving=draw(st.booleans()),
     )
     feedback = draw(st.lists(st.integers(0, 2**50), min_size=5, max_size=5))
+    facts = {name: draw(moments) for name in ("first_seen", "last_seen")}
+    facts |= {name: draw(counts) for name in ("lines_through", "ended_through", "returns_count", "accepted_samples")}
+    facts |= {name: draw(st.integers(0, 2**32 - 1)) for name in ("label", "table")}
+    facts |= {f"{name}_feedback": count for name, count in zip(FEEDBACK_OUTCOMES[1:], feedback, strict=False)}
+    caches = {"received": received, "seen": received + lost, "accepted": accepted}
+    facts |= {f"{name}_caches": count for name, count in caches.items()}
+    facts |= {f"{name}_bytes": 10 * count for name, count in caches.items()}
     return Account(
         client=client,
-        first_seen=draw(moments),
-        last_seen=draw(moments),
         since=draw(st.integers(0, 2**63 - 1)),
         report=report,
         sequence=draw(st.integers(-1, 2**53)),
-        lines_through=draw(counts),
-        ended_through=draw(counts),
-        returns_count=draw(counts),
         returns_sum=draw(st.floats(-1e300, 1e300)),
-        received_caches=received,
-        received_bytes=10 * received,
-        seen_caches=received + lost,
-        seen_bytes=10 * (received + lost),
-        accepted_caches=accepted,
-        accepted_bytes=10 * accepted,
-        accepted_samples=draw(counts),
         rejected=rejected,
         lost_feedback=feedback[4],
         given_feedback=sum(feedback),
-        **{f"{name}_feedback": count for name, count in zip(FEEDBACK_OUTCOMES[1:], feedback, strict=False)},
-        label=draw(st.integers(0, 2**32 - 1)),
-        table=draw(st.integers(0, 2**32 - 1)),
         owner=draw(st.sampled_from(["", "actor/me", "actor/a.b-c d"])),
+        **facts,
     )
 
 
@@ -429,24 +406,8 @@ def elsewhere(client, home, since=3, **facts):
     return row
 
 
-class Reader:
-    """What is on disk of accounts that a dictionary holds."""
-
-    def __init__(self, packed):
-        self.packed = packed
-
-    def body(self, key):
-        return self.packed.get(key)
-
-    def after(self, key, most, before=b"\xff" * 32):
-        return [(each, self.packed[each]) for each in sorted(self.packed) if key <= each < before][:most]
-
-    def reading(self):
-        return nullcontext()
-
-
 @given(
-    st.lists(st.tuples(st.sampled_from(CLIENTS_PACKED_ACCOUNTS), st.integers(0, 4), st.integers(0, 99)), max_size=30),
+    st.lists(st.tuples(st.sampled_from(CLIENTS), st.integers(0, 4), st.integers(0, 99)), max_size=30),
     st.integers(1, 7),
 )
 def test_pages_of_kept_accounts_have_each_once_in_order(steps, most):
@@ -470,14 +431,11 @@ def test_pages_of_kept_accounts_have_each_once_in_order(steps, most):
 
 
 def test_what_another_server_brings_is_there_before_it_is_on_disk_and_while_it_is_saved():
-    packing = AccountPacker(HOME, NumberedTexts())
-    stored = StoredAccounts(packing, Reader({}))
-    stored.inherit(elsewhere(CLIENTS_PACKED_ACCOUNTS[0], 7, episodes=3, lines_through=5))
+    stored = MemoryStore(Disk()).accounts(RUN)
+    stored.inherit(elsewhere(CLIENTS[0], 7, episodes=3, lines_through=5))
     stored.taken()
-    stored.inherit(elsewhere(CLIENTS_PACKED_ACCOUNTS[0], 8, episodes=2, ended_through=4))
-    assert stored.numbers_elsewhere(CLIENTS_PACKED_ACCOUNTS[0]) == (5, 4) and stored.numbers_elsewhere(
-        CLIENTS_PACKED_ACCOUNTS[1]
-    ) == (0, 0)
+    stored.inherit(elsewhere(CLIENTS[0], 8, episodes=2, ended_through=4))
+    assert [stored.numbers_elsewhere(client) for client in CLIENTS[:2]] == [(5, 4), (0, 0)]
     assert stored.rows(b"", 10)["episodes"].tolist() == [3, 2] and stored.has_others
     stored.saved()
     assert stored.rows(b"", 10)["episodes"].tolist() == [2]

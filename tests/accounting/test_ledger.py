@@ -66,20 +66,6 @@ def test_the_newest_message_describes_the_memory_and_an_older_one_changes_nothin
     assert (report.total_weight, report.scalars, report.episodes) == (2.0, {"x": 1.0}, 3)
 
 
-@pytest.mark.parametrize(
-    "update",
-    [
-        Update(scalars={"loss": float("nan")}, episodes=5),
-        Update(ended=[Ended(number=1, time=0.0, length=1, returned=float("inf"))], episodes=5),
-    ],
-)
-def test_a_number_that_is_not_finite_is_refused_and_nothing_changes(update):
-    ledger = Ledger()
-    with pytest.raises(ProtocolError, match="finite"):
-        ledger.report(CLIENTS[0], 1, update, now=1.0)
-    assert (ledger.episodes, len(ledger)) == (0, 0)
-
-
 def test_too_many_newcomers_at_once_have_to_wait_and_who_is_known_is_served():
     ledger = Ledger(may_open=TokenBuckets(2, 1.0).take)
     for client in CLIENTS[:2]:
@@ -173,18 +159,6 @@ def test_a_report_with_a_number_that_would_spoil_a_sum_changes_nothing(what, val
         told = Update(epoch=1, episodes=number, ended=[Ended(number, 1.0, 5, sign * MAX_RETURN)])
         ledger.report(CLIENTS[0], 2 + number, told, now=1.0)
     assert ledger.totals().returns_count == 3 and math.isfinite(ledger.totals().returns_sum)
-
-
-def test_an_account_of_a_former_life_counts_as_before_and_one_that_said_goodbye_is_gone():
-    before = Ledger(epoch=1)
-    before.report(CLIENTS[0], 5, Update(epoch=1, episodes=3, steps=40, leaving=True), now=1.0)
-    before.accepted(before.arrived(CLIENTS[0], 100, 1.0, 1, 100, since=1), 100, 10)
-    after = Ledger(epoch=2, store=kept(before))
-    after.check_invariants()
-    assert (after.episodes, after.steps, after.accepted_caches, after.gone, len(after)) == (3, 40, 1, 1, 0)
-    after.report(CLIENTS[0], 6, Update(epoch=2, episodes=4, steps=50), now=2.0)
-    after.check_invariants()
-    assert (after.episodes, after.find(CLIENTS[0]).since, after.gone) == (4, 1, 0)
 
 
 # --- Merged totals against a slow model: whatever rows come, from whomever, how often and how old

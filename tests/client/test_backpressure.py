@@ -218,15 +218,19 @@ CREDIT = 1 << 18
 """Bytes of two or three caches: a line that is slow makes their client wait."""
 
 
+def record_frames(client):
+    client.memory.open(0)
+    client.memory.extend(0, (np.tile(np.arange(100, dtype=np.uint8)[:, None], 4000), np.ones(100, np.float32)))
+    client.memory.close(0, final_state=np.zeros(4000, np.uint8))
+
+
 def pushing(cluster, rate, credit=CREDIT):
     """A client whose caches go through a line of this speed, and the server behind it."""
     server = cluster.server(schema=FRAMES, compression="auto", cache_size=16, limits=Limits(credit=credit))
     way = cluster.keep(CutWay(place(server.push_endpoint), rate=rate))
     options = {"push": way.endpoint, "context": cluster.context, "capacity": 200}
     client = cluster.keep(Client(server.endpoint, **options))
-    client.memory.open(0)
-    client.memory.extend(0, (np.tile(np.arange(100, dtype=np.uint8)[:, None], 4000), np.ones(100, np.float32)))
-    client.memory.close(0, final_state=np.zeros(4000, np.uint8))
+    record_frames(client)
     client.update(DEADLINE)
     return client, server
 
@@ -251,9 +255,7 @@ def test_caches_that_wait_for_a_slow_line_are_packed_and_arrive_as_they_were(clu
 def test_a_reader_that_waits_for_a_slow_line_has_its_batches_packed(cluster):
     server = cluster.server(schema=FRAMES, compression="auto", cache_size=16, reuse_cache=True)
     writer = cluster.client(server, capacity=200)
-    writer.memory.open(0)
-    writer.memory.extend(0, (np.tile(np.arange(100, dtype=np.uint8)[:, None], 4000), np.ones(100, np.float32)))
-    writer.memory.close(0, final_state=np.zeros(4000, np.uint8))
+    record_frames(writer)
     push(writer, 4)
     until(lambda: server.total_caches == 4)
     way = cluster.keep(CutWay(place(server.endpoint), rate=4_000_000))

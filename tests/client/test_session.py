@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from memoire._core import at_once
 from memoire.client.counts import InsertGrant, LineOutbox, RunCounts, cut
 from memoire.client.reports import LINES_PER_UPDATE, MemorySums, remainder_of, report_of
-from memoire.client.session import (
-    AWAY_TIMEOUT,
-    HEARTBEAT_INTERVAL,
-    PRESSED_INTERVAL,
-    HomeWatch,
-    Session,
-)
+from memoire.client.session import AWAY_TIMEOUT, HEARTBEAT_INTERVAL, PRESSED_INTERVAL, HomeWatch, Session
 from memoire.errors import Closed, Refused, SchemaMismatch, UnknownName
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
@@ -303,33 +297,13 @@ def test_any_other_refusal_changes_nothing(session, home, answer):
 # When the next UPDATE is due
 
 
-def idle(session, home):
-    join(session, home)
-    tell(session, home, 10.0)
-    session.watch.acknowledged(10.0)
-    session.schedule.is_dirty = False
-
-
-def ask(session):
-    session.schedule.ask(0)
-
-
 def wait_for_a_line(session):
     session.outbox.add("x", 9, 0.0)
     session.schedule.asked_line = 1
 
 
-def fill_lines(session):
-    for _ in range(LIMITS.log_lines // 2):
-        session.outbox.add("x", 9, 0.0)
-
-
 def press(session):
     session.schedule.pressed = 1
-
-
-def use_half_the_window(session):
-    at_once(session.window.pushing(500, now=10.0))
 
 
 def use_half_the_grant(session):
@@ -339,25 +313,26 @@ def use_half_the_grant(session):
     session.schedule.is_dirty = False
 
 
-def record(session):
-    at_once(session.recording(1))
+HAPPENS = {
+    "nothing": (lambda session: None, HEARTBEAT_INTERVAL),
+    "a step": (lambda session: at_once(session.recording(1)), LIMITS.tuning.update_every),
+    "half the window": (lambda session: at_once(session.window.pushing(500, now=10.0)), PRESSED_INTERVAL),
+    "half the grant": (use_half_the_grant, PRESSED_INTERVAL),
+    "no room": (press, PRESSED_INTERVAL),
+    "a question": (lambda session: session.schedule.ask(0), 0.0),
+    "a line that is waited for": (wait_for_a_line, 0.0),
+    "many lines": (lambda session: [session.outbox.add("x", 9, 0.0) for _ in range(LIMITS.log_lines // 2)], 0.0),
+}
+"""By what happens: how, and seconds until the next UPDATE."""
 
 
-@pytest.mark.parametrize(
-    ("happens", "pause"),
-    [
-        (lambda session: None, HEARTBEAT_INTERVAL),
-        (record, LIMITS.tuning.update_every),
-        (use_half_the_window, PRESSED_INTERVAL),
-        (use_half_the_grant, PRESSED_INTERVAL),
-        (press, PRESSED_INTERVAL),
-        (ask, 0.0),
-        (wait_for_a_line, 0.0),
-        (fill_lines, 0.0),
-    ],
-)
-def test_an_update_is_due_the_sooner_the_more_depends_on_it(session, home, happens, pause):
-    idle(session, home)
+@pytest.mark.parametrize("what", HAPPENS)
+def test_an_update_is_due_the_sooner_the_more_depends_on_it(session, home, what):
+    happens, pause = HAPPENS[what]
+    join(session, home)
+    tell(session, home, 10.0)
+    session.watch.acknowledged(10.0)
+    session.schedule.is_dirty = False
     happens(session)
     assert session.update_due() == session.next_time() == 10.0 + pause
 
@@ -429,17 +404,6 @@ def test_a_home_is_said_to_be_away_once_and_back_once(steps):
 # --- How far recording may run ahead of drawing, as a client keeps to it
 
 
-def recorded(inserts, counts, entries):
-    at_once(counts.recording(entries, 1))
-    at_once(inserts.recording(entries))
-
-
-def admit(inserts, entries):
-    admitted = inserts.admitted(entries)
-    at_once(inserts.settling(admitted, admitted))
-    return admitted
-
-
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()), max_size=30))
 def test_no_more_is_inserted_than_was_granted_and_the_rest_is_passed(history):
     counts = RunCounts()
@@ -447,11 +411,13 @@ def test_no_more_is_inserted_than_was_granted_and_the_rest_is_passed(history):
     granted = inserted = total = 0
     inserts.grant(0, "learners are behind")
     for entries, more, is_settled in history:
-        recorded(inserts, counts, entries)
+        at_once(counts.recording(entries, 1))
+        at_once(inserts.recording(entries))
         total += entries
         granted += more
         inserts.grant(granted, "")
-        admitted = admit(inserts, entries)
+        admitted = inserts.admitted(entries)
+        at_once(inserts.settling(admitted, admitted))
         assert admitted == min(entries, granted - inserted)
         inserted += admitted
         if is_settled:

@@ -116,19 +116,6 @@ def test_what_an_actor_could_not_tell_is_told_by_the_next_one_with_its_folder_an
 
 
 @pytest.mark.slow
-def test_what_nobody_will_ever_take_stays_and_is_named(cluster, tmp_path, caplog):
-    server = cluster.server(name="home", run="one")
-    client = cluster.client(server, limits=QUICK, state=tmp_path)
-    server.close()
-    record(client)
-    client.close(0.1)
-    (path,) = tmp_path.iterdir()
-    other = cluster.server(server.endpoint, name="home", run="two")  # has never heard of run one
-    assert cluster.client(other, limits=QUICK, state=tmp_path).close(100.0)
-    assert path.exists() and "cannot be told, and stays" in caplog.text
-
-
-@pytest.mark.slow
 def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, store_by, caplog, soon):
     disk = Disk(tmp_path)
     store_by(lambda folder, name, default_name, limits, clock: MemoryStore(disk, default_name))
@@ -215,7 +202,7 @@ def test_an_answer_to_something_else_is_no_answer(teller, received):
     assert (teller.again_at, teller.is_done) == (2.0 + RETRY_INTERVAL, False)
 
 
-def test_what_nobody_will_ever_take_stays_and_is_named_of_unreported(teller, caplog):
+def test_what_nobody_will_ever_take_stays_and_is_named(teller, caplog):
     teller.begin()
     assert teller.answered(Refused("there", "run", "never heard of it"), 1.0) is None
     assert teller.is_done and teller.path.exists() and "cannot be told, and stays" in caplog.text
