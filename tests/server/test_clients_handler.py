@@ -354,6 +354,13 @@ def test_a_cache_from_elsewhere_is_refused_by_code(state, changed, code):
     assert caught.value.code == code and len(state.ledger) == 0, "what is checked changes nothing"
 
 
+def test_bytes_that_were_changed_on_the_way_are_refused(state):
+    broken, made = CACHE.copy(), pushed()
+    broken[100] ^= 1
+    with pytest.raises(ProtocolError):
+        IntakeHandler(state).check(made.header, made.body, broken)
+
+
 def test_a_run_that_begins_between_check_and_accept_takes_nothing(state):
     handler, made = IntakeHandler(state), pushed()
     table, held = handler.check(made.header, made.body, made.payload)

@@ -78,6 +78,10 @@ def test_what_cannot_be_answered_is_refused_and_counted(dispatcher, body, facts,
     assert reply.body.code == code and dispatcher.refused == {code: 1} and not reply.until_saved
 
 
+def test_hello_is_answered_whatever_run_it_names(dispatcher):
+    assert dispatcher.answer(message(messages.Hello(), run=5)).body.run_name == "run"
+
+
 def test_a_code_that_no_peer_knows_is_counted_as_another(dispatcher):
     reply = dispatcher.refuse(ProtocolError("unheard of", "x" * 2000))
     assert reply.body.code == "unheard of" and len(reply.body.text) == 1000 and dispatcher.refused == {"other": 1}
