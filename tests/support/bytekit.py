@@ -5,6 +5,7 @@ one; it is sent the body of the reply, which is None for what is pushed. It goes
 refusal is a reply like any other.
 """
 
+import functools
 import itertools
 
 import numpy as np
@@ -39,14 +40,16 @@ ASTRAL = chr(0x1F600)
 TAIL = 512 << 10
 
 
+def _put(rows, upload=0):
+    return "rows", keyed.ChangeRows(call="put", partition="p", upload=upload), keyed.pack(rows)
+
+
 def stage_and_name_it_often(client, size):
     """A piece, and rows that each name all of it once more: 3.5 kB that stand for gigabytes."""
+    staged = [keyed.StagedValue("x", 0, size)]
     for upload in itertools.count(1):
         yield "rows", keyed.ChangeRows(call="stage", upload=upload, offset=0), bytes(size)
-        rows = [
-            keyed.PutRow(f"{client}-{upload}-{row}", {}, {}, [keyed.StagedValue("x", 0, size)]) for row in range(200)
-        ]
-        yield "rows", keyed.ChangeRows(call="put", partition="p", upload=upload), keyed.pack(rows)
+        yield _put([keyed.PutRow(f"{client}-{upload}-{row}", {}, {}, staged) for row in range(200)], upload)
 
 
 def upload_and_leave(client, size):
@@ -61,26 +64,20 @@ def names_of_fields(client, size):
     for number in itertools.count():
         fields = {f"{ASTRAL}{number}-{field}".ljust(256, "f"): b"" for field in range(min(1000, size // 1000))}
         count = max(1, size // 1600 // len(fields))
-        rows = [keyed.PutRow(f"{client}-{number}-{row}", {}, fields, []) for row in range(count)]
-        yield "rows", keyed.ChangeRows(call="put", partition="p"), keyed.pack(rows)
+        yield _put([keyed.PutRow(f"{client}-{number}-{row}", {}, fields, []) for row in range(count)])
 
 
 def rows_without_anything(client, size):
     """Rows that have a key and nothing else."""
     for number in itertools.count():
-        rows = [keyed.PutRow(f"{client}{number}{row}", {}, {}, []) for row in range(size // 96)]
-        yield "rows", keyed.ChangeRows(call="put", partition="p"), keyed.pack(rows)
+        yield _put([keyed.PutRow(f"{client}{number}{row}", {}, {}, []) for row in range(size // 96)])
 
 
 def keys_of_rows(client, size):
     """Rows with the longest keys."""
     for number in itertools.count():
         keys = [f"{ASTRAL}{client}-{number}-{row}".ljust(1024, "k") for row in range(max(1, size // 5000))]
-        yield (
-            "rows",
-            keyed.ChangeRows(call="put", partition="p"),
-            keyed.pack([keyed.PutRow(key, {}, {}, []) for key in keys]),
-        )
+        yield _put([keyed.PutRow(key, {}, {}, []) for key in keys])
 
 
 def partitions(client, size):
@@ -91,12 +88,11 @@ def partitions(client, size):
 
 def tags_of_one_row(client, size):
     """One row with large tags, which is written and asked for again and again in one message."""
-    tags = {"t": bytes(size // 4)}
-    yield "rows", keyed.ChangeRows(call="put", partition="p"), keyed.pack([keyed.PutRow("k", tags, {}, [])])
-    again = keyed.pack([keyed.PutRow("k", {}, {}, [])] * (size // 24))
+    yield _put([keyed.PutRow("k", {"t": bytes(size // 4)}, {}, [])])
+    again = _put([keyed.PutRow("k", {}, {}, [])] * (size // 24))
     keys = keyed.pack(["k"] * (size // 24))
     while True:
-        yield "rows", keyed.ChangeRows(call="put", partition="p"), again
+        yield again
         for call in ("facts", "values"):
             yield "rows", keyed.FindRows(call=call, partition="p"), keys
 
@@ -104,8 +100,7 @@ def tags_of_one_row(client, size):
 def unread_rows(client, size):
     """A large row, asked for again and again by a peer that reads nothing."""
     yield "", messages.Hello(role="reader", takes={"message_bytes": 2 * size}), None
-    rows = [keyed.PutRow("k", {}, {"x": bytes(size - 4000)}, [])]
-    yield "rows", keyed.ChangeRows(call="put", partition="p"), keyed.pack(rows)
+    yield _put([keyed.PutRow("k", {}, {"x": bytes(size - 4000)}, [])])
     while True:
         yield "rows", keyed.FindRows(call="values", partition="p"), keyed.pack(["k"])
 
@@ -132,21 +127,27 @@ def finished_epochs(client, size):
         yield "prompts", body, None
 
 
+def _leased(client, prompts, count):
+    new = [prompt_messages.NewPrompt(index, 0) for index in range(prompts)]
+    yield "prompts", prompt_messages.Groups(call="add", dataset=f"{client}", new=new), None
+    told = yield "prompts", prompt_messages.Answers(call="lease", count=count), None
+    return getattr(told, "leases", [])
+
+
+def _answered(lease, number, elements, size, *, is_last, columns):
+    place = lease.dataset, lease.epoch, lease.index, lease.lease
+    piece = prompt_messages.AnswerPiece(*place, 0, number, is_last, 1, columns, [elements], size, "", False)
+    return "prompts", prompt_messages.Answers(call="answer", pieces=[piece]), bytes(size)
+
+
 def pieces_of_answers(client, size):
     """Pieces of answers that do not end, for all prompts that a worker gets."""
     elements = size // 4 - 1000
-    new = [prompt_messages.NewPrompt(index, 0) for index in range(64)]
-    yield "prompts", prompt_messages.Groups(call="add", dataset=f"{client}", new=new), None
-    told = yield "prompts", prompt_messages.Answers(call="lease", count=8), None
-    leases = getattr(told, "leases", [])
+    leases = yield from _leased(client, 64, 8)
     pieces = [0] * len(leases)
     while True:
         for place, lease in enumerate(leases):
-            piece = prompt_messages.AnswerPiece(
-                lease.dataset, lease.epoch, lease.index, lease.lease, 0, pieces[place], False, 1, 1, [elements],
-                4 * elements, "", False,
-            )  # fmt: skip
-            told = yield "prompts", prompt_messages.Answers(call="answer", pieces=[piece]), bytes(4 * elements)
+            told = yield _answered(lease, pieces[place], elements, 4 * elements, is_last=False, columns=1)
             pieces[place] += isinstance(told, prompt_messages.Prompted)
         if not leases:
             yield "prompts", prompt_messages.Prompts(call="counts"), None
@@ -155,18 +156,8 @@ def pieces_of_answers(client, size):
 def columns_asked_often(client, size):
     """One answer, asked for many times in one message."""
     elements = size // 4 - 1000
-    yield (
-        "prompts",
-        prompt_messages.Groups(call="add", dataset=f"{client}", new=[prompt_messages.NewPrompt(0, 0)]),
-        None,
-    )
-    told = yield "prompts", prompt_messages.Answers(call="lease", count=1), None
-    for lease in getattr(told, "leases", []):
-        piece = prompt_messages.AnswerPiece(
-            lease.dataset, lease.epoch, lease.index, lease.lease, 0, 0, True, 1, 3, [elements], 4 * elements + 4, "",
-            False,
-        )  # fmt: skip
-        yield "prompts", prompt_messages.Answers(call="answer", pieces=[piece]), bytes(4 * elements + 4)
+    for lease in (yield from _leased(client, 1, 1)):
+        yield _answered(lease, 0, elements, 4 * elements + 4, is_last=True, columns=3)
     keys = [prompt_messages.PromptKey(f"{client}", 0, 0)] * (size // 200)
     while True:
         for call in ("fetch", "payloads"):
@@ -198,40 +189,23 @@ def _pushes(body, client, size, samples=0, compression="zlib", table="caches"):
         yield table, body(number=number, pushed_bytes=number * payload.nbytes), payload
 
 
-def packed_caches(client, size):
-    """Caches that take thirty times as much when they are unpacked."""
-    return _pushes(messages.Cache, client, size)
-
-
-def plain_caches(client, size):
-    """Caches as large as they may be."""
-    return _pushes(messages.Cache, client, size, compression="none")
-
-
-def smallest_caches(client, size):
-    """Caches of one sample."""
-    return _pushes(messages.Cache, client, size, samples=1, compression="none", table="small caches")
-
-
 def larger_caches(client, size):
     """Caches much larger than the usual ones of their table, as large as the server takes them."""
     most = sockets.largest_push(usual_bytes(FRAMES, TABLES["few frames"].parameters), size)
     return _pushes(messages.Cache, client, most, compression="none", table="few frames")
 
 
-def packed_episodes(client, size):
-    """Episodes that take a hundred times as much when they are unpacked."""
-    return _pushes(messages.Episode, client, size, table="episodes")
-
-
-def packed_rollouts(client, size):
-    """Fragments that take a hundred times as much when they are unpacked."""
-    return _pushes(messages.Episode, client, size, table="rollouts")
-
-
-def smallest_rollouts(client, size):
-    """Fragments of one entry."""
-    return _pushes(messages.Episode, client, size, samples=1, compression="none", table="small rollouts")
+_caches, _episodes = (functools.partial(_pushes, body) for body in (messages.Cache, messages.Episode))
+_alone = {"samples": 1, "compression": "none"}
+PUSHES = {
+    "packed_caches": _caches,  # take thirty times as much when they are unpacked
+    "plain_caches": functools.partial(_caches, compression="none"),  # as large as they may be
+    "smallest_caches": functools.partial(_caches, table="small caches", **_alone),
+    "larger_caches": larger_caches,
+    "packed_episodes": functools.partial(_episodes, table="episodes"),  # take a hundred times as much
+    "packed_rollouts": functools.partial(_episodes, table="rollouts"),
+    "smallest_rollouts": functools.partial(_episodes, table="small rollouts", **_alone),
+}
 
 
 def _newcomer(client, number):
@@ -293,13 +267,12 @@ def models_of_many_topics(client, size):
         yield "", messages.Publish(topic=f"{client}-{number}", size=size, checksum=whole), body
 
 
-KINDS = {
+KINDS = PUSHES | {
     kind.__name__: kind
     for kind in (
         stage_and_name_it_often, upload_and_leave, names_of_fields, rows_without_anything, keys_of_rows, partitions,
-        tags_of_one_row, unread_rows, given_prompts, payloads_of_prompts, finished_epochs, pieces_of_answers, columns_asked_often,
-        packed_caches, plain_caches, smallest_caches, larger_caches, packed_episodes, packed_rollouts, smallest_rollouts, reports,
-        newcomers, log_lines, td_errors, models_that_do_not_end, models_of_many_topics,
+        tags_of_one_row, unread_rows, given_prompts, payloads_of_prompts, finished_epochs, pieces_of_answers,
+        columns_asked_often, reports, newcomers, log_lines, td_errors, models_that_do_not_end, models_of_many_topics,
     )
 }  # fmt: skip
 """Of a server's peers."""

@@ -16,11 +16,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "memoire"
-CASES = [
-    *sorted((CHART / "ci").glob("*-values.yaml")),
-    *sorted((ROOT / "deploy" / "examples").glob("*.yaml")),
-    *sorted((ROOT / "tests" / "kubernetes").glob("*.yaml")),
-]
+FOLDERS = (ROOT / "deploy" / "examples", "*.yaml"), (ROOT / "tests" / "kubernetes", "*.yaml")
+CASES = [path for folder, names in ((CHART / "ci", "*-values.yaml"), *FOLDERS) for path in sorted(folder.glob(names))]
 """Values with which it is rendered: every kind of cluster, what the examples say, and what is installed for tests."""
 INSECURE = ("security.insecure=true", "server.env=CartPole-v1")
 KUBERNETES = "1.34.0"
@@ -41,23 +38,17 @@ def run(helm, *arguments):
     return done.returncode, done.stdout, done.stderr
 
 
+def flags(sets):
+    """The options of helm that set these values."""
+    return [part for one in sets for part in ("--set-json" if "=[" in one or "={" in one else "--set", one)]
+
+
 @functools.cache
 def text(*, helm=None, values=None, sets=(), chart=CHART, kubernetes=KUBERNETES, release="memoire"):
     """The chart as it is rendered; `values` is one of the CASES."""
-    files = ["--values", values] if values else []
-    given = [part for one in sets for part in ("--set-json" if "=[" in one or "={" in one else "--set", one)]
-    code, out, err = run(
-        helm or helms()[0],
-        "template",
-        release,
-        chart,
-        "--namespace",
-        "rl",
-        "--kube-version",
-        kubernetes,
-        *files,
-        *given,
-    )
+    given = [*(["--values", values] if values else []), *flags(sets)]
+    where = ["--namespace", "rl", "--kube-version", kubernetes]
+    code, out, err = run(helm or helms()[0], "template", release, chart, *where, *given)
     assert code == 0, err
     return out
 
@@ -72,30 +63,25 @@ def render(**how):
     return _objects(text(**how))
 
 
-def refusal(*sets, values=None):
+def refusal(*sets):
     """What the chart says to values that it does not take."""
-    files = ["--values", str(values)] if values else []
-    given = [part for one in sets for part in ("--set-json" if "=[" in one or "={" in one else "--set", one)]
-    code, _, err = run(helms()[0], "template", "memoire", CHART, "--kube-version", KUBERNETES, *files, *given)
+    code, _, err = run(helms()[0], "template", "memoire", CHART, "--kube-version", KUBERNETES, *flags(sets))
     assert code != 0, "it was taken"
     return err
 
 
-def notes(tmp_path, *sets, values=None):
+NOTES = '{"apiVersion": "v1", "kind": "Notes", "metadata": {"name": "notes"}, "text": {{ include "notes" . | toJson }}}'
+
+
+def notes(tmp_path, *sets):
     """What Helm prints at the end of an installation."""
     shown = tmp_path / "memoire"
     shutil.rmtree(shown, ignore_errors=True)
     shutil.copytree(CHART, shown)
     written = (shown / "templates" / "NOTES.txt").read_text(encoding="utf-8")
-    made = (
-        '{"apiVersion": "v1", "kind": "Notes", "metadata": {"name": "notes"}, "text": {{ include "notes" . | toJson }}}'
-    )
-    (shown / "templates" / "notes.yaml").write_text(
-        '{{ define "notes" }}' + written + "{{ end }}" + made, encoding="utf-8"
-    )
-    return of(
-        [each for each in yaml.safe_load_all(text.__wrapped__(chart=shown, sets=sets, values=values)) if each], "Notes"
-    )["text"]
+    made = '{{ define "notes" }}' + written + "{{ end }}" + NOTES
+    (shown / "templates" / "notes.yaml").write_text(made, encoding="utf-8")
+    return of(filter(None, yaml.safe_load_all(text.__wrapped__(chart=shown, sets=sets))), "Notes")["text"]
 
 
 def of(objects, kind, name=None):
@@ -146,17 +132,12 @@ def connects(policies, source, target, port):
     `source` or `target` None is somebody outside, who has no labels and no policies.
     """
     here = [each["spec"] for each in policies if each["kind"] == "NetworkPolicy"]
-    leaves = source is None or any(
-        _allows(each.get("egress", ()), "to", target or {}, port)
-        for each in here
-        if _matches(each["podSelector"], source)
-    )
-    enters = target is None or any(
-        _allows(each.get("ingress", ()), "from", source or {}, port)
-        for each in here
-        if _matches(each["podSelector"], target)
-    )
-    return leaves and enters
+
+    def passes(half, peers, pod, other):
+        chosen = [each for each in here if pod is not None and _matches(each["podSelector"], pod)]
+        return pod is None or any(_allows(each.get(half, ()), peers, other or {}, port) for each in chosen)
+
+    return passes("egress", "to", source, target) and passes("ingress", "from", target, source)
 
 
 def halves(policies):

@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 
+import netkit
 from history.ports import address
 from memoire import ReplayMemoryClient, ReplayMemoryServer
 from netkit import DEADLINE, until
@@ -12,15 +13,9 @@ from netkit import DEADLINE, until
 
 def templates(state=(4,), reward=()):
     """The seven buffers in the page's order."""
-    return (
-        np.zeros(state, np.float32),
-        np.zeros((), np.int64),
-        np.zeros(reward, np.float32),
-        np.zeros((), np.float32),
-        np.zeros(reward, np.float32),
-        np.zeros(reward, np.float32),
-        np.zeros((2,), np.int32),
-    )
+    of_reward = [(reward, np.float32)]
+    forms = (state, np.float32), ((), np.int64), *of_reward, ((), np.float32), *2 * of_reward, ((2,), np.int32)
+    return tuple(np.zeros(*form) for form in forms)
 
 
 def tcp():
@@ -37,8 +32,7 @@ class Cluster:
     def __init__(self, *, max_step=1000, n_caches=64, workers=2, buffers=None, seed=0, **parameters):
         self.sub, self.req, self.push = tcp(), tcp(), tcp()
         self.server = ReplayMemoryServer(*(buffers or templates()), max_step, self.sub, n_caches, seed=seed)
-        self.threads, self.problems = [], []
-        self.clients = []
+        self.threads, self.outcomes, self.clients = [], [], []
         for name, value in parameters.items():
             setattr(self.server.rem, name, value)
         mark = f"{id(self):x}"
@@ -50,16 +44,10 @@ class Cluster:
 
     def loop(self, name, *arguments):
         """Run one of the server's loops in a thread."""
-
-        def run():
-            try:
-                getattr(self.server, name)(*arguments)
-            except BaseException as problem:
-                self.problems.append(problem)
-
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
+        thread, outcome = netkit.in_thread(getattr(self.server, name), *arguments)
+        thread.name = name
         self.threads.append(thread)
+        self.outcomes.append(outcome)
 
     def client(self, input_uuid=0, **options):
         """A new client of the page's three endpoints, closed at the end."""
@@ -82,7 +70,7 @@ class Cluster:
             thread.join(DEADLINE)
         if kind is None:
             assert not [each.name for each in self.threads if each.is_alive()], "loops did not end on close"
-            assert not self.problems, self.problems
+            assert not any("error" in outcome for outcome in self.outcomes), self.outcomes
 
 
 def play(client, owner, length=10, start=0, **how):

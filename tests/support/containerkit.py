@@ -12,15 +12,8 @@ from memoire.wire.containers import Container, ContainerHead
 from memoire.wire.layout import ContainerLayout
 from memoire.wire.parts import BOOKKEEPING, ZERO_FRAME, ContainerKind, Part, RowCount
 
-SCHEMA = Schema(
-    {
-        "state": {"image": (np.uint8, (3, 2)), "speed": np.float32},
-        "action": (np.float32, (2,)),
-        "reward": (np.float32, (2,)),
-        "value": (np.float32, (2,)),
-        "done": np.bool_,
-    }
-)
+STATE, PAIR = {"image": (np.uint8, (3, 2)), "speed": np.float32}, (np.float32, (2,))
+SCHEMA = Schema({"state": STATE, "action": PAIR, "reward": PAIR, "value": PAIR, "done": np.bool_})
 """A state of two parts, and a column of each role."""
 DTYPES = {
     Part.PREV_INDEX: "<u4", Part.NEXT_INDEX: "<u4", Part.NUMBER: "<i8", Part.WEIGHT: "<f8", Part.REWARD_SUM: "<f4",
@@ -47,27 +40,22 @@ class Made:
         return containers.check(self.payload, self.layout)
 
 
-def _values(
-    rng: Any, form: Any, rows: int, samples: int, layout: ContainerLayout, frames: int, owners: int, steps: int
-) -> Any:
+def _values(rng, form, rows, samples, layout, frames, owners, steps) -> Any:
     part = form.part
     if part in (Part.PREV_INDEX, Part.NEXT_INDEX, Part.ENTRY_INDEX):
         most = ENTRIES if part is Part.ENTRY_INDEX else frames
         index = rng.integers(0, most, (samples, form.row_bytes // 4)).astype("<u4")
         index[rng.random(index.shape) < 0.1] = ZERO_FRAME
         return index
-    if part is Part.NUMBER:
-        return rng.integers(0, 2**62, samples).astype("<i8")
+    ranges = {
+        Part.NUMBER: (0, 2**62), Part.STEPS: (1, steps + 1), Part.BURN_IN: (0, layout.length), Part.MODEL: (0, 100)
+    }  # fmt: skip
+    if part in ranges:
+        return rng.integers(*ranges[part], samples).astype(DTYPES[part])
     if part in (Part.WEIGHT, Part.INIT_WEIGHT, Part.AGE, Part.POPULATION):
         return (rng.random(samples) + 0.5).astype(DTYPES[part])
     if part is Part.CHANCE:
         return rng.random(samples) * 0.5 + 1e-3
-    if part is Part.STEPS:
-        return rng.integers(1, steps + 1, samples).astype("<u4")
-    if part is Part.BURN_IN:
-        return rng.integers(0, layout.length, samples).astype("<u4")
-    if part is Part.MODEL:
-        return rng.integers(0, 100, samples).astype("<i8")
     if part is Part.OWNER:
         return np.sort(rng.integers(0, owners, samples)).astype("<u4")
     if part is Part.OWNERS:
@@ -85,17 +73,7 @@ def _values(
     return raw.view(column.dtype).reshape(rows, *column.element)
 
 
-def make(
-    layout: ContainerLayout,
-    samples: int = 8,
-    *,
-    seed: int = 0,
-    frames: int = 5,
-    owners: int = 2,
-    head: ContainerHead | None = None,
-    codec: int = 0,
-    replace: dict[Part, Any] | None = None,
-) -> Made:
+def make(layout, samples=8, *, seed=0, frames=5, owners=2, head=None, codec=0, replace=None) -> Made:
     """A valid container of `layout` with random contents; `replace` gives bookkeeping blocks their values."""
     frames = min(frames, 2 * samples * layout.frame_stack)
     rng = np.random.default_rng(seed)
@@ -114,11 +92,9 @@ def make(
     for i, form in enumerate(layout.blocks):
         rows = elements.get(i, counts[form.extent])
         name = None if form.column == BOOKKEEPING else layout.schema.names[form.column]
-        values = (
-            of_values[i]
-            if i in of_values
-            else _values(rng, form, rows, samples, layout, frames, owners, head.multi_step)
-        )
+        values = of_values.get(i)
+        if values is None:
+            values = _values(rng, form, rows, samples, layout, frames, owners, head.multi_step)
         if name is None and replace and form.part in replace:
             values = np.asarray(replace[form.part]).astype(DTYPES[form.part]).reshape(values.shape)
         blocks[form.part, name] = values

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import sys
 
 
 class FailAt:
@@ -19,21 +20,31 @@ class FailAt:
 
 
 class KillAt(FailAt):
-    """Kills the process at the nth step, or at the first one of a name."""
+    """Kills the process at the nth step, or at the first one, or the given hit, of a name."""
+
+    def __init__(self, number, hit=1):
+        super().__init__(number)
+        self.hit = hit
 
     def __call__(self, step):
         self.steps.append(step)
-        if self.number in (len(self.steps), step):
+        if self.number == len(self.steps) or (self.number == step and self.steps.count(step) == self.hit):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def in_child(function):
-    """Run it in a forked child; returns how that ended: 0 if it returned."""
+def forked(function):
+    """Run it in a forked child, which ends with status 0 if it returns; returns the child's number."""
     child = os.fork()
-    if not child:
-        try:
-            function()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if child:
+        return child
+    try:
+        function()
+    except BaseException as error:  # the parent looks at the status
+        print(repr(error), file=sys.stderr)
+        os._exit(1)
+    os._exit(0)
+
+
+def in_child(function):
+    """Run it in a forked child; returns how that ended."""
+    return os.waitstatus_to_exitcode(os.waitpid(forked(function), 0)[1])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Any
 
 Call = Callable[[Any], Any]
 """A call of a writer."""
@@ -78,39 +78,19 @@ def everywhere(opcodes: bool = False, every: int = 1) -> Iterator[Callable[[Call
     raise AssertionError("a call without an end")
 
 
-class Interrupted(Protocol):
-    """Something with a writer, whose call is interrupted."""
-
-    writer: Any
-
-    def go_on(self, calls: tuple[Call, ...]) -> Self:
-        """Make these calls; errors of memoire are kept."""
-
-    def outcome(self) -> dict[str, Any]:
-        """All that can be told apart."""
-
-    def locks(self) -> Iterable[Any]:
-        """What another thread has to be able to take, for `with`."""
-
-
-def check_whole(
-    make: Callable[[], Interrupted],
-    call: Call,
-    ways: Iterable[tuple[Call, ...]],
-    *,
-    opcodes: bool,
-    waits: tuple[str, ...] = (),
-    every: int = 1,
-) -> None:
+def check_whole(make, call, ways, *, opcodes: bool, waits: tuple[str, ...] = (), every: int = 1) -> None:
     """Interrupt a call everywhere, and compare what is there at the end with what is there if it was made, or not.
 
     Args:
+        make: Returns something with a `writer`, which the call gets. Its `go_on(calls)` makes further ones, keeps
+            errors of memoire, and returns itself; `outcome()` is all that can be told apart, by names; another thread
+            has to be able to take its `locks()`, for `with`.
         ways: Calls that come then; a place gets one of them in turn.
         waits: Of the outcome, what tells of waiting, which an interrupt may end: each may be of either.
         every: See `everywhere`.
     """
     known = [(then, make().go_on(then).outcome(), make().go_on((call, *then)).outcome()) for then in ways]
-    left: dict[str, Interrupted] = {}
+    left: dict[str, Any] = {}
     for number, interrupted in enumerate(everywhere(opcodes, every)):
         tried = make()
         place = interrupted(lambda tried=tried: call(tried.writer))
@@ -126,9 +106,9 @@ def check_whole(
     assert taken == len(left), f"stays locked, interrupted at {list(left)[taken]}"
 
 
-def _taken(tried: Iterable[Interrupted]) -> int:
+def _taken(tried: Iterable[Any]) -> int:
     """Of how many of them another thread can take the locks."""
-    done: list[Interrupted] = []
+    done: list[Any] = []
 
     def take() -> None:
         for each in tried:

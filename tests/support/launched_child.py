@@ -17,9 +17,6 @@ def main() -> int:
         for action in sys.argv[1:]:
             if action == "ready":
                 tether.ready(pid=os.getpid(), threads=os.environ["OMP_NUM_THREADS"])
-            elif action == "count":
-                for number in range(1000):
-                    tether.report(number=number)
             elif action == "wait":
                 while tether.wait(1.0):
                     pass

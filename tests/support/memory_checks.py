@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,16 +14,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 
 
-def filled(
-    memory: Memory,
-    entry: Callable[[int], Sequence[Any]],
-    *,
-    episodes: int = 1,
-    length: int = 20,
-    final: Callable[[], Any] | None = None,
-    model_version: int = 0,
-    **closing: Any,
-) -> Memory:
+def filled(memory, entry, *, episodes=1, length=20, final=None, model_version=0, **closing) -> Memory:
     """The memory with closed episodes: entry t of each is `entry(t)`, and `final()` is the state in which it ended."""
     for _ in range(episodes):
         memory.open()

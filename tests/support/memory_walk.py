@@ -4,7 +4,7 @@ Each step asks `choose` for its choices: hypothesis answers in test_memory.py, w
 a random generator on long walks, which get deeper.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,22 +62,7 @@ class Walk:
         self.numbers: set[int] = set()
         self.gone: list[int] = []
 
-    STEPS = (
-        "add",
-        "add",
-        "add",
-        "extend",
-        "extend",
-        "add_many",
-        "close",
-        "close",
-        "close",
-        "open",
-        "update",
-        "configure",
-        "wait",
-        "draw",
-    )
+    STEPS = [*3 * ["add"], *2 * ["extend"], "add_many", *3 * ["close"], "open", "update", "configure", "wait", "draw"]
 
     def step(self) -> None:
         getattr(self, self.choose(self.STEPS))()
@@ -204,11 +189,8 @@ class Walk:
             final = {"obs.a": self.rng.normal(size=2).astype(np.float32), "obs.b": np.uint8(self.rng.integers(1, 255))}
         if not terminated and self.choose([False, True]):
             bootstrap = self.rng.normal(size=self.reward_shape).astype(np.float32)
-        how = {
-            "multiplier": self.choose([1.0, 1.0, 0.5, 0.0]),
-            "update_value": self.choose([True, True, False]),
-            "update_weight": self.choose([True, True, False]),
-        }
+        how = {"multiplier": self.choose([1.0, 1.0, 0.5, 0.0])}
+        how |= {name: self.choose([True, True, False]) for name in ("update_value", "update_weight")}
         before, limit = self.memory.num_episodes, self.memory.parameters.max_episode
         self.memory.close(lane, final_state=final, terminated=terminated, bootstrap_value=bootstrap, **how)
         assert self.memory.num_episodes == (min(before + 1, limit) if limit else before + 1)
@@ -240,7 +222,7 @@ class Walk:
         """Draw, each sample by the weights that there are before it, and none of an entry that is used up."""
         count, before = self.choose([1, 3, 12]), self.model.weights()
         times = self.model.parameters.max_times_sampled
-        entries = {entry.number: entry for episode in self.model.episodes() for entry in episode.entries}
+        entries = self.model.entries()
         left = sum(times - entries[number].drawn for number, weight in before.items() if weight > 0.0)
         assert self.memory.draws_left == (left if times else -1)
         possible = left >= count if times else any(before.values())
@@ -412,7 +394,7 @@ class Model:
                 self.ripen(episode)
 
     def update(self, numbers, errors) -> tuple[int, int]:
-        entries = {entry.number: entry for episode in self.episodes() for entry in episode.entries}
+        entries = self.entries()
         applied = 0
         for number, error in zip(numbers, errors, strict=True):
             if number in entries:
@@ -423,18 +405,15 @@ class Model:
         return applied, len(numbers) - applied
 
     def drew(self, numbers) -> None:
-        entries = {entry.number: entry for episode in self.episodes() for entry in episode.entries}
+        entries = self.entries()
         for number in numbers:
             entries[number].drawn += 1
 
     def is_fresh(self, entry: Entry) -> bool:
         times, age, lag = (getattr(self.parameters, name) for name in ("max_times_sampled", "max_age", "max_model_lag"))
         is_young = age is None or self.now - entry.born <= age
-        return (
-            is_young
-            and (not times or entry.drawn < times)
-            and (lag is None or self.newest_model - entry.version <= lag)
-        )
+        is_new = lag is None or self.newest_model - entry.version <= lag
+        return is_young and is_new and (not times or entry.drawn < times)
 
     def forget(self, present: set) -> list[Episode]:
         """Drop the episodes that have left; each must have left as a whole, and no open one."""
@@ -452,6 +431,12 @@ class Model:
 
     def episodes(self) -> list[Episode]:
         return [*self.closed, *self.lanes.values()]
+
+    def places(self) -> Iterator[tuple[Episode, int]]:
+        return ((episode, t) for episode in self.episodes() for t in range(len(episode.entries)))
+
+    def entries(self) -> dict[int, Entry]:
+        return {entry.number: entry for episode in self.episodes() for entry in episode.entries}
 
     def vector(self, numbers) -> np.ndarray:
         size = int(np.prod(self.reward_shape))
@@ -509,11 +494,7 @@ class Model:
         return 0.0 if share == 0.0 else max(share * (1.0 if entry.priority is None else entry.priority), 1e-280)
 
     def weights(self) -> dict[int, float]:
-        return {
-            entry.number: self.weight(episode, t)
-            for episode in self.episodes()
-            for t, entry in enumerate(episode.entries)
-        }
+        return {episode.entries[t].number: self.weight(episode, t) for episode, t in self.places()}
 
     def frames(self, episode: Episode, end: int, column: str) -> np.ndarray:
         shape, dtype = self.schema[column].shape, self.schema[column].dtype
@@ -529,12 +510,7 @@ class Model:
 
     def sample(self, number: int) -> dict:
         """Everything about the sample of an entry that can be drawn."""
-        episode, t = next(
-            (episode, t)
-            for episode in self.episodes()
-            for t, entry in enumerate(episode.entries)
-            if entry.number == number
-        )
+        episode, t = next((episode, t) for episode, t in self.places() if episode.entries[t].number == number)
         length, gamma = len(episode.entries), self.vector(self.parameters.discount)
         steps = min(self.parameters.multi_step, length - t)
         end = t + steps

@@ -86,10 +86,8 @@ def make_folders(base):
     """A folder as a killed server leaves it, the same some transactions earlier, one that was closed, and the truth."""
     keeper = keeper_of_all(base / "open")
     for n in range(10, 40):
-        keeper.save(
-            accounts=[account(client, n, n) for client in CLIENTS],
-            lines=[(client, n, f"line {n}") for client in CLIENTS],
-        )
+        lines = [(client, n, f"line {n}") for client in CLIENTS]
+        keeper.save(accounts=[account(client, n, n) for client in CLIENTS], lines=lines)
         if n == 35:
             shutil.copytree(base / "open", base / "older")
     keeper.store.back_up()
@@ -128,13 +126,11 @@ def judge(folder, truth):
 @contextmanager
 def quiet():
     """Without the hundreds of warnings that are expected."""
-    logger = logging.getLogger("memoire")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    logging.disable(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logging.disable(logging.NOTSET)
 
 
 @quiet()

@@ -25,13 +25,13 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 Settings = pytest.importorskip("memoire.dashboard.settings").Settings
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = (
-    "--no-sandbox",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+FLAGS = [
+    *(
+        f"--{flag}"
+        for flag in ("no-sandbox", "disable-background-networking", "disable-component-update", "disable-sync")
+    ),
     "--host-resolver-rules=MAP stranger.example 127.0.0.1",
-)
+]
 NAMES = (
     "overview", "live", "learning", "lag", "inference", "starts", "prompts", "runs", "memory", "actors", "nodes", "logs", "settings",
 )  # fmt: skip
@@ -45,7 +45,7 @@ def browser():
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")
     with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield started
         started.close()
 
@@ -126,9 +126,7 @@ def one(value):
 
 
 ROOT = Path(__file__).resolve().parents[2]
-
 FOLDER = ROOT / "deploy" / "monitoring"
-
 BOARDS = {"overview.json": "memoire-overview", "servers-and-proxies.json": "memoire-nodes"}
 
 

@@ -34,25 +34,13 @@ def name(i: int) -> bytes:
     return i.to_bytes(16, "little")
 
 
-def made(
-    samples: int = 8,
-    first: int = 0,
-    *,
-    weight: Any = 1.0,
-    total: float = 100.0,
-    positives: int = 50,
-    minimum: float = 0.5,
-    action: Any = None,
-    ages: Any = None,
-    models: Any = None,
-    parameters: Parameters = PLAIN,
-    seed: int = 0,
-) -> Any:
-    """A checked cache of samples that are numbered from `first`, of a memory with this total weight."""
+def made(samples=8, first=0, *, weight=1.0, action=None, ages=None, models=None, parameters=PLAIN, seed=0, **sums):
+    """A checked cache of samples that are numbered from `first`, of a memory with the sums that are given."""
     replace = {Part.NUMBER: np.arange(first, first + samples), Part.WEIGHT: np.broadcast_to(weight, samples)}
     replace |= {part: given for part, given in ((Part.AGE, ages), (Part.MODEL, models)) if given is not None}
     layout = layout_of(SCHEMA, parameters)
-    head = ContainerHead(parameters.multi_step, total, positives, minimum)
+    sums = {"total": 100.0, "positives": 50, "minimum": 0.5} | sums
+    head = ContainerHead(parameters.multi_step, *sums.values())
     one = containerkit.make(layout, samples, seed=seed, head=head, replace=replace)
     if action is not None:
         place = layout.place(Part.PREV, "action")

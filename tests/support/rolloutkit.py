@@ -22,19 +22,12 @@ TABLE = table_number("rollouts")
 def fragment(client, numbers, *, terminated=False, version=3):
     obs = np.arange(numbers.start, numbers.stop)
     count = len(obs)
-    episode = Episode(
-        columns={"obs": obs, "reward": obs.astype(np.float32)},
-        init_w=np.ones(count, np.float32),
-        priority=None,
-        learned=np.zeros(count, np.bool_),
-        born=None,
-        model_version=np.full(count, version, np.int64),
-        multiplier=1.0,
-        terminated=terminated,
-        final_state={"obs": np.int64(numbers.stop)},
-        bootstrap_value=None if terminated else np.float32(0.5),
-        is_cut=not terminated,
-    )
+    columns = {"obs": obs, "reward": obs.astype(np.float32)}
+    of_entries = {"init_w": np.ones(count, np.float32), "learned": np.zeros(count, np.bool_)}
+    of_entries |= {"model_version": np.full(count, version, np.int64), "priority": None, "born": None}
+    end = {"terminated": terminated, "is_cut": not terminated, "final_state": {"obs": np.int64(numbers.stop)}}
+    end |= {"bootstrap_value": None if terminated else np.float32(0.5)}
+    episode = Episode(columns=columns, multiplier=1.0, **of_entries, **end)
     return Fragment(client, numbers.start, episode, np.full(count, 1.5, np.float32), 0.0)
 
 
@@ -46,9 +39,8 @@ class TakesServer:
         settings = {"rollouts": Table(SCHEMA, storage="rollouts", capacity=capacity)}
         self.tables = Tables(settings, lambda _, table: RolloutPool(SCHEMA, capacity=capacity, clock=lambda: self.now))
         self.limits = Limits.of(**limits)
-        self.dispatcher = Dispatcher(
-            tables=self.tables, run="run", name="home", limits=self.limits, clock=lambda: NOW, epoch=7
-        )
+        facts = {"run": "run", "name": "home", "clock": lambda: NOW, "epoch": 7}
+        self.dispatcher = Dispatcher(tables=self.tables, limits=self.limits, **facts)
         self.pool = self.tables.numbered(TABLE).pool
         self.numbers = {}
 

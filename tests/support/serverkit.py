@@ -41,21 +41,14 @@ def dispatcher_of(tables=None, **facts):
 
 def state_of(tables=None, *, store=None, limits=None, run="run", epoch=7):
     """The state of a server called "home", which counts `run`."""
-    return ServerState(
-        name="home",
-        tables=tables or tables_of(),
-        limits=limits or Limits.of(model_chunk=10, model_bytes=1000),
-        run=run,
-        committer=Committer(store),
-        past=store,
-        now=NOW,
-        epoch=epoch if store is None else store.epoch,
-    )
+    limits = limits or Limits.of(model_chunk=10, model_bytes=1000)
+    facts = {"name": "home", "run": run, "now": NOW, "epoch": epoch if store is None else store.epoch}
+    return ServerState(tables=tables or tables_of(), limits=limits, committer=Committer(store), past=store, **facts)
 
 
-def store_of(disk=None, name="home"):
+def store_of(disk=None):
     """A state folder in memory, which saves when `save` has it save."""
-    return MemoryStore(disk or Disk(), name)
+    return MemoryStore(disk or Disk())
 
 
 def save(state, disk):
@@ -78,14 +71,8 @@ class Ends:
         self.credits, self.owners, self.feedback = Credits(state), ClientOwners(state), FeedbackHandler(state)
         self.models = ModelsHandler(state, on_model=self.shown.append, after=state.committer.after)
         self.control = ControlHandler(state, self.models, self.feedback, lambda: self.news.append(1))
-        self.clients = ClientsHandler(
-            state,
-            self.credits,
-            self.owners,
-            self.feedback,
-            endpoints=lambda: messages.Endpoints(request="tcp://home"),
-            on_lines=self.lines.append,
-        )
+        ways = {"endpoints": lambda: messages.Endpoints(request="tcp://home"), "on_lines": self.lines.append}
+        self.clients = ClientsHandler(state, self.credits, self.owners, self.feedback, **ways)
         self._number = 0
 
     def hello(self, client=ME, now=NOW, **facts):

@@ -77,20 +77,9 @@ class Keeper:
             self.journal.settle()
         self.acknowledged.extend(group.tickets)
 
-    def post(
-        self,
-        accounts=(),
-        lines=(),
-        runs=(),
-        models=(),
-        inherited=(),
-        settings=None,
-        ticket=None,
-        run=None,
-        rows=None,
-    ):
+    def post(self, accounts=(), lines=(), runs=(), models=(), inherited=(), settings=None, rows=None):
         """Hand something over to be saved; returns its ticket. Lines are (client, number, text)."""
-        run = run or self.run
+        run = self.run
         with self.lock:
             self.rows |= rows or {}
             for facts in runs:
@@ -108,7 +97,7 @@ class Keeper:
                 self.journal.add_inherited(run, np.frombuffer(rows, ACCOUNT))
             for key, text in (settings or {}).items():
                 self.journal.add_setting(key, text)
-            ticket = object() if ticket is None else ticket
+            ticket = object()
             self.journal.wait(ticket, ticket)
         self.store.wake()
         return ticket
@@ -154,9 +143,9 @@ def own_accounts(store, run=RUN):
     return [kept.find(key) for key, _ in store.packed_accounts(run) if len(key) == 16]
 
 
-def lines_through(store, run=RUN):
+def lines_through(store):
     """Number of the newest line of each client that wrote any."""
-    return {one.client: one.lines_through for one in own_accounts(store, run) if one.lines_through}
+    return {one.client: one.lines_through for one in own_accounts(store) if one.lines_through}
 
 
 def inherited(store, run=RUN):
@@ -229,12 +218,12 @@ def episodes_of(memory):
     return pool
 
 
-def memory_of(lengths, capacity=1000, seed=0, **parameters):
+def memory_of(lengths, capacity=1000, **parameters):
     """A memory of closed episodes, of which every other one ends for good and a third has priorities of a learner's."""
-    rng = np.random.default_rng(seed)
-    memory = Memory(STATES, capacity, Parameters(**parameters), seed=seed)
+    rng = np.random.default_rng(0)
+    memory = Memory(STATES, capacity, Parameters(**parameters), seed=0)
     for i, length in enumerate(lengths):
-        memory.set_clock(1e9 + 60 * i + 1000 * seed)
+        memory.set_clock(1e9 + 60 * i)
         memory.open()
         values = [rng.random((length, 3), np.float32), rng.random(length, np.float32)]
         numbers = memory.extend(0, values, rng.random(length, np.float32), model_version=i)

@@ -7,11 +7,11 @@ Beside each state folder the file `acks` says what was acknowledged: one byte fo
 """
 
 import os
-import signal
 import sys
+from functools import partial
 from pathlib import Path
 
-from faultkit import in_child
+from faultkit import KillAt, in_child
 from memoire.accounting.runs import RunFacts
 from memoire.disk import snapshot_file
 from memoire.disk.snapshot_file import Record, SnapshotHeader, TableAbout
@@ -65,19 +65,6 @@ def run(folder, acks, at, steps):
     keeper.close()
 
 
-class Dies:
-    """Ends the process at the given hit of a point."""
-
-    def __init__(self, point, hit):
-        self.point, self.left = point, hit
-
-    def __call__(self, point):
-        if point == self.point:
-            self.left -= 1
-            if not self.left:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
 def acks_of(folder):
     return os.open(folder / "acks", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
@@ -90,8 +77,7 @@ def main(kind, folder, *arguments):
                 here = folder / f"{point.replace(' ', '_')}-{hit}"
                 here.mkdir()
                 acks = acks_of(here)
-                dies = Dies(point, hit)
-                status = in_child(lambda here=here, acks=acks, dies=dies: run(here, acks, dies, STEPS))
+                status = in_child(partial(run, here, acks, KillAt(point, hit), STEPS))
                 (here / "status").write_text(str(status))
                 os.close(acks)
         return

@@ -17,11 +17,11 @@ class CutWay:
         rate: Bytes a second of all connections together; None: as fast as they come.
     """
 
-    def __init__(self, target, host="127.0.0.1", rate=None):
+    def __init__(self, target, rate=None):
         self.target, self.rate, self._free_at = target, rate, 0.0
-        self.listening = socket.create_server((host, 0))
+        self.listening = socket.create_server(("127.0.0.1", 0))
         self.listening.setblocking(False)
-        self.endpoint = f"tcp://{host}:{self.listening.getsockname()[1]}"
+        self.endpoint = f"tcp://127.0.0.1:{self.listening.getsockname()[1]}"
         self.resets = self.carried = 0
         self._ends = {}  # each socket's other end
         self._unsent = {}

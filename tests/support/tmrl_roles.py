@@ -110,15 +110,8 @@ def main(role: str, url: str, path: str, keys: str | None = None) -> None:
             TrainingOffline, env_cls=(SPACE, ACTIONS), memory_cls=partial(Written, path=path), training_agent_cls=Agent,
             epochs=epochs, rounds=1, steps=20, update_buffer_interval=5, device="cpu",
         )  # fmt: skip
-        resume = os.environ.get("TMRL_RESUME", "all")
-        options: dict[str, Any] = {
-            "resume": resume,
-            "server_ip": url,
-            "keys": keys,
-            "model_path": None,
-            "flush_every": 0.1,
-        }
-        with Trainer(cls, checkpoint_path=f"{path}.cpt", **options) as trainer:
+        options: dict[str, Any] = {"resume": os.environ.get("TMRL_RESUME", "all"), "server_ip": url, "keys": keys}
+        with Trainer(cls, model_path=None, checkpoint_path=f"{path}.cpt", flush_every=0.1, **options) as trainer:
             trainer.run()
         print(f"trained {trainer.agent.count}", flush=True)
 

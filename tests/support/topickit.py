@@ -24,16 +24,8 @@ class Node:
         self.heard = []  # calls of hear
         self.got = []  # versions, as they came
         self.now = 100.0
-        self.topics = Topics(
-            limits,
-            self.fetch,
-            self.hear,
-            lambda function: function(),
-            self.on_model,
-            find,
-            rng or random.Random(0),
-            lambda: self.now,
-        )
+        calls = self.fetch, self.hear, lambda function: function(), self.on_model, find
+        self.topics = Topics(limits, *calls, rng or random.Random(0), lambda: self.now)
 
     def fetch(self, topic, version, offset, size, finish):
         self.asked.append((messages.Fetch(topic=topic, version=version, offset=offset, size=size), finish))
@@ -54,9 +46,8 @@ class Node:
         return body
 
     def notice(self, model, payload=None, home=HOME):
-        said = messages.Notice(
-            topic=model.topic, version=model.version, size=model.size, checksum=model.checksum, epoch=self.epoch
-        )
+        facts = {name: getattr(model, name) for name in ("topic", "version", "size", "checksum")}
+        said = messages.Notice(epoch=self.epoch, **facts)
         self.topics.noticed(said, payload, home)
 
     def answer(self, place=0, *, damage=False):
