@@ -197,7 +197,6 @@ TIMES = {
     "left_out": ("memoire.tables.calls.LEFT_OUT_TIMEOUT",),
     "proxy_hello": ("memoire.proxy.io.HELLO_INTERVAL",),
     "reader_hello": ("memoire.reader.directory.HELLO_INTERVAL",),
-    "forgotten": ("memoire.reader.directory.FORGET_TIMEOUT",),
     "unheard": ("memoire.models.topics.UNHEARD_TIMEOUT",),
     "lookup": ("memoire.cli.drain.LOOKUP_TIMEOUT",),
     "log_flush": ("memoire.disk.logs.LOG_FLUSH_INTERVAL",),

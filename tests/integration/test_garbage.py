@@ -4,21 +4,20 @@ Golden messages of tests/vectors as they are (they are of another run, schema an
 absurd lengths; other protocols; messages that never end. Meanwhile a client behind all of it goes on counting exactly.
 """
 
+import contextlib
 import gc
 import os
 import socket
 import struct
-from collections import Counter
 
 import numpy as np
 import pytest
 import zmq
 
-from memoire.net.sockets import connect
-from memoire.wire import messages as wire
-from memoire.wire.frames import CODES, encode, name_hash, parse
-from netkit import SCHEMA, record, until
-from tcpkit import GREETING, ready
+from memoire.net import sockets
+from memoire.wire.frames import CODES
+from netkit import ports_of, record, until
+from tcpkit import GREETING, connect, place
 from wirekit import MESSAGES
 
 
@@ -52,10 +51,6 @@ def resident():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def reply_of(dealer):
-    return parse(dealer.recv_multipart()[1:]).body
-
-
 class Attack:
     """Sends the same garbage to the request and data addresses of nodes, and odd subscriptions to their notices."""
 
@@ -64,14 +59,10 @@ class Attack:
         self.stream = garbage(self.rng, MESSAGES)
         self.doors = []
         for node in nodes:
-            for kind, place in (
-                (zmq.DEALER, node.endpoint),
-                (zmq.PUSH, node.push_endpoint),
-                (zmq.SUB, node.pub_endpoint),
-            ):
+            for kind, at in zip((zmq.DEALER, zmq.PUSH, zmq.SUB), ports_of(node), strict=True):
                 made = cluster.context.socket(kind)
                 made.linger = 0
-                connect(made, place)
+                sockets.connect(made, at)
                 self.doors.append((kind, made))
 
     def send(self, count):
@@ -132,74 +123,29 @@ def test_garbage_everywhere_is_counted_by_code_and_nobody_else_notices(cluster, 
     goes_on(nodes, client, 3)
 
 
-def test_messages_of_another_run_schema_or_layout_are_refused_each_with_its_reason(cluster, chain):
-    nodes, client = chain
-    server = nodes[0]
-    dealer = cluster.context.socket(zmq.DEALER)
-    dealer.linger = 0
-    connect(dealer, server.endpoint)
-    pusher = cluster.context.socket(zmq.PUSH)
-    pusher.linger = 0
-    connect(pusher, server.push_endpoint)
-    me = {"client": b"s" * 16, "home": name_hash(server.name)}
-    for number, (wrong, code) in enumerate(
-        [({"run": 9}, "run"), ({"fingerprint": 9}, "schema"), ({"fingerprint": SCHEMA.fingerprint}, "container")], 1
-    ):
-        pusher.send_multipart(encode(wire.Cache(number=number), payload=b"\0" * 640, **me | wrong))
-        until(lambda code=code: server.stats().refused.get(code) == 1)
-    assert Counter(server.stats().refused) == {"run": 1, "schema": 1, "container": 1}
-    dealer.send_multipart([b"", *encode(wire.Update(), run=9, sequence=1, **me)])
-    assert dealer.poll(30_000) and reply_of(dealer).code == "run"
-    goes_on(nodes, client, 1)
-
-
-def hosts(nodes):
-    places = [place for node in nodes for place in (node.endpoint, node.push_endpoint, node.pub_endpoint)]
-    return [place.removeprefix("tcp://").split(":") for place in places if place.startswith("tcp://")]
-
-
-def shake_hands(made, kind):
-    """Be a ZeroMQ peer on a plain connection."""
-    made.sendall(GREETING + ready(kind))
-    heard = b""
-    while b"READY" not in heard:
-        heard += made.recv(1000)
-
-
 def test_other_protocols_and_half_connections_are_closed_or_left_alone(chain):
     nodes, client = chain
-    lines = [
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc" * 20,
-        b"\xff" * 500,
-        GREETING[:20],
-        b"",
-    ]
-    held = []
-    for host, port in hosts(nodes):
-        for line in lines:
-            made = socket.create_connection((host, int(port)), 5.0)
-            made.sendall(line)
-            held.append(made)
-    try:
+    web, tls = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc" * 20
+    lines = [web, tls, b"\xff" * 500, GREETING[:20], b""]
+    with contextlib.ExitStack() as held:
+        for at in (each for node in nodes for each in ports_of(node) if each.startswith("tcp://")):
+            for line in lines:
+                held.enter_context(socket.create_connection(place(at), 5.0)).sendall(line)
         goes_on(nodes, client, 1)
-    finally:
-        for made in held:
-            made.close()
     goes_on(nodes, client, 2)
 
 
 def never_ending(nodes):
     """Connections to the request and data addresses, each with 12 MB of one message that has no end."""
     frame = b"\x03" + struct.pack(">Q", 60_000) + bytes(60_000)  # a long one, and more to come
-    held = []
-    for node in nodes:
-        for kind, (host, port) in zip((b"DEALER", b"PUSH"), hosts([node])[:2], strict=True):
-            made = socket.create_connection((host, int(port)), 5.0)
-            held.append(made)
-            shake_hands(made, kind)
-            for _ in range(200):
-                made.sendall(frame)
+    held = [
+        connect(place(at), kind)
+        for node in nodes
+        for kind, at in zip((b"DEALER", b"PUSH"), ports_of(node), strict=False)
+    ]
+    for made in held:
+        for _ in range(200):
+            made.sendall(frame)
     return held
 
 

@@ -1,6 +1,5 @@
 """Clients that change their home: whatever list of servers their proxy has, the merged totals are what they counted."""
 
-import re
 import threading
 
 import pytest
@@ -12,7 +11,7 @@ from memoire.errors import MemoireTimeout, ParameterError
 from memoire.net.addresses import NameResolver
 from memoire.nodes.roles import ServersFile
 from memoire.wire import messages
-from netkit import QUICK, in_thread, record, until
+from netkit import QUICK, Book, Load, record, until
 
 
 def rows_of(*servers):
@@ -25,30 +24,8 @@ def lines_of(*servers):
     return [(entry.client, entry.line.number) for server in servers for entry in server.lines(most=100_000)]
 
 
-class Load:
-    """Clients that record, push and log all the time, each in a thread."""
-
-    def __init__(self, clients):
-        self.clients, self.stopped = clients, threading.Event()
-        self.threads = [in_thread(self._work, client) for client in clients]
-
-    def _work(self, client):
-        number = 0
-        while not self.stopped.wait(0.002):
-            record(client, length=3)
-            client.log(f"line {number}")
-            client.push_cache(0.0)
-            number += 1
-        client.update(100.0)
-        return number
-
-    def stop(self):
-        """Lines that each client logged."""
-        self.stopped.set()
-        for thread, _ in self.threads:
-            thread.join(100.0)
-        assert not [box["error"] for _, box in self.threads if "error" in box]
-        return [box["value"] for _, box in self.threads]
+def push(client, caches):
+    assert all(client.push_cache(100.0) for _ in range(caches))
 
 
 def check_exact(load, servers):
@@ -85,9 +62,6 @@ def test_clients_of_a_server_that_is_taken_off_the_list_go_elsewhere_and_nothing
     assert proxy.stats().faults == 0
 
 
-# ------------------------------------------------------------------------------------------------- merged totals
-
-
 def test_totals_name_the_servers_that_did_not_answer(cluster):
     servers = [cluster.server(name=name) for name in ("a", "b")]
     client = cluster.client(servers[1], limits=QUICK)
@@ -103,9 +77,6 @@ def test_totals_name_the_servers_that_did_not_answer(cluster):
         reader.totals(timeout=0.5)
     with pytest.raises(ParameterError, match="one of a, b"):
         reader.ask({"nobody": messages.Ledger()})
-
-
-# ------------------------------------------------------------------------------------------------------- drains
 
 
 def drained(leaving, heirs, context, **options):
@@ -138,20 +109,10 @@ def test_a_drained_server_gives_its_clients_and_its_accounts_away_under_load(clu
         assert counted == (totals.episodes, totals.steps, totals.accepted_caches)
 
 
-class Hosts(NameResolver):
-    """Names of servers that a test knows; every other name has no address."""
-
-    def __init__(self, known):
-        super().__init__(lambda host: known[host] if host in known else self._fail(host), fresh=0.0)
-
-    def _fail(self, host):
-        raise OSError(-2, "Name or service not known")
-
-
 def test_servers_numbered_above_those_that_stay_are_drained_to_these(cluster, resolve_by):
     port = cluster.ports.enter_context(held(3))
     known = {f"s-{number}.test": [f"127.0.0.1{number}"] for number in (0, 1, 3)}  # number 2 has never been there
-    resolve_by(Hosts(known))
+    resolve_by(NameResolver(Book(**known), fresh=0.0))
     servers = {number: cluster.server(f"tcp://127.0.0.1{number}:{port}", name=f"s-{number}") for number in (0, 1, 3)}
     clients = [cluster.client(server, limits=QUICK) for server in servers.values()]
     for client in clients:
@@ -165,17 +126,12 @@ def test_servers_numbered_above_those_that_stay_are_drained_to_these(cluster, re
     assert said[-1] == "no server is numbered 4 or above: nothing is drained"
 
 
-@pytest.mark.parametrize(
-    ("template", "keep", "words"),
-    [
-        ("tcp://server:5560", 1, "an address with {n} in its host name"),
-        ("tcp://server:55{n}0", 1, "an address with {n} in its host name"),
-        ("tcp://server-{n}:5560", 0, "--keep must be a whole number from 1"),
-    ],
-)
-def test_which_servers_to_drain_has_to_be_said(template, keep, words):
-    with pytest.raises(ParameterError, match=re.escape(words)):
-        drain_above(template, keep)
+def test_which_servers_to_drain_has_to_be_said():
+    for template in ("tcp://server:5560", "tcp://server:55{n}0"):
+        with pytest.raises(ParameterError, match=r"an address with \{n\} in its host name"):
+            drain_above(template, 1)
+    with pytest.raises(ParameterError, match="--keep must be a whole number from 1"):
+        drain_above("tcp://server-{n}:5560", 0)
 
 
 def test_a_silent_name_server_ends_a_drain_before_anything_is_changed(times):
@@ -230,9 +186,6 @@ def test_a_drain_needs_one_server_and_another(cluster):
     assert not any(server._dispatcher.leaving for server in servers)
 
 
-# --------------------------------------------------------------------------------------------------------- runs
-
-
 def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, times):
     times(heartbeat=300.0)  # they do not wait for that
     server = cluster.server(name="one")
@@ -241,9 +194,6 @@ def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, times):
     until(lambda: all(client.stats().updates for client in clients))
     server.finish()
     until(lambda: all(client.finished for client in clients))
-
-
-# --------------------------------------------------------------------------------------------------- the commands
 
 
 def test_a_server_that_a_proxy_has_not_met_is_missing_from_totals_and_keeps_a_run_from_beginning(cluster, times):
@@ -285,22 +235,6 @@ def test_a_list_in_a_file_is_followed_and_a_wrong_one_is_said(cluster, tmp_path,
         ServersFile(str(path)).read()
 
 
-# ---------------------------------------------------------------------------------------------- restarts and readers
-
-
-def test_a_reader_forgets_a_server_that_was_taken_off_the_list(cluster, times):
-    times(forgotten=0.5)
-    servers = [cluster.server(name=name) for name in ("a", "b")]
-    proxy = cluster.proxy(servers)
-    learner = cluster.reader([proxy])
-    until(lambda: set(learner.servers) == {"a", "b"})
-    proxy.set_servers([servers[1].endpoint])
-    until(lambda: learner.servers == ("b",))
-    servers[0].close()
-    learner.configure(importance_exponent=0.7)  # does not wait for the one that is gone
-    assert learner.totals().servers == ("b",) and learner.stats().away == ()
-
-
 def check_caches(server, client, pushed):
     """What the server has of the caches of a client that is gone is what the client did."""
     until(lambda: server.accounts().rows["flags"].tolist() == [merge.GONE])
@@ -317,12 +251,10 @@ def test_a_home_that_went_before_it_had_saved_anything_of_a_client_counts_all_it
     client = cluster.client(server, limits=QUICK)  # it has said hello, and no more
     server.close()
     record(client)
-    for _ in range(4):
-        assert client.push_cache(100.0)
+    push(client, 4)
     again = cluster.restart(server, state=tmp_path)
     client.update(100.0)
-    for _ in range(3):
-        assert client.push_cache(100.0)
+    push(client, 3)
     assert client.close(100.0)
     check_caches(again, client, 7)
 
@@ -337,8 +269,7 @@ def test_a_proxy_that_began_while_a_home_was_away_gives_its_clients_to_nobody_el
     away, other = homes if client.home == "a" else homes[::-1]
     away.close()
     record(client)
-    for _ in range(4):
-        assert client.push_cache(100.0)
+    push(client, 4)
     proxy.close(0.0)
     proxy = cluster.proxy(homes, front=proxy.endpoint)
     until(lambda: proxy.servers == (other.name,))
@@ -357,12 +288,10 @@ def test_caches_that_a_proxy_took_along_are_lost_when_their_client_has_said_good
     proxy = cluster.proxy([server])
     client = cluster.client(proxy, limits=QUICK)
     record(client)
-    for _ in range(3):
-        assert client.push_cache(100.0)
+    push(client, 3)
     until(lambda: server.total_caches == 3)
     server.close()
-    for _ in range(4):
-        assert client.push_cache(100.0)
+    push(client, 4)
     until(lambda: proxy.stats().backs[0].queued_bytes >= client.stats().in_flight_bytes > 0)
     proxy.close(0.0)
     cluster.proxy([server], front=proxy.endpoint)

@@ -1,15 +1,14 @@
 """Limits of drawing and recording through a cluster: who waits, why, and that nobody waits for ever."""
 
+import contextlib
 import dataclasses
 import threading
 
 import numpy as np
-import pytest
 
-from memoire.errors import NotEnoughSamples, ParameterError
 from memoire.replay.parameters import Parameters
 from memoire.tables.table import Table
-from netkit import QUICK, SCHEMA, until
+from netkit import DEADLINE, QUICK, SCHEMA, in_thread, until
 
 
 def step(writer, number=0, ends=False, version=0):
@@ -17,19 +16,28 @@ def step(writer, number=0, ends=False, version=0):
     writer.step(obs, np.int32(number), 1.0, ends, False, obs + 1, {}, model_version=version)
 
 
-def acting(client, stop, done):
-    """Step an environment until told to stop, each episode 20 steps."""
+@contextlib.contextmanager
+def acting(servers, *clients):
+    """Each client steps an environment, episodes of 20 steps; yields how many steps each has made."""
+    stop, done = threading.Event(), [0] * len(clients)
 
-    def run():
-        writer, number = client.writer(check=False), 0
+    def act(place):
+        writer, number = clients[place].writer(check=False), 0
         while not stop.is_set():
             step(writer, number, number % 20 == 19)
             number += 1
-            done[0] = number
+            done[place] = number
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread
+    threads = [in_thread(act, place) for place in range(len(clients))]
+    try:
+        yield done
+    finally:
+        stop.set()
+        for server in servers:
+            server.configure(samples_per_insert_tolerance=None)  # nobody waits any more
+        for thread, box in threads:
+            thread.join(DEADLINE)
+            assert "error" not in box, box
 
 
 def band(ratio=1.0, tolerance=64.0, **others):
@@ -39,9 +47,7 @@ def band(ratio=1.0, tolerance=64.0, **others):
 def test_actors_wait_for_a_learner_and_a_learner_for_actors(cluster):
     server = cluster.server(parameters=band(), limits=QUICK)
     client = cluster.client(server, on_full="block", limits=QUICK)
-    stop, done = threading.Event(), [0]
-    thread = acting(client, stop, done)
-    try:
+    with acting([server], client) as done:
         reason = until(lambda: server.table("default").stats().rate.inserts_wait and client.stats().held_back)
         assert "more samples are drawn: learners are" in reason
         assert done[0] <= 64 + 1
@@ -51,36 +57,7 @@ def test_actors_wait_for_a_learner_and_a_learner_for_actors(cluster):
         rate = server.table("default").stats().rate
         assert rate.drawn == 40 * 32 and rate.inserted >= 40 * 32 - 64 and rate.forgiven == 0.0
         assert client.stats().held_back_for > 0.0 and client.stats().passed_steps <= 1
-    finally:
-        stop.set()
-        thread.join(100.0)
-    server.configure(samples_per_insert_tolerance=None)
     until(lambda: not client.stats().held_back)
-
-
-def test_nothing_is_drawn_before_enough_is_there_and_the_error_says_so(cluster):
-    server = cluster.server(parameters=Parameters(cache_size=8, min_size=50), limits=QUICK)
-    client = cluster.client(server, limits=QUICK)
-    writer = client.writer(check=False)
-    for number in range(40):
-        step(writer, number)
-    client.update()
-    with pytest.raises(NotEnoughSamples, match=r"has to wait: waits for \d+ more entries: \d+ can be drawn, and 50"):
-        server.get_batch(8)
-    assert server.table("default").stats().rate.draws_wait.startswith("waits for")
-    for number in range(30):
-        step(writer, number)
-    client.update()
-    assert len(server.get_batch(8, timeout=100.0)) > 0
-
-
-def test_a_batch_that_can_never_be_drawn_is_refused(cluster):
-    server = cluster.server(parameters=band(tolerance=64.0))
-    with pytest.raises(ParameterError, match="batch_size must be at most 127"):
-        server.get_batch(128)
-    with pytest.raises(ParameterError, match="samples_per_insert_tolerance"):
-        server.configure(samples_per_insert_tolerance=0.1)
-    assert server.parameters.samples_per_insert_tolerance == 64.0
 
 
 def test_a_reader_holds_several_servers_to_one_band_though_one_has_no_actors(cluster):
@@ -88,13 +65,8 @@ def test_a_reader_holds_several_servers_to_one_band_though_one_has_no_actors(clu
     servers = [cluster.server(parameters=parameters, limits=QUICK, name=f"s{i}") for i in range(3)]
     actors = [cluster.client(server, on_full="block", limits=QUICK) for server in (servers[0], servers[0], servers[1])]
     reader = cluster.reader(servers, limits=QUICK)
-    stop = threading.Event()
-    dones = [[0] for _ in actors]
-    threads = [acting(client, stop, done) for client, done in zip(actors, dones, strict=True)]
-    try:
-        drawn = 0
-        for _ in range(40):
-            drawn += len(reader.get_batch(32, timeout=100.0))
+    with acting(servers, *actors):
+        drawn = sum(len(reader.get_batch(32, timeout=100.0)) for _ in range(40))
         rates = [server.table("default").stats().rate for server in servers]
         inserted, handed = sum(rate.inserted for rate in rates), sum(rate.drawn for rate in rates)
         # Each server hears of a batch at the others with the reader's next message; what a learner that had waited too
@@ -103,22 +75,14 @@ def test_a_reader_holds_several_servers_to_one_band_though_one_has_no_actors(clu
         assert -128 - 3 * 32 <= inserted - handed <= 128 + 3 * 32 + forgiven and handed >= drawn
         # The one without actors has been told of the others' entries.
         assert rates[2].inserted == rates[2].drawn == 0 and rates[2].entries > 128
-    finally:
-        stop.set()
-        reader.configure(samples_per_insert_tolerance=None, timeout=100.0)
-        for thread in threads:
-            thread.join(100.0)
 
 
 def test_whole_episodes_wait_or_are_skipped_and_none_is_half_counted(cluster):
     parameters = Parameters(samples_per_insert=4.0, samples_per_insert_tolerance=200.0)
-    server = cluster.server(
-        tables={"default": Table(SCHEMA, storage="episodes", parameters=parameters)}, limits=QUICK, schema=None
-    )
+    table = Table(SCHEMA, storage="episodes", parameters=parameters)
+    server = cluster.server(tables={"default": table}, limits=QUICK, schema=None)
     patient = cluster.client(server, on_full="block", limits=QUICK)
-    stop, done = threading.Event(), [0]
-    thread = acting(patient, stop, done)
-    try:
+    with acting([server], patient):
         until(lambda: patient.stats().held_back)
         rate = server.table("default").stats().rate
         assert rate.inserted <= 50 + 20 and rate.inserted % 20 == 0, "entries count as their episode leaves"
@@ -135,13 +99,6 @@ def test_whole_episodes_wait_or_are_skipped_and_none_is_half_counted(cluster):
         assert stats.not_pushed["held back"] >= 1 and stats.steps == 60
         assert stats.passed_steps == 20 * stats.not_pushed["held back"]
         assert hasty.push_reason.startswith("held back")
-    finally:
-        stop.set()
-        server.configure(samples_per_insert_tolerance=None)
-        thread.join(100.0)
-
-
-# ------------------------------------------------------------------------------------------------- undrawn caches
 
 
 def test_an_actor_that_leaves_caches_out_hears_soon_that_they_are_wanted_again(cluster):
@@ -160,8 +117,8 @@ def test_an_actor_that_leaves_caches_out_hears_soon_that_they_are_wanted_again(c
 
     def push_until_held():
         draw_if_there()
-        client.push_cache(timeout=0.0)
-        client.push_cache(timeout=0.0)
+        for _ in range(2):
+            client.push_cache(timeout=0.0)
         client.update(timeout=100.0)
         return "waits until more is drawn" in client.stats().held_back
 

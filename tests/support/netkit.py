@@ -2,12 +2,16 @@
 loses.
 """
 
-import functools
+import contextlib
+import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import zmq
@@ -18,20 +22,13 @@ from memoire.limits import Limits, wall_clock
 from memoire.net.process import System
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
-from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
 from memoire.server.settings import Endpoints, Process, State
 from memoire.wire.frames import Message, MessageHeader
 
-SCHEMA = Schema(
-    {
-        "obs": Column(np.float32, (4,), "state"),
-        "action": Column(np.int32),
-        "reward": Column(np.float32, (), "reward"),
-    }
-)
-WIDE = Schema({"obs": Column(np.float32, (4000,), "state"), "reward": Column(np.float32, (), "reward")})
+SCHEMA = Schema({"obs": (np.float32, (4,)), "action": np.int32, "reward": np.float32})
+WIDE = Schema({"obs": (np.float32, (4000,)), "reward": np.float32})
 QUICK = Limits.of(resend_after=0.05, resend_most=0.2, update_every=0.02)
 """Resends soon, so that tests of losses are short."""
 
@@ -49,6 +46,32 @@ def until(condition, seconds=DEADLINE):
             return value
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.005)
+
+
+def is_alive(pid):
+    """Whether the process runs; a zombie, of which nobody has taken the status yet, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def program(*words, **options):
+    """Python with these words, as a process that is killed at the end; what it prints comes as text, errors too."""
+    command = [sys.executable, "-u", *map(str, words)]
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, **both | options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def surroundings(**changes):
+    """Variables of a process that works in another folder: no path of imports is relative."""
+    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **changes}
 
 
 def entry(schema, value):
@@ -110,10 +133,34 @@ def table_in(server, table=None):
     return server._tables[table or server.tables[0]]
 
 
-def intercept(server, kind, way):
-    """Have `way(answer, now, header, body, payload)` reply to the messages of a kind; `answer` is the server's own."""
-    handlers = server._dispatcher.handlers
-    handlers[kind] = functools.partial(way, handlers[kind])
+def ports_of(node):
+    """Addresses for requests, for what is pushed, and of notices."""
+    return [node.endpoint, node.push_endpoint, node.pub_endpoint]
+
+
+class Load:
+    """Clients that record, push and log all the time, each in a thread."""
+
+    def __init__(self, clients, pause=0.002):
+        self.clients, self.pause, self.stopped = clients, pause, threading.Event()
+        self.threads = [in_thread(self._work, client) for client in clients]
+
+    def _work(self, client):
+        number = 0
+        while not self.stopped.wait(self.pause):
+            record(client, length=3)
+            client.push_cache(0.0)
+            number += client.log(f"line {number}")
+        client.update(DEADLINE)
+        return number
+
+    def stop(self):
+        """Lines that each client logged, all of which are acknowledged."""
+        self.stopped.set()
+        for thread, _ in self.threads:
+            thread.join(DEADLINE)
+        assert not [box["error"] for _, box in self.threads if "error" in box]
+        return [box["value"] for _, box in self.threads]
 
 
 def in_thread(function, *arguments):
@@ -131,14 +178,7 @@ def in_thread(function, *arguments):
     return thread, box
 
 
-WORKERS = (
-    "memoire-authenticator",
-    "memoire-client",
-    "memoire-proxy",
-    "memoire-reader",
-    "memoire-requests",
-    "memoire-pull",
-)
+WORKERS = tuple(f"memoire-{name}" for name in ("authenticator", "client", "proxy", "reader", "requests", "pull"))
 
 
 class KeepingContext(zmq.Context):
@@ -202,7 +242,6 @@ class FaultyWay:
             self.done["dropped"] += 1
             return
         if chance < self.drop + self.double:
-            self.done["doubled"] += 1
             self.kept.append((other, frames))
         other.send_multipart(frames)
         if len(self.kept) > 3:  # old messages come again, out of order
