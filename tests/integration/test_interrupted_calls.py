@@ -33,9 +33,8 @@ class Run:
         self.server = cluster.keep(server_of(cluster.address(), tables=TABLES, **options))
         self.actors = {name: cluster.client(self.server, table=name, limits=QUICK) for name in TABLES}
         self.writers = {name: actor.writer() for name, actor in self.actors.items()}
-        self.readers = {
-            name: cluster.reader([self.server], table=name, limits=QUICK) for name in TABLES if "far" in name
-        }
+        far = [name for name in TABLES if "far" in name]
+        self.readers = {name: cluster.reader([self.server], table=name, limits=QUICK) for name in far}
         self.client = self.actors["near-caches"]
         self.model = self.client.model("policy")
         self.server.publish("policy", b"first")

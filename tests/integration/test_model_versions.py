@@ -1,6 +1,7 @@
 """The version of the model that acted: stamped by a client's writer, and right at every door, or refused there by name."""
 
 import inspect
+import itertools
 import re
 from contextlib import nullcontext
 
@@ -42,11 +43,10 @@ def memory(**options):
 def servers():
     """A server of each storage, limited and not, by (storage, max_model_lag)."""
     found = {}
-    for storage in ("caches", "episodes", "rollouts"):
-        for lag in (None, 2):
-            room = {} if storage == "caches" else {"capacity": 1000}
-            table = memoire.Table(SCHEMA, storage=storage, max_model_lag=lag, **room)
-            found[storage, lag] = memoire.Server(ANY, tables={"t": table})
+    for storage, lag in itertools.product(("caches", "episodes", "rollouts"), (None, 2)):
+        room = {} if storage == "caches" else {"capacity": 1000}
+        table = memoire.Table(SCHEMA, storage=storage, max_model_lag=lag, **room)
+        found[storage, lag] = memoire.Server(ANY, tables={"t": table})
     found["prompts", 2] = memoire.Server(ANY, tables=PROMPTS)
     yield found
     for server in found.values():
@@ -72,12 +72,6 @@ def pushed(servers, lag, version):
         client.push_episode(columns, model_version=version)
 
 
-def pushed_list(servers, lag, version):
-    with memoire.connect(servers["episodes", lag].endpoint) as client:
-        columns = dict(zip(SCHEMA.entry_names, SEVERAL, strict=True))
-        client.push_episode(columns, model_version=[1, version])
-
-
 VECTOR = {"num_envs": 2, "autoreset": "disabled"}
 DOORS = {
     "memoire.replay.writer.Writer.step": [
@@ -85,7 +79,10 @@ DOORS = {
         lambda _, lag, version: near(lag, version, **VECTOR),
         *map(far, ("caches", "episodes", "rollouts")),
     ],
-    "memoire.client.client.Client.push_episode": [pushed, pushed_list],
+    "memoire.client.client.Client.push_episode": [
+        pushed,
+        lambda servers, lag, version: pushed(servers, lag, [1, version]),
+    ],
     "memoire.replay.memory.Memory.add_many": [
         lambda _, lag, version: memory(max_model_lag=lag).add_many([0, 1], SEVERAL, 1.0, version)
     ],
@@ -123,7 +120,7 @@ def test_a_model_version_is_right_or_refused_at_every_door(door, number, servers
     for wrong in WRONG:
         for lag in (None, 2):
             with pytest.raises(
-                ParameterError, match=r"^model_version must be a whole number from 0 to 9007199254740991"
+                ParameterError, match="^model_version must be a whole number from 0 to 9007199254740991"
             ):
                 use(servers, lag, wrong)
     for right in (1, 2**53 - 1, np.int64(7)):
@@ -147,9 +144,7 @@ OPTIONAL = ("lease", "rewind", "resume")  # whose version may be None
 
 def test_every_call_for_prompts_with_a_version_is_tested_here():
     users = re.compile(r"memoire\.prompts\.\w+\.\w+Calls\.")
-    found = {
-        name for name, function in calls() if users.match(name) and "version" in inspect.signature(function).parameters
-    }
+    found = {name for name, made in calls() if users.match(name) and "version" in inspect.signature(made).parameters}
     assert found == VERSIONS_OF_PROMPTS.keys()
 
 
@@ -200,7 +195,7 @@ def test_a_clients_writer_stamps_the_model_that_was_handed_out_last(cluster):
 
 
 def test_a_client_of_several_topics_asks_unless_the_table_names_one(cluster):
-    for topic, expected in ((None, None), ("policy", 2)):
+    for topic, expected in ((None, [1, 1]), ("policy", [0, 2])):
         server = cluster.server(schema=SCHEMA, model_topic=topic)
         client = cluster.client(server)
         for name in ("critic", "policy", "policy"):
@@ -213,11 +208,9 @@ def test_a_client_of_several_topics_asks_unless_the_table_names_one(cluster):
             with pytest.raises(ModelUnknown, match="topics 'critic', 'policy', and the table sets no model_topic"):
                 step(writer)
             step(writer, model_version=1)
-            expected_versions = [1, 1]
         else:
             step(writer)
-            expected_versions = [0, expected]
-        assert client.memory.contents()["meta"]["model_version"][:2].tolist() == expected_versions
+        assert client.memory.contents()["meta"]["model_version"][:2].tolist() == expected
 
 
 @pytest.mark.parametrize("options", [{}, {"min_size": 40}, {"model_topic": "policy"}])
