@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +18,8 @@ import pytest
 import memoire
 from memoire.errors import ChildDied, MemoireTimeout
 from memoire.nodes.launcher import MAX_FAILED_STARTS, Child, Launcher
-from memoire.nodes.supervision import ABANDONED, LINE, LauncherLine
+from memoire.nodes.supervision import ABANDONED, LINE
+from netkit import is_alive, program, until
 
 TESTS = Path(__file__).resolve().parents[1]
 PATH = {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(TESTS), str(TESTS / "support")]))}
@@ -35,38 +35,12 @@ def start(launcher: Launcher, *actions: str, name: str = "child-0") -> Child:
     return launcher.start(name, "launched_child", *actions, environment=PATH)
 
 
-def is_alive(pid: int) -> bool:
-    """Whether the process runs; a zombie that nobody has buried yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def await_end(pids: list[int], seconds: float) -> list[int]:
-    """The processes among `pids` that still run after that time."""
-    deadline = time.monotonic() + seconds
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            watch = os.pidfd_open(pid)
-            try:
-                select.select([watch], [], [], max(0.0, deadline - time.monotonic()))
-            finally:
-                os.close(watch)
-    return [pid for pid in pids if is_alive(pid)]
-
-
-def test_a_child_is_ready_when_it_says_so_and_says_where(launcher: Launcher) -> None:
+def test_a_child_is_ready_when_it_says_so_says_where_and_finishes_on_order(launcher: Launcher) -> None:
     child = start(launcher, "ready", "wait")
     assert child.facts is None
     assert launcher.await_ready([child])
     assert child.facts == {"pid": child.process.pid, "threads": "1"}
     assert child.status is None
-
-
-def test_a_child_finishes_on_order(launcher: Launcher) -> None:
-    child = start(launcher, "ready", "wait")
-    launcher.await_ready([child])
     child.order("finish")
     assert launcher.wait_for([child], 20.0)
     assert list(child.tail) == ["finishing"]
@@ -93,16 +67,6 @@ def test_a_child_that_dies_later_is_noticed_while_others_run(launcher: Launcher)
     assert healthy.status is None
 
 
-def restarted(launcher: Launcher, child: Child) -> None:
-    """Kill it, and wait until another process has its place."""
-    former = child.process.pid
-    os.kill(former, signal.SIGKILL)
-    deadline = time.monotonic() + 60.0
-    while child.process.pid == former or child.facts is None:
-        assert launcher.pump(1.0) and time.monotonic() < deadline
-    assert child.facts["pid"] != former
-
-
 def test_a_supervised_child_that_is_killed_is_started_again_and_that_is_said_in_one_line() -> None:
     said: list[str] = []
     with Launcher(say=said.append) as launcher:
@@ -110,7 +74,9 @@ def test_a_supervised_child_that_is_killed_is_started_again_and_that_is_said_in_
         launcher.await_ready([child, other])
         launcher.supervise([child], lambda facts: (f"first-was-{facts['pid']}",))
         first = child.process.pid
-        restarted(launcher, child)
+        os.kill(first, signal.SIGKILL)
+        until(lambda: launcher.pump(1.0) and child.process.pid != first and child.facts, 60.0)
+        assert child.facts is not None and child.facts["pid"] != first
         assert said == ["child-0 was killed by signal 9; it is started again in 0.5 s"]
         command = Path(f"/proc/{child.process.pid}/cmdline").read_bytes().split(b"\0")
         assert f"first-was-{first}".encode() in command
@@ -176,14 +142,6 @@ def test_a_child_that_ignores_the_request_to_end_is_killed() -> None:
     launcher.close()  # again is fine
 
 
-def test_signals_go_back_to_whoever_had_them() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    with Launcher():
-        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] != before
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-    assert signal.set_wakeup_fd(-1) == -1
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_pump_at_once(number: signal.Signals, launcher: Launcher) -> None:
     child = start(launcher, "ready", "wait")
@@ -235,64 +193,38 @@ def test_no_process_is_left_behind_however_the_launcher_ends(number: signal.Sign
         [sys.executable, "-c", PARENT, *actions], env={**os.environ, **PATH}, stdout=subprocess.PIPE, text=True
     )
     with parent:
-        assert parent.stdout is not None
         pids = json.loads(parent.stdout.readline())
         assert all(is_alive(pid) for pid in pids)
         parent.send_signal(number)
         parent.wait(100.0)
-        assert await_end(pids, 20.0) == []
+        until(lambda: not any(map(is_alive, pids)), 20.0)
 
 
 @contextlib.contextmanager
-def tied(
-    *actions: str, program: tuple[str, ...] = ("-m", "launched_child")
-) -> Iterator[tuple["subprocess.Popen[str]", socket.socket]]:
+def tied(*words: str) -> Iterator[tuple["subprocess.Popen[str]", socket.socket]]:
     """A child with a line to this process, which takes in nothing; killed at the end."""
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-u", *program, *actions],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, **PATH, "OMP_NUM_THREADS": "1", LINE: str(theirs.fileno())},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    line = {**os.environ, **PATH, "OMP_NUM_THREADS": "1", LINE: str(theirs.fileno())}
+    with ours, theirs, program(*words, pass_fds=[theirs.fileno()], env=line) as process:
         theirs.close()
-        with process:
-            try:
-                yield process, ours
-            finally:
-                process.kill()
+        yield process, ours
 
 
 @pytest.mark.parametrize(("action", "status"), [("wait", 0), ("hang", ABANDONED)])
 @pytest.mark.timeout(90)
 def test_a_line_that_ends_with_a_report_unread_is_the_end_of_the_child(action: str, status: int) -> None:
     """Linux resets a Unix stream then, in place of ending it."""
-    with tied("ready", action) as (process, line):
+    with tied("-m", "launched_child", "ready", action) as (process, line):
         assert select.select([line], [], [], 60.0)[0], "the child says that it is ready"
         line.close()
         assert process.wait(60.0) == status
 
 
 def test_an_order_that_is_none_is_the_end_of_the_line() -> None:
-    with tied("ready", "wait") as (process, line):
+    with tied("-m", "launched_child", "ready", "wait") as (process, line):
         line.sendall(b"Finish!\n")
         assert process.wait(60.0) == 0
-        assert process.stdout is not None
         assert "stopping" in process.stdout.read()
-
-
-def test_a_report_that_nobody_takes_wakes_whoever_waits() -> None:
-    ours, theirs = socket.socketpair()
-    with theirs, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(LINE, "")
-        with LauncherLine() as tether:
-            tether._line = theirs  # without the thread that listens
-            ours.close()
-            tether.report(number=1)
-            assert not tether.wait(60.0)
 
 
 HOLDER = textwrap.dedent("""
@@ -314,11 +246,10 @@ HOLDER = textwrap.dedent("""
 def test_a_child_ends_with_its_launcher_where_a_copy_of_that_holds_the_line() -> None:
     command = [sys.executable, "-c", HOLDER]
     with subprocess.Popen(command, env={**os.environ, **PATH}, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         child, copy = map(int, parent.stdout.readline().split())
         try:
             parent.wait(60.0)
-            assert await_end([child], 60.0) == []
+            until(lambda: not is_alive(child), 60.0)
         finally:
             os.kill(copy, signal.SIGKILL)
 
@@ -328,5 +259,5 @@ MOVED = "import os; pids = iter([7, 1]); os.getppid = lambda: next(pids); import
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
 def test_a_launcher_that_died_before_the_kernel_was_asked_is_noticed() -> None:
-    with tied("ready", "wait", program=("-c", MOVED)) as (process, _):
+    with tied("-c", MOVED, "ready", "wait") as (process, _):
         assert process.wait(60.0) == 0

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ import memoire
 from memoire.errors import MemoireTimeout
 from memoire.nodes import local
 from memoire.nodes.local import LaunchOptions
-from netkit import until
+from netkit import is_alive, program, surroundings, until
 
 LEARNER = """
     import json, os, pathlib, sys
@@ -61,24 +61,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@contextlib.contextmanager
-def launched(folder: Path, *words: str) -> Iterator["subprocess.Popen[str]"]:
+def launched(folder: Path, *words: str) -> contextlib.AbstractContextManager["subprocess.Popen[str]"]:
     """`memoire launch` in a folder; killed at the end."""
-    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    command = [sys.executable, "-u", "-m", "memoire", "launch", "--port", "0", "--logs", "logs", *words]
-    with subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    ) as process:  # fmt: skip
-        try:
-            yield process
-        finally:
-            process.kill()
+    launch = "-m", "memoire", "launch", "--port", "0", "--logs", "logs"
+    return program(*launch, *words, cwd=folder, env=surroundings())
 
 
 def read_until(process: "subprocess.Popen[str]", pattern: str, count: int = 1) -> list["re.Match[str]"]:
     """The first lines that match."""
-    assert process.stdout is not None
     found, said = [], ""
     while len(found) < count:
         line = process.stdout.readline()
@@ -88,29 +78,11 @@ def read_until(process: "subprocess.Popen[str]", pattern: str, count: int = 1) -
     return found
 
 
-def state(pid: int) -> str:
-    """One letter; "" when the process is gone."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""
-
-
-def are_gone(pids: list[int]) -> bool:
-    return all(state(pid) in ("", "Z") for pid in pids)
-
-
-def parent_of(entry: Path) -> int:
-    return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-
-
 def pid_of(launcher: int, words: str) -> int:
     """The process of this launcher with these words in its command line."""
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            is_ours = entry.name.isdigit() and parent_of(entry) == launcher
-            if is_ours and words in (entry / "cmdline").read_text():
-                return int(entry.name)
-    raise AssertionError(f"no {words} below {launcher}")
+    listed = [file.read_text() for file in Path(f"/proc/{launcher}/task").glob("*/children")]
+    (found,) = [pid for pid in " ".join(listed).split() if words in Path(f"/proc/{pid}/cmdline").read_text()]
+    return int(found)
 
 
 def test_a_learner_that_is_the_server_and_its_actors_end_together(folder: Path) -> None:
@@ -123,11 +95,7 @@ def test_a_learner_that_is_the_server_and_its_actors_end_together(folder: Path) 
         rest, _ = process.communicate(timeout=100)
     assert process.returncode == 0, rest
     assert environment["MEMOIRE_LISTEN"] == environment["MEMOIRE_ENDPOINT"] != "tcp://127.0.0.1:5560"
-    assert (environment["MEMOIRE_ROLE"], environment["MEMOIRE_RANK"], environment["MEMOIRE_SEED"]) == (
-        "learner",
-        "0",
-        "3000",
-    )
+    assert [environment[f"MEMOIRE_{name}"] for name in ("ROLE", "RANK", "SEED")] == ["learner", "0", "3000"]
     assert "MEMOIRE_TETHER" not in environment and "MEMOIRE_PATH" not in environment
     assert arguments == "['--lr', '0.1']"
     assert len(re.findall(r"actor-[01] +\| hears that the run is over", rest)) == 2
@@ -152,8 +120,8 @@ def test_what_a_program_has_started_ends_with_it(folder: Path) -> None:
         first = [int(pid) for pid in read_until(process, r"\| pids (\d+) (\d+)")[0].groups()]
         os.kill(first[0], signal.SIGKILL)
         second = [int(pid) for pid in read_until(process, r"\| pids (\d+) (\d+)")[0].groups()]
-        until(lambda: are_gone(first), 60.0)
-        assert not are_gone(second[1:])
+        until(lambda: not any(map(is_alive, first)), 60.0)
+        assert is_alive(second[1])
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=100)
 
@@ -256,11 +224,8 @@ def test_a_step_that_the_end_interrupts_is_counted_or_not_and_nothing_is_said_of
         said, _ = process.communicate(timeout=20)
     assert process.returncode == 128 + signals[0], said
     assert "Traceback" not in said and "cannot close" not in said and "Error" not in said, said
-    with memoire.Server(
-        "tcp://127.0.0.1:*",
-        {"obs": memoire.Column("float32", (2,), "state"), "action": "int64", "reward": "float32"},
-        state=folder / "state",
-    ) as server:
+    schema = {"obs": memoire.Column("float32", (2,), "state"), "action": "int64", "reward": "float32"}
+    with memoire.Server("tcp://127.0.0.1:*", schema, state=folder / "state") as server:
         steps = server.totals().steps
     assert steps >= 100
     if len(signals) == 1:  # the second one kills

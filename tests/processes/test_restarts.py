@@ -5,7 +5,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +13,8 @@ import pytest
 import memoire
 from history import trial
 from history.ports import block
-from memoire.client.reports import ClientStats
 from memoire.errors import MemoireTimeout
-from netkit import QUICK, SCHEMA, record, until
+from netkit import QUICK, SCHEMA, Load, program, until
 from tcpkit import flood, place
 
 
@@ -34,12 +32,10 @@ class Process:
         self.process = subprocess.Popen(
             [*command, *self.options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        assert self.process.stdout is not None
         assert self.endpoint.rpartition(":")[2] in self.process.stdout.readline()
 
     def end(self, number: int) -> int:
         """Send a signal; the exit status."""
-        assert self.process is not None
         self.process.send_signal(number)
         status = self.process.wait(100.0)
         self.process.communicate()
@@ -61,30 +57,6 @@ def node(folder: Path, *options: str) -> Iterator[Process]:
             made.end(signal.SIGKILL)
 
 
-class Talker:
-    """A client that counts, logs and pushes in a thread of its own until it is told to end."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.client = memoire.connect(endpoint, seed=1, capacity=1000, limits=QUICK, timeout=100.0)
-        self.lines = 0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._talk, daemon=True)
-        self._thread.start()
-
-    def _talk(self) -> None:
-        while not self._stopping.wait(0.01):
-            record(self.client, length=5)
-            self.client.push_cache(timeout=0.0)
-            self.lines += self.client.log(f"line {self.lines}")
-
-    def end(self) -> ClientStats:
-        """Stop, and have everything acknowledged."""
-        self._stopping.set()
-        self._thread.join()
-        self.client.update(100.0)
-        return self.client.stats()
-
-
 def test_nothing_is_lost_or_doubled_while_processes_are_killed(tmp_path: Path) -> None:
     """Real processes, signals and disks; simulated trials have the other faults and storages, and the planted faults.
 
@@ -98,42 +70,23 @@ def test_nothing_is_lost_or_doubled_while_processes_are_killed(tmp_path: Path) -
     assert outcome.figures["caches_accepted"] > 0 < outcome.figures["samples_drawn"]
 
 
-def end_from_outside(server: Process, rounds: int = 10) -> int:
-    """Be a raw peer until the process ends; its exit status. A libzmq that is mended outlives all rounds: then kill it."""
-    assert server.process is not None
-    for _ in range(rounds):
-        if server.process.poll() is not None:
-            break
-        with contextlib.suppress(OSError):
-            flood(place(server.endpoint), b"DEALER")
-    return server.end(signal.SIGKILL)
-
-
 def test_a_server_that_a_raw_peer_ends_from_outside_goes_on_exactly_when_it_is_started_again(tmp_path: Path) -> None:
     with node(tmp_path / "state") as server:
-        talker = Talker(server.endpoint)
-        until(lambda: talker.client.stats().updates > 3)
-        assert end_from_outside(server) in (-signal.SIGABRT, -signal.SIGKILL)
+        client = memoire.connect(server.endpoint, seed=1, capacity=1000, limits=QUICK, timeout=100.0)
+        load = Load([client], pause=0.01)
+        until(lambda: client.stats().updates > 3)
+        for _ in range(10):  # a libzmq that is mended outlives all of them
+            with contextlib.suppress(OSError):
+                flood(place(server.endpoint), b"DEALER")
+        assert server.end(signal.SIGKILL) in (-signal.SIGABRT, -signal.SIGKILL)
         server.start()
-        told = talker.end()
+        (lines,), told = load.stop(), client.stats()
         assert server.end(signal.SIGTERM) == 0
         with server.saved() as saved:
             assert (saved.total_episodes, saved.total_steps) == (told.episodes, told.steps)
             texts = [entry.line.text for entry in saved.search(most=10_000)]
-            assert texts == [f"line {number}" for number in range(talker.lines)]
-        talker.client.close()
-
-
-def test_a_second_server_on_a_folder_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    with node(tmp_path / "state") as server:
-        assert server.process is not None
-        second = Process(tmp_path / "state")
-        with pytest.raises(AssertionError):
-            second.start()
-        assert second.process is not None
-        _, words = second.process.communicate(timeout=100.0)
-        assert second.process.returncode == 1
-        assert f"in use by process {server.process.pid}" in words and "Traceback" not in words
+            assert texts == [f"line {number}" for number in range(lines)]
+        client.close()
 
 
 def test_a_second_signal_ends_a_process_that_is_still_saying_goodbye(tmp_path: Path) -> None:
@@ -141,20 +94,15 @@ def test_a_second_signal_ends_a_process_that_is_still_saying_goodbye(tmp_path: P
     with node(tmp_path / "state") as server:
         server.end(signal.SIGKILL)
         server.start(("-c", PATIENT))
-        stopped = subprocess.Popen([sys.executable, "-c", LISTENER, server.endpoint], stdout=subprocess.PIPE, text=True)
-        try:
-            assert stopped.stdout is not None and stopped.stdout.readline() == "ready\n"
+        with program("-c", LISTENER, server.endpoint) as stopped:
+            assert stopped.stdout.readline() == "ready\n"
             stopped.send_signal(signal.SIGSTOP)
             with memoire.Reader([server.endpoint]) as reader:
                 reader.finish()
-            assert server.process is not None and server.process.stderr is not None
             server.process.send_signal(signal.SIGTERM)
             with pytest.raises(subprocess.TimeoutExpired):
                 server.process.wait(0.7)
             assert server.end(signal.SIGTERM) == 128 + signal.SIGTERM
-        finally:
-            stopped.kill()
-            stopped.communicate()
         server.start()  # nothing of the folder minds
         assert server.end(signal.SIGTERM) == 0
 
@@ -177,7 +125,6 @@ with memoire.connect(sys.argv[1]) as client:
 def test_a_server_whose_disk_fails_says_so_and_ends_and_its_clients_heal_the_next_one(tmp_path: Path) -> None:
     with node(tmp_path / "state") as server, memoire.connect(server.endpoint, seed=1, limits=QUICK) as client:
         client.update()
-        assert server.process is not None
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (0, 0))  # each write fails from now on, for good
         client.on_episode(0, 10, 1.0)
         with pytest.raises(MemoireTimeout):

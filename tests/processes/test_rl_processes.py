@@ -15,15 +15,16 @@ from actor_critic import NumpyActorCritic
 from memoire import rl
 from memoire.rl.__main__ import _parser as command_parser
 from memoire.rl.pipeline import Accident, Run, read_file
-from netkit import until
+from netkit import program, until
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "tests" / "rl" / "rl_pipeline.py"
 COLLECTION = FILE.with_name("rl_collection.py")
+RL = "-m", "memoire.rl"
 
 
 def python(*arguments: str, timeout: float = 100.0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "memoire.rl", *arguments]
+    command = [sys.executable, *RL, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
@@ -44,26 +45,28 @@ def test_a_run_reaches_its_goal_although_each_role_is_killed_once(
     assert "goal not reached" in said[-1] and "--fresh begins anew" in said[-1]
 
 
-def test_a_file_without_a_pipeline_is_refused() -> None:
-    found = python("up", str(COLLECTION))
-    assert found.returncode == 2 and "rl.Pipeline" in found.stderr
-    found = python("work", "tcp://127.0.0.1:9", os.devnull)
-    assert found.returncode == 2 and "pipeline" in found.stderr
+@pytest.mark.parametrize(
+    ("verb", "file", "missing"),
+    [
+        ("up", COLLECTION, "rl.Pipeline"),
+        ("work", os.devnull, "pipeline"),
+        ("collect", FILE.with_name("rl_collection.none"), "rl.Collection"),
+        ("observe", os.devnull, "run_episode"),
+    ],
+)
+def test_a_file_without_what_is_run_is_refused(verb: str, file: object, missing: str) -> None:
+    found = python(verb, *([] if verb == "up" else ["tcp://127.0.0.1:9"]), str(file))
+    assert found.returncode == 2 and missing in found.stderr
 
 
 @contextlib.contextmanager
 def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A command that ends by SIGTERM with status 0."""
-    command = [sys.executable, "-m", "memoire.rl", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
+    with program(*RL, *arguments, stderr=subprocess.PIPE) as process:
         yield process
         process.terminate()
         _, errors = process.communicate(timeout=30.0)
         assert process.returncode == 0, errors
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_collector_fills_a_learners_table_by_a_node_that_follows_its_models() -> None:
@@ -72,14 +75,9 @@ def test_a_collector_fills_a_learners_table_by_a_node_that_follows_its_models() 
     net = NumpyActorCritic(4, 2)
     with memoire.Server("tcp://127.0.0.1:0", tables={"rollouts": table}) as server:
         with running("infer", server.endpoint, str(COLLECTION), "--endpoint", "tcp://127.0.0.1:0") as node:
-            assert node.stdout is not None
             place = node.stdout.readline().split()[-1]
             version = server.publish("policy", net.body())
-            collect = "collect", server.endpoint, str(COLLECTION), "--inference", place
-            collector = subprocess.Popen(
-                [sys.executable, "-m", "memoire.rl", *collect], stdout=subprocess.PIPE, text=True
-            )
-            try:
+            with program(*RL, "collect", server.endpoint, COLLECTION, "--inference", place) as collector:
                 for step in range(3):
                     rollouts = server.table("rollouts").take(256, timeout=60.0, release="publish")
                     assert set(rollouts.model_version.tolist()) == {version}
@@ -88,18 +86,12 @@ def test_a_collector_fills_a_learners_table_by_a_node_that_follows_its_models() 
                 server.finish()
                 said, _ = collector.communicate(timeout=60.0)
                 assert collector.returncode == 0 and "recorded 768 steps" in said, said
-            finally:
-                collector.kill()
-                collector.wait()
 
 
 def test_an_observer_runs_the_episodes_of_its_file_and_goes_on_at_another_agent() -> None:
     columns = {"obs": (np.float32, (1,)), "action": np.int64, "reward": np.float32}
-    given = (
-        {"obs": (np.float32, (1,))},
-        {"action": np.int64},
-        lambda rows: {"action": np.zeros(len(rows["obs"]), np.int64)},
-    )
+    act = lambda rows: {"action": np.zeros(len(rows["obs"]), np.int64)}  # noqa: E731
+    given = {"obs": (np.float32, (1,))}, {"action": np.int64}, act
     agents = [rl.Agent("tcp://127.0.0.1:0", *given, columns) for _ in range(2)]
     try:
         with running("observe", *(each.endpoint for each in agents), str(COLLECTION)):
@@ -122,13 +114,6 @@ def test_commands_take_as_many_addresses_as_the_classes_that_they_run(verb: str)
             assert parse([verb, *options, *urls, "run.py"]).file == "run.py"
 
 
-def test_a_file_without_a_collection_or_a_function_is_refused() -> None:
-    found = python("collect", "tcp://127.0.0.1:9", str(FILE.with_name("rl_collection.none")))
-    assert found.returncode == 2 and "rl.Collection" in found.stderr
-    found = python("observe", "tcp://127.0.0.1:9", os.devnull)
-    assert found.returncode == 2 and "run_episode" in found.stderr
-
-
 def test_a_trainer_begins_anew_if_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RL_TEST_RUNS", str(tmp_path))
     former = tmp_path / "test" / "checkpoint"
@@ -136,11 +121,6 @@ def test_a_trainer_begins_anew_if_told(tmp_path: Path, monkeypatch: pytest.Monke
     (former / "old").touch()
     refused = python("train", "tcp://127.0.0.1:9", str(FILE), "--fresh")
     assert refused.returncode == 2 and "--yes" in refused.stderr and former.exists()
-    command = [sys.executable, "-m", "memoire.rl", "train", "tcp://127.0.0.1:9", str(FILE), "--fresh", "--yes"]
-    waiting = subprocess.Popen(command)  # for a server, for which it is killed
-    try:
+    with program(*RL, "train", "tcp://127.0.0.1:9", FILE, "--fresh", "--yes"):  # waits for a server
         assert until((tmp_path / "test" / "checkpoint.former-1" / "old").exists, 60.0)
         assert not (former / "old").exists()  # the new one is there as soon as the trainer locks it
-    finally:
-        waiting.kill()
-        waiting.wait()
