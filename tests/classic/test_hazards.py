@@ -8,33 +8,13 @@ import time
 
 import numpy as np
 import pytest
-import zmq
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from classic_help import DEADLINE, Cluster, check_content, in_thread, play, tcp, templates
-from memoire import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
+from memoire import ReplayMemoryClient, ReplayMemoryServer
 from memoire.errors import EndpointError, MemoireTimeout, NotEnoughSamples
-from memoire.wire import messages
-from memoire.wire.frames import encode, parse
 from netkit import until
-from wirekit import changed, golden, with_tail
 
 pytestmark = pytest.mark.slow
-
-
-def local(max_step, **parameters):
-    rem = ReplayMemory(*templates(), max_step, seed=1)
-    for name, value in parameters.items():
-        setattr(rem, name, value)
-    return rem
-
-
-class Owner:
-    """What `play` needs of a client."""
-
-    def __init__(self, rem):
-        self.rem = rem
 
 
 # ---------------------------------------------------------------------------------------------- H2 to H4: the caches
@@ -78,67 +58,7 @@ def test_samples_are_whole_while_their_caches_are_overwritten():
         assert cluster.server.total_caches > 10
 
 
-def test_there_may_be_more_pull_workers_than_caches():
-    with Cluster(n_caches=1, cache_size=8, workers=5) as cluster:
-        client = cluster.client()
-        play(client, 1)
-        for k in range(10):
-            assert client.push_cache() == 0
-            cluster.held(k + 1)
-        check_content(cluster.server.get_batch(8))
-
-
-# ---------------------------------------------------------------------------------------------- H5, H6: the memory
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.sampled_from([7, 13, 31, 97, 100, 101, 128]),
-    st.lists(st.integers(3, 20), min_size=4, max_size=20),
-    st.integers(1, 3),
-    st.integers(1, 3),
-)
-def test_windows_are_right_for_any_size_of_the_ring(max_step, lengths, stack, steps):
-    rem = local(max_step, frame_stack=stack, multi_step=steps, priority_exponent=0.0)
-    for owner, length in enumerate(lengths):
-        play(Owner(rem), owner, length=min(length, max_step))
-    if rem.info()["num_positive"]:
-        check_content(rem.get_batch(256), steps=steps, stack=stack)
-
-
-def test_the_last_transition_of_an_episode_can_be_drawn():
-    rem = local(100, multi_step=3, discount_factor=0.5, priority_exponent=0.0)
-    final = np.array([1, 10, 20, 1], np.float32)
-    play(Owner(rem), 1, length=10, final_state=final, terminated=True)
-    batch = rem.get_batch(256)
-    position = batch.prev.info[:, 1]
-    assert set(position.tolist()) == set(range(10))
-    last = position == 9
-    np.testing.assert_array_equal(batch.next.state[last][:, 0], np.broadcast_to(final, (last.sum(), 4)))
-    assert (batch.discount[position >= 7] == 0).all()
-    assert (batch.discount[position < 7] == 0.125).all()
-    np.testing.assert_array_equal(batch.reward[last], np.full(last.sum(), 9 % 3))
-
-
-def test_an_episode_cut_off_goes_on_in_its_targets():
-    rem = local(100, discount_factor=0.5, priority_exponent=0.0)
-    play(Owner(rem), 1, length=1, final_state=np.ones(4, np.float32), terminated=False, bootstrap_value=8.0)
-    batch = rem.get_batch(8)
-    assert (batch.discount == 0.5).all()
-    np.testing.assert_allclose(batch.prev.qvest, 0.0 + 0.5 * 8.0)
-
-
-# --------------------------------------------------------------------------------------- H7, H23, H24: the messages
-
-
-@pytest.mark.parametrize("size", [255, 256, 257, 65_536, 5_000_001])
-def test_messages_of_any_size_are_received(size):
-    message = np.random.default_rng(size).bytes(size)
-    with Cluster() as cluster:
-        client = cluster.client()
-        with in_thread(lambda: client.sub_bytes("topic", timeout=DEADLINE)) as outcome:
-            cluster.server.pub_bytes("topic", message)
-        assert outcome["result"] == message
+# ------------------------------------------------------------------------------------------- H23, H24: the messages
 
 
 def test_every_thread_may_publish():
@@ -167,60 +87,6 @@ def test_topics_are_matched_exactly_and_messages_between_calls_wait():
         assert [client.sub_bytes("a", timeout=DEADLINE) for _ in range(3)] == [f"a{k}" for k in range(3)]
         with pytest.raises(MemoireTimeout):
             client.sub_bytes("a", timeout=0.1)
-
-
-# -------------------------------------------------------------------------------- H8, H25: strangers on the ports
-
-
-def request(context, endpoint, frames):
-    """Send a request as a stranger would; its reply's frames without the empty one, or None when none came."""
-    with context.socket(zmq.DEALER) as stranger:
-        stranger.linger = 0
-        stranger.connect(endpoint)
-        stranger.send_multipart([b"", *frames])
-        return stranger.recv_multipart()[1:] if stranger.poll(1000 * int(DEADLINE)) else None
-
-
-def test_another_version_of_the_protocol_is_refused_with_a_reason():
-    hello = bytearray(encode(messages.Hello(), client=bytes(range(16)), sequence=1)[0])
-    hello[4:6] = (99).to_bytes(2, "little")
-    with Cluster() as cluster, zmq.Context() as context:
-        answer = request(context, cluster.req, [bytes(hello)])
-        assert answer is not None
-        refused = parse(answer).body
-        assert refused.code == "version"
-        assert "99" in refused.text
-        cluster.client()  # and others go on
-
-
-def test_garbage_on_every_port_ends_nothing():
-    rng = np.random.default_rng(0)
-    hello = encode(messages.Hello(), client=bytes(range(16)), sequence=1)[0]
-    garbage = [[b""], [b"x"], [rng.bytes(500)], [hello[:-1]], [hello, b"more"], [hello[:50]], [b"MEMR" + rng.bytes(92)]]
-    garbage += [[bytes([*hello[:k], hello[k] ^ 1, *hello[k + 1 :]])] for k in range(0, len(hello), 7)]
-    garbage += [changed("hello", 6, b"\xff\x00"), changed("hello", 6, b"\x04\x00"), with_tail("hello", b"\xc0")]
-    garbage += [golden("welcome"), golden("notice")]  # whole messages that nobody sends there
-    with Cluster(cache_size=16) as cluster, zmq.Context() as context:
-        client, server = cluster.client(), cluster.server.server
-        play(client, 1)
-        for frames in garbage:
-            for kind, endpoint in ((zmq.DEALER, cluster.req), (zmq.PUSH, cluster.push), (zmq.SUB, cluster.sub)):
-                with context.socket(kind) as stranger:
-                    stranger.linger = 1000
-                    stranger.connect(endpoint)
-                    if kind == zmq.SUB:
-                        stranger.subscribe(frames[0][:200])
-                    else:
-                        stranger.send_multipart([b"", *frames] if kind == zmq.DEALER else frames)
-        # Each has come in at both kinds of loop, and was turned away.
-        until(lambda: sum(server.stats().refused.values()) >= 2 * len(garbage))
-        assert {"frames", "short", "checksum", "type", "tail", "unexpected"} <= server.stats().refused.keys()
-        assert server.stats().faults == 0
-        client.update_counter()
-        assert cluster.server.total_episodes == 1
-        assert client.push_cache() == 0
-        check_content(cluster.server.get_batch(16, timeout=DEADLINE))
-        assert cluster.server.total_caches == 1
 
 
 # ------------------------------------------------------------------------- H11, H14, H19, H26: nobody waits for ever
@@ -350,7 +216,7 @@ def test_pull_workers_may_start_together_and_under_load():
             assert not each.is_alive()
 
 
-# ---------------------------------------------------------------------------------------- H12, H20: exact shares
+# --------------------------------------------------------------------------------------------- H12: exact shares
 
 
 def test_shares_follow_total_weights_and_not_how_many_caches_were_pushed():
@@ -369,15 +235,3 @@ def test_shares_follow_total_weights_and_not_how_many_caches_were_pushed():
             shares.append((prev.info[:, 0] == 1).mean())
         assert np.mean(shares[:20]) == pytest.approx(0.75, abs=0.03)
         assert np.mean(shares[20:]) == pytest.approx(0.75, abs=0.03)
-
-
-@pytest.mark.parametrize("tail", [0, 1, 7, 63])
-def test_a_draw_at_the_very_end_of_the_weights_finds_a_positive_one(tail):
-    """H20: the sums round, so that a search for nearly the total may run past the last positive weight."""
-    from memoire._core import PriorityTree
-
-    weights = np.array([1.5, 0.0, 2.0**52 + 2.0] + [0.0] * tail)
-    tree = PriorityTree(len(weights))
-    tree.set(np.arange(len(weights)), weights)
-    drawn = tree.draw(np.array([0.0, 0.5, 1 - 2.0**-53]))
-    assert (weights[drawn] > 0).all()
