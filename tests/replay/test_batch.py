@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memoire
+import netkit
 from memoire import _core
 from memoire.errors import EmptyMemory, ParameterError
-from memoire.replay.batch import ID, Batch, GatheredSamples
+from memoire.replay.batch import Batch, GatheredSamples
 from memoire.replay.mixing import MAX_PREFETCH, drawn_ahead
 from memoire.replay.schema import Schema
-from memory_checks import filled
-from netkit import until
+from netkit import Cluster, fill, in_thread, until
 
 # --- A batch is a mapping of arrays whose targets need no further thought
 
@@ -127,43 +127,27 @@ def test_it_prints_its_arrays() -> None:
     assert repr(batch_for(gathered_for(SCHEMA))).startswith("Batch(obs.image: uint8[3, 2, 2], obs.arm.0: int64[3], ")
 
 
-def test_a_clusters_id_is_a_client_and_a_number() -> None:
-    assert ID.itemsize == 24 and ID.names == ("client", "number")
-
-
 # --- Batches drawn ahead come in order, end with the run, and leave nobody behind who draws
-
-SCHEMA_AHEAD = memoire.Schema({"state": (np.float32, (2,)), "reward": np.float32})
 
 
 class Numbers:
     """0, 1, 2, ...: as many as there are, and how many were taken."""
 
     def __init__(self, most: int = 1000) -> None:
-        self.most, self.taken, self.is_over, self.is_ended = most, 0, False, False
-        self.threads: set[int] = set()
+        self.most, self.taken, self.is_ended = most, 0, False
 
     def make(self, is_over: Callable[[], bool]) -> Iterator[int]:
         try:
             while self.taken < self.most and not is_over():
-                self.threads.add(threading.get_ident())
                 self.taken += 1
                 yield self.taken - 1
         finally:
             self.is_ended = True
 
-    def ahead(self, count: int) -> Iterator[int]:
-        return drawn_ahead(self.make, lambda: self.is_over, count)
-
-
-@pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_values_come_in_order_up_to_the_end(ahead: int) -> None:
-    assert list(Numbers(10).ahead(ahead)) == list(range(10))
-
 
 def test_whoever_stops_early_leaves_nobody_who_draws() -> None:
     numbers = Numbers()
-    for value in numbers.ahead(2):
+    for value in drawn_ahead(numbers.make, lambda: False, 2):
         if value == 5:
             break
     del value
@@ -185,7 +169,7 @@ def test_an_error_comes_in_its_turn() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_whatever_is_made_of_values_is_made_ahead_of_the_calls(ahead: int) -> None:
+def test_whatever_is_made_of_values_is_made_ahead_of_the_calls_and_comes_in_order(ahead: int) -> None:
     numbers, threads = Numbers(10), set[int]()
 
     def squared(number: int) -> int:
@@ -202,60 +186,30 @@ def test_whatever_is_made_of_values_is_made_ahead_of_the_calls(ahead: int) -> No
 
 @pytest.mark.parametrize("ahead", [-1, MAX_PREFETCH + 1, 1.0, True, None])
 def test_a_number_that_is_none_is_refused_at_once(ahead: object) -> None:
-    with memoire.Server(None, SCHEMA_AHEAD) as server, pytest.raises(ParameterError, match="ahead"):
+    with memoire.Server(None, netkit.SCHEMA) as server, pytest.raises(ParameterError, match="ahead"):
         server.batches(4, ahead=ahead)  # type: ignore[call-overload]
     with pytest.raises(ParameterError, match="ahead"):
         memoire.prefetch([1], ahead)  # type: ignore[arg-type]
 
 
-def entry(number: int) -> tuple[Any, ...]:
-    return np.full(2, number, np.float32), np.float32(1)
-
-
-def play(client: memoire.Client) -> None:
-    filled(client.memory, entry, length=64, final=lambda: (np.zeros(2, np.float32),), terminated=True)
-
-
-def test_a_server_draws_ahead_until_the_run_is_over() -> None:
-    with (
-        memoire.Server("tcp://127.0.0.1:0", SCHEMA_AHEAD, seed=1) as server,
-        memoire.connect(server.endpoint, seed=2) as client,
-    ):
-        play(client)
-        for _ in range(4):
-            assert client.push_cache(timeout=100)
-        until(lambda: server.total_caches == 4)
-        batches = server.batches(32, timeout=100, ahead=2)
-        first = next(batches)
-        assert first.state.shape == (32, 2)
-        until(lambda: server.stats().batches == 3)  # the one that was taken, and two that wait
-        first.update_priorities(np.ones(32))
-        server.finish()
-        assert list(batches) == []
-
-
-def test_mixed_batches_are_drawn_ahead_too() -> None:
-    tables = {"one": memoire.Table(SCHEMA_AHEAD), "two": memoire.Table(SCHEMA_AHEAD)}
-    with memoire.Server("tcp://127.0.0.1:0", tables=tables, seed=1) as server:
-        for name in tables:
-            with memoire.connect(server.endpoint, table=name, seed=2) as client:
-                play(client)
-                assert client.push_cache(timeout=100)
-        until(lambda: server.total_caches == 2)
-        batch = next(server.batches({"one": 8, "two": 4}, timeout=100, ahead=1))
-        assert {name: len(part.ids) for name, part in batch.items()} == {"one": 8, "two": 4}
+def test_a_server_draws_ahead_until_the_run_is_over(cluster: Cluster) -> None:
+    server = cluster.server()
+    fill(cluster.client(server), caches=4)
+    batches = server.batches(32, timeout=100, ahead=2)
+    first = next(batches)
+    assert first.obs.shape == (32, 4)
+    until(lambda: server.stats().batches == 3)  # the one that was taken, and two that wait
+    first.update_priorities(np.ones(32))
+    server.finish()
+    assert list(batches) == []
 
 
 def test_a_server_that_closes_ends_what_is_drawn_ahead() -> None:
-    with memoire.Server("tcp://127.0.0.1:0", SCHEMA_AHEAD) as server:
-        batches = server.batches(8, timeout=100, ahead=1)
-        ended = threading.Event()
-        thread = threading.Thread(target=lambda: (list(batches), ended.set()))
-        thread.start()
+    with memoire.Server(None, netkit.SCHEMA) as server:
+        thread, box = in_thread(list, server.batches(8, timeout=100, ahead=1))
         until(lambda: any(each.name == "memoire-ahead" for each in threading.enumerate()))
-    assert ended.wait(100)
     thread.join(100)
-    assert not thread.is_alive()
+    assert box == {"value": []}
 
 
 # --- Large arrays take the memory that earlier ones have given back, and nobody's while it is in use

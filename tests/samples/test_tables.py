@@ -98,14 +98,15 @@ def test_feedback_reaches_the_clients_of_each_table(cluster):
     until(lambda: (applied("online"), applied("demo")) == (40, 24))
 
 
-@pytest.mark.parametrize("kind", ["server", "reader", "client"])
+@pytest.mark.parametrize("kind", ["server", "server, ahead", "reader", "client"])
 def test_mixed_batches_have_so_many_samples_of_each_table(cluster, kind):
     server = with_tables(cluster, {"online": Table(SCHEMA), "demo": Table(WITH_VALUE)})
     online, demo = cluster.client(server, table="online"), cluster.client(server, table="demo")
     fill(online, value=3)
     fill(demo, value=7)
-    source = {"server": server, "client": online, "reader": None}[kind] or cluster.reader([server], table="demo")
-    for _, batch in zip(range(3), source.batches({"online": 24, "demo": 8}, timeout=100.0), strict=False):
+    source = cluster.reader([server], table="demo") if kind == "reader" else online if kind == "client" else server
+    options = {"ahead": 1} if kind == "server, ahead" else {}
+    for _, batch in zip(range(3), source.batches({"online": 24, "demo": 8}, timeout=100.0, **options), strict=False):
         assert {name: len(part.ids) for name, part in batch.items()} == {"online": 24, "demo": 8}
         assert set(np.unique(batch["online"].obs)) == {3.0} and set(np.unique(batch["demo"].obs)) == {7.0}
         assert batch.joined.obs.shape == (32, 4) and "value" not in batch.joined and batch.joined.action.shape == (32,)
@@ -203,12 +204,6 @@ def test_a_table_with_a_limit_of_its_own_has_that_and_the_others_share_the_rest(
 def test_settings_of_tables_that_cannot_be_are_refused(options, message):
     with pytest.raises((ParameterError, WrongType), match=message):
         memoire.Server(None, **options)
-
-
-# What is kept on disk
-
-
-# The dispatcher
 
 
 # Mixed batches
