@@ -263,9 +263,9 @@ def test_without_prioritization_all_are_drawn_alike_whatever_their_errors(sample
 def test_the_population_of_a_correction_is_what_can_be_drawn_now(beta, normalize):
     """N is not the number of entries: one of error 0, and the newest ones without their windows, are not in it."""
     errors = np.where(np.arange(8) == 2, 0.0, ERRORS)
-    buffer = buffer_of(errors, Prioritized(1.0, beta=beta, normalize=normalize), multi_step=2)
+    buffer = buffer_of(errors, Prioritized(0.5, beta=beta, normalize=normalize), multi_step=2)
     drawable = np.array([1, 1, 0, 1, 1, 1, 0, 0])
-    weights = errors * drawable
+    weights = (errors * drawable) ** 0.5
     batch = buffer.sample(500)
     rows = batch.obs[:, 0].astype(int)
     assert set(rows) == set(np.flatnonzero(drawable))

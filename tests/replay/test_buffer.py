@@ -3,26 +3,23 @@
 import copy
 import gc
 import pickle
-import tempfile
 import threading
-from itertools import cycle, product
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import memoire
-from coded_env import KINDS, CodedEnv, action_at, decode, reward_at
+from coded_env import KINDS, CodedEnv, action_at, decode, drive, reward_at
 from memoire.classic.notebook import PrioritizedReplayBuffer
 from memoire.errors import EmptyMemory, NotCopied, ParameterError
 from memoire.replay.buffer import Buffer
 from memoire.replay.sampling import Prioritized, Uniform
 from memoire.replay.schema import Schema
 from memory_checks import check_memory
+from netkit import in_thread, switching_often
 
 # ------------------------------------------------------------------------------------- targets in closed form
 
@@ -102,19 +99,6 @@ def check_batch(
     return seen
 
 
-def drive(envs: Any, writer: Any, schema: Schema, kind: str, steps: int) -> Any:
-    obs, _ = envs.reset(seed=0)
-    for _ in range(steps):
-        leaves = schema.flatten("obs", obs)
-        action = np.array([action_at(decode(kind, [leaf[i] for leaf in leaves])) for i in range(envs.num_envs)])
-        next_obs, reward, terminated, truncated, info = envs.step(action)
-        writer.step(obs, action, reward, terminated, truncated, next_obs, info)
-        yield
-        obs = next_obs
-        if writer.autoreset == "disabled" and (done := terminated | truncated).any():
-            obs, _ = envs.reset(options={"reset_mask": done})
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", tuple(AutoresetMode), ids=lambda mode: mode.value)
 def test_batches_hold_true_transitions_while_the_buffer_overflows(mode: AutoresetMode, kind: str) -> None:
@@ -164,51 +148,6 @@ def test_endless_episodes_are_cut_to_make_room() -> None:
 # ------------------------------------------------------------------------------------------- priorities
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.floats(0.01, 100.0), min_size=2, max_size=20),
-    st.sampled_from([0.0, 0.5, 1.0]),
-    st.sampled_from([0.0, 0.4, 1.0]),
-    st.sampled_from(["batch", "global"]),
-)
-def test_importance_is_schauls(errors: list[float], alpha: float, beta: float, normalize: Any) -> None:
-    buffer = Buffer(CHAIN, 32, sampler=Prioritized(alpha, beta=beta, normalize=normalize), seed=0)
-    walk_chain(buffer, len(errors), len(errors))
-    first = buffer.sample(500)
-    ids = np.array([first.ids[first.action == t][0] for t in range(len(errors)) if (first.action == t).any()])
-    actions = [int(first.action[first.ids == number][0]) for number in ids]
-    applied = buffer.update_priorities(ids, [errors[t] for t in actions])
-    assert applied == (len(ids), 0, 0, 0)
-    priority = np.array([errors[t] + 1e-6 if t in actions else 1.0 for t in range(len(errors))])
-    chance = priority**alpha / (priority**alpha).sum()
-    batch = buffer.sample(64)
-    undivided = (len(errors) * chance) ** -beta
-    divisor = undivided[batch.action].max() if normalize == "batch" else undivided.max()
-    np.testing.assert_allclose(batch.importance, undivided[batch.action] / divisor, rtol=1e-4)
-    assert batch.divisor == pytest.approx(divisor, rel=1e-4)
-    assert batch.importance.dtype == np.float32 and batch.left_out == 0.0
-
-
-def test_surprising_entries_are_drawn_more_often() -> None:
-    buffer = Buffer(CHAIN, 16, sampler=Prioritized(1.0, beta=0.4), seed=0)
-    walk_chain(buffer, 4, 4)
-    batch = buffer.sample(100)
-    assert batch.update_priorities(np.where(batch.action == 2, 7.0, 1.0)) == (100, 0, 0, 0)
-    share = (buffer.sample(20_000).action == 2).mean()
-    assert share == pytest.approx(0.7, abs=0.015)  # 0.7 +- 4.6 standard errors
-
-
-def test_priorities_of_entries_that_left_are_counted_as_stale() -> None:
-    buffer = Buffer(CHAIN, 8, sampler=Uniform(), seed=0)
-    walk_chain(buffer, 4, 4)
-    old = buffer.sample(32)
-    for _ in range(3):
-        walk_chain(buffer, 4, 4)
-    assert buffer.update_priorities(old.ids, np.ones(32)) == (0, 32, 0, 0)
-    with pytest.raises(ParameterError, match=r"td_errors\[1\] must be finite, got nan. Nothing was changed"):
-        buffer.update_priorities([0, 1], [1.0, np.nan])
-
-
 def test_parameters_can_be_changed_and_apply_to_what_is_stored() -> None:
     buffer = Buffer(CHAIN, 32, sampler=Prioritized(1.0, beta=0.4), seed=0)
     walk_chain(buffer, 8, 8)
@@ -230,13 +169,46 @@ def test_parameters_can_be_changed_and_apply_to_what_is_stored() -> None:
     assert buffer.parameters == before
 
 
-def test_settings_that_cannot_be_are_refused_when_it_is_made() -> None:
-    with pytest.raises(ParameterError, match="capacity must be a whole number"):
-        Buffer(CHAIN, 0)
-    with pytest.raises(ParameterError, match="multi_step must be"):
-        Buffer(CHAIN, 10, multi_step=0)
-    with pytest.raises(ParameterError, match="^exponent must be"):
-        Buffer(CHAIN, 10, sampler=Prioritized(-1.0))
+def test_several_threads_write_draw_report_and_configure_at_once() -> None:
+    """Rows say where they come from, so that a torn or overwritten sample would show."""
+    schema = Schema({"obs": (np.float64, (64,)), "action": np.int64, "reward": np.float32})
+    buffer = Buffer(schema, 300, sampler=Prioritized(0.6), frame_stack=2, multi_step=2, discount=1.0, seed=0)
+    stop = threading.Event()
+
+    def write(thread: int) -> None:
+        with buffer.writer(num_envs=2, autoreset="disabled", check=False) as writer:  # it is never reset
+            for t in range(800):
+                code = np.array([thread * 100_000 + 10_000 * i + t for i in range(2)])
+                obs, after = (np.repeat(code[:, None] + d, 64, axis=1).astype(np.float64) for d in (0, 1))
+                done = np.full(2, t % 17 == 16)
+                writer.step(obs, code, code.astype(np.float64) % 1000, done, ~done & (t % 5 == 0), after)
+
+    def read() -> None:
+        while not stop.is_set():
+            with suppress(EmptyMemory):
+                batch = buffer.sample(32)
+                assert (batch.obs == batch.obs[..., :1]).all() and (batch.next_obs == batch.next_obs[..., :1]).all()
+                assert (batch.obs[:, -1, 0] == batch.action).all()
+                assert (batch.next_obs[:, -1, 0] == batch.action + batch.steps).all()
+                assert np.isin(np.diff(batch.obs[..., 0]), (0, 1)).all(), "a stack is of one episode"
+                batch.update_priorities(batch.importance)
+
+    def tune() -> None:
+        while not stop.is_set():
+            buffer.configure(multi_step=2)
+            buffer.configure(multi_step=3)
+
+    with switching_often():
+        writers = [in_thread(write, i) for i in range(2)]
+        others = [in_thread(work) for work in (read, read, tune)]
+        for thread, _ in writers:
+            thread.join(100)
+        stop.set()
+        for thread, _ in others:
+            thread.join(100)
+    assert [box for _, box in writers + others] == [{"value": None}] * 5
+    assert buffer.memory.generated == 2 * 2 * 800
+    check_memory(buffer.memory)
 
 
 # ---------------------------------------------------------------------------------- the rest of the door
@@ -272,53 +244,6 @@ def test_info_and_repr_say_what_is_there() -> None:
     buffer = buffer_of()
     assert buffer.info()["num_entries"] == len(buffer) == 20 and buffer.info()["live"]
     assert repr(buffer).startswith("Buffer(20 of 100 entries, 3 episodes, Schema(obs: float32[1] (state)")
-
-
-def test_several_threads_write_draw_and_report_at_once() -> None:
-    """Rows say where they come from, so that a torn or overwritten sample would show."""
-    schema = Schema({"obs": (np.float64, (64,)), "action": np.int64, "reward": np.float32})
-    buffer = Buffer(schema, 300, sampler=Prioritized(0.6), multi_step=2, discount=1.0, seed=0)
-    problems: list[str] = []
-    ready = threading.Event()
-    stop = threading.Event()
-
-    def write(thread: int) -> None:
-        with buffer.writer(num_envs=2, autoreset="disabled", check=False) as writer:  # it is never reset
-            for t in range(1500):
-                code = np.array([thread * 100_000 + 10_000 * i + t for i in range(2)])
-                obs, after = (np.repeat(code[:, None] + d, 64, axis=1).astype(np.float64) for d in (0, 1))
-                done = np.full(2, t % 17 == 16)
-                writer.step(obs, code, code.astype(np.float64) % 1000, done, ~done & (t % 5 == 0), after)
-                ready.set()
-
-    def read() -> None:
-        while not stop.is_set():
-            try:
-                batch = buffer.sample(32)
-            except EmptyMemory:
-                continue
-            whole = (batch.obs == batch.action[:, None]).all() and (batch.next_obs == batch.next_obs[:, :1]).all()
-            if not whole or not (batch.next_obs[:, 0] == batch.action + batch.steps).all():
-                problems.append("torn")
-            batch.update_priorities(batch.importance)
-
-    def guarded(work: Any, *args: Any) -> None:
-        try:
-            work(*args)
-        except Exception as error:
-            problems.append(repr(error))
-
-    writers = [threading.Thread(target=guarded, args=(write, i)) for i in range(2)]
-    readers = [threading.Thread(target=guarded, args=(read,)) for _ in range(2)]
-    for thread in writers + readers:
-        thread.start()
-    for thread in writers:
-        thread.join(timeout=100)
-    stop.set()
-    for thread in readers:
-        thread.join(timeout=100.0)
-    assert not any(thread.is_alive() for thread in writers + readers)
-    assert not problems and ready.is_set()
 
 
 # --- A buffer can be copied and pickled, a batch without its memory; whatever cannot says what to do
@@ -378,70 +303,14 @@ def test_whatever_cannot_be_copied_says_what_to_do(way):
                 COPIES[way](made)
 
 
-def by_file(buffer):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "saved.npz"
-        buffer.save(path)
-        return memoire.Buffer.load(path)
-
-
-SAVED = {**COPIES, "file": by_file}
-SAMPLERS = {
-    "prioritized": {"sampler": memoire.Prioritized(0.7, beta=memoire.Linear(0.2, 1.0, 30))},
-    "rank": {"sampler": memoire.RankBased(0.7)},
-    "greedy": {"sampler": memoire.Greedy()},
-    "uniform": {"sampler": memoire.Uniform(stratified=True)},
-    "n-step": {"multi_step": 3, "discount": 0.9, "frame_stack": 2},
-    "sequences": {"sequence_length": 4, "sequence_overlap": 2, "burn_in": 1},
-    "drawn 40 times": {"max_times_sampled": 40},
-    "any age": {"max_age": 5000.0},
-    "limited": {"max_times_sampled": 40, "max_model_lag": 3, "samples_per_insert_tolerance": 1e6, "min_size": 5},
-}
-FORMS = {
-    "plain": SCHEMA,
-    "ragged": SCHEMA | {"words": memoire.Column(np.int32, (None, 2))},
-    "ragged states": {"obs": memoire.Column(np.float32, (None,), "state"), "action": np.int64, "reward": np.float32},
-}
-
-
-def fill(buffer, start, steps, rng):
+def fill(buffer, steps):
+    """Episodes of 7 steps that terminate and that are truncated, by a new model every 50 steps."""
     with buffer.writer() as writer:
-        for step in range(start, start + steps):
-            extras = {"words": rng.integers(0, 9, (step % 4, 2))} if "words" in buffer.schema else {}
-            sizes = (step % 3 + 1, (step + 1) % 3 + 1) if buffer.schema["obs"].is_ragged else (3, 3)
+        for step in range(steps):
             place = step + 1000 * (step // 7)
-            obs, after = (np.full(size, place + i, np.float32) for i, size in enumerate(sizes))
+            obs, after = np.full(3, place), np.full(3, place + 1)
             ends = step % 7 == 6 and step % 14 != 13, step % 14 == 13
-            writer.step(obs, step, step / 9, *ends, after, model_version=1 + step // 50, **extras)
-
-
-@pytest.mark.parametrize(
-    ("kind", "form", "way"), [(*each, way) for each, way in zip(product(SAMPLERS, FORMS), cycle(SAVED), strict=False)]
-)
-def test_a_buffer_that_goes_on_from_a_saved_form_draws_what_it_would_have_drawn(kind, form, way):
-    buffer = memoire.Buffer(FORMS[form], 60, seed=3, ragged_limit=4000 if "ragged" in form else 0, **SAMPLERS[kind])
-    buffer.memory.set_clock(1000.0)
-    fill(buffer, 0, 150, np.random.default_rng(1))  # wraps
-    for _ in range(3):
-        batch = buffer.sample(8)
-        batch.update_priorities(np.arange(len(batch.ids)) ** 2.0)
-    made = SAVED[way](buffer)
-    made.memory.set_clock(1000.0)
-    check_memory(made.memory)
-    for start in (200, 230):
-        for _ in range(3):
-            one, other = buffer.sample(8), made.sample(8)
-            assert list(one) == list(other)
-            for name in one:
-                np.testing.assert_array_equal(one[name], other[name], err_msg=name)
-            assert np.array_equal(one.ids, other.ids)
-            for each in (one, other):
-                each.update_priorities(np.arange(len(each.ids)) * 1.5)
-        episodes, others = buffer.sample_episodes(2), made.sample_episodes(2)
-        np.testing.assert_array_equal(episodes.mask, others.mask)
-        assert buffer.memory.sums() == made.memory.sums() and buffer.rate.surplus == made.rate.surplus
-        for each in (buffer, made):
-            fill(each, start, 20, np.random.default_rng(start))
+            writer.step(obs, step, step / 9, *ends, after, model_version=1 + step // 50)
 
 
 @pytest.mark.parametrize("way", COPIES)
@@ -485,7 +354,7 @@ def test_a_buffer_that_is_loaded_with_another_capacity_holds_the_newest_episodes
 ):
     path = tmp_path / "replay.npz"
     buffer = memoire.Buffer(SCHEMA, 60, seed=3, sampler=memoire.Prioritized(0.7, beta=memoire.Linear(0.0, 1.0, 10)))
-    fill(buffer, 0, 150, np.random.default_rng(1))
+    fill(buffer, 150)
     writer = buffer.writer()
     for step in range(3):
         writer.step(np.full(3, 9000 + step), 9000 + step, 0.0, False, False, np.full(3, 9001 + step))
@@ -495,6 +364,8 @@ def test_a_buffer_that_is_loaded_with_another_capacity_holds_the_newest_episodes
     made = memoire.Buffer.load(path, capacity=capacity)
     check_memory(made.memory)
     assert (made.capacity, made.writer(resume=True).lanes.tolist()) == (capacity, [0])
+    assert (made.schema, made.parameters) == (buffer.schema, buffer.parameters)
+    assert memoire.Buffer.load(path, priority_exponent=0.0).parameters.priority_exponent == 0.0
 
     def known(memory):
         meta = memory.contents()["meta"]
@@ -514,7 +385,7 @@ def test_a_buffer_that_is_loaded_with_another_capacity_holds_the_newest_episodes
 
 def test_a_saved_memory_draws_what_it_would_have_drawn_in_a_loaded_buffer(tmp_path):
     buffer = memoire.Buffer(SCHEMA, 60, seed=3, sampler=memoire.RankBased(0.7))
-    fill(buffer, 0, 150, np.random.default_rng(1))
+    fill(buffer, 150)
     buffer.sample(4)
     memoire.dataset.save(buffer.memory, tmp_path / "memory.npz")
     made = memoire.Buffer.load(tmp_path / "memory.npz")

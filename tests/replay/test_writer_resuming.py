@@ -8,7 +8,6 @@ import os
 import pickle
 import shutil
 import signal
-import sys
 import threading
 import zipfile
 
@@ -19,6 +18,7 @@ import memoire
 from memoire.errors import BufferLocked, DataError, EpisodeTorn, ForkedError, NotItsPast, ParameterError, TwoThreads
 from memoire.replay.memory_state import ABOUT, ARRAYS, STATE
 from memory_checks import check_memory
+from netkit import in_thread, switching_often
 
 # --- A run that was saved in the middle of an episode, and went on from that, equals one that was not interrupted: bit by bit
 
@@ -179,6 +179,7 @@ SAVED = {
     "file": by_file,
     "pickle": lambda buffer, path: pickle.loads(pickle.dumps(buffer)),
     "copy": lambda buffer, path: copy.copy(buffer),
+    "deepcopy": lambda buffer, path: copy.deepcopy(buffer),
 }
 CASES = [
     ("prioritized", form, writer)
@@ -187,6 +188,7 @@ CASES = [
 ]
 CASES += [(sampler, "plain", "next_step") for sampler in SAMPLERS if sampler not in ("lambda", "prioritized")]
 CASES += [("lambda", "lambda", writer) for writer in ("single", "same_step", "members")]
+CASES += [("sequences", "ragged", "single")]
 STEPS, AFTER = 40, 7
 
 
@@ -296,15 +298,11 @@ def test_threads_that_configure_save_and_make_writers_do_not_wait_for_each_other
         threading.Thread(target=lambda call=call, n=n: [call() for _ in range(n)], daemon=True)
         for call, n in zip(calls, counts, strict=True)
     ]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
+    with switching_often():
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(20)
-    finally:
-        sys.setswitchinterval(interval)
     assert not any(thread.is_alive() for thread in threads)
 
 
@@ -321,31 +319,24 @@ def test_a_writer_that_was_closed_leaves_its_lanes_in_a_saved_buffer_too(is_kept
 
 @pytest.mark.slow
 def test_a_buffer_that_is_saved_while_others_record_stops_no_step_and_can_be_resumed():
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # a save meets steps at any place
-    buffer = plain(capacity=3000)
-    saved, failed = [], []
-
-    def record(writer):
-        try:
-            for step in range(800):
-                one_step(writer, step, ends=step % 50 == 49)
-                if step % 50 == 49:
-                    writer.reset()
-        except BaseException as error:
-            failed.append(error)
-
+    buffer, saved = plain(capacity=3000), []
     writers = [buffer.writer(check=False), buffer.writer(num_envs=2, autoreset="same_step", longest=20)]
-    threads = [threading.Thread(target=record, args=(writer,)) for writer in writers[:1]]
-    threads += [threading.Thread(target=lambda: [one_step(writers[1], step) for step in range(800)])]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        saved.append(buffer.__reduce_ex__(4)[1][1])
-    for thread in threads:
-        thread.join()
-    sys.setswitchinterval(interval)
-    assert failed == [] and len(saved) > 2
+
+    def record():
+        for step in range(800):
+            one_step(writers[0], step, ends=step % 50 == 49)
+            if step % 50 == 49:
+                writers[0].reset()
+
+    def record_two():
+        for step in range(800):
+            one_step(writers[1], step)
+
+    with switching_often():  # a save meets steps at any place
+        recording = [in_thread(record), in_thread(record_two)]
+        while any(thread.is_alive() for thread, _ in recording):
+            saved.append(buffer.__reduce_ex__(4)[1][1])
+    assert [box for _, box in recording] == [{"value": None}] * 2 and len(saved) > 2
     for content in saved[:: max(1, len(saved) // 20)]:
         other = memoire.Buffer.load(io.BytesIO(content))
         check_memory(other.memory)
@@ -554,24 +545,17 @@ def test_a_saved_memory_is_no_buffer_to_go_on_as(tmp_path):
 
 def test_two_threads_save_a_resumed_buffer_to_another_folder_at_once(tmp_path):
     saved(tmp_path / "b.npz")
-    buffer, both, errors = resume(tmp_path / "b.npz"), threading.Barrier(2), []
+    buffer, both = resume(tmp_path / "b.npz"), threading.Barrier(2)
 
     def save(name):
         for turn in range(20):
             (tmp_path / f"other-{turn}").mkdir(exist_ok=True)
             both.wait(20)
-            try:
-                buffer.save(tmp_path / f"other-{turn}" / name)
-            except BufferLocked as error:
-                errors.append(error)
+            buffer.save(tmp_path / f"other-{turn}" / name)
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    threads = [threading.Thread(target=save, args=(name,)) for name in ("c.npz", "d.npz")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    sys.setswitchinterval(interval)
-    assert not errors and len(list(tmp_path.glob("other-*/*.npz"))) == 40
+    with switching_often():
+        saving = [in_thread(save, name) for name in ("c.npz", "d.npz")]
+        for thread, _ in saving:
+            thread.join(20)
+    assert [box for _, box in saving] == [{"value": None}] * 2 and len(list(tmp_path.glob("other-*/*.npz"))) == 40
     buffer.close()

@@ -1,10 +1,12 @@
 """Environments whose observations say where they come from: (environment, episode, step)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+
+from memoire.replay.schema import Schema
 
 KINDS = ("box", "discrete", "dict")
 Place = tuple[int, int, int]
@@ -43,6 +45,20 @@ def action_at(place: Place) -> int:
 def reward_at(place: Place) -> float:
     """Of the step that leaves a place."""
     return place[0] + place[1] / 10 + place[2] / 1000
+
+
+def drive(envs: Any, writer: Any, schema: Schema, kind: str, steps: int) -> Iterator[None]:
+    """The loop that a user writes, over a vector of coded environments; it stops after each step."""
+    obs, _ = envs.reset(seed=0)
+    for _ in range(steps):
+        leaves = schema.flatten("obs", obs)
+        action = np.array([action_at(decode(kind, [leaf[i] for leaf in leaves])) for i in range(envs.num_envs)])
+        next_obs, reward, terminated, truncated, info = envs.step(action)
+        writer.step(obs, action, reward, terminated, truncated, next_obs, info)
+        yield
+        obs = next_obs
+        if writer.autoreset == "disabled" and (done := terminated | truncated).any():
+            obs, _ = envs.reset(options={"reset_mask": done})
 
 
 class CodedEnv(gym.Env):

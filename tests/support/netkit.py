@@ -178,6 +178,17 @@ def in_thread(function, *arguments):
     return thread, box
 
 
+@contextlib.contextmanager
+def switching_often():
+    """Threads take turns at any place, and not after milliseconds."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
 WORKERS = tuple(f"memoire-{name}" for name in ("authenticator", "client", "proxy", "reader", "requests", "pull"))
 
 
