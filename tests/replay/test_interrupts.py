@@ -29,7 +29,7 @@ from memoire.rl.memory import GenericMemory
 from memoire.rl.policies import MlpPolicy
 from memoire.rl.realtime import DummyDrone
 from memoire.rl.starts import StartStates
-from memory_checks import check_memory
+from memory_checks import LongWay, RecordingObserver, check_memory
 from statekit import fork
 
 # --- A call of a writer that is interrupted anywhere, as by Ctrl+C, has happened or it has not; the next calls go on from there
@@ -40,24 +40,6 @@ NO, YES = np.zeros(3, np.bool_), np.ones(3, np.bool_)
 SECOND = np.array([False, True, False])
 WORD = [np.arange(n, dtype=np.uint8) for n in (3, 5, 2, 7, 4, 6, 1, 8, 2, 3)]
 ENDED: dict[str, Any] = {"final_obs": VECTOR[19], "_final_obs": SECOND}
-
-
-class Heard(list[Any]):
-    def on_entries(self, count: int) -> None:
-        self.append(count)
-
-    def on_episode(self, lane: int, length: int, return_: Any) -> None:
-        self.append((lane, length, return_.tolist()))
-
-
-class LongWay:
-    """A memory that the engine does not know: its writer takes every step the long way."""
-
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.memory, name)
 
 
 def one(at: int, terminated: bool = False, truncated: bool = False, to: int | None = None, **more: Any) -> Call:
@@ -113,7 +95,7 @@ class Tried:
 
     def __init__(self, case: Case, memory: Memory) -> None:
         memory.set_clock(5.0)
-        self.memory, self.heard, self.refused = memory, Heard(), []
+        self.memory, self.heard, self.refused = memory, RecordingObserver(), []
         store: Any = LongWay(memory) if case.long_way else memory
         self.writer = Writer(store, case.num_envs, case.autoreset, self.heard, longest=case.longest)
         for call in case.before:
@@ -132,9 +114,8 @@ class Tried:
 
     def outcome(self) -> dict[str, Any]:
         """All that can be told apart."""
-        told, episodes = sum(each for each in self.heard if isinstance(each, int)), []
-        episodes = [each for each in self.heard if not isinstance(each, int)]
-        found = {"refused": self.refused, "entries told": told, "episodes told": episodes}
+        heard = self.heard
+        found = {"refused": self.refused, "entries told": heard.entries, "episodes told": heard.episodes}
         for name, value in self.memory.contents().items():
             if name not in ("columns", "finals"):
                 found[name] = value.tolist() if isinstance(value, np.ndarray) else value
@@ -227,25 +208,23 @@ def ways_on(case: Case) -> Iterator[tuple[Call, ...]]:
     yield *case.then, lambda writer: writer.close()  # as if nothing had been
 
 
-def check(case: Case, opcodes: bool) -> None:
-    check_whole(case.make, case.call, ways_on(case), opcodes=opcodes)
-
-
 QUICK = ("usual step", "the long way", "terminated", "vector, being reset", "vector, same_step", "reset of some", "cut")
 """Cases that are also in the quick half: a step that C makes, others, and the three calls."""
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
-def test_a_call_that_is_interrupted_at_a_line_has_happened_or_has_not(name: str) -> None:
-    check(CASES[name], opcodes=False)
+QUICK_ONES = [pytest.param(name, False, id=f"{name}, line") for name in QUICK]
+SLOW_ONES = [
+    pytest.param(name, opcodes, id=f"{name}, {'opcode' if opcodes else 'line'}", marks=pytest.mark.slow)
+    for opcodes in (False, True)
+    for name in CASES
+    if opcodes or name not in QUICK
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_a_call_that_is_interrupted_at_an_opcode_has_happened_or_has_not(name: str) -> None:
-    check(CASES[name], opcodes=True)
+@pytest.mark.parametrize(("name", "opcodes"), QUICK_ONES + SLOW_ONES)
+def test_a_call_that_is_interrupted_has_happened_or_has_not(name: str, opcodes: bool) -> None:
+    case = CASES[name]
+    check_whole(case.make, case.call, ways_on(case), opcodes=opcodes)
 
 
 DRAWS: dict[str, Callable[[memoire.Buffer], Any]] = {

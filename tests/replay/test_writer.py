@@ -1,8 +1,8 @@
 """Every stored transition is told apart by its content: no transition crosses a reset, and final states are the true ones."""
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,98 +13,30 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coded_env import KINDS, CodedEnv, action_at, decode, reward_at
+from coded_env import KINDS, CodedEnv, Place, action_at, decode, drive, reward_at
 from memoire.client.episodes import RolloutWriter
 from memoire.errors import (
     EntryError,
     EpisodeTorn,
     FinalObservationMissing,
     MemoireError,
+    NotFinite,
     ObservationReused,
     ParameterError,
     SchemaError,
 )
+from memoire.replay import dataset
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.schema import Schema
 from memoire.replay.steps import AUTORESET, autoreset_mode, layout
 from memoire.replay.writer import Writer
+from memory_checks import LongWay, RecordingObserver
 
 # --- Every stored transition is told apart by its content: no transition crosses a reset, and final states are the true ones
 
 ENDS = ("terminated", "truncated", "both")
 MODES = tuple(AutoresetMode)
-
-
-class Ledger:
-    """A memory in its plainest form: lists of entries, checked to come in the promised form."""
-
-    def __init__(self, schema: Schema, capacity: int = 100_000) -> None:
-        self.schema, self.capacity = schema, capacity
-        self.open_entries: dict[int, list[dict[str, Any]]] = {}
-        self.episodes: list[dict[str, Any]] = []
-        self.refuse = False
-
-    def open(self, lane: int = 0) -> None:
-        self.open_entries[lane] = []
-
-    def checked_version(self, model_version: Any) -> int:
-        return int(model_version)
-
-    leaving = ()
-    held = staticmethod(nullcontext)
-
-    def adding_one(self, lane: int, values: tuple[Any, ...], *facts: Any) -> list[Any]:
-        return [(self.add_many, (np.array([lane]), tuple(value[None] for value in values), *facts))]
-
-    def adding(self, *given: Any) -> list[Any]:
-        return [(self.add_many, given)]
-
-    def closing(self, lane: int, *, is_cut: bool = False, **end: Any) -> list[Any]:
-        return [(partial(self.close, **end), (lane,)), (self.open, (lane,))]
-
-    def add_many(self, lanes: Any, values: tuple[Any, ...], init_w: Any = 1.0, model_version: int = 0) -> None:
-        if self.refuse:
-            raise EntryError("obs", "nothing today", "something")
-        assert isinstance(values, tuple) and lanes.dtype == np.int64
-        for name, value in zip(self.schema.entry_names, values, strict=True):
-            assert value.dtype == self.schema[name].dtype and value.shape == (len(lanes), *self.schema[name].shape)
-        for i, lane in enumerate(lanes.tolist()):
-            entry = {name: value[i].copy() for name, value in zip(self.schema.entry_names, values, strict=True)}
-            entry["init_w"] = np.broadcast_to(init_w, len(lanes))[i]
-            entry["model_version"] = model_version
-            self.open_entries[lane].append(entry)
-
-    def close(
-        self,
-        lane: int = 0,
-        *,
-        final_state: tuple[Any, ...] | None = None,
-        terminated: bool | None = None,
-        bootstrap_value: Any = None,
-    ) -> None:
-        entries = self.open_entries.pop(lane)
-        assert entries, "an empty episode was closed"
-        if final_state is not None:
-            assert isinstance(final_state, tuple)
-            for value, name in zip(final_state, self.schema.states, strict=True):
-                assert value.dtype == self.schema[name].dtype and value.shape == self.schema[name].shape
-            final_state = tuple(value.copy() for value in final_state)
-        self.episodes.append(
-            {"lane": lane, "entries": entries, "final": final_state, "terminated": terminated, "boot": bootstrap_value}
-        )
-
-
-class Watcher:
-    def __init__(self) -> None:
-        self.entries = 0
-        self.episodes: list[tuple[int, int, np.ndarray]] = []
-
-    def on_entries(self, count: int) -> None:
-        self.entries += count
-
-    def on_episode(self, lane: int, length: int, return_: np.ndarray) -> None:
-        self.episodes.append((lane, length, return_))
 
 
 def coded_fns(
@@ -113,81 +45,63 @@ def coded_fns(
     return [partial(CodedEnv, i, *each, kind) for i, each in enumerate(zip(lengths, ends, strict=True))]
 
 
-def actions_for(schema: Schema, kind: str, obs: Any, count: int) -> np.ndarray:
-    leaves = schema.flatten("obs", obs)
-    return np.array([action_at(decode(kind, [leaf[i] for leaf in leaves])) for i in range(count)])
-
-
-def drive(envs: Any, writer: Writer, schema: Schema, kind: str, steps: int) -> None:
-    """The loop that a user writes."""
-    obs, _ = envs.reset(seed=0)
-    for _ in range(steps):
-        action = actions_for(schema, kind, obs, envs.num_envs)
-        next_obs, reward, terminated, truncated, info = envs.step(action)
-        writer.step(obs, action, reward, terminated, truncated, next_obs, info)
-        obs = next_obs
-        if writer.autoreset == "disabled" and (done := terminated | truncated).any():
-            obs, _ = envs.reset(options={"reset_mask": done})
+def by_environment(memory: Memory, kind: str) -> dict[int, list[tuple[dataset.Episode, list[Place]]]]:
+    """Each environment's episodes, the oldest first, each with the places that its entries come from."""
+    found = defaultdict(list)
+    for episode in dataset.episodes(memory):
+        leaves = [episode.columns[name] for name in memory.schema.leaves("obs")]
+        places = [decode(kind, entry) for entry in zip(*leaves, strict=True)]
+        found[places[0][0]].append((episode, places))
+    return found
 
 
 def check_by_content(
-    memory: Ledger, kind: str, lengths: Sequence[Sequence[int]], ends: Sequence[Sequence[str]], steps: int, mode: str
+    memory: Memory, told: RecordingObserver, kind: str, lengths: Any, ends: Any, steps: int, mode: str
 ) -> None:
-    """Each lane's episodes are 0, 1, 2 ... of its environment, whole, in order, with their true ends."""
-    states = memory.schema.states
+    """Each environment's episodes are 0, 1, 2 ..., whole, in order, with their true ends, and the observer was told so."""
+    found = by_environment(memory, kind)
     for lane in range(len(lengths)):
-        done = [episode for episode in memory.episodes if episode["lane"] == lane]
-        left = steps
-        for k, episode in enumerate(done):
+        left, expected = steps, []
+        for k, (episode, places) in enumerate(found[lane]):
             length, end = lengths[lane][k % len(lengths[lane])], ends[lane][k % len(ends[lane])]
-            check_entries(memory.schema, kind, episode["entries"], lane, k)
-            assert len(episode["entries"]) == length
-            assert decode(kind, episode["final"]) == (lane, k, length)
-            assert episode["terminated"] is (end != "truncated")
-            left -= length + (mode == "next_step" and left > length)
-        tail = memory.open_entries[lane]
-        check_entries(memory.schema, kind, tail, lane, len(done))
-        assert len(tail) == left, "a step was lost or made up"
-        assert states
+            assert places == [(lane, k, t) for t in range(left if episode.is_open else length)]
+            rewards = [reward_at(place) for place in places]
+            np.testing.assert_array_equal(episode.columns["action"], [action_at(place) for place in places])
+            np.testing.assert_array_equal(episode.columns["reward"], np.float32(rewards))
+            left -= len(places) + (mode == "next_step" and left > len(places))
+            if not episode.is_open:
+                assert decode(kind, list(episode.final_state.values())) == (lane, k, length)
+                assert episode.terminated is (end != "truncated")
+                expected.append((lane, length, pytest.approx(sum(rewards), abs=1e-12)))
+        assert left == 0, "a step was lost or made up"
+        assert [each for each in told.episodes if each[0] == lane] == expected
+    assert told.entries == memory.num_entries
 
 
-def check_entries(schema: Schema, kind: str, entries: list[dict[str, Any]], lane: int, episode: int) -> None:
-    for t, entry in enumerate(entries):
-        place = (lane, episode, t)
-        assert decode(kind, [entry[name] for name in schema.leaves("obs")]) == place
-        assert entry["action"] == action_at(place)
-        assert entry["reward"] == np.float32(reward_at(place))
+some_episodes = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(ENDS)), min_size=1, max_size=5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
-@pytest.mark.parametrize("vector", [SyncVectorEnv, AsyncVectorEnv])
-def test_every_stored_transition_is_a_true_one(vector: Any, mode: AutoresetMode, kind: str) -> None:
-    lengths = [[1, 1, 3, 2], [2, 2, 1, 4], [3, 1, 1, 5]][: 2 if vector is AsyncVectorEnv else 3]
-    ends = [["terminated", "truncated"], ["both", "truncated", "terminated"], ["truncated", "both"]][: len(lengths)]
+def check_steps(vector: Any, mode: Any, kind: str, episodes: Any, steps: int) -> None:
+    """Drive environments whose episodes have these lengths and ends, and look at what was stored."""
+    lengths, ends = ([[each[part] for each in own] for own in episodes] for part in (0, 1))
     envs = vector(coded_fns(kind, lengths, ends), autoreset_mode=mode)
     try:
-        schema = Schema.from_env(envs)
-        memory, watcher = Ledger(schema), Watcher()
-        writer = Writer(memory, *layout(envs), observer=watcher)
+        memory, told = Memory(Schema.from_env(envs), 1000, live=True), RecordingObserver()
+        writer = Writer(memory, *layout(envs), observer=told)
         assert writer.autoreset == autoreset_mode(mode)
-        drive(envs, writer, schema, kind, steps=40)
-        check_by_content(memory, kind, lengths, ends, 40, writer.autoreset)
-        stored = sum(len(episode["entries"]) for episode in memory.episodes)
-        assert watcher.entries == stored + sum(map(len, memory.open_entries.values()))
-        assert len(watcher.episodes) == len(memory.episodes)
-        counts = dict.fromkeys(range(len(lengths)), 0)
-        for lane, length, return_ in watcher.episodes:
-            k = counts[lane]
-            counts[lane] += 1
-            assert length == lengths[lane][k % 4]
-            assert return_.shape == () and return_.dtype == np.float64
-            assert return_ == pytest.approx(sum(reward_at((lane, k, t)) for t in range(length)), abs=1e-12)
+        for _ in drive(envs, writer, memory.schema, kind, steps):
+            pass
+        check_by_content(memory, told, kind, lengths, ends, steps, writer.autoreset)
     finally:
         envs.close()
 
 
-some_episodes = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(ENDS)), min_size=1, max_size=5)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_every_stored_transition_of_processes_is_a_true_one(mode: AutoresetMode, kind: str) -> None:
+    one = [(1, "terminated"), (1, "truncated"), (3, "terminated"), (2, "truncated")]
+    other = [(2, "both"), (2, "truncated"), (1, "terminated"), (4, "both")]
+    check_steps(AsyncVectorEnv, mode, kind, [one, other], 40)
 
 
 @settings(max_examples=60, deadline=None)
@@ -195,14 +109,7 @@ some_episodes = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(ENDS)), mi
     st.sampled_from(MODES), st.sampled_from(KINDS), st.lists(some_episodes, min_size=1, max_size=4), st.integers(1, 25)
 )
 def test_any_pattern_of_ends_is_stored_right(mode: Any, kind: str, episodes: list[Any], steps: int) -> None:
-    lengths = [[length for length, _ in each] for each in episodes]
-    ends = [[end for _, end in each] for each in episodes]
-    envs = SyncVectorEnv(coded_fns(kind, lengths, ends), autoreset_mode=mode)
-    schema = Schema.from_env(envs)
-    memory = Ledger(schema)
-    writer = Writer(memory, *layout(envs))
-    drive(envs, writer, schema, kind, steps)
-    check_by_content(memory, kind, lengths, ends, steps, writer.autoreset)
+    check_steps(SyncVectorEnv, mode, kind, episodes, steps)
 
 
 # ------------------------------------------------------------------------------------------- steps by hand
@@ -217,10 +124,18 @@ class Hand:
     """A vector environment of three whose steps a test writes down: obs counts steps, ends are chosen."""
 
     def __init__(self, mode: str = "disabled", schema: Schema = HAND, **options: Any) -> None:
-        self.memory, self.watcher = Ledger(schema), Watcher()
-        self.writer = Writer(self.memory, N, mode, self.watcher, **options)
+        self.memory, self.told = Memory(schema, 1000, live=True), RecordingObserver()
+        self.writer = Writer(self.memory, N, mode, self.told, **options)
         self.t = 0
         self.obs = self.at(0)
+
+    @property
+    def open_lengths(self) -> list[int]:
+        return [self.memory.open_length(lane) for lane in range(N)]
+
+    @property
+    def closed(self) -> list[dataset.Episode]:
+        return [episode for episode in dataset.episodes(self.memory) if not episode.is_open]
 
     def at(self, t: int) -> np.ndarray:
         return np.stack([np.full(2, 100 * i + t, np.float32) for i in range(N)])
@@ -265,9 +180,9 @@ def test_a_value_that_does_not_fit_is_named_and_nothing_is_added(changes: dict[s
     with pytest.raises(EntryError) as caught:
         hand.step(**changes)
     assert str(caught.value).startswith(message)
-    assert not any(hand.memory.open_entries.values()) and hand.watcher.entries == 0
+    assert hand.memory.num_entries == hand.told.entries == 0
     hand.step()
-    assert all(len(entries) == 1 for entries in hand.memory.open_entries.values())
+    assert hand.open_lengths == [1, 1, 1]
 
 
 def test_bootstrap_values_need_a_value_column() -> None:
@@ -290,12 +205,12 @@ def test_same_step_without_the_final_observation_is_refused(info: Any) -> None:
     hand.step()
     with pytest.raises(FinalObservationMissing, match="environment 2 ended an episode and was reset in the same step"):
         hand.step(terminal=[2], **({"info": info} if info is not None else {}))
-    assert [len(entries) for entries in hand.memory.open_entries.values()] == [1, 1, 1]
+    assert hand.open_lengths == [1, 1, 1]
 
 
 def test_an_observation_that_the_step_wrote_over_is_refused() -> None:
     envs = SyncVectorEnv(coded_fns("box", [[3]] * 2, [ENDS] * 2), copy=False)
-    writer = Writer(Ledger(Schema.from_env(envs)), *layout(envs))
+    writer = Writer(Memory(Schema.from_env(envs), 100), *layout(envs))
     obs, _ = envs.reset()
     action = np.array([action_at((0, 0, 0)), action_at((1, 0, 0))])
     before = obs.copy()
@@ -317,39 +232,28 @@ def test_a_reset_that_nobody_told_of_is_noticed(mode: str) -> None:
     ):
         hand.step(obs=other)
     hand.step(obs=hand.obs.astype(np.float64))  # an equal one is none
-    assert [len(entries) for entries in hand.memory.open_entries.values()] == [3, 3, 3]
+    assert hand.open_lengths == [3, 3, 3]
 
 
 def test_endless_episodes_are_cut_with_their_true_next_state() -> None:
     hand = Hand(longest=4)
     for t in range(10):
         hand.step(cut=[2] if t == 2 else [])
-    ends = [(e["lane"], len(e["entries"]), e["final"][0][0], e["terminated"], e["boot"]) for e in hand.memory.episodes]
-    assert ends[0] == (2, 3, 203, False, None)
-    assert ends[1:] == [
-        (0, 4, 4, False, 4.0),
-        (1, 4, 104, False, 4.0),
-        (2, 4, 207, False, 7.0),
-        (0, 4, 8, False, 8.0),
-        (1, 4, 108, False, 8.0),
-    ]
+    finals = [(len(each), each.final_state["obs"][0], each.bootstrap_value) for each in hand.closed]
+    assert finals == [(3, 203, 0.0), (4, 4, 4.0), (4, 104, 4.0), (4, 207, 7.0), (4, 8, 8.0), (4, 108, 8.0)]
+    assert not any(each.terminated for each in hand.closed)
     hand.step(terminal=[0, 1, 2])
-    assert [(length, return_) for _, length, return_ in hand.watcher.episodes] == [
-        (3, 1.5),
-        (11, 5.5),
-        (11, 5.5),
-        (8, 4.0),
-    ]
+    assert hand.told.episodes == [(2, 3, 1.5), (0, 11, 5.5), (1, 11, 5.5), (2, 8, 4.0)]
 
 
 def test_longest_can_be_set_between_steps() -> None:
     hand = Hand()
-    assert hand.writer.longest == 100_000 // 6
+    assert hand.writer.longest == 1000 // 6
     for _ in range(5):
         hand.step()
     hand.writer.longest = 2
     hand.step()
-    assert [len(e["entries"]) for e in hand.memory.episodes] == [5, 5, 5]
+    assert [len(each) for each in hand.closed] == [5, 5, 5]
     with pytest.raises(ParameterError, match="longest must be a whole number from 1, got 0"):
         hand.writer.longest = 0
 
@@ -358,13 +262,11 @@ def test_longest_can_be_set_between_steps() -> None:
 def test_a_memory_that_refuses_leaves_the_writer_as_it_was(mode: str) -> None:
     hand = Hand(mode)
     hand.step(terminal=[1])
-    hand.memory.refuse = True
-    with pytest.raises(EntryError):
-        hand.step()
-    hand.memory.refuse = False
+    with pytest.raises(NotFinite):
+        hand.step(reward=np.full(N, np.nan))
     hand.step()
-    assert [len(entries) for entries in hand.memory.open_entries.values()] == [2, 2, 0 if mode == "next_step" else 1]
-    assert hand.watcher.entries == 3 + (2 if mode == "next_step" else 3)
+    assert hand.open_lengths == ([2, 0, 2] if mode == "next_step" else [2, 1, 2])
+    assert hand.told.entries == 3 + (2 if mode == "next_step" else 3)
 
 
 def test_modes_are_known_in_every_spelling() -> None:
@@ -392,11 +294,11 @@ def test_the_layout_is_read_from_the_environment() -> None:
 def test_schemas_that_step_cannot_fill_are_refused() -> None:
     two = Schema({"obs": np.float32, "state": np.float32})
     with pytest.raises(SchemaError, match="stores one observation, but the schema has the states obs, state"):
-        Writer(Ledger(two))
+        Writer(Memory(two, 100))
     with pytest.raises(SchemaError, match=r"column 'info': Writer\.step has a parameter of this name"):
-        Writer(Ledger(Schema({"obs": np.float32, "info": np.float32})))
+        Writer(Memory(Schema({"obs": np.float32, "info": np.float32}), 100))
     with pytest.raises(ParameterError, match="num_envs must be a whole number from 1, got 0"):
-        Writer(Ledger(HAND), 0)
+        Writer(Memory(HAND, 100), 0)
 
 
 # ------------------------------------------------------------------------------------------- members that step apart
@@ -445,8 +347,8 @@ class Pool:
         }  # fmt: skip
 
 
-def stored(memory: Ledger, lane: int) -> str:
-    return repr([e | {"lane": 0} for e in memory.episodes if e["lane"] == lane] + memory.open_entries[lane])
+def stored(memory: Memory, kind: str, environment: int) -> str:
+    return repr([episode for episode, _ in by_environment(memory, kind)[environment]])
 
 
 @pytest.mark.parametrize(("writes", "longest"), [(Writer, None), (RolloutWriter, 3)])
@@ -456,9 +358,11 @@ def test_members_that_step_apart_store_what_a_writer_of_each_alone_stores(
     mode: str, kind: str, writes: type[Writer], longest: int | None
 ) -> None:
     pool = Pool(kind, mode)
-    together, alone = Ledger(pool.schema), [Ledger(pool.schema) for _ in pool.envs]
+    together, *alone = (Memory(pool.schema, 2000, live=True) for _ in range(6))
+    for memory in (together, *alone):
+        memory.set_clock(0.0)
     writer = writes(together, 5, mode, longest=longest)
-    singles = [writes(ledger, 1, mode, longest=longest) for ledger in alone]
+    singles = [writes(memory, 1, mode, longest=longest) for memory in alone]
     for turn in range(120):
         if turn == 60:
             chosen = np.arange(5) == 3
@@ -482,9 +386,9 @@ def test_members_that_step_apart_store_what_a_writer_of_each_alone_stores(
             arrays = [given[name][row : row + 1] for name in ("action", "reward", "terminated", "truncated")]
             singles[member].step(obs, *arrays, after, info)
     for last in (False, True):
-        for lane, ledger in enumerate(alone):
-            assert stored(together, lane) == stored(ledger, 0)
-            assert ledger.episodes
+        for number, memory in enumerate(alone):
+            assert stored(together, kind, number) == stored(memory, kind, number)
+            assert memory.num_episodes > 0
         if not last:
             writer.reset()
             for single in singles:
@@ -493,24 +397,24 @@ def test_members_that_step_apart_store_what_a_writer_of_each_alone_stores(
 
 def test_a_step_of_some_members_that_are_not_named_is_refused_and_changes_nothing() -> None:
     pool = Pool("box", "next_step")
-    memory = Ledger(pool.schema)
+    memory = Memory(pool.schema, 100)
     writer = Writer(memory, 3, "next_step")
     for ids in ([0, 2, 4], [1, 0, 2], [0, 1], [0, 1, 2, 3]):
         given = pool.step([0, 1, 2]) | {"info": {"env_id": np.array(ids)}}
         with pytest.raises(ParameterError, match=r"members=info\[.env_id.\]"):
             writer.step(**given)
-    assert not any(memory.open_entries.values())
+    assert memory.num_entries == 0
     for members in ([0, 1, 3], [0, 0, 1], [[0, 1, 2]], [], [0.0, 1.0], [-1, 0], "012", [True, False]):
         with pytest.raises(ParameterError, match="members must be"):
             writer.step(**given, members=members)
-    assert not any(memory.open_entries.values())
+    assert memory.num_entries == 0
     writer.step(**Pool("box", "next_step").step([0, 1, 2]))
-    assert len(memory.episodes) == 1 and len(memory.open_entries[2]) == 1
+    assert memory.num_episodes == 1 and memory.open_length(2) == 1
 
 
 def test_a_single_environment_keeps_its_id_and_has_no_members() -> None:
     env = CodedEnv(0, [9], ["terminated"])
-    writer = Writer(memory := Ledger(Schema.from_env(env)), None)
+    writer = Writer(memory := Memory(Schema.from_env(env), 100), None)
     obs, _ = env.reset()
 
     def step(**more: Any) -> None:
@@ -523,7 +427,7 @@ def test_a_single_environment_keeps_its_id_and_has_no_members() -> None:
     for more in ({"info": {"env_id": np.array([5])}}, {"members": [0]}):
         with pytest.raises(ParameterError):
             step(**more)
-    assert len(memory.open_entries[0]) == 1
+    assert memory.open_length() == 1
 
 
 @pytest.mark.parametrize("name", [*inspect.signature(Writer.step).parameters])
@@ -537,33 +441,15 @@ def test_no_column_is_called_like_a_parameter_of_step_that_is_not_its_own(name: 
     roles = ("plain", "state", "reward")
     for role, each in zip(roles, columns, strict=True):
         if own.get(name) == role or (role == "plain" and name in ("action", "terminated", "truncated", "extras")):
-            Writer(Ledger(Schema(each)), 2)
+            Writer(Memory(Schema(each), 100), 2)
         elif name not in ("extras", "obs", "reward"):
             with pytest.raises(SchemaError, match=name):
-                Writer(Ledger(Schema(each)), 2)
+                Writer(Memory(Schema(each), 100), 2)
 
 
 # --- A usual step takes one call of the engine: it stores, counts and refuses just what the long way does
 
 STATE = (2,)
-
-
-class LongWay:
-    """A memory that the engine does not know: its writer takes every step the long way."""
-
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.memory, name)
-
-
-class Heard(list):
-    def on_entries(self, count: int) -> None:
-        self.append(count)
-
-    def on_episode(self, lane: int, length: int, return_: Any) -> None:
-        self.append((lane, length, return_.tolist()))
 
 
 class Both:
@@ -572,7 +458,7 @@ class Both:
     def __init__(self, schema: Schema, environments: int | None, *, check: bool = True, capacity: int = 24) -> None:
         self.memories = [Memory(schema, capacity, live=True, seed=0) for _ in range(2)]
         stores = [self.memories[0], LongWay(self.memories[1])]
-        self.heard = [Heard(), Heard()]
+        self.heard = [RecordingObserver(), RecordingObserver()]
         self.writers = [
             Writer(store, environments, "disabled", heard, longest=5, check=check)
             for store, heard in zip(stores, self.heard, strict=True)

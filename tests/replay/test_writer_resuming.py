@@ -17,7 +17,7 @@ import pytest
 import memoire
 from memoire.errors import BufferLocked, DataError, EpisodeTorn, ForkedError, NotItsPast, ParameterError, TwoThreads
 from memoire.replay.memory_state import ABOUT, ARRAYS, STATE
-from memory_checks import check_memory
+from memory_checks import RecordingObserver, check_memory
 from netkit import in_thread, switching_often
 
 # --- A run that was saved in the middle of an episode, and went on from that, equals one that was not interrupted: bit by bit
@@ -130,19 +130,6 @@ class Environments:
         return copy.deepcopy(arguments) if self.kind == "members" else arguments, values | extras
 
 
-class Log:
-    """An observer, and all that it was told."""
-
-    def __init__(self):
-        self.told = []
-
-    def on_entries(self, count):
-        self.told.append(count)
-
-    def on_episode(self, lane, length, return_):
-        self.told.append((lane, length, return_.tolist()))
-
-
 def play(buffer, writer, number, arguments):
     """A step, and what is drawn then."""
     positional, named = arguments
@@ -199,7 +186,7 @@ def made(sampler, form, writer):
         FORMS[form], capacity, seed=3, ragged_limit=limit if form == "ragged" else 0, **SAMPLERS[sampler]
     )
     buffer.memory.set_clock(1000.0)
-    log = Log()
+    log = RecordingObserver()
     return buffer, buffer.writer(observer=log, **WRITERS[writer]), log
 
 
@@ -213,22 +200,22 @@ def test_a_run_that_was_saved_in_an_episode_and_went_on_equals_one_that_was_not_
     going, ways = [], itertools.cycle(SAVED.values())
     for number, arguments in enumerate(steps):
         if number % 3 == 0 or number == 1:
-            other, its = next(ways)(buffer, tmp_path / "replay.npz"), Log()
+            other, its = next(ways)(buffer, tmp_path / "replay.npz"), RecordingObserver()
             other.memory.set_clock(1000.0)
             resumed = other.writer(observer=its, resume=True, **WRITERS[writer])
-            going.append((other, resumed, its, number, len(log.told)))
+            going.append((other, resumed, its, number, len(log)))
         drawn = play(buffer, mine, number, arguments)
         for one, resumed, its, since, told in going:
             again = play(one, resumed, number, arguments)
             assert len(drawn) == len(again)
             for expected, found in zip(drawn, again, strict=True):
                 np.testing.assert_array_equal(expected, found, err_msg=f"saved before step {since}")
-            assert its.told == log.told[told:]
+            assert its == log[told:]
             if number == since + AFTER:
                 check_memory(one.memory)
                 assert content_of(buffer) == content_of(one), f"saved before step {since}"
         going = [each for each in going if each[3] > number - AFTER]
-    assert any(isinstance(each, tuple) for each in log.told), "some episodes ended"
+    assert log.episodes, "some episodes ended"
     assert buffer.memory.generated > buffer.capacity, "some have left"
 
 
@@ -351,7 +338,7 @@ def test_a_second_thread_is_refused_all_the_same_after_a_save():
     buffer = plain()
     inside, let_go = threading.Event(), threading.Event()
 
-    class Slow(Log):
+    class Slow(RecordingObserver):
         def on_entries(self, count):
             inside.set()
             let_go.wait(20)

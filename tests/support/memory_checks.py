@@ -14,6 +14,36 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 
 
+class LongWay:
+    """A memory that the engine does not know: its writer takes every step the long way."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.memory, name)
+
+
+class RecordingObserver(list[Any]):
+    """An observer of a writer: all that it was told, in order."""
+
+    def on_entries(self, count: int) -> None:
+        self.append(count)
+
+    def on_episode(self, lane: int, length: int, return_: Any) -> None:
+        self.append((lane, length, return_.tolist()))
+
+    @property
+    def entries(self) -> int:
+        """How many there were in all."""
+        return sum(each for each in self if isinstance(each, int))
+
+    @property
+    def episodes(self) -> list[tuple[int, int, Any]]:
+        """(lane, length, return) of each."""
+        return [each for each in self if isinstance(each, tuple)]
+
+
 def filled(memory, entry, *, episodes=1, length=20, final=None, model_version=0, **closing) -> Memory:
     """The memory with closed episodes: entry t of each is `entry(t)`, and `final()` is the state in which it ended."""
     for _ in range(episodes):
