@@ -11,69 +11,24 @@ import memoire
 from memoire import _core
 from memoire.errors import (
     EntryError,
-    EpisodeClosedError,
-    EpisodeTooLong,
     FinalObservationMissing,
-    NotFinite,
     ParameterError,
     WrongType,
 )
 from memoire.replay.columns import Column
 from memoire.replay.conversion import (
     ID,
-    count_of,
-    ending,
     init_weights,
     refuse,
     td_errors_for,
 )
+from memoire.replay.memory import Memory
 from memoire.replay.schema import Schema
 from memoire.replay.steps import StepConverter, final_observation
 
 # --- What a memory is given becomes exact arrays, or is refused by name, without a memory
 
-SCHEMA = Schema(
-    {
-        "obs": {"near": Column(np.float32, (2,), "state"), "far": Column(np.uint8, (), "state")},
-        "reward": Column(np.float32, (2,), "reward"),
-    }
-)
-ONE = Schema({"state": Column(np.float32, (2,), "state")})
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (([1.0, 2.0],), "2 final states"),
-        ([1.0, 2.0], "2 final states"),
-        ({"near": [1.0, 2.0]}, "a nested value should have 'far'"),
-        ({"other": 1}, "a nested value should have 'near'"),
-        (([1.0, math.nan], 3), "finite"),
-    ],
-)
-def test_a_final_state_has_every_state_column(given: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        ending(SCHEMA, 1.0, given, None, None)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"multiplier": -1.0}, "multiplier must be a finite number"),
-        ({"multiplier": math.nan}, "multiplier"),
-        ({"multiplier": math.inf}, "multiplier"),
-        ({"multiplier": True}, "multiplier"),
-        ({"terminated": 1}, "terminated must be True, False or None"),
-        ({"bootstrap_value": [1.0]}, "bootstrap_value must be a finite number"),
-        ({"bootstrap_value": "1"}, "bootstrap_value"),
-        ({"bootstrap_value": 1e300}, "bootstrap_value"),
-        ({"bootstrap_value": 1.0, "terminated": True}, "0 or None where the episode terminated"),
-    ],
-)
-def test_an_end_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
-    given = {"multiplier": 1.0, "final_state": None, "terminated": None, "bootstrap_value": None} | changes
-    with pytest.raises(ParameterError, match=words):
-        ending(SCHEMA, **given)
+NESTED = Schema({"obs": {"a": Column(np.float32, (2,), "state"), "b": Column(np.uint8, (None,), "state")}})
 
 
 @pytest.mark.parametrize("given", [-1.0, math.nan, math.inf, 3.5e38, [1.0], [1.0, -1.0], [math.nan, 0.0]])
@@ -82,37 +37,9 @@ def test_weights_are_finite_and_not_negative(given: Any) -> None:
         init_weights(given, 2)
 
 
-def test_a_length_is_that_of_the_first_axis() -> None:
-    assert (count_of([1, 2]), count_of(np.zeros((3, 1))), count_of(7)) == (2, 3, 0)
-
-
-class Refusing(_core.EntryStore):
-    """An engine that has answered something."""
-
-    capacity = 10
-
-    def _open_length(self, index: int) -> int:
-        return 4
-
-
-@pytest.mark.parametrize(
-    ("status", "error", "words"),
-    [
-        (_core.NOT_OPEN, EpisodeClosedError, "add an entry"),
-        (_core.TOO_LONG, EpisodeTooLong, "10"),
-        (_core.TOO_MANY_BYTES, EpisodeTooLong, "99"),
-        (_core.NO_MEMORY, MemoryError, "no memory"),
-        (_core.NOT_FINITE, NotFinite, "state"),
-    ],
-)
-def test_what_the_engine_refuses_is_explained(status: int, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        refuse(Refusing(), ONE, 0, status, [np.float32([0.0, math.nan])], 99)
-
-
-def test_a_refusal_without_a_reason_is_a_mistake_of_ours() -> None:
-    with pytest.raises(AssertionError, match="an exact entry was refused"):
-        refuse(Refusing(), ONE, 0, _core.NOT_FINITE, [np.float32([0.0, 1.0])], 99)
+def test_an_engine_without_memory_for_ragged_values_says_whose() -> None:
+    with pytest.raises(MemoryError, match="no memory for the values of obs.b"):
+        refuse(Memory(NESTED, 2), NESTED, 0, _core.NO_MEMORY, [], 0)
 
 
 class NeedsGradient:
@@ -173,32 +100,8 @@ def test_an_episode_is_put_with_exactly_the_columns_of_its_memory():
 
 # --- What a step is given becomes the values of columns without a writer and without a memory
 
-SCHEMA_STEP_VALUES = Schema(
-    {
-        "obs": Column(np.float32, (2,), "state"),
-        "action": np.int64,
-        "reward": Column(np.float32, (), "reward"),
-        "value": Column(np.float32, (), "value"),
-        "logp": np.float32,
-    }
-)
-NESTED = Schema({"obs": {"a": Column(np.float32, (2,), "state"), "b": Column(np.uint8, (None,), "state")}})
-ONE_STEP_VALUES, THREE = StepConverter(SCHEMA_STEP_VALUES, None), StepConverter(SCHEMA_STEP_VALUES, 3)
-
-
-def given(**changes: Any) -> dict[str, Any]:
-    usual = {"obs": np.zeros((3, 2)), "action": [1, 2, 3], "value": np.zeros((3, 1)), "logp": [0.0] * 3}
-    return usual | changes
-
-
-def test_extras_are_the_columns_that_a_step_has_no_argument_for() -> None:
-    assert (ONE_STEP_VALUES.root, ONE_STEP_VALUES.extras, ONE_STEP_VALUES.nested) == ("obs", {"value", "logp"}, ())
-    assert StepConverter(NESTED, 2).nested == ("obs",)
-    ONE_STEP_VALUES.check_extras({"value": 0.0, "logp": 0.0})
-    with pytest.raises(EntryError, match="logp.*and 'logpp' is no column"):
-        ONE_STEP_VALUES.check_extras({"value": 0.0, "logpp": 0.0})
-    with pytest.raises(EntryError, match="Leave it out, or declare it"):
-        ONE_STEP_VALUES.check_extras({"value": 0.0, "logp": 0.0, "more": 1})
+PLAIN = Schema({"obs": Column(np.float32, (2,), "state"), "action": np.int64, "reward": np.float32})
+ONE, THREE = StepConverter(PLAIN, None), StepConverter(PLAIN, 3)
 
 
 def test_nested_observations_fall_apart_and_ragged_ones_are_compared_by_value() -> None:
@@ -207,34 +110,20 @@ def test_nested_observations_fall_apart_and_ragged_ones_are_compared_by_value() 
     leaves = two.values({"obs": obs}, None)
     assert leaves[0].shape == (2, 2) and leaves[1].lengths.tolist() == [2, 1]
     assert two.differ(obs, obs | {"b": [[1, 2], [3, 4]]}).tolist() == [False, True]
-    assert two.first(obs) is obs["a"] and ONE_STEP_VALUES.first(obs) is obs
+    assert two.first(obs) is obs["a"] and ONE.first(obs) is obs
     assert [part.tolist() for part in two.member_state(obs, 1)] == [[0.0, 0.0], [3]]
     with pytest.raises(EntryError, match="should have 'b'"):
         two.values({"obs": {"a": 1}}, None)
 
 
-@pytest.mark.parametrize("value", [[1, 2, 0], [True], ["a", "b", "c"], None, [[1], [2, 3]]])
-def test_what_is_no_flag_is_refused(value: Any) -> None:
-    with pytest.raises(EntryError, match="True or False for each of 3 environments"):
-        THREE.flags("terminated", value)
-
-
-def test_a_state_is_finite_and_picked_out_of_its_batch() -> None:
-    obs = np.array([[1, 2], [3, 4], [5, math.nan]])
-    assert THREE.member_state(obs, 1)[0].tolist() == [3.0, 4.0]
-    assert ONE_STEP_VALUES.member_state(obs[0], 0)[0].tolist() == [1.0, 2.0]
-    with pytest.raises(NotFinite):
-        THREE.member_state(obs, 2)
-
-
 def test_a_step_of_another_number_of_environments_gets_advice() -> None:
     flags = np.zeros(3, bool)
-    assert "num_envs=3" in ONE_STEP_VALUES.advice(np.zeros((3, 2)), 0.0, False, False, np.zeros((3, 2)))
+    assert "num_envs=3" in ONE.advice(np.zeros((3, 2)), 0.0, False, False, np.zeros((3, 2)))
     assert "obs is of one" in THREE.advice(np.zeros(2), flags, flags, flags, np.zeros(2))
     assert "at another argument's place" in THREE.advice(np.zeros((3, 2)), np.zeros((3, 2)), flags, flags, flags)
     assert THREE.advice(np.zeros((3, 2)), flags, flags, flags, np.zeros((3, 2))) == ""
     assert THREE.advice(np.zeros(7), flags, flags, flags, np.zeros(7)) == ""
-    assert ONE_STEP_VALUES.advice(object(), 0, 0, 0, object()) == ""
+    assert ONE.advice(object(), 0, 0, 0, object()) == ""
     assert StepConverter(NESTED, 2).advice({}, 0, 0, 0, {}) == ""
 
 

@@ -252,32 +252,6 @@ def test_a_draw_that_waits_goes_on_when_entries_come():
     assert "waits for 1 more entries" in band.take(1, 0.01)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"samples_per_insert": 1e300}, "samples_per_insert must be at most"),
-        ({"samples_per_insert": 1e-300, "samples_per_insert_tolerance": 3.0}, "samples_per_insert must be above 0"),
-        ({"samples_per_insert_tolerance": 1e300}, "samples_per_insert_tolerance must be at most"),
-        ({"samples_per_insert_tolerance": 0.5}, "samples_per_insert_tolerance must be at least 1"),
-        ({"samples_per_insert_tolerance": 3.0, "samples_per_insert": 4.0}, "at least 4"),
-        ({"samples_per_insert_tolerance": 3.0, "samples_per_insert": 0.0}, "samples_per_insert must be above 0"),
-        (
-            {"max_times_sampled": 2, "samples_per_insert": 3.0},
-            "samples_per_insert must be at most max_times_sampled, 2",
-        ),
-        ({"max_age": 0.0}, "max_age must be above 0"),
-        ({"max_age": -1.0}, "max_age must be"),
-        ({"max_model_lag": -1}, "max_model_lag must be"),
-        ({"min_size": -1}, "min_size must be"),
-        ({"max_times_sampled": 1.5}, "max_times_sampled must be"),
-        ({"model_topic": ""}, "model_topic must be"),
-    ],
-)
-def test_limits_that_cannot_be_met_are_refused(fields, words):
-    with pytest.raises(ParameterError, match=words):
-        Parameters(**fields)
-
-
 # In one process
 
 

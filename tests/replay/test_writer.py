@@ -160,6 +160,7 @@ class Hand:
             {"note": None},
             "column 'note' stores uint8, but got nothing. The entry was not added. Give it to step() as note=...",
         ),
+        ({"note": None, "notes": 1}, "column 'note' stores uint8, but got nothing, and 'notes' is no column."),
         ({"logp": 1.0}, "column 'logp' stores nothing: the extra columns are note, value, but got logp=..."),
         ({"note": [1, 2, 256]}, "column 'note' stores uint8[3] from 0 to 255, but got int64[3] with 256 at [2]"),
         ({"note": [0.5, 1, 2]}, "column 'note' stores uint8[3], but got float64[3]"),
@@ -172,7 +173,11 @@ class Hand:
             "column 'reward' stores float32[3] from -3.40282347e+38 to 3.40282347e+38, but got float64[3] with 1e+40 at [2]",
         ),
         ({"reward": [[1, 2], [3]]}, "column 'reward' stores float32[3], but got a list that is no array"),
-        ({"terminated": True}, "column 'terminated' stores True or False for each of 3 environments, but got True"),
+        *(
+            ({flag: wrong}, f"column '{flag}' stores True or False for each of 3 environments, but got")
+            for flag in ("terminated", "truncated")
+            for wrong in (True, [1, 2, 0], [True], ["a", "b", "c"], [[1], [2, 3]])
+        ),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_and_nothing_is_added(changes: dict[str, Any], message: str) -> None:
