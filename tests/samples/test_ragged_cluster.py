@@ -7,16 +7,12 @@ from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.tables import draws
-from memoire.tables.caches import _draw
 from memoire.tables.caches.pool import Pool
 from memoire.tables.table import Table
 from memoire.wire import containers
-from memoire.wire.layout import layout_of
-from memoire.wire.parts import ContainerKind
 from memory_checks import filled
 from netkit import pool_in, until
-from poolkit import held_of
+from poolkit import assert_same_samples, far_away
 
 SCHEMA = Schema(
     {
@@ -47,32 +43,14 @@ def memory_of(parameters: Parameters, seed: int = 0) -> Memory:
     return filled(memory, lambda step: entry(rng, step), episodes=4, length=15, **ends)
 
 
-def same(one, other) -> None:
-    for side in ("prev", "next", "prev_lengths", "next_lengths"):
-        left, right = getattr(one, side), getattr(other, side)
-        assert sorted(left) == sorted(right)
-        for name in left:
-            assert left[name].dtype == right[name].dtype
-            np.testing.assert_array_equal(left[name], right[name])
-    for name in ("reward", "discount", "steps", "weight", "mask"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-
-
 @pytest.mark.parametrize("parameters", CHOICES)
 def test_what_a_reader_draws_is_what_the_pool_holds(parameters) -> None:
     memory = memory_of(parameters)
     pool = Pool(SCHEMA, parameters, seed=1)
     pool.add(b"client-number-01", 1, containers.check(containers.build(memory, 60, now=1.0), pool.layout))
-    layouts = [layout_of(SCHEMA, parameters, kind) for kind in (ContainerKind.CACHE, ContainerKind.DRAWN)]
-    client = held_of(pool)[0]
-    picks = pool.held.take(layouts[0].core, b"reader", [(client, 25)], True)
-    drawn = containers.check(draws.pack_drawn(picks, *layouts, now=2.0), layouts[1])
-    one = np.ones(1)
-    assembled = _draw.assemble(layouts[1].core, [drawn], [one], [one], 1.0, 0.0, 1.0, 7)
-    gathered = layouts[1].allocate(assembled.size)
-    draws.gather(assembled, layouts[1], gathered)
-    assert assembled.size == 25
-    same(gathered, memory.gather(gathered.ids["number"]))
+    gathered = far_away(pool, 25)[0].gathered
+    assert len(gathered.ids) == 25
+    assert_same_samples(gathered, memory.gather(gathered.ids["number"]))
 
 
 def play(client, episodes: int = 3, seed: int = 0) -> None:

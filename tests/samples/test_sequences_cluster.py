@@ -13,12 +13,12 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.tables.caches.pool import Pool
-from memoire.tables.draws import finish, plan
 from memoire.tables.table import Table
 from memoire.wire import containers
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import ZERO_FRAME, ContainerKind, Part
+from memoire.wire.parts import ZERO_FRAME, Part
 from netkit import until
+from poolkit import assert_same_samples, far_away
 from sequencekit import SCHEMA, record
 
 CUT = Parameters(sequence_length=4, sequence_overlap=1, burn_in=2, frame_stack=2, start="zero", discount=0.5)
@@ -30,24 +30,6 @@ def pool_of(memory, samples, caches=1):
     for number in range(caches):
         pool.add(CLIENT, number, containers.check(containers.build(memory, samples, now=0.0), pool.layout))
     return pool
-
-
-def far_away(pool, samples):
-    """A batch as a reader puts it together."""
-    chosen = plan([pool.reserve(b"r" * 16, samples)], samples, 0.5)
-    layout = layout_of(pool.schema, pool.parameters, ContainerKind.DRAWN)
-    payload = pool.draw_counts(b"r" * 16, chosen.counts[0], now=1.0)
-    return finish(chosen, [containers.check(payload, layout)], layout, pool.parameters, seed=3, beta=0.4), payload
-
-
-def same(gathered, expected):
-    assert list(gathered.prev) == list(expected.prev)
-    assert not gathered.next
-    for name, array in expected.prev.items():
-        assert gathered.prev[name].dtype == array.dtype
-        np.testing.assert_array_equal(gathered.prev[name], array)
-    for name in ("reward", "discount", "steps", "weight", "mask", "max_share", "model_version"):
-        np.testing.assert_array_equal(getattr(gathered, name), getattr(expected, name))
 
 
 @settings(max_examples=25, deadline=None)
@@ -72,9 +54,9 @@ def test_sequences_that_crossed_the_wire_are_those_of_the_memory(data):
         return
     pool = pool_of(memory, 40)
     near = pool.get(20)
-    same(near.gathered, memory.gather(near.gathered.ids["number"]))
+    assert_same_samples(near.gathered, memory.gather(near.gathered.ids["number"]))
     far, _ = far_away(pool, 20)
-    same(far.gathered, memory.gather(far.gathered.ids["number"]))
+    assert_same_samples(far.gathered, memory.gather(far.gathered.ids["number"]))
     assert (far.gathered.ids["client"].tobytes(), len(far.gathered.ids)) == (CLIENT * 20, 20)
 
 
@@ -129,7 +111,7 @@ def test_arrays_of_the_caller_are_filled_with_sequences():
     again = pool.get(20, out={"obs": batch.obs, "mask": batch.mask, "reward": batch.reward})
     for one, other in ((again.gathered.prev["obs"], batch.obs), (again.gathered.mask, batch.mask)):
         assert np.shares_memory(one, other)
-    same(again.gathered, memory.gather(again.gathered.ids["number"]))
+    assert_same_samples(again.gathered, memory.gather(again.gathered.ids["number"]))
     with pytest.raises(ParameterError, match=r"out\['mask'\] must be an array bool\[20, 4\], got 'bool\[20, 5\]'"):
         pool.get(20, out={"mask": np.empty((20, 5), np.bool_)})
 

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.tables.draws import finish, plan
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.wire import containers
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind, Part
+from poolkit import far_away
 from sequencekit import SCHEMA, record
 
-READER = b"r" * 16
 FORMS = {"transitions": Parameters(), "sequences": Parameters(sequence_length=4, sequence_overlap=2, burn_in=1)}
 
 
@@ -103,25 +102,16 @@ def test_by_every_door_the_chance_is_that_among_what_was_left(lengths, form, tim
         assert memory.draws_left == 0
 
 
-def far_away(pool: EpisodePool, samples: int) -> Any:
-    """A batch as a reader puts it together."""
-    chosen = plan([pool.reserve(READER, samples)], samples, 0.5)
-    assert chosen is not None
-    layout = layout_of(SCHEMA, pool.parameters, ContainerKind.DRAWN)
-    drawn = containers.check(pool.draw_counts(READER, chosen.counts[0], now=1.0), layout)
-    return finish(chosen, [drawn], layout, pool.parameters, 3, 1.0)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_from_far_away_a_sample_is_corrected_as_it_is_in_the_servers_own_process(form):
     near, far = (EpisodePool(SCHEMA, limited(form, 2), capacity=64, seed=7) for _ in range(2))
     for pool in (near, far):
         told(pool.memory, [12, 1, 9], 3)
     while left := near.memory.draws_left:
-        batches = near.get(min(left, 5)), far_away(far, min(left, 5))
+        batches = near.get(min(left, 5)), far_away(far, min(left, 5), beta=1.0)[0]
         (expected, corrections), (numbers, found) = (
             (each.gathered.ids["number"], each.importance * each.divisor) for each in batches
         )
         np.testing.assert_array_equal(np.sort(numbers), np.sort(expected))
         np.testing.assert_allclose(np.sort(found), np.sort(corrections), rtol=1e-5)
-    assert far.memory.draws_left == 0 and not len(far.reserve(READER, 5))
+    assert far.memory.draws_left == 0 and not len(far.reserve(b"r" * 16, 5))

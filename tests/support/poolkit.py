@@ -9,10 +9,11 @@ import containerkit
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.tables.caches.pool import Pool
+from memoire.tables.draws import finish, plan
 from memoire.wire import containers
 from memoire.wire.containers import ContainerHead
 from memoire.wire.layout import layout_of
-from memoire.wire.parts import Part
+from memoire.wire.parts import ContainerKind, Part
 from memoire.wire.rows import CLIENT_COUNTS
 
 SCHEMA = Schema({"obs": (np.float32, (3,)), "action": np.int32, "reward": np.float32})
@@ -78,3 +79,25 @@ def counts_of(wanted: dict[bytes, int]) -> Any:
 def held_of(pool: Pool) -> list[Any]:
     """What a pool of caches holds of each client."""
     return list(pool.held)
+
+
+def far_away(pool: Any, samples: int, *, beta: float = 0.4, compression: str = "none") -> tuple[Any, Any]:
+    """A batch of one server's pool, as a reader puts it together, and the bytes that crossed."""
+    chosen = plan([pool.reserve(b"r" * 16, samples)], samples, 0.5)
+    assert chosen is not None
+    layout = layout_of(pool.schema, pool.parameters, ContainerKind.DRAWN)
+    payload = pool.draw_counts(b"r" * 16, chosen.counts[0], now=1.0, compression=compression)
+    held = containers.check(payload, layout)
+    return finish(chosen, [held], layout, pool.parameters, seed=3, beta=beta), payload
+
+
+def assert_same_samples(one: Any, other: Any) -> None:
+    """Samples that were gathered in two ways have the same columns, lengths and facts."""
+    for side in ("prev", "next", "prev_lengths", "next_lengths"):
+        left, right = getattr(one, side), getattr(other, side)
+        assert sorted(left) == sorted(right)
+        for name, array in left.items():
+            assert array.dtype == right[name].dtype
+            np.testing.assert_array_equal(array, right[name], err_msg=f"{side} {name}")
+    for name in ("reward", "discount", "steps", "weight", "mask", "max_share", "model_version"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
