@@ -1,7 +1,6 @@
 """Server and client over real sockets: what arrives, what is counted, and what happens when things go wrong."""
 
 import gc
-import re
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import zmq
 
-from history.ports import address
 from memoire.client.client import Client, connect
 from memoire.errors import Closed, MemoireTimeout, SchemaMismatch
 from memoire.limits import Limits
@@ -21,52 +19,7 @@ from memoire.replay.sampling import Prioritized
 from memoire.server.server import Server
 from memoire.server.settings import Process
 from memoire.wire.frames import topic_frame
-from netkit import DEADLINE, QUICK, SCHEMA, WIDE, FaultyWay, KeepingContext, in_thread, record, server_of, until
-
-
-@pytest.fixture
-def context():
-    with KeepingContext() as made:
-        yield made
-
-
-@pytest.fixture
-def serve(context):
-    """Make servers that end with the test."""
-    made = []
-
-    def start(endpoint="tcp://127.0.0.1:0", schema=SCHEMA, **options):
-        options.setdefault("context", context)
-        options.setdefault("seed", 1)
-        server = server_of(endpoint, schema, **options)
-        made.append(server)
-        return server
-
-    yield start
-    for server in made:
-        server.close()
-
-
-@pytest.fixture
-def join(context):
-    """Connect clients that end with the test."""
-    made = []
-
-    def start(endpoint, **options):
-        options.setdefault("context", context)
-        options.setdefault("seed", 2)
-        options.setdefault("capacity", 1000)
-        client = (
-            Client(endpoint, **options)
-            if {"push", "subscribe", "live"} & set(options)
-            else connect(endpoint, **options)
-        )
-        made.append(client)
-        return client
-
-    yield start
-    for client in made:
-        client.close(0.0)
+from netkit import DEADLINE, QUICK, SCHEMA, WIDE, FaultyWay, in_thread, record, until
 
 
 @pytest.fixture(params=["tcp://127.0.0.1:0", "ipc", "inproc://server"])
@@ -77,9 +30,9 @@ def endpoint(request, tmp_path):
 # What arrives
 
 
-def test_entries_come_out_as_a_batch_over_every_transport(serve, join, endpoint):
-    server = serve(endpoint, sampler=Prioritized(0.6, beta=1.0), multi_step=3, discount=0.5)
-    client = join(server.endpoint)
+def test_entries_come_out_as_a_batch_over_every_transport(cluster, endpoint):
+    server = cluster.server(endpoint, sampler=Prioritized(0.6, beta=1.0), multi_step=3, discount=0.5)
+    client = cluster.client(server)
     assert client.schema == SCHEMA and client.parameters.multi_step == 3
     record(client, episodes=3, length=20)
     assert client.push_cache(100.0)
@@ -96,9 +49,9 @@ def test_entries_come_out_as_a_batch_over_every_transport(serve, join, endpoint)
     assert (batch["ids"]["client"] == np.frombuffer(client.client_id, "<u8")).all()
 
 
-def test_totals_lines_and_scalars_are_there_when_update_returns(serve, join):
-    server = serve()
-    client = join(server.endpoint, input_uuid=0xABCD)
+def test_totals_lines_and_scalars_are_there_when_update_returns(cluster):
+    server = cluster.server()
+    client = cluster.client(server, input_uuid=0xABCD)
     record(client, episodes=3, length=20)
     client.log("first")
     client.log("second\nline")
@@ -116,32 +69,15 @@ def test_totals_lines_and_scalars_are_there_when_update_returns(serve, join):
     assert [(who, ended.length, ended.returned) for who, ended in server.episodes()] == [(seen.client, 20, 20.0)] * 3
 
 
-def test_a_writer_counts_and_pushes_by_itself(serve, join):
-    server = serve(parameters=None)
-    server.configure(cache_size=16, samples_per_insert=2.0)
-    client = join(server.endpoint)
-    writer = client.writer(num_envs=2, autoreset="next_step")
-    zeros = np.zeros((2, 4), np.float32)
-    writer.reset(zeros)
-    rewards, flags = np.ones(2, np.float32), np.zeros(2, bool)
-    for step in range(60):
-        writer.step(zeros, np.zeros(2, np.int32), rewards, flags, np.full(2, step % 20 == 19), zeros.copy(), {})
-    client.update(100.0)
-    until(lambda: server.total_caches >= 10)
-    assert server.total_steps > 100 and server.total_episodes >= 4
-    assert server.get_batch(16, 100.0)["reward"].shape == (16,)
-
-
 # What is lost, doubled, late
 
 
-def test_a_server_that_comes_back_with_another_schema_ends_its_clients(serve, join):
-    place = address()
-    serve(place, push_endpoint="tcp://127.0.0.1:0", pub_endpoint="tcp://127.0.0.1:0").close()
-    first = serve(place, push_endpoint="tcp://127.0.0.1:0", pub_endpoint="tcp://127.0.0.1:0")
-    client = join(place, limits=QUICK)
+def test_a_server_that_comes_back_with_another_schema_ends_its_clients(cluster):
+    first = cluster.server()
+    client = cluster.client(first, limits=QUICK)
     first.close()
-    serve(place, schema=WIDE, push_endpoint="tcp://127.0.0.1:0", pub_endpoint="tcp://127.0.0.1:0")
+    same = {"push_endpoint": first.push_endpoint, "pub_endpoint": first.pub_endpoint}
+    cluster.server(first.endpoint, WIDE, **same)
 
     def is_refused():
         try:
@@ -155,26 +91,13 @@ def test_a_server_that_comes_back_with_another_schema_ends_its_clients(serve, jo
     assert "Restart the client" in until(is_refused, 100.0)
 
 
-# What the server says
-
-
-def test_finished_reaches_clients(serve, join):
-    server = serve()
-    client = join(server.endpoint, limits=QUICK)
-    assert not client.finished
-    server.finish()
-    until(lambda: client.finished)
-    assert list(server.batches(8)) == []
-    assert join(server.endpoint).finished
-
-
 # Models
 
 
 @pytest.mark.parametrize("size", [0, 10, 100_000, 3_000_000])
-def test_a_model_arrives_whole_in_the_published_type(serve, join, size):
-    server = serve()
-    client = join(server.endpoint)
+def test_a_model_arrives_whole_in_the_published_type(cluster, size):
+    server = cluster.server()
+    client = cluster.client(server)
     model, receiver = client.model("policy"), client.subscribe("policy")
     assert model.newest() is None and model.version == 0
     body = np.random.default_rng(0).bytes(size)
@@ -189,9 +112,9 @@ def test_a_model_arrives_whole_in_the_published_type(serve, join, size):
 # Waiting and ending
 
 
-def test_everything_refuses_after_close_and_closing_again_is_nothing(serve, join):
-    server = serve()
-    client = join(server.endpoint)
+def test_everything_refuses_after_close_and_closing_again_is_nothing(cluster):
+    server = cluster.server()
+    client = cluster.client(server)
     receiver, model = client.subscribe("t"), client.model("t")
     assert client.close(100.0)
     client.close()
@@ -209,24 +132,6 @@ def test_everything_refuses_after_close_and_closing_again_is_nothing(serve, join
     ):  # fmt: skip
         with pytest.raises(Closed, match="this server is closed"):
             call()
-
-
-def test_the_interpreter_ends_with_a_live_client_and_no_server():
-    script = """
-        import memoire.server.server, memoire.client.client, numpy as np
-        from memoire.replay.columns import Column
-        from memoire.replay.schema import Schema
-        schema = Schema({"obs": Column(np.float32, (4,), "state")})
-        server = memoire.server.server.Server("tcp://127.0.0.1:0", schema)
-        client = memoire.client.client.connect(server.endpoint)
-        client.model("policy")
-        client.log("x")
-        print("made")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=DEADLINE, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "made\n", "")
 
 
 def test_sigterm_ends_a_waiting_learner(tmp_path):
@@ -248,68 +153,13 @@ def test_sigterm_ends_a_waiting_learner(tmp_path):
         assert process.wait(DEADLINE) == 7
 
 
-# Workers, plain proxies, log file
-
-
-def test_several_workers_behind_plain_proxies_serve_clients_with_three_addresses(serve, join, context):
-    server = serve(None, pub_endpoint="tcp://127.0.0.1:0")
-    front, data = address(), address()
-    loops = [
-        in_thread(server.run_request_proxy, front, "inproc://requests"),
-        in_thread(server.run_pull_proxy, data, "inproc://caches"),
-    ]
-    for _ in range(2):
-        server.add_request_worker("inproc://requests", bind=False)
-        server.add_pull_worker("inproc://caches", bind=False)
-    clients = [join(front, push=data, subscribe=server.pub_endpoint, live=False) for _ in range(3)]
-    receivers = [client.subscribe("t") for client in clients]
-    for client in clients:
-        record(client, episodes=2)
-        for _ in range(4):
-            assert client.push_cache(100.0)
-        client.update(100.0)
-    server.publish("t", "hello")
-    assert [receiver.receive(100.0) for receiver in receivers] == ["hello"] * 3
-    assert server.total_episodes == 6
-    until(lambda: server.total_caches == 12)
-    assert server.get_batch(64, 100.0)["obs"].shape == (64, 4)
-    server.close()
-    for thread, box in loops:
-        thread.join(100.0)
-        assert box == {"value": None}
-
-
-def test_the_log_file_has_every_line_in_the_documented_form(serve, join, tmp_path):
-    server = serve()
-    assert server.logfile is None
-    path = tmp_path / "actors.log"
-    path.write_text("from before\n")
-    server.set_logfile(path, "w")
-    assert server.logfile == str(path)
-    client = join(server.endpoint, input_uuid=0xBEEF)
-    client.log("plain, with a comma")
-    client.log("two\nlines")
-    client.update(100.0)
-    until(lambda: path.read_text().count("\n") == 2)
-    first, second = path.read_text().splitlines()
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00,0000beef,plain, with a comma", first)
-    assert second.endswith(",0000beef,two\\nlines")
-    server.set_logfile(path, "a")
-    client.log("third")
-    client.update(100.0)
-    server.close()
-    assert path.read_text().splitlines()[2].endswith(",third")
-    with pytest.raises(Closed):
-        server.set_logfile(path, "a")
-
-
 # Garbage
 
 
-def test_garbage_replies_and_notices_do_not_disturb_a_client(serve, join, context):
+def test_garbage_replies_and_notices_do_not_disturb_a_client(cluster):
     """Between the client and its server somebody mixes garbage into replies and notices."""
-    server = serve()
-    evil_pub = context.socket(zmq.PUB)
+    server = cluster.server()
+    evil_pub = cluster.context.socket(zmq.PUB)
     evil_pub.linger = 0
     pub_port = evil_pub.bind_to_random_port("tcp://127.0.0.1")
 
@@ -317,38 +167,30 @@ def test_garbage_replies_and_notices_do_not_disturb_a_client(serve, join, contex
         def carry(self, other, frames):
             other.send_multipart(frames)
             if other is self.front:
-                for junk in (
-                    [b"junk"],
-                    [b"", b"x" * 200],
-                    [b"", frames[-1][:50]],
-                    [b""] * 20,
-                    [b"", *frames[2:], b"more"],
-                ):
-                    other.send_multipart([frames[0], *junk])
+                junk = [b""] * 20, [b"", b"x" * 200], [b"", frames[-1][:50]], [b"junk"], [b"", *frames[2:], b"more"]
+                for each in junk:
+                    other.send_multipart([frames[0], *each])
 
-    way = EvilWay(context, server.endpoint)
-    try:
-        client = join(way.endpoint, subscribe=f"tcp://127.0.0.1:{pub_port}")
-        receiver = client.subscribe("policy")
+    way, notices = cluster.keep(EvilWay(cluster.context, server.endpoint)), f"tcp://127.0.0.1:{pub_port}"
+    client = cluster.keep(Client(way.endpoint, subscribe=notices, capacity=1000, seed=2, context=cluster.context))
+    receiver = client.subscribe("policy")
 
-        def heard():
-            for junk in ([b""], [b"x"], [b"\0" * 96], [b"\0"] * 9):
-                evil_pub.send_multipart([topic_frame("policy"), *junk])
-            return len(client.stats().refused) > 2
+    def heard():
+        for junk in ([b""], [b"x"], [b"\0" * 96], [b"\0"] * 9):
+            evil_pub.send_multipart([topic_frame("policy"), *junk])
+        return len(client.stats().refused) > 2
 
-        record(client)
-        client.update(100.0)
-        until(heard)
-        server.publish("policy", b"good")
-        client.update(100.0)
-        assert receiver.receive(100.0) == b"good"
-        assert server.total_episodes == 1 and client.stats().faults == 0
-    finally:
-        way.close()
+    record(client)
+    client.update(100.0)
+    until(heard)
+    server.publish("policy", b"good")
+    client.update(100.0)
+    assert receiver.receive(100.0) == b"good"
+    assert server.total_episodes == 1 and client.stats().faults == 0
 
 
-def test_a_client_that_nobody_names_any_more_goes_on(serve):
-    server = serve()
+def test_a_client_that_nobody_names_any_more_goes_on(cluster):
+    server = cluster.server()
     client = connect(server.endpoint, limits=QUICK)
     named, model = weakref.ref(client), client.model("policy")
     del client
@@ -360,34 +202,34 @@ def test_a_client_that_nobody_names_any_more_goes_on(serve):
         assert named() is not None and named().close(100.0)
 
 
-def test_a_server_that_nobody_holds_goes_on_until_it_is_closed(context, join):
+def test_a_server_that_nobody_holds_goes_on_until_it_is_closed(cluster):
     """Its threads use sockets: the interpreter has to find it at its end."""
-    found = weakref.ref(Server("tcp://127.0.0.1:0", SCHEMA, process=Process(context=context)))
+    found = weakref.ref(Server("tcp://127.0.0.1:0", SCHEMA, process=Process(context=cluster.context)))
     gc.collect()
     try:
         assert found() is not None
-        join(found().endpoint).update(100.0)
+        cluster.client(found()).update(100.0)
     finally:
         found().close()
 
 
-def test_many_lines_are_acknowledged_without_pauses(serve, join):
-    server = serve()
-    client = join(server.endpoint, limits=Limits.of(update_every=300.0))  # it does not wait for that
+def test_many_lines_are_acknowledged_without_pauses(cluster):
+    server = cluster.server()
+    client = cluster.client(server, limits=Limits.of(update_every=300.0))  # it does not wait for that
     for number in range(3000):
         client.log(f"{number}")
     client.update(100.0)
     assert [entry.line.text for entry in server.lines(most=5000)] == [f"{number}" for number in range(3000)][-2000:]
 
 
-def test_nothing_published_after_the_first_message_is_lost(serve, join):
+def test_nothing_published_after_the_first_message_is_lost(cluster):
     """A subscriber has the newest before its subscription has reached the publisher; what comes in between is
     fetched.
     """
-    server = serve()
+    server = cluster.server()
     server.publish("t", "0")
     for round_number in range(5):
-        receiver = join(server.endpoint).subscribe("t")
+        receiver = cluster.client(server).subscribe("t")
         assert receiver.receive(100.0) == f"{4 * round_number}"
         for number in range(1, 5):
             server.publish("t", f"{4 * round_number + number}")
@@ -396,10 +238,10 @@ def test_nothing_published_after_the_first_message_is_lost(serve, join):
         assert receiver.skipped == 0
 
 
-def test_a_finished_server_tells_its_clients_before_it_closes(serve, join):
+def test_a_finished_server_tells_its_clients_before_it_closes(cluster):
     """The way that every learner ends: finish(), then out of the `with`; actors loop until client.finished."""
-    server = serve()
-    client = join(server.endpoint)
+    server = cluster.server()
+    client = cluster.client(server)
     stop = threading.Event()
 
     def act():
