@@ -11,14 +11,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from memoire.client.client import connect
 from memoire.limits import Limits
 from memoire.replay.buffer import Buffer
 from memoire.replay.sampling import Prioritized
 from memoire.replay.schema import Schema
-from memoire.server.server import Server
-from memoire.server.settings import Process
-from netkit import KeepingContext
 
 GAMMA = 0.8
 REWARDS = np.array([1.0, -2.0, 3.0, 10.0, 5.0, 0.0, -1.0, 2.0])
@@ -122,25 +118,17 @@ def test_learning_from_a_buffer_finds_the_true_values(envs, multi_step):
     learner.has_learned()
 
 
-def test_learning_from_a_server_finds_the_true_values(envs):
-    with (
-        KeepingContext() as context,
-        Server(
-            "tcp://127.0.0.1:0", Schema.from_env(envs), sampler=SAMPLER, multi_step=3, discount=GAMMA, seed=0,
-            process=Process(context=context),
-        ) as server,
-    ):  # fmt: skip
-        server.configure(cache_size=64)
-        with connect(
-            server.endpoint, seed=0, capacity=20_000, context=context, limits=Limits.of(update_every=0.02)
-        ) as client:
-            actor, learner = Actor(envs, client.writer(envs)), Learner()
-            actor.act(30)
-            for _ in range(150):
-                actor.act(32)  # 64 entries at most, and as many samples: the writer pushes a cache for them
-                batch = server.get_batch(48, 100.0)
-                batch.update_priorities(learner.learn(batch))
-            client.update(100.0)
-            client.update(100.0)
-            assert client.stats().applied > 1000
-        learner.has_learned()
+def test_learning_from_a_server_finds_the_true_values(envs, cluster):
+    schema = Schema.from_env(envs)
+    server = cluster.server(schema=schema, sampler=SAMPLER, multi_step=3, discount=GAMMA, cache_size=64, seed=0)
+    client = cluster.client(server, seed=0, capacity=20_000, limits=Limits.of(update_every=0.02))
+    actor, learner = Actor(envs, client.writer(envs)), Learner()
+    actor.act(30)
+    for _ in range(150):
+        actor.act(32)  # 64 entries at most, and as many samples: the writer pushes a cache for them
+        batch = server.get_batch(48, 100.0)
+        batch.update_priorities(learner.learn(batch))
+    client.update(100.0)
+    client.update(100.0)
+    assert client.stats().applied > 1000
+    learner.has_learned()

@@ -15,20 +15,16 @@ import pytest
 
 from memoire.client.client import Client
 from memoire.limits import Limits
-from memoire.proxy.proxy import Proxy
-from memoire.reader.reader import Reader
 from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized, RankBased
 from memoire.replay.schema import Schema
-from memoire.server.server import Server
-from memoire.server.settings import Endpoints, Process
 from memoire.tables import draws
 from memoire.tables.table import Table
 from memoire.wire import containers
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import Part
-from netkit import KeepingContext, in_thread, until
+from netkit import in_thread, until
 
 SCHEMA = Schema(
     {
@@ -201,29 +197,8 @@ class Promise:
 
 
 @pytest.fixture
-def context():
-    with KeepingContext() as made:
-        yield made
-
-
-@pytest.fixture
 def tap(monkeypatch):
     return Tap(monkeypatch)
-
-
-@pytest.fixture
-def start(context):
-    """Make servers, proxies, clients and readers that end with the test, clients before their servers."""
-    made = []
-
-    def begin(make, *arguments, **options):
-        shared = {"process": Process(context=context)} if make is Server else {"context": context}
-        made.append(make(*arguments, **shared, **options))
-        return made[-1]
-
-    yield begin
-    for node in sorted(made, key=lambda node: [Reader, Client, Proxy, Server].index(type(node))):
-        node.close()
 
 
 FORMS = [
@@ -236,10 +211,11 @@ FORMS = [
 be drawn swings, in some of them far, between a cache and the next."""
 
 
-def join(start, tap, endpoint, number, home=None, **options):
+def join(cluster, tap, node, number, home=None, **options):
     """An actor of that form, at that home: which one it is follows from a client's random id."""
     while True:
-        client = start(Client, endpoint, seed=number, capacity=700, limits=QUICK, **options)
+        shared = {"context": cluster.context, "limits": QUICK}
+        client = cluster.keep(Client(node.endpoint, seed=number, capacity=700, **shared, **options))
         if home in (None, client.home):
             break
         client.close(0.0)
@@ -272,10 +248,10 @@ def everybody(actors, turn, servers):
     [(Prioritized(1.0, beta=1.0), 150), (RankBased(0.5, beta=1.0), 100), (Prioritized(0.0, beta=1.0), 100)],
     ids=["proportional", "rank", "uniform"],
 )
-def test_a_server_keeps_the_promise_to_four_unequal_clients_that_drift(start, tap, sampler, turns):
+def test_a_server_keeps_the_promise_to_four_unequal_clients_that_drift(cluster, tap, sampler, turns):
     parameters = EXACT.replace(**sampler.fields())
-    server = start(Server, "tcp://127.0.0.1:0", SCHEMA, parameters=parameters, seed=3, limits=QUICK)
-    actors = [join(start, tap, server.endpoint, number) for number in range(4)]
+    server = cluster.server(schema=SCHEMA, parameters=parameters, seed=3, limits=QUICK)
+    actors = [join(cluster, tap, server, number) for number in range(4)]
     promise = Promise(tap, actors)
     for turn in range(turns):
         newest = everybody(actors, turn, [server])
@@ -285,11 +261,11 @@ def test_a_server_keeps_the_promise_to_four_unequal_clients_that_drift(start, ta
     assert np.mean(promise.left_out[80:]) < 0.02
 
 
-def test_each_part_of_a_mix_keeps_the_promise_to_the_clients_of_its_table(start, tap):
+def test_each_part_of_a_mix_keeps_the_promise_to_the_clients_of_its_table(cluster, tap):
     tables = {"online": Table(SCHEMA, parameters=EXACT), "demo": Table(SCHEMA, parameters=EXACT)}
-    server = start(Server, "tcp://127.0.0.1:0", tables=tables, seed=3, limits=QUICK)
+    server = cluster.server(schema=None, tables=tables, seed=3, limits=QUICK)
     actors = {
-        name: [join(start, tap, server.endpoint, number, table=name) for number in numbers]
+        name: [join(cluster, tap, server, number, table=name) for number in numbers]
         for name, numbers in (("online", (0, 2)), ("demo", (1, 3)))
     }
     promises = {name: Promise(tap, mine) for name, mine in actors.items()}
@@ -322,21 +298,18 @@ def draw(reader, count, size):
     return [reader.get_batch(size, 100.0) for _ in range(count)]
 
 
-def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(start, tap):
-    servers = [
-        start(Server, "tcp://127.0.0.1:0", SCHEMA, parameters=EXACT, name=f"s{i}", seed=i, limits=QUICK)
-        for i in range(3)
-    ]
-    proxies = [start(Proxy, "tcp://127.0.0.1:0", [each.endpoint for each in servers], limits=QUICK) for _ in range(2)]
+def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(cluster, tap):
+    servers = [cluster.server(schema=SCHEMA, parameters=EXACT, name=f"s{i}", seed=i, limits=QUICK) for i in range(3)]
+    proxies = [cluster.proxy(servers, limits=QUICK) for _ in range(2)]
     # A plain proxy in front of two more workers: the first client pushes there, to its home directly.
     more = f"inproc://more-{id(servers)}"
     front = more + "-front"
     loop, _ = in_thread(servers[0].run_pull_proxy, front, more)
     for _ in range(2):
         servers[0].add_pull_worker(more, bind=False)
-    actors = [join(start, tap, servers[0].endpoint, 0, push=front)]
-    actors += [join(start, tap, proxies[i % 2].endpoint, i, servers[i % 3].name) for i in range(1, 6)]
-    reader = start(Reader, [proxy.endpoint for proxy in proxies], seed=1, ahead=AHEAD, limits=QUICK)
+    actors = [join(cluster, tap, servers[0], 0, push=front)]
+    actors += [join(cluster, tap, proxies[i % 2], i, servers[i % 3].name) for i in range(1, 6)]
+    reader = cluster.reader(proxies, seed=1, ahead=AHEAD, limits=QUICK)
     promise, phases = Promise(tap, actors), []
 
     def turns(count, there, up, first):
@@ -356,8 +329,7 @@ def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(start, 
     # One sample at a time: of large batches there may not be enough until it notices that a server is away.
     until(lambda: draw(reader, 1, 1) and reader.stats().away == ("s1",))
     turns(14, here, up, 20)
-    place = Endpoints(gone.endpoint, push=gone.push_endpoint, publish=gone.pub_endpoint)
-    servers[1] = start(Server, place, SCHEMA, parameters=EXACT, name="s1", seed=1, limits=QUICK)
+    servers[1] = cluster.restart(gone, parameters=EXACT, limits=QUICK)
     until(lambda: draw(reader, 1, 10) and not reader.stats().away)
     # What a client pushes before it knows is held, but not counted: it numbers its caches for the former server.
     back = [actor for actor in actors if actor.client.home == "s1"]

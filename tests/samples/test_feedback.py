@@ -9,7 +9,7 @@ from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized, RankBased
 from memoire.replay.schema import Schema
-from netkit import Cluster, until
+from netkit import until
 
 SCHEMA = Schema(
     {
@@ -81,43 +81,39 @@ QUICK = Limits.of(resend_after=0.1, resend_most=0.3, update_every=0.02)
 
 
 @pytest.mark.parametrize("learner", ["server", "reader"])
-def test_in_a_cluster_no_priority_lands_on_another_actors_or_another_entry(learner):
+def test_in_a_cluster_no_priority_lands_on_another_actors_or_another_entry(cluster, learner):
     """Two servers behind a proxy for a reader, which sends feedback to each owner's home; else one server."""
     parameters = Parameters(priority_exponent=1.0, cache_size=128)
-    cluster = Cluster()
-    try:
-        servers = [
-            cluster.server(schema=SCHEMA, parameters=parameters, name=f"s{number}", limits=QUICK)
-            for number in range(2 if learner == "reader" else 1)
-        ]
-        proxy = cluster.proxy(servers)
-        until(lambda: len(proxy.servers) == len(servers))
-        actors = [cluster.client(proxy, capacity=150, limits=QUICK) for _ in range(4)]
-        source = cluster.reader([proxy], ahead=1) if learner == "reader" else servers[0]
-        told, late = Told(3, actors=4), []
+    servers = [
+        cluster.server(schema=SCHEMA, parameters=parameters, name=f"s{number}", limits=QUICK)
+        for number in range(2 if learner == "reader" else 1)
+    ]
+    proxy = cluster.proxy(servers)
+    until(lambda: len(proxy.servers) == len(servers))
+    actors = [cluster.client(proxy, capacity=150, limits=QUICK) for _ in range(4)]
+    source = cluster.reader([proxy], ahead=1) if learner == "reader" else servers[0]
+    told, late = Told(3, actors=4), []
 
-        def everybody_knows():
-            """Everything that was told has been applied by its owner, or found to be stale."""
-            for actor in actors:
-                actor.update(100.0)
-            stats = [actor.stats() for actor in actors]
-            return sum(each.applied + each.stale for each in stats) == told.samples
-
-        for turn in range(60):
-            for number, actor in enumerate(actors):
-                for _ in range(2):
-                    told.record(actor.memory, 10 + (turn + number) % 7, number)
-                assert actor.push_cache(100.0)
-            for _ in range(6):
-                late.append(source.get_batch(64, 100.0))
-            while len(late) > 12:
-                batch = late.pop(told.rng.integers(len(late)))
-                batch.update_priorities(told.about(batch))
-            until(everybody_knows)
-            for actor in actors:
-                told.holds(actor.memory)
+    def everybody_knows():
+        """Everything that was told has been applied by its owner, or found to be stale."""
+        for actor in actors:
+            actor.update(100.0)
         stats = [actor.stats() for actor in actors]
-        assert min(sum(each.applied for each in stats), sum(each.stale for each in stats)) > 1000
-        assert not source.stats().feedback_lost and not sum(server.stats().feedback_lost for server in servers)
-    finally:
-        cluster.close()
+        return sum(each.applied + each.stale for each in stats) == told.samples
+
+    for turn in range(60):
+        for number, actor in enumerate(actors):
+            for _ in range(2):
+                told.record(actor.memory, 10 + (turn + number) % 7, number)
+            assert actor.push_cache(100.0)
+        for _ in range(6):
+            late.append(source.get_batch(64, 100.0))
+        while len(late) > 12:
+            batch = late.pop(told.rng.integers(len(late)))
+            batch.update_priorities(told.about(batch))
+        until(everybody_knows)
+        for actor in actors:
+            told.holds(actor.memory)
+    stats = [actor.stats() for actor in actors]
+    assert min(sum(each.applied for each in stats), sum(each.stale for each in stats)) > 1000
+    assert not source.stats().feedback_lost and not sum(server.stats().feedback_lost for server in servers)

@@ -9,7 +9,7 @@ import pytest
 from memoire.client.client import Client
 from memoire.reader.reader import Reader
 from memoire.replay.parameters import Parameters
-from netkit import DEADLINE, QUICK, SCHEMA, Cluster, in_thread, record, until
+from netkit import DEADLINE, QUICK, SCHEMA, in_thread, record, until
 
 OTHER = 777
 
@@ -24,14 +24,13 @@ def worker_of(node):
 class Nodes:
     """A server whose client and reader have a thread each, which can be held."""
 
-    def __init__(self):
-        self.cluster = Cluster()
+    def __init__(self, cluster):
         parameters = Parameters(priority_exponent=1.0, cache_size=64)
-        self.server = self.cluster.server(limits=QUICK, parameters=parameters)
-        self.episodes = self.cluster.server(limits=QUICK, storage="episodes")
-        self.client = self.cluster.client(self.server, limits=QUICK)
-        self.shipper = self.cluster.client(self.episodes, limits=QUICK)
-        self.reader = self.cluster.reader([self.server], ahead=1, limits=QUICK)
+        self.server = cluster.server(limits=QUICK, parameters=parameters)
+        self.episodes = cluster.server(limits=QUICK, storage="episodes")
+        self.client = cluster.client(self.server, limits=QUICK)
+        self.shipper = cluster.client(self.episodes, limits=QUICK)
+        self.reader = cluster.reader([self.server], ahead=1, limits=QUICK)
         self.handed = 0
         for _ in range(8):
             record(self.client)
@@ -60,10 +59,8 @@ class Nodes:
 
 
 @pytest.fixture(scope="module")
-def nodes():
-    made = Nodes()
-    yield made
-    made.cluster.close()
+def nodes(shared_cluster):
+    return Nodes(shared_cluster)
 
 
 def made_errors(kind, size):
