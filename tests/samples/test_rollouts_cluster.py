@@ -77,23 +77,36 @@ def test_a_writer_cuts_at_the_length_and_where_it_is_told(cluster):
     assert server.stats().totals.steps == 14
 
 
-def test_actors_wait_in_step_until_entries_are_taken(cluster, ends):
+@pytest.mark.parametrize("learner", ["server", "reader"])
+def test_actors_wait_in_step_until_entries_are_taken_each_once(cluster, ends, learner):
+    """Near, or through a proxy by a learner far away."""
     server = cluster.server(schema=None, tables=rollout_table(capacity=40), limits=QUICK)
-    client = cluster.client(server, limits=QUICK)
+    table = source = server.table("rollouts")
+    node = server
+    if learner == "reader":
+        node = cluster.proxy([server])
+        source = cluster.reader([node], table="rollouts", limits=QUICK)
+    client = cluster.client(node, limits=QUICK)
     actor = Actor(client)
     ends.append(actor)
     reason = until(lambda: client.stats().held_back)
     assert "waiting until a learner takes entries" in reason
     assert actor.number in (39, 40), "the last step waits inside"
-    table = server.table("rollouts")
     expected = 0
-    for _ in range(20):
-        rollouts = table.take(25, timeout=20.0)
+    for _ in range(10):
+        rollouts = source.take(25, timeout=20.0)
         assert rollouts["obs"].tolist() == list(range(expected, expected + 25))
         expected += 25
         assert actor.number <= expected + 40
-    assert table.stats().rate.forgiven == 0.0
+    assert table.stats().rate.forgiven == 0.0 and table.stats().samples == 250
     assert client.stats().passed_steps == 0
+    if learner == "reader":
+        stats = source.stats()
+        assert (stats.rollouts_taken, stats.rollouts_kept, stats.batches, stats.faults) == (250, 0, 10, 0)
+        with pytest.raises(ParameterError, match="at most the capacity of all servers, 40 entries"):
+            source.take(41)
+        with pytest.raises(ParameterError, match=r"use take\(steps\)"):
+            source.get_batch(4, 20.0)
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -203,28 +216,3 @@ def test_what_takes_no_rollouts_says_so(cluster):
     plain = cluster.server(limits=QUICK)
     with pytest.raises(ParameterError, match="rollouts"):
         plain.table("default").take(1)
-
-
-# ------------------------------------------------------------------------------------------------- from far away
-
-
-def test_a_learner_far_away_takes_each_entry_once_and_paces_actors(cluster, ends):
-    server = cluster.server(schema=None, tables=rollout_table(capacity=40, rollout_length=6), limits=QUICK)
-    proxy = cluster.proxy([server])
-    client = cluster.client(proxy, limits=QUICK)
-    actor = Actor(client)
-    ends.append(actor)
-    reader = cluster.reader([proxy], table="rollouts", limits=QUICK)
-    expected = 0
-    for _ in range(10):
-        rollouts = reader.take(25, timeout=20.0)
-        assert rollouts["obs"].tolist() == list(range(expected, expected + 25))
-        expected += 25
-        assert actor.number <= expected + 40
-    stats = reader.stats()
-    assert (stats.rollouts_taken, stats.rollouts_kept, stats.batches, stats.faults) == (250, 0, 10, 0)
-    assert server.table("rollouts").stats().samples == 250
-    with pytest.raises(ParameterError, match="at most the capacity of all servers, 40 entries"):
-        reader.take(41)
-    with pytest.raises(ParameterError, match=r"use take\(steps\)"):
-        reader.get_batch(4, 20.0)
