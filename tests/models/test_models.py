@@ -152,20 +152,8 @@ def test_a_body_with_another_sum_or_size_is_refused():
 # --- A notice is said once with its body, and again without it: to who has joined, together, and to all every few seconds
 
 
-def store():
-    models = ModelStore(1000)
-    for topic in ("a", "ab"):
-        models.publish(topic, b"old")
-        models.publish(topic, b"new " + topic.encode())
-    return models
-
-
-def named(models):
-    return [(model.topic, model.version) for model in models]
-
-
 def test_a_small_body_is_in_its_notice_and_not_in_the_repetitions():
-    model = store().newest("a")
+    model = ModelStore(1000).publish("a", b"new a")
     first = parse_notice(notice_of(model, Limits(), home=6, epoch=5, run=7))
     again = parse_notice(notice_of(model, Limits(), epoch=5, run=7, again=True))
     assert bytes(first.payload) == b"new a" and again.payload is None
@@ -567,18 +555,6 @@ def test_the_rest_of_a_large_body_waits_for_a_random_pause_if_many_ask():
     assert 100.0 < topic.fetcher.next_time < 108.0
     assert topic.fetcher.turn(100.0) == []
     assert [request.offset for request in topic.fetcher.turn(108.0)] == [1 << 20, 2 << 20]
-
-
-@pytest.mark.parametrize("size", [5, 25])
-def test_a_chunk_that_changed_on_its_way_is_refused_and_the_newest_is_asked_for(size):
-    topic = Topic()
-    (request,) = topic.fetcher.announced(5, 0.0)
-    asked = messages.Fetch(topic="t", version=5, size=10)
-    chunk, stretch = chunk_of(model(5, size=size), asked, LIMITS_TOPIC_FETCHER)
-    header = parse(encode(asked, client=b"c" * 16)).header
-    frames = [reply(header, chunk, payload=stretch)[0], bytes(len(stretch))]
-    (newest,) = topic.fetcher.answered(request, parse(frames, verify_payload=False), 0.0)
-    assert newest.version == 0 and topic.fetcher.refused == {"payload": 1}
 
 
 def test_chunks_of_another_model_are_refused():

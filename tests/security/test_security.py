@@ -16,7 +16,6 @@ import memoire
 import netkit
 from history.ports import block
 from memoire.cli import main, operate
-from memoire.cli.main import main as main_of_exposure
 from memoire.cli.main import parser
 from memoire.cli.options import page_options
 from memoire.errors import InsecureWarning, KeyFileError, MemoireTimeout, ParameterError, ProtocolError, Refused
@@ -24,18 +23,14 @@ from memoire.limits import Limits
 from memoire.nodes.http import NodePages
 from memoire.security import access, roles
 from memoire.security import keys as key_files
-from memoire.security import keys as keypairs
 from memoire.security import provision as key_writer
 from memoire.security.access import MAX_ADDRESSES, MAX_WRONG_TOKENS, PENALTY_INTERVAL, Tokens, WrongTokens, read_tokens
 from memoire.security.keys import Keys
-from memoire.security.provision import write_cluster
-from memoire.security.roles import ConnectionClients, Peer, TokenBuckets
+from memoire.security.roles import Peer, TokenBuckets
 from memoire.wire import messages, types
 from memoire.wire.frames import ROUNDTRIP, encode, name_hash, parse, table_number
 from netkit import QUICK, until
 from poolkit import Clock
-
-# --- Keys and tokens: made, read again while a process runs, refused where others may have them
 
 # --- Keys as text and files: made, read again while a process runs, refused where others may have them
 
@@ -55,7 +50,7 @@ def read_again(keys):
 def test_a_new_cluster_has_a_folder_for_each_role_and_knows_itself(keys_folder):
     for role in roles.ROLES:
         keys = Keys(keys_folder, role)
-        assert keys.folder == keys_folder / role and keys.own.peer == Peer(role, keypairs.plural(role))
+        assert keys.folder == keys_folder / role and keys.own.peer == Peer(role, key_files.plural(role))
         assert {key.role for key in keys.servers} == {"server", "proxy", "inference"}
         assert (keys_folder / role / "own.key").stat().st_mode & 0o777 == 0o600
     admitted = {key.peer.principal for key in Keys(keys_folder / "server").authorized.values()}
@@ -72,10 +67,10 @@ def test_a_new_cluster_has_a_folder_for_each_role_and_knows_itself(keys_folder):
 
 
 def test_a_key_survives_its_text_and_never_shows_its_secret_half():
-    key = keypairs.make("learner", "team-b")
-    (back,) = keypairs.read_blocks(key.text(secret=True).encode())
+    key = key_files.make("learner", "team-b")
+    (back,) = key_files.read_blocks(key.text(secret=True).encode())
     assert back == key and back.secret == key.secret
-    (public,) = keypairs.read_blocks(key.text().encode())
+    (public,) = key_files.read_blocks(key.text().encode())
     assert public.public == key.public and public.secret is None and public.fingerprint == key.fingerprint
     assert key.secret.hex() not in repr(key).replace("\\x", "") and repr(key.secret)[2:-1] not in repr(key)
 
@@ -98,10 +93,10 @@ def test_a_key_survives_its_text_and_never_shows_its_secret_half():
     ],
 )
 def test_what_is_wrong_with_a_file_of_keys_is_said_without_repeating_it(damage, words):
-    key = keypairs.make("actor", "a1")
+    key = key_files.make("actor", "a1")
     text = key.text(secret=True)
     with pytest.raises(ValueError, match=words) as caught:
-        keypairs.read_blocks(damage(text).encode())
+        key_files.read_blocks(damage(text).encode())
     assert text.splitlines()[-2][:12] not in str(caught.value)
 
 
@@ -112,7 +107,7 @@ def test_what_is_wrong_with_a_file_of_keys_is_said_without_repeating_it(damage, 
 )
 def test_any_bytes_are_keys_or_a_value_error(data):
     try:
-        keypairs.read_blocks(data)
+        key_files.read_blocks(data)
     except ValueError:
         pass
 
@@ -151,10 +146,10 @@ def test_a_secret_that_others_may_read_is_refused(keys_folder):
 def test_a_folder_is_read_again_when_it_changes_and_a_damaged_file_changes_nothing(keys_folder):
     keys = Keys(keys_folder / "server")
     assert not read_again(keys) and keys.changes == 0
-    one = keypairs.make("actor", "team-b")
+    one = key_files.make("actor", "team-b")
     path = key_writer.authorize(keys_folder / "server", one)
     assert read_again(keys) and keys.peer(one.public) == one.peer
-    two = keypairs.make("actor", "team-b")
+    two = key_files.make("actor", "team-b")
     assert (
         key_writer.authorize(keys_folder / "server", two) == path
         and key_writer.authorize(keys_folder / "server", two) == path
@@ -169,7 +164,7 @@ def test_a_folder_is_read_again_when_it_changes_and_a_damaged_file_changes_nothi
 
 def test_more_files_of_keys_than_are_read_are_refused_by_name_and_a_running_node_keeps_those_that_it_has(keys_folder):
     keys = Keys(keys_folder / "server")
-    one = keypairs.make("actor", "team-b")
+    one = key_files.make("actor", "team-b")
     key_writer.authorize(keys_folder / "server", one)
     assert read_again(keys)
     folder, held = keys_folder / "server" / "authorized" / "actor", dict(keys.authorized)
@@ -193,7 +188,7 @@ def test_a_key_in_the_folder_of_another_role_lets_nobody_in(keys_folder):
 
 def test_a_secret_among_public_keys_is_refused(keys_folder):
     (keys_folder / "server" / "authorized" / "actor" / "actors.pub").write_text(
-        keypairs.make("actor").text(secret=True)
+        key_files.make("actor").text(secret=True)
     )
     with pytest.raises(KeyFileError, match="holds the secret key 'actors'"):
         Keys(keys_folder / "server")
@@ -220,7 +215,7 @@ def test_keys_are_given_by_value_path_or_environment(keys_folder, monkeypatch):
 
 def test_many_threads_may_look_whether_a_folder_has_changed(keys_folder):
     keys = Keys(keys_folder / "server")
-    key_writer.authorize(keys_folder / "server", keypairs.make("reader", "extra"))
+    key_writer.authorize(keys_folder / "server", key_files.make("reader", "extra"))
     keys._looked = 0.0
     found = []
     threads = [threading.Thread(target=lambda: found.append(keys.refresh())) for _ in range(8)]
@@ -318,12 +313,10 @@ def test_keys_that_are_there_are_never_written_over(tmp_path, capsys):
 def test_secrets_for_kubernetes_are_keys_folders_when_they_are_mounted(tmp_path, capsys):
     yaml = pytest.importorskip("yaml")
     assert main.main(["keys", "new", "--kubernetes", "ant"]) == 0
-    found = {each["metadata"]["name"]: each for each in yaml.safe_load_all(capsys.readouterr().out)}
-    assert set(found) == {f"ant-{role}" for role in roles.ROLES}
-    for name, secret in found.items():
-        assert secret["kind"] == "Secret" and secret["type"] == "Opaque"
-        for path, text in secret["stringData"].items():
-            key_writer.write_new(tmp_path / name / path, text)
+    text = capsys.readouterr().out
+    assert {(each["kind"], each["type"]) for each in yaml.safe_load_all(text)} == {("Secret", "Opaque")}
+    mounted(text, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {f"ant-{role}" for role in roles.ROLES}
     assert len(Keys(tmp_path / "ant-server").authorized) == len(Keys(tmp_path / "ant-proxy").authorized) == 6
     assert Keys(tmp_path / "ant-proxy").peer(Keys(tmp_path / "ant-actor").own.public) == Peer("actor", "actors")
 
@@ -488,8 +481,6 @@ def test_guessers_are_remembered_up_to_a_bound():
     assert waits == [False, False] + [True] * MAX_ADDRESSES
 
 
-# --- Which addresses other machines reach, what is said or refused of them, and newcomers by rate
-
 # --- Which addresses other machines reach, and that everything that listens there for everybody says so or is refused
 
 HERE = [
@@ -588,7 +579,7 @@ COMMANDS = {
 def test_a_command_that_would_be_open_to_everybody_is_refused(command, capsys, monkeypatch):
     monkeypatch.delenv("MEMOIRE_KEYS", raising=False)
     words, option = COMMANDS[command]
-    assert main_of_exposure(words) == 1
+    assert main.main(words) == 1
     said = capsys.readouterr().err
     assert f"{option}" in said and "--insecure: everybody may come" in said
 
@@ -611,12 +602,12 @@ def test_settings_that_would_be_open_to_everybody_are_refused_like_flags(place, 
         words += ["--settings", str(path)]
     else:
         monkeypatch.setenv("MEMOIRE_ENDPOINT", "tcp://*:5560")
-    assert main_of_exposure(words) == 1
+    assert main.main(words) == 1
     assert "--insecure: everybody may come" in capsys.readouterr().err
 
 
 def test_keys_tokens_or_the_word_insecure_let_a_command_listen_for_others(tmp_path):
-    write_cluster(tmp_path / "keys")
+    key_writer.write_cluster(tmp_path / "keys")
     (tmp_path / "token").write_text("a-token-that-is-long")
     wide = ["server", "--schema", SCHEMA, "--endpoint", "tcp://*:0", "--http", "*:0"]
     guarded = parser().parse_args(
@@ -648,17 +639,6 @@ def test_keys_are_bounded_and_the_one_that_took_nothing_for_longest_is_forgotten
     buckets = TokenBuckets(1, 0.0, most=2)
     assert all(buckets.take(key, 0.0) for key in "abc")
     assert buckets.take("a", 0.0) and not buckets.take("c", 0.0)
-
-
-def test_a_connection_brings_few_clients_and_those_it_brought_go_on():
-    clients = ConnectionClients(2, 1.0)
-    for client in (b"1", b"2", b"1"):
-        clients.check(b"here", client, 0.0)
-    with pytest.raises(ProtocolError, match=r"has brought 2 clients \(connection_clients\); 1 more may come a second"):
-        clients.check(b"here", b"3", 0.0)
-    clients.check(b"there", b"3", 0.0)
-    clients.check(b"here", b"2", 0.0)
-    clients.check(b"here", b"3", 1.0)
 
 
 class Stranger:
