@@ -141,20 +141,6 @@ def test_endless_episodes_are_cut_so_that_each_part_fits_a_message(cluster, stor
     until(lambda: (client.update(100.0), client.stats().accepted_caches == 5)[1])
 
 
-def test_accounts_outlive_a_server_with_a_state_folder(cluster, tmp_path):
-    server = cluster.server(storage="episodes", limits=QUICK, state=tmp_path / "state", name="a")
-    client = cluster.client(server, limits=QUICK)
-    record(client, episodes=3)
-    until(lambda: settled(client))
-    again = cluster.restart(server, storage="episodes", limits=QUICK, state=tmp_path / "state")
-    record(client, episodes=2)
-    until(lambda: settled(client))
-    stats, totals = client.stats(), again.totals()
-    assert (totals.episodes, totals.steps) == (stats.episodes, stats.steps) == (5, 100)
-    assert totals.pushed_caches == totals.accepted_caches + totals.lost_caches == stats.pushed_caches
-    assert stats.accepted_caches == totals.accepted_caches
-
-
 def test_sequences_and_other_samplers_are_drawn_from_stored_episodes(cluster):
     server = cluster.server(storage="episodes", limits=QUICK)
     client = cluster.client(server, limits=QUICK)

@@ -9,14 +9,12 @@ from memoire.limits import Limits
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
 from memoire.replay.mixing import MixedBatch
-from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized, Uniform
 from memoire.replay.schema import Schema
 from memoire.tables.table import Table, shared_out
 from netkit import QUICK, SCHEMA, entry, fill, pool_in, until
 
 OTHER = Schema({"obs": Column(np.uint8, (8, 8), "state"), "reward": Column(np.float32, (), "reward")})
-REUSED = Parameters(cache_size=64, reuse_cache=True)
 WITH_VALUE = Schema({**{name: SCHEMA[name] for name in SCHEMA}, "value": np.float32})
 
 
@@ -130,42 +128,6 @@ def test_both_storages_live_in_one_server_and_one_batch(cluster):
     until(lambda: (online.update(100.0), online.stats().applied == 48)[1])  # at its actor
 
 
-def test_a_mix_goes_on_while_one_of_two_servers_begins_anew(cluster, times):
-    times(left_out=0.5)
-    times(reader_hello=0.3)
-    tables = {"online": Table(SCHEMA, parameters=REUSED), "demo": Table(OTHER, parameters=REUSED)}
-    servers = [cluster.server(schema=None, tables=tables, name=name, limits=QUICK) for name in ("a", "b")]
-    proxy = cluster.proxy(servers, limits=QUICK)
-    until(lambda: len(proxy.servers) == 2)
-    clients = []
-    for name in tables:
-        homes = set()
-        while homes < {"a", "b"}:
-            clients.append(cluster.client(proxy, table=name, limits=QUICK))
-            homes.add(clients[-1].home)
-            fill(clients[-1], 1)
-            assert len(clients) < 60
-    reader = cluster.reader([proxy], limits=QUICK)
-    batches = reader.batches({"online": 32, "demo": 32}, timeout=100.0)
-    next(batches)
-    former = servers[1]
-    former.close(0.5)
-    same = {"push_endpoint": former.push_endpoint, "pub_endpoint": former.pub_endpoint}
-    for _ in range(5):
-        next(batches)
-    cluster.server(former.endpoint, None, tables=tables, name="b", limits=QUICK, **same)
-    for client in clients:
-        until(lambda client=client: client.push_cache(0.0))
-    both = {bytes.fromhex(client.client_id.hex()) for client in clients}
-
-    def owners():
-        batch = next(batches)
-        assert {name: len(part.ids) for name, part in batch.items()} == {"online": 32, "demo": 32}
-        return {each.tobytes() for part in batch.values() for each in part.ids["client"]}
-
-    until(lambda: owners() == both)
-
-
 # What a server is told
 
 
@@ -244,18 +206,6 @@ def test_joined_importance_has_one_divisor_for_all_tables(normalize):
     for name, rows in mixed.rows.items():
         part = mixed[name]
         np.testing.assert_allclose(joined.importance[rows] * joined.divisor, part.importance * part.divisor, rtol=1e-6)
-
-
-def test_a_joined_loss_estimates_each_table_by_its_size():
-    """Importance-weighted sums over a joined batch: size of the part times the plain mean over its table."""
-    parts, sizes = {"a": buffer_of(SCHEMA, 10), "b": buffer_of(SCHEMA, 20, seed=1)}, {"a": 24, "b": 8}
-    errors = []
-    for _ in range(400):
-        joined = MixedBatch({name: parts[name].sample(size) for name, size in sizes.items()}).joined
-        # Of transitions of 1 step, whose reward is the entry's number.
-        errors.append((joined.importance * joined.divisor * joined.reward).sum() - (24 * 4.5 + 8 * 9.5))
-    standard = np.std(errors, ddof=1) / np.sqrt(len(errors))
-    assert standard < 0.02 * (24 * 4.5 + 8 * 9.5) and abs(np.mean(errors)) < 4 * standard
 
 
 def test_columns_that_differ_are_left_out_of_the_joined_batch():

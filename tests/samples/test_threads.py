@@ -131,15 +131,3 @@ def test_whatever_is_going_on_a_close_ends_it_at_once(cluster, first, moment):
         thread.join(DEADLINE)
         assert isinstance(box.get("error"), Closed), box
     assert node.closed
-
-
-def test_loops_of_plain_proxies_end_with_their_server(cluster):
-    server = cluster.server()
-    loops = [
-        in_thread(server.run_request_proxy, "inproc://a", "inproc://b"),
-        in_thread(server.run_pull_proxy, "inproc://c", "inproc://d"),
-    ]
-    waiting = in_thread(server.wait_closed)
-    until(lambda: server._io.proxies.running == 2)
-    server.close()
-    assert joined([*loops, waiting]) == [None, None, True]
