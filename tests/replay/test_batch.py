@@ -13,9 +13,10 @@ import memoire
 import netkit
 from memoire import _core
 from memoire.errors import EmptyMemory, ParameterError
-from memoire.replay.batch import Batch, GatheredSamples
+from memoire.replay.batch import Batch
 from memoire.replay.mixing import MAX_PREFETCH, drawn_ahead
 from memoire.replay.schema import Schema
+from memory_checks import with_episode
 from netkit import Cluster, fill, in_thread, until
 
 # --- A batch is a mapping of arrays whose targets need no further thought
@@ -31,62 +32,41 @@ SCHEMA = Schema(
 )
 
 
-def gathered_for(schema: Schema, frame_stack: int = 1, next_columns: tuple[str, ...] = ()) -> GatheredSamples:
-    def side(names: tuple[str, ...], start: int) -> dict[str, Any]:
-        columns = {}
-        for name in names:
-            lead = (B, frame_stack) if schema[name].role == "state" else (B,)
-            shape = lead + schema[name].shape
-            columns[name] = (np.arange(np.prod(shape)) + start).reshape(shape).astype(schema[name].dtype)
-        return columns
-
-    reward = np.arange(B, dtype=np.float32) + 0.5
-    return GatheredSamples(
-        prev=side(schema.names, 0),
-        next=side(schema.states + next_columns, 100),
-        reward=reward,
-        discount=np.full(B, 0.5, np.float32),
-        steps=np.ones(B, np.int32),
-        weight=np.ones(B, np.float32),
-        ids=np.arange(B),
-        age=np.zeros(B, np.float32),
-        model_version=np.zeros(B, np.int64),
-    )
-
-
-def batch_for(gathered: GatheredSamples, schema: Schema = SCHEMA, **options: Any) -> Batch:
-    return Batch(schema, gathered, np.full(B, 0.25, np.float32), lambda ids, td: (ids, td), **options)
+def batch_of(schema: Schema = SCHEMA, **options: Any) -> Batch:
+    """A batch of B entries whose numbers count up, drawn from an episode that goes on."""
+    buffer = memoire.Buffer(schema, 10, seed=0, **options)
+    columns = [schema[name] for name in schema.entry_names]
+    values = [np.arange(7 * np.prod(each.shape, dtype=int)).reshape(7, *each.shape) for each in columns]
+    with_episode(buffer.memory, [value.astype(each.dtype) for value, each in zip(values, columns, strict=True)])
+    return buffer.sample(B)
 
 
 def test_keys_are_the_columns_and_what_a_learner_needs() -> None:
-    batch = batch_for(gathered_for(SCHEMA), divisor=2.0, left_out=0.1)
+    batch = batch_of()
     assert list(batch) == [
         "obs.image", "obs.arm.0", "obs.arm.1", "action", "logp", "reward", "discount",
         "next_obs.image", "next_obs.arm.0", "next_obs.arm.1", "importance", "ids", "steps", "age", "model_version",
     ]  # fmt: skip
     assert len(batch) == 15 and "weight" not in batch and "obs" not in set(batch)
-    assert (batch.divisor, batch.left_out) == (2.0, 0.1)
 
 
 def test_nested_observations_are_nested_again() -> None:
-    gathered = gathered_for(SCHEMA)
-    batch = batch_for(gathered)
+    batch = batch_of()
     assert batch["obs"].keys() == {"image", "arm"} and isinstance(batch.obs["arm"], tuple)
     assert batch.next_obs["arm"][1] is batch["next_obs.arm.1"]
-    assert np.shares_memory(batch["obs.image"], gathered.prev["obs.image"])
+    assert np.shares_memory(batch["obs.image"], batch.gathered.prev["obs.image"])
 
 
 @pytest.mark.parametrize("frame_stack", [1, 4])
 def test_the_stack_axis_is_there_only_where_frames_are_stacked(frame_stack: int) -> None:
-    schema = Schema({"obs": (np.uint8, (2, 2)), "reward": np.float32})
-    batch = batch_for(gathered_for(schema, frame_stack), schema)
+    batch = batch_of(Schema({"obs": (np.uint8, (2, 2)), "reward": np.float32}), frame_stack=frame_stack)
     shape = (B, 2, 2) if frame_stack == 1 else (B, frame_stack, 2, 2)
     assert batch.obs.shape == batch.next_obs.shape == shape
     assert batch.obs.flags.c_contiguous
 
 
 def test_a_name_that_is_not_there_is_told_with_those_that_are() -> None:
-    batch = batch_for(gathered_for(SCHEMA))
+    batch = batch_of()
     with pytest.raises(KeyError, match="weights"):
         batch["weights"]
     with pytest.raises(
@@ -97,7 +77,7 @@ def test_a_name_that_is_not_there_is_told_with_those_that_are() -> None:
 
 
 def test_out_is_filled_and_becomes_the_batchs() -> None:
-    batch = batch_for(gathered_for(SCHEMA))
+    batch = batch_of()
     expected = {name: array.copy() for name, array in batch.items()}
     out = {name: np.empty_like(batch[name]) for name in ("obs.image", "reward", "ids")}
     assert batch.copy_into(out) is batch
@@ -116,7 +96,7 @@ def test_out_is_filled_and_becomes_the_batchs() -> None:
     ],
 )
 def test_an_out_that_does_not_fit_is_refused_and_nothing_is_copied(out: dict[str, Any], message: str) -> None:
-    batch = batch_for(gathered_for(SCHEMA))
+    batch = batch_of()
     ids = np.full(B, -1)
     with pytest.raises(ParameterError, match=message):
         batch.copy_into({"ids": ids, **out})
@@ -124,7 +104,7 @@ def test_an_out_that_does_not_fit_is_refused_and_nothing_is_copied(out: dict[str
 
 
 def test_it_prints_its_arrays() -> None:
-    assert repr(batch_for(gathered_for(SCHEMA))).startswith("Batch(obs.image: uint8[3, 2, 2], obs.arm.0: int64[3], ")
+    assert repr(batch_of()).startswith("Batch(obs.image: uint8[3, 2, 2], obs.arm.0: int64[3], ")
 
 
 # --- Batches drawn ahead come in order, end with the run, and leave nobody behind who draws
