@@ -486,7 +486,7 @@ def test_sequences_are_what_the_slow_model_cuts_out(data):
     m = draw(st.integers(1, 6))
     parameters = Parameters(
         sequence_length=m, sequence_overlap=draw(st.integers(0, m - 1)), burn_in=draw(st.integers(0, m - 1)), start=draw(st.sampled_from(["skip", "repeat", "zero"])),
-        frame_stack=draw(st.integers(1, 3)), discount=0.5, priority_exponent=0.0, prev=("obs", "hidden", "reward"),
+        frame_stack=draw(st.integers(1, 3)), discount=0.5, priority_exponent=0.0, prev=("obs", "hidden", "reward", "words"),
         sequence_first=draw(st.sampled_from([(), ("hidden",)])),
     )  # fmt: skip
     memory = Memory(SCHEMA, 64, parameters, seed=1)
@@ -530,7 +530,12 @@ def compare(got, i, parameters, begin, t, length, ending):
         if not parameters.sequence_first:
             hidden = [begin + t + j, -(begin + t + j)] if there else [0, 0]
             np.testing.assert_array_equal(got.prev["hidden"][i, j], hidden)
-        assert got.reward[i, j] == ((begin + t + j) / 8 if there else 0.0)
+        number = begin + t + j
+        words = np.arange(number, number + there * (number % 4))
+        padded = np.pad(words, (0, got.prev["words"].shape[2] - len(words)))
+        np.testing.assert_array_equal(got.prev["words"][i, j], padded)
+        assert got.prev_lengths["words"][i, j] == len(words)
+        assert got.reward[i, j] == (number / 8 if there else 0.0)
         terminal = ending == "terminated" and t + j == length - 1
         assert got.discount[i, j] == (0.5 if there and not terminal else 0.0)
         assert got.mask[i, j] == (there and (t == 0 or j >= parameters.burn_in))
@@ -618,8 +623,9 @@ TestMemoryMachine.settings = settings(
 
 # Most of them on the build that also checks bounds.
 @pytest.mark.slow
+@pytest.mark.parametrize("is_ragged", [False, True])
 @pytest.mark.parametrize("seed", range(24 if _core.CHECKED else 8))
-def test_a_long_walk_ends_where_the_model_does(seed):
-    walk = Walk(random.Random(seed).choice)
+def test_a_long_walk_ends_where_the_model_does(seed, is_ragged):
+    walk = Walk(random.Random(seed).choice, is_ragged=is_ragged)
     for _ in range(60):
         walk.step()

@@ -19,15 +19,13 @@ from memoire.replay import dataset
 from memoire.replay.columns import Column, Ragged
 from memoire.replay.conversion import exact
 from memoire.replay.memory import Memory
-from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memory_checks import check_memory
 
-WIDTH = 7  # of the twin: no value is longer
 POINTS = Column(np.float32, (None, 3), "state")
 
 
-def points(rng, low: int = 0, high: int = WIDTH) -> np.ndarray:
+def points(rng, low: int = 0, high: int = 7) -> np.ndarray:
     return rng.normal(size=(rng.integers(low, high + 1), 3)).astype(np.float32)
 
 
@@ -217,131 +215,6 @@ def test_a_batch_cannot_be_drawn_into_arrays_of_the_caller() -> None:
             buffer.sample(2, out={name: np.zeros((2, 3, 3), np.float32)})
     reward = np.empty(2, np.float32)
     assert buffer.sample(2, out={"reward": reward})["reward"] is reward
-
-
-# The same samples as columns of fixed shape give
-
-
-def twin_schema() -> Schema:
-    fixed = {"points": Column(np.float32, (WIDTH, 3), "state"), "count": Column(np.int32, (), "state")}
-    words = {"ids": (np.int32, (WIDTH,)), "count": np.int32}
-    return Schema({"obs": fixed, "action": np.int32, "reward": np.float32, "words": words})
-
-
-def ragged_schema() -> Schema:
-    return Schema({"obs": POINTS, "action": np.int32, "reward": np.float32, "words": Column(np.int32, (None,))})
-
-
-class Twins:
-    """The same entries in a memory of ragged columns, and padded in one of fixed shapes, from the same random numbers."""
-
-    def __init__(self, seed: int, capacity: int = 60, lanes: int = 3, **parameters) -> None:
-        self.rng = np.random.default_rng(seed)
-        chosen = Parameters().replace(**parameters)
-        live = bool(self.rng.integers(2))
-        self.ragged = Memory(ragged_schema(), capacity, chosen, live=live, seed=seed)
-        self.fixed = Memory(twin_schema(), capacity, chosen, live=live, seed=seed)
-        self.lanes = lanes
-        for lane in range(lanes):
-            self.both("open", lane)
-        for memory in (self.ragged, self.fixed):
-            memory.set_clock(1e9)
-
-    def both(self, method: str, *args, **kwargs) -> None:
-        for memory in (self.ragged, self.fixed):
-            getattr(memory, method)(*args, **kwargs)
-
-    def entries(self, count: int):
-        rng = self.rng
-        obs = [points(rng) for _ in range(count)]
-        words = [rng.integers(0, 99, rng.integers(0, WIDTH + 1)).astype(np.int32) for _ in range(count)]
-        action, reward = rng.integers(0, 9, count).astype(np.int32), rng.normal(size=count).astype(np.float32)
-        padded = [np.stack([self.pad(value) for value in values]) for values in (obs, words)]
-        counts = [np.array([len(value) for value in values], np.int32) for values in (obs, words)]
-        return (obs, action, reward, words), (padded[0], counts[0], action, reward, padded[1], counts[1])
-
-    @staticmethod
-    def pad(value: np.ndarray) -> np.ndarray:
-        return np.concatenate([value, np.zeros((WIDTH - len(value), *value.shape[1:]), value.dtype)])
-
-    def step(self) -> None:
-        rng, lane = self.rng, int(self.rng.integers(self.lanes))
-        kind = rng.random()
-        if kind < 0.4:
-            one, other = self.entries(1)
-            self.ragged.add(lane, tuple(column[0] for column in one))
-            self.fixed.add(lane, tuple(column[0] for column in other))
-        elif kind < 0.55:
-            one, other = self.entries(int(rng.integers(1, 6)))
-            self.ragged.extend(lane, one)
-            self.fixed.extend(lane, other)
-        elif kind < 0.7:
-            one, other = self.entries(self.lanes)
-            self.ragged.add_many(np.arange(self.lanes), one)
-            self.fixed.add_many(np.arange(self.lanes), other)
-        elif kind < 0.73:
-            self.both("open", lane)
-        elif self.ragged.open_length(lane) > 0:
-            self.close(lane)
-        if max(self.ragged.open_length(lane) for lane in range(self.lanes)) > 15:
-            self.close(max(range(self.lanes), key=self.ragged.open_length))
-
-    def close(self, lane: int) -> None:
-        state = points(self.rng)
-        ends = [{}, {"terminated": True}, {"final_state": state, "terminated": False}, {"final_state": state}]
-        how = ends[self.rng.integers(len(ends))]
-        self.ragged.close(lane, **how)
-        if "final_state" in how:
-            how = how | {"final_state": {"points": self.pad(state), "count": len(state)}}
-        self.fixed.close(lane, **how)
-        self.both("open", lane)
-
-    def compare(self) -> None:
-        assert self.ragged.num_positive == self.fixed.num_positive
-        check_memory(self.ragged)
-        if self.ragged.num_positive:
-            one, other = self.ragged.sample(8), self.fixed.sample(8)
-            np.testing.assert_array_equal(one.gathered.ids, other.gathered.ids)
-            for side, lengths_of in (("prev", "prev_lengths"), ("next", "next_lengths")):
-                columns, lengths = getattr(one.gathered, side), getattr(one.gathered, lengths_of)
-                expected = getattr(other.gathered, side)
-                for name, array, count in (("obs", "obs.points", "obs.count"), ("words", "words.ids", "words.count")):
-                    if name not in columns:
-                        assert array not in expected
-                        continue
-                    assert lengths[name].dtype == np.int32
-                    np.testing.assert_array_equal(lengths[name], expected[count])
-                    axis = lengths[name].ndim
-                    width = columns[name].shape[axis]
-                    np.testing.assert_array_equal(columns[name], np.take(expected[array], range(width), axis))
-                    assert not np.take(expected[array], range(width, WIDTH), axis).any()
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {},
-        {"multi_step": 3, "start": "repeat"},
-        {"frame_stack": 3, "start": "zero", "multi_step": 2, "next": ("obs", "words")},
-        {"frame_stack": 2, "start": "skip", "max_episode": 4},
-        {"sequence_length": 4, "sequence_overlap": 2},
-        {"sequence_length": 3, "frame_stack": 2, "start": "zero"},
-        {"prev": ("obs",), "next": ()},
-    ],
-    ids=lambda parameters: "-".join(parameters) or "default",
-)
-def test_samples_are_those_of_padded_columns_of_fixed_shape(parameters) -> None:
-    if "next" in parameters:
-        known = twin_schema()
-        sides = {side: parameters[side] for side in ("prev", "next") if side in parameters}
-        expanded = {side: tuple(leaf for root in names for leaf in known.leaves(root)) for side, names in sides.items()}
-    for seed in range(3):
-        twins = Twins(seed)
-        twins.ragged.configure(**parameters)
-        twins.fixed.configure(**(parameters | expanded if "next" in parameters else parameters))
-        for _ in range(120):
-            twins.step()
-            twins.compare()
 
 
 # The heap

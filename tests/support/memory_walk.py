@@ -22,9 +22,10 @@ CLOSE = {"rtol": 2e-5, "atol": 2e-5}
 ENDINGS = {"classic": None, "final only": None, "terminated": True, "dead end": True, "truncated": False, "cut": False}
 
 
-def make_schema(reward_shape: tuple, kind: str) -> Schema:
+def make_schema(reward_shape: tuple, kind: str, is_ragged: bool) -> Schema:
+    cloud = {"cloud": Column(np.float32, (None, 3), "state")} if is_ragged else {}
     columns: dict = {
-        "obs": {"a": Column(np.float32, (2,), "state"), "b": Column(np.uint8, (), "state")},
+        "obs": {"a": Column(np.float32, (2,), "state"), "b": Column(np.uint8, (), "state"), **cloud},
         "action": Column(np.int64),
         "flag": Column(np.bool_, (3,)),
         "nothing": Column(np.float64, (0,)),
@@ -34,14 +35,21 @@ def make_schema(reward_shape: tuple, kind: str) -> Schema:
     if kind == "value":
         columns["qvest"] = Column(np.float32, reward_shape, "return")  # in the middle on purpose
         columns["value"] = Column(np.float32, reward_shape, "value")
+    if is_ragged:
+        columns["words"] = Column(np.int32, (None,))
     columns["last"] = Column(np.int16, (5,))
     return Schema(columns)
 
 
-class Walk:
-    """One memory and its model, made by choices; `step` takes one more."""
+def zeros_of(column: Column) -> np.ndarray:
+    """What stands for a value that is not there: nothing in a ragged column."""
+    return np.zeros((0, *column.element) if column.is_ragged else column.shape, column.dtype)
 
-    def __init__(self, choose: Callable[[Sequence[Any]], Any]) -> None:
+
+class Walk:
+    """One memory and its model, made by choices; `step` takes one more. With `is_ragged` two columns are of any length."""
+
+    def __init__(self, choose: Callable[[Sequence[Any]], Any], *, is_ragged: bool = False) -> None:
         self.choose = choose
         capacity = choose([1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 31, 64, 127])
         page_rows = choose([None, 1, 2, 4, 8, 64])
@@ -49,7 +57,7 @@ class Walk:
         reward_shape = choose([(), (1,), (2,), (2, 3)])
         self.lanes = choose([1, 1, 2, 4])
         live = choose([False, True])
-        self.schema = make_schema(reward_shape, kind)
+        self.schema = make_schema(reward_shape, kind, is_ragged)
         self.reward_shape = reward_shape if kind != "no reward" else ()
         parameters = self.parameters()
         self.memory = Memory(self.schema, capacity, parameters, live=live, seed=3, page_rows=page_rows)
@@ -90,8 +98,13 @@ class Walk:
         )
 
     def values(self, axes: tuple = ()) -> tuple:
-        columns = (self.schema[name] for name in self.schema.entry_names)
-        return tuple((self.rng.normal(size=axes + each.shape) * 50 + 50).astype(each.dtype) for each in columns)
+        return tuple(self.value(self.schema[name], axes) for name in self.schema.entry_names)
+
+    def value(self, column: Column, axes: tuple = ()) -> Any:
+        if column.is_ragged and axes:
+            return [self.value(column) for _ in range(axes[0])]
+        shape = (self.rng.integers(6), *column.element) if column.is_ragged else axes + column.shape
+        return (self.rng.normal(size=shape) * 50 + 50).astype(column.dtype)
 
     def lane(self) -> int:
         """A lane; mostly one with an open episode, opened here if need be."""
@@ -186,7 +199,7 @@ class Walk:
         terminated = ENDINGS[ending]
         final = bootstrap = None
         if ending in ("terminated", "truncated", "final only"):
-            final = {"obs.a": self.rng.normal(size=2).astype(np.float32), "obs.b": np.uint8(self.rng.integers(1, 255))}
+            final = {name: self.value(self.schema[name]) for name in self.schema.states}
         if not terminated and self.choose([False, True]):
             bootstrap = self.rng.normal(size=self.reward_shape).astype(np.float32)
         how = {"multiplier": self.choose([1.0, 1.0, 0.5, 0.0])}
@@ -314,8 +327,20 @@ class Walk:
             for side, mine in (("prev", got.prev), ("next", got.next)):
                 assert mine.keys() == want[side].keys()
                 for name, value in want[side].items():
-                    np.testing.assert_allclose(mine[name][i], value, **CLOSE, err_msg=f"{side} {name}")
+                    if self.schema[name].is_ragged:
+                        self.compare_ragged(mine[name][i], getattr(got, f"{side}_lengths")[name][i], value)
+                    else:
+                        np.testing.assert_allclose(mine[name][i], value, **CLOSE, err_msg=f"{side} {name}")
         np.testing.assert_array_equal(got.ids, numbers)
+
+    def compare_ragged(self, padded: Any, lengths: Any, values: Any) -> None:
+        """Values, of states a list of them, are in rows that are as wide as the longest one, and zero behind each."""
+        assert lengths.dtype == np.int32
+        if not isinstance(values, list):
+            padded, lengths, values = [padded], [lengths], [values]
+        for row, length, value in zip(padded, lengths, values, strict=True):
+            np.testing.assert_array_equal(row[:length], value)
+            assert not row[length:].any()
 
 
 @dataclass
@@ -496,17 +521,16 @@ class Model:
     def weights(self) -> dict[int, float]:
         return {episode.entries[t].number: self.weight(episode, t) for episode, t in self.places()}
 
-    def frames(self, episode: Episode, end: int, column: str) -> np.ndarray:
-        shape, dtype = self.schema[column].shape, self.schema[column].dtype
-        stack = []
+    def frames(self, episode: Episode, end: int, column: str) -> Any:
+        nothing, stack = zeros_of(self.schema[column]), []
         for t in range(end - self.parameters.frame_stack + 1, end + 1):
             if t < 0 and self.parameters.start == "zero":
-                stack.append(np.zeros(shape, dtype))
+                stack.append(nothing)
             elif t == len(episode.entries):
-                stack.append(np.zeros(shape, dtype) if episode.final is None else episode.final[column])
+                stack.append(nothing if episode.final is None else episode.final[column])
             else:
                 stack.append(episode.entries[max(t, 0)].values[column])
-        return np.stack(stack)
+        return stack if self.schema[column].is_ragged else np.stack(stack)
 
     def sample(self, number: int) -> dict:
         """Everything about the sample of an entry that can be drawn."""
@@ -540,7 +564,7 @@ class Model:
             elif column.role == "value" and episode.final is not None:
                 expected["next"][name] = zero if episode.bootstrap is None else episode.bootstrap
             else:
-                expected["next"][name] = np.zeros(column.shape, column.dtype)
+                expected["next"][name] = zeros_of(column)
         return expected
 
     def plain(self, episode: Episode, t: int, name: str) -> np.ndarray:
