@@ -16,6 +16,7 @@ from memoire import Buffer, Prioritized, PrioritizedReplayBuffer, RankBased, Sch
 from memoire.errors import EmptyMemory, ParameterError
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
+from memory_checks import with_episode
 from netkit import in_thread
 
 # --- The notebook's buffer: its names, its numbers, and every case that it leaves open
@@ -340,9 +341,7 @@ def test_what_a_change_of_the_order_costs_hardly_grows_with_the_entries():
     costs = []
     for entries in (2_000, 400_000):
         made = Memory(SCHEMA, entries, Parameters(prioritization="greedy", priority_epsilon=0.0), seed=3)
-        made.open()
-        made.extend(0, (np.zeros((entries, 1), np.float32), np.ones(entries, np.float32)))
-        made.close(terminated=True)
+        with_episode(made, (np.zeros((entries, 1), np.float32), np.ones(entries, np.float32)), terminated=True)
         rng = np.random.default_rng(1)
         made.update_priorities(np.arange(entries), rng.random(entries))
         changes = [(rng.integers(0, entries, 256), rng.random(256)) for _ in range(12)]

@@ -248,9 +248,7 @@ def test_what_is_kept_is_bounded() -> None:
 def test_a_batch_takes_the_memory_of_the_one_before() -> None:
     schema = memoire.Schema({"obs": memoire.Column("uint8", (84, 84), "state"), "reward": np.float32})
     buffer = memoire.Buffer(schema, 100, frame_stack=4, seed=0)
-    buffer.memory.open()
-    buffer.memory.extend(0, (np.ones((50, 84, 84), np.uint8), np.ones(50, np.float32)))
-    buffer.memory.close(terminated=True)
+    with_episode(buffer.memory, (np.ones((50, 84, 84), np.uint8), np.ones(50, np.float32)), terminated=True)
     places = set()
     for _ in range(10):
         batch = buffer.sample(32)

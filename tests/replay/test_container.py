@@ -99,7 +99,6 @@ def test_what_is_asked_for_is_refused_if_all_buffers_and_servers_of_the_process_
         "capacity": lambda: Memory(SCHEMA, 6 * MiB // ENTRY, container=place),
         "ragged_limit": lambda: Memory(RAGGED, 10, ragged_limit=6 * MiB, container=place),
         "byte_limit": lambda: served(place, byte_limit=6 * MiB),
-        "held_bytes": lambda: served(place, limits=Limits(held_bytes=6 * MiB)),
     }
     for name, make in others.items():
         with pytest.raises(
@@ -178,32 +177,22 @@ def test_a_proxy_of_more_servers_than_its_container_has_room_for_keeps_those_tha
         assert len(made.stats().backs) == 1
 
 
+def contained(kind: type, place: Container) -> type:
+    """This kind of node, in this container."""
+    return type("Contained", (kind,), {"_container": place})
+
+
 def served(place: Container, **changes: object) -> ServerOptions:
-    """Options of a server in this container."""
-
-    class Contained(ServerOptions):
-        _container = place
-
-    return server_options(Contained, **changes)
+    return server_options(contained(ServerOptions, place), **changes)
 
 
 def proxy(place: Container, **changes: object) -> Proxy:
-    """A proxy in this container."""
-
-    class Contained(Proxy):
-        _container = place
-
-    return Contained("inproc://a-proxy-in-a-container", ["tcp://127.0.0.1:1"], **changes)
+    return contained(Proxy, place)("inproc://a-proxy-in-a-container", ["tcp://127.0.0.1:1"], **changes)
 
 
 def inference(place: Container, **changes: object) -> Inference:
-    """An inference node in this container."""
-
-    class Contained(Inference):
-        _container = place
-
-    rows = {"x": np.float32}
-    return Contained("inproc://an-inference-node-in-a-container", rows, rows, lambda columns: columns, **changes)
+    rows, place_of_node = {"x": np.float32}, "inproc://an-inference-node-in-a-container"
+    return contained(Inference, place)(place_of_node, rows, rows, lambda columns: columns, **changes)
 
 
 REAL = """

@@ -9,22 +9,13 @@ import pytest
 
 import memoire
 from memoire import _core
-from memoire.errors import (
-    EntryError,
-    FinalObservationMissing,
-    ParameterError,
-    WrongType,
-)
+from memoire.errors import EntryError, FinalObservationMissing, ParameterError, WrongType
 from memoire.replay.columns import Column
-from memoire.replay.conversion import (
-    ID,
-    init_weights,
-    refuse,
-    td_errors_for,
-)
+from memoire.replay.conversion import ID, init_weights, refuse, td_errors_for
 from memoire.replay.memory import Memory
 from memoire.replay.schema import Schema
 from memoire.replay.steps import StepConverter, final_observation
+from memory_checks import with_episode
 
 # --- What a memory is given becomes exact arrays, or is refused by name, without a memory
 
@@ -86,9 +77,7 @@ def test_td_errors_are_real_numbers_and_tensors_that_require_grad_are_taken():
 
 def test_an_episode_is_put_with_exactly_the_columns_of_its_memory():
     memory = memoire.Buffer({"obs": np.float32, "reward": np.float32}, 100).memory
-    memory.open()
-    memory.extend(0, [np.zeros(3, np.float32)] * 2)
-    memory.close()
+    with_episode(memory, [np.zeros(3, np.float32)] * 2)
     (episode,) = memoire.dataset.episodes(memory)
     unknown = dataclasses.replace(episode, columns={**episode.columns, "extra": np.zeros(3)})
     missing = dataclasses.replace(episode, columns={"obs": np.zeros(3, np.float32)})

@@ -29,7 +29,7 @@ from memoire.rl.memory import GenericMemory
 from memoire.rl.policies import MlpPolicy
 from memoire.rl.realtime import DummyDrone
 from memoire.rl.starts import StartStates
-from memory_checks import LongWay, RecordingObserver, check_memory
+from memory_checks import LongWay, RecordingObserver, check_memory, with_episode
 from statekit import fork
 
 # --- A call of a writer that is interrupted anywhere, as by Ctrl+C, has happened or it has not; the next calls go on from there
@@ -307,10 +307,8 @@ SCHEMA = memoire.Schema({"obs": np.int64, "action": np.int32, "reward": np.float
 
 def buffer(seed):
     made = memoire.Buffer(SCHEMA, 1000, sampler=memoire.Uniform(), seed=seed)
-    memory = made.memory
-    memory.open()
-    memory.extend(0, [np.arange(1000), np.zeros(1000, np.int32), np.zeros(1000, np.float32)])
-    memory.close(terminated=True)
+    values = np.arange(1000), np.zeros(1000, np.int32), np.zeros(1000, np.float32)
+    with_episode(made.memory, values, terminated=True)
     return made
 
 

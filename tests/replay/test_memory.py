@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from memoire import Buffer, Prioritized, _core
-from memoire.errors import (
-    EntryError,
-    EpisodeClosedError,
-    EpisodeTooLong,
-    NotFinite,
-    ParameterError,
-    StaleEntry,
-)
+from memoire.errors import EntryError, EpisodeClosedError, EpisodeTooLong, NotFinite, ParameterError, StaleEntry
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters

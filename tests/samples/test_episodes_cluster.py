@@ -157,16 +157,11 @@ def test_sequences_and_other_samplers_are_drawn_from_stored_episodes(cluster):
 
 def test_the_classic_classes_store_episodes_as_well(cluster):
     zeros = templates()
-    server = ReplayMemoryServer(
-        *zeros, 100, "inproc://pub", 2, context=cluster.context, storage="episodes", limits=QUICK
-    )
-    try:
+    shared = {"context": cluster.context, "limits": QUICK}
+    with ReplayMemoryServer(*zeros, 100, "inproc://pub", 2, storage="episodes", **shared) as server:
         server.server.add_request_worker("inproc://req")
         server.server.add_pull_worker("inproc://push", bind=True)
-        client = ReplayMemoryClient(
-            "inproc://pub", "inproc://req", "inproc://push", context=cluster.context, limits=QUICK
-        )
-        try:
+        with ReplayMemoryClient("inproc://pub", "inproc://req", "inproc://push", **shared) as client:
             for _ in range(3):
                 client.rem.new_episode()
                 for step in range(5):
@@ -180,7 +175,3 @@ def test_the_classic_classes_store_episodes_as_well(cluster):
             assert "'caches' for push_cache" in client.push_failure
             prev, _, weight = server.get_batch(10)
             assert prev.state.shape[0] == len(weight) == 10
-        finally:
-            client.close()
-    finally:
-        server.close()
