@@ -127,31 +127,6 @@ def test_a_step_without_room_is_not_kept_also_if_its_episode_ends(cluster, ends)
     assert client.stats().pushed_caches == 1, "a whole episode is counted, and not sent"
 
 
-def test_a_server_that_is_killed_goes_on_with_what_its_snapshot_holds(cluster, tmp_path):
-    tables = rollout_table(capacity=40, rollout_length=4)
-    server = cluster.server(schema=None, tables=tables, limits=QUICK)
-    writer = cluster.client(server, limits=QUICK).writer(check=False)
-    for number in range(20):
-        step(writer, number)
-    first = server.table("rollouts").take(6, timeout=20.0)["obs"].tolist()
-    until(lambda: server.table("rollouts").stats().held_samples == 14)
-    server.snapshot(tmp_path / "a.snapshot")
-    server.close(0.0)
-    server = cluster.server(schema=None, tables=tables, limits=QUICK)
-    for added in (4, 0):  # the same file again brings nothing
-        counts = server.restore([tmp_path / "a.snapshot"])
-        assert counts.episodes == added
-    table = server.table("rollouts")
-    first += table.take(7, exact=False)["obs"].tolist()
-    client = cluster.client(server, limits=QUICK)
-    writer = client.writer(check=False)
-    for number in range(20, 28):
-        step(writer, number)
-    first += table.take(12, timeout=20.0)["obs"].tolist()
-    assert first == list(range(28)), "each entry once, in order"
-    assert table.stats().held_samples == 0
-
-
 def test_no_step_is_made_by_a_model_whose_share_is_there(cluster, ends):
     tables = rollout_table(capacity=64, rollout_length=16, max_model_lag=0)
     server = cluster.server(schema=None, tables=tables, limits=QUICK)
