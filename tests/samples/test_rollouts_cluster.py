@@ -53,21 +53,23 @@ def ends():
         actor.end()
 
 
-def rollout_table(**options):
-    return {"rollouts": Table(SCHEMA, storage="rollouts", **options)}
+def begin(cluster, limits=QUICK, **options):
+    """A server with a table of rollouts, and that table."""
+    tables = {"rollouts": Table(SCHEMA, storage="rollouts", **options)}
+    server = cluster.server(schema=None, tables=tables, limits=limits)
+    return server, server.table("rollouts")
 
 
 def test_a_writer_cuts_at_the_length_and_where_it_is_told(cluster):
-    server = cluster.server(schema=None, tables=rollout_table(rollout_length=4, capacity=100), limits=QUICK)
-    client = cluster.client(server, limits=QUICK)
-    writer = client.writer(check=False)
+    server, table = begin(cluster, rollout_length=4, capacity=100)
+    writer = cluster.client(server, limits=QUICK).writer(check=False)
     for number in range(10):
         step(writer, number, ends=number == 9)
     for number in range(20, 23):
         step(writer, number)
     assert writer.cut() == 3
     step(writer, 23, stops=True)
-    rollouts = server.table("rollouts").take(14, timeout=20.0)
+    rollouts = table.take(14, timeout=20.0)
     assert rollouts["obs"].tolist() == [*range(10), *range(20, 24)]
     assert rollouts.lengths.tolist() == [4, 4, 2, 3, 1], "the fourth entry's fragment left at its own step"
     assert rollouts.terminated.tolist() == [False, False, True, False, False]
@@ -80,9 +82,7 @@ def test_a_writer_cuts_at_the_length_and_where_it_is_told(cluster):
 @pytest.mark.parametrize("learner", ["server", "reader"])
 def test_actors_wait_in_step_until_entries_are_taken_each_once(cluster, ends, learner):
     """Near, or through a proxy by a learner far away."""
-    server = cluster.server(schema=None, tables=rollout_table(capacity=40), limits=QUICK)
-    table = source = server.table("rollouts")
-    node = server
+    node, table = server, source = begin(cluster, capacity=40)
     if learner == "reader":
         node = cluster.proxy([server])
         source = cluster.reader([node], table="rollouts", limits=QUICK)
@@ -112,7 +112,7 @@ def test_actors_wait_in_step_until_entries_are_taken_each_once(cluster, ends, le
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_step_without_room_is_not_kept_also_if_its_episode_ends(cluster, ends):
     limits = replace(QUICK, block_timeout=0.05)
-    server = cluster.server(schema=None, tables=rollout_table(capacity=4), limits=limits)
+    server, table = begin(cluster, limits, capacity=4)
     client = cluster.client(server, limits=limits)
     with client.writer(check=False) as writer:
         for number in range(4):
@@ -120,7 +120,6 @@ def test_a_step_without_room_is_not_kept_also_if_its_episode_ends(cluster, ends)
         step(writer, 4, ends=ends)
         step(writer, 5, stops=True)
     client.update(timeout=20.0)
-    table = server.table("rollouts")
     assert client.stats().passed_steps == 2
     assert table.take(4, timeout=20.0)["obs"].tolist() == [0, 1, 2, 3]
     until(lambda: server.stats().totals.episodes == 1 + ends)
@@ -128,15 +127,13 @@ def test_a_step_without_room_is_not_kept_also_if_its_episode_ends(cluster, ends)
 
 
 def test_no_step_is_made_by_a_model_whose_share_is_there(cluster, ends):
-    tables = rollout_table(capacity=64, rollout_length=16, max_model_lag=0)
-    server = cluster.server(schema=None, tables=tables, limits=QUICK)
+    server, table = begin(cluster, capacity=64, rollout_length=16, max_model_lag=0)
     server.publish("policy", b"1")
     clients = [cluster.client(server, limits=QUICK) for _ in range(2)]
     for client in clients:
         client.model("policy").wait(20.0)
     actors = [Actor(client, 10**6 * i, episode=7) for i, client in enumerate(clients)]
     ends += actors
-    table = server.table("rollouts")
     for version in range(1, 6):
         rollouts = table.take(64, timeout=30.0, release="publish")
         assert set(rollouts.model_version.tolist()) == {version}
@@ -150,35 +147,31 @@ def test_no_step_is_made_by_a_model_whose_share_is_there(cluster, ends):
 
 
 def test_old_entries_leave_a_full_table_that_nobody_waits_for(cluster):
-    server = cluster.server(
-        schema=None, tables=rollout_table(capacity=20, rollout_length=5, on_full="oldest"), limits=QUICK
-    )
+    server, table = begin(cluster, capacity=20, rollout_length=5, on_full="oldest")
     client = cluster.client(server, limits=QUICK)
     writer = client.writer(check=False)
     for number in range(50):
         step(writer, number)
-    table = server.table("rollouts")
     until(lambda: table.stats().overwritten_caches == 6)
     assert table.take(20, timeout=20.0)["obs"].tolist() == list(range(30, 50))
     assert not client.stats().held_back
 
 
 def test_a_length_that_is_changed_reaches_writers_that_are_there(cluster):
-    server = cluster.server(schema=None, tables=rollout_table(rollout_length=4, capacity=100), limits=QUICK)
+    server, table = begin(cluster, rollout_length=4, capacity=100)
     client = cluster.client(server, limits=QUICK)
     writer = client.writer(check=False)
-    server.table("rollouts").configure(rollout_length=2)
+    table.configure(rollout_length=2)
     client.update(timeout=20.0)
     for number in range(8):
         step(writer, number)
-    assert server.table("rollouts").take(8, timeout=20.0).lengths.tolist() == [2, 2, 2, 2]
+    assert table.take(8, timeout=20.0).lengths.tolist() == [2, 2, 2, 2]
     with pytest.raises(ParameterError, match="handed out once"):
-        server.table("rollouts").configure(max_times_sampled=1)
+        table.configure(max_times_sampled=1)
 
 
 def test_what_takes_no_rollouts_says_so(cluster):
-    server = cluster.server(schema=None, tables=rollout_table(capacity=10), limits=QUICK)
-    table = server.table("rollouts")
+    server, table = begin(cluster, capacity=10)
     with pytest.raises(ParameterError, match="take"):
         table.get_batch(4)
     with pytest.raises(NotEnoughSamples, match="waiting for 4 more entries"):
