@@ -3,7 +3,6 @@
 import math
 import random
 import sys
-import threading
 import time
 
 import numpy as np
@@ -20,6 +19,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memory_checks import check_memory, filled
 from memory_walk import Walk
+from netkit import in_thread
 from sequencekit import SCHEMA, record
 
 # --- What a memory promises, one sentence at a time; orders of calls are test_memory.py's
@@ -351,22 +351,15 @@ def test_a_row_or_code_that_cannot_be_is_refused():
 
 def test_a_held_moment_keeps_other_threads_out():
     memory = memory_of(length=10)
-    added = threading.Event()
     memory.open()
-
-    def add():
-        memory.add(0, entry())
-        added.set()
-
-    thread = threading.Thread(target=add)
     with memory.held():
-        thread.start()
-        assert not added.wait(0.2)
+        thread, box = in_thread(memory.add, 0, entry())
+        thread.join(0.2)
+        assert not box
         memory.gather(memory.draw(5))  # the holder itself goes on
         memory.add(0, entry())
-    assert added.wait(100.0)
     thread.join(100.0)
-    assert memory.num_entries == 12
+    assert "value" in box and memory.num_entries == 12
 
 
 def test_python_does_the_same_work_for_one_sample_as_for_a_thousand():

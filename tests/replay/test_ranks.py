@@ -1,6 +1,5 @@
 """Draws by proportion and by rank, their importance, and the targets of policies, against slow models."""
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import gae, vtrace
 from memoire.replay.sampling import importance
 from memory_checks import with_episode
+from netkit import in_thread
 
 # --- Rank-based and greedy draws: the order of the entries is exact at each draw, and so are the chances
 
@@ -306,23 +306,17 @@ def test_what_does_not_fit_a_tree_is_named_and_nothing_changes(call, error, word
 
 def test_threads_may_share_a_tree():
     tree = PriorityTree(10_000)
-    errors = []
 
     def work(seed):
-        try:
-            rng = np.random.default_rng(seed)
-            for _ in range(200):
-                tree.set(rng.integers(0, 10_000, 500), rng.integers(1, 5, 500))
-                assert (tree.get(tree.draw(rng.random(100))) > 0).all()
-        except BaseException as error:
-            errors.append(error)
+        rng = np.random.default_rng(seed)
+        for _ in range(200):
+            tree.set(rng.integers(0, 10_000, 500), rng.integers(1, 5, 500))
+            assert (tree.get(tree.draw(rng.random(100))) > 0).all()
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    threads = [in_thread(work, seed) for seed in range(4)]
+    for thread, _ in threads:
         thread.join(100)
-    assert not errors
+    assert [box for _, box in threads] == [{"value": None}] * 4
     weights = tree.get(np.arange(10_000))
     assert tree.total == weights.sum() and tree.positive == (weights > 0).sum()
 
