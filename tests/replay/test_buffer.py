@@ -177,7 +177,7 @@ def test_several_threads_write_draw_report_and_configure_at_once() -> None:
 
     def write(thread: int) -> None:
         with buffer.writer(num_envs=2, autoreset="disabled", check=False) as writer:  # it is never reset
-            for t in range(800):
+            for t in range(400):
                 code = np.array([thread * 100_000 + 10_000 * i + t for i in range(2)])
                 obs, after = (np.repeat(code[:, None] + d, 64, axis=1).astype(np.float64) for d in (0, 1))
                 done = np.full(2, t % 17 == 16)
@@ -207,7 +207,7 @@ def test_several_threads_write_draw_report_and_configure_at_once() -> None:
         for thread, _ in others:
             thread.join(100)
     assert [box for _, box in writers + others] == [{"value": None}] * 5
-    assert buffer.memory.generated == 2 * 2 * 800
+    assert buffer.memory.generated == 2 * 2 * 400
     check_memory(buffer.memory)
 
 
