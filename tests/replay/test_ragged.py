@@ -11,7 +11,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import memoire
 from memoire.errors import DataError, EntryError, ParameterError, SchemaError
@@ -368,53 +367,3 @@ def test_a_file_whose_lengths_are_not_those_of_its_values_is_refused(tmp_path, l
             target.writestr(member, bytes(data), zipfile.ZIP_STORED)
     with pytest.raises(DataError, match="'obs'"):
         memoire.Buffer.load(tmp_path / "bad.npz")
-
-
-# Environments
-
-
-class Points(gym.Env):
-    """A set of points, one more at each step; an action takes all but one away."""
-
-    observation_space = gym.spaces.Dict(
-        {"set": gym.spaces.Sequence(gym.spaces.Box(-9, 9, (2,), np.float32)), "step": gym.spaces.Discrete(100)}
-    )
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at, self.points = 0, ()
-        return self.observation(), {}
-
-    def observation(self):
-        return {"set": self.points, "step": self.at}
-
-    def step(self, action):
-        self.at += 1
-        new = np.full(2, self.at, np.float32)
-        self.points = (new,) if action else (*self.points, new)
-        return self.observation(), float(len(self.points)), self.at == 7, False, {}
-
-
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_vector_environments_with_sets_are_recorded_member_by_member(mode) -> None:
-    envs = SyncVectorEnv([Points] * 3, autoreset_mode=mode)
-    buffer = memoire.Buffer(Schema.from_env(envs), 500, seed=1)
-    writer = buffer.writer(envs)
-    obs, _ = envs.reset(seed=1)
-    rng = np.random.default_rng(1)
-    for _ in range(40):
-        action = rng.integers(0, 2, 3)
-        next_obs, reward, terminated, truncated, info = envs.step(action)
-        writer.step(obs, action, reward, terminated, truncated, next_obs, info)
-        obs = next_obs
-    batch = buffer.sample(200)
-    np.testing.assert_array_equal(batch["next_obs.set_length"], batch.reward)
-    for i in range(200):
-        values = batch["next_obs.set"][i, : batch["next_obs.set_length"][i], 0]
-        np.testing.assert_array_equal(values, np.arange(len(values)) + batch["next_obs.step"][i] - len(values) + 1)
-        assert not batch["next_obs.set"][i, len(values) :].any()
-        if not batch.action[i]:
-            assert batch["next_obs.set_length"][i] == batch["obs.set_length"][i] + 1
-    assert batch.obs["set"] is batch["obs.set"]
-    np.testing.assert_array_equal(batch.discount == 0, batch["next_obs.step"] == 7)

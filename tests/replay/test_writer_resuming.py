@@ -15,23 +15,28 @@ import numpy as np
 import pytest
 
 import memoire
+from coded_env import CodedEnv, EnvironmentPool
 from memoire.errors import BufferLocked, DataError, EpisodeTorn, ForkedError, NotItsPast, ParameterError, TwoThreads
 from memoire.replay.memory_state import ABOUT, ARRAYS, STATE
 from memory_checks import RecordingObserver, check_memory
 from netkit import in_thread, switching_often
 
 # --- A run that was saved in the middle of an episode, and went on from that, equals one that was not interrupted: bit by bit
+KIND_OF = {"plain": "box", "ragged": "set", "nested": "dict", "lambda": "box"}
+"""What environments of a form show: see coded_env."""
+EXTRA = {
+    "v": memoire.Column(np.float32, (2,), "value"),
+    "q": memoire.Column(np.float32, (2,), "return"),
+    "carry": (np.float64, (4,)),
+}
 
-OBS = {"plain": (np.float32, (3,)), "ragged": memoire.Column(np.float32, (None, 2), "state")}
-FORMS = {
-    "plain": {"obs": OBS["plain"], "action": np.int64, "reward": np.float32},
-    "ragged": {"obs": OBS["ragged"], "action": np.int64, "reward": np.float32},
-    "nested": {"obs": {"a": OBS["plain"], "b": (np.uint8, ())}, "action": np.int64, "reward": np.float32},
-    "lambda": {
-        "obs": OBS["plain"], "action": np.int64, "reward": (np.float32, (2,)), "v": memoire.Column(np.float32, (2,), "value"),
-        "q": memoire.Column(np.float32, (2,), "return"), "carry": (np.float64, (4,)),
-    },
-}  # fmt: skip
+
+def schema_of(form):
+    env = CodedEnv(0, [1], ["both"], KIND_OF[form])
+    return memoire.Schema.from_env(env, **({"extra": EXTRA, "reward_shape": (2,)} if form == "lambda" else {}))
+
+
+FORMS = {form: schema_of(form) for form in KIND_OF}
 SAMPLERS = {
     "prioritized": {"sampler": memoire.Prioritized(0.7, beta=memoire.Linear(0.2, 1.0, 30))},
     "stratified": {"sampler": memoire.Prioritized(0.5, stratified=True)},
@@ -58,76 +63,31 @@ WRITERS = {
 }
 
 
-class Environments:
-    """The steps of some members, as `Writer.step` takes them: member i's episodes take 3 to 7 steps."""
+def first(value):
+    """Of what several environments gave, nested or not, what the first one gave."""
+    if isinstance(value, dict):
+        return {name: first(part) for name, part in value.items()}
+    return tuple(map(first, value)) if isinstance(value, tuple) else value[0]
 
-    def __init__(self, form, writer):
-        self.form, self.kind, self.count = form, writer, WRITERS[writer].get("num_envs")
-        n = self.count or 1
-        self.at, self.episode, self.over = np.zeros(n, int), np.arange(n) * 100, np.zeros(n, bool)
-        self.seen = self.observe()
 
-    def one(self, member):
-        place = self.episode[member] + self.at[member] / 8
-        rows = int(self.at[member] + member) % 3 + 1
-        if self.form == "ragged":
-            return np.full((rows, 2), place, np.float32)
-        plain = np.full(3, place, np.float32)
-        return {"a": plain, "b": np.uint8(self.at[member])} if self.form == "nested" else plain
-
-    def observe(self):
-        every = [self.one(member) for member in range(self.count or 1)]
-        if self.count is None:
-            return every[0]
-        if self.form == "nested":
-            return {name: np.stack([each[name] for each in every]) for name in ("a", "b")}
-        return every if self.form == "ragged" else np.stack(every)
-
-    def part(self, value, members):
-        if self.form == "nested":
-            return {name: leaf[members] for name, leaf in value.items()}
-        return [value[member] for member in members] if self.form == "ragged" else value[members]
-
-    def values(self, step, n):
-        rng = np.random.default_rng(step)
-        shape = (n,) if self.count else ()
-        made = {
-            "action": rng.integers(0, 9, shape),
-            "reward": rng.normal(size=(*shape, 2) if self.form == "lambda" else shape),
-        }
-        if self.form == "lambda":
-            made |= {"v": rng.normal(size=(*shape, 2)), "carry": rng.normal(size=(*shape, 4))}
-        return made
-
-    def step(self, number):
-        """Positional arguments and keywords of the next step."""
-        n = self.count or 1
-        members = np.arange(n) if self.kind != "members" else np.flatnonzero((number + np.arange(n)) % 3)
-        seen, resetting = self.seen, self.over.copy() if self.kind == "next_step" else np.zeros(n, bool)
-        moved = np.isin(np.arange(n), members) & ~resetting
-        self.at[moved] += 1
-        limit = 3 + (self.episode + np.arange(n)) % 5
-        terminated, truncated = (
-            moved & (self.at >= limit) & (self.episode % 2 == 0),
-            moved & (self.at >= limit) & (self.episode % 2 == 1),
-        )
-        ended = terminated | truncated
-        after = final = self.observe()
-        begins = resetting if self.kind == "next_step" else ended
-        self.at[begins], self.episode[begins] = 0, self.episode[begins] + 1
-        self.over = ended
-        if self.kind in ("next_step", "same_step"):
-            after = self.observe()
-        self.seen = after if self.kind in ("next_step", "same_step") else self.observe() if ended.any() else after
-        info = {"final_obs": final} if self.kind == "same_step" else None
-        values, extras = self.values(number, len(members)), {"model_version": 1 + number // 20}
-        if self.kind == "members":
-            seen, after = (self.part(value, members) for value in (seen, after))
-            terminated, truncated, extras = terminated[members], truncated[members], extras | {"members": members}
-        elif self.count is None:
-            terminated, truncated = bool(terminated[0]), bool(truncated[0])
-        arguments = (seen, values.pop("action"), values.pop("reward"), terminated, truncated, after, info)
-        return copy.deepcopy(arguments) if self.kind == "members" else arguments, values | extras
+def steps_for(form, writer):
+    """Positional arguments and keywords of each step of environments of this form."""
+    options = WRITERS[writer]
+    count, mode = options.get("num_envs", 1), options.get("autoreset", "disabled")
+    pool = EnvironmentPool(KIND_OF[form], mode, [[3, 7, 4], [5, 3], [6, 4, 7]][:count])
+    for number in range(STEPS):
+        members = [i for i in range(count) if writer != "members" or (number + i) % 3]
+        given, n, rng = pool.step(members), len(members), np.random.default_rng(number)
+        info, named = given.pop("info"), {}
+        if form == "lambda":
+            given["reward"] = rng.normal(size=(n, 2))
+            named = {"v": rng.normal(size=(n, 2)), "carry": rng.normal(size=(n, 4))}
+        if "num_envs" not in options:
+            given, named = first(given), first(named)
+        elif writer == "members":
+            named["members"] = np.array(members)
+        named |= {"model_version": 1 + number // 20, "info": info if mode == "same_step" else None}
+        yield tuple(given.values()), named
 
 
 def play(buffer, writer, number, arguments):
@@ -194,8 +154,7 @@ def made(sampler, form, writer):
 def test_a_run_that_was_saved_in_an_episode_and_went_on_equals_one_that_was_not_interrupted(
     sampler, form, writer, tmp_path
 ):
-    environments = Environments(form, writer)
-    steps = [environments.step(number) for number in range(STEPS)]
+    steps = list(steps_for(form, writer))
     buffer, mine, log = made(sampler, form, writer)
     going, ways = [], itertools.cycle(SAVED.values())
     for number, arguments in enumerate(steps):

@@ -8,7 +8,7 @@ import numpy as np
 
 from memoire.replay.schema import Schema
 
-KINDS = ("box", "discrete", "dict")
+KINDS = ("box", "discrete", "dict", "set")
 Place = tuple[int, int, int]
 
 
@@ -18,6 +18,8 @@ def encode(kind: str, place: Place) -> Any:
         return np.array(place, np.float32)
     if kind == "discrete":
         return np.int64(place[0] * 10_000 + place[1] * 100 + place[2])
+    if kind == "set":
+        return {"rows": (np.array(place, np.float32),) * (1 + place[2] % 3)}
     return {
         "image": np.full((2, 3), place[2], np.uint8),
         "where": (np.int64(place[0]), np.array([place[1], -place[1]], np.float64)),
@@ -25,13 +27,18 @@ def encode(kind: str, place: Place) -> Any:
 
 
 def decode(kind: str, leaves: Sequence[Any]) -> Place:
-    """The place of stored state columns, checked to be whole."""
+    """The place of stored state columns, checked to be whole; rows of a set may be padded."""
     if kind == "box":
         (place,) = leaves
         return tuple(int(x) for x in place)
     if kind == "discrete":
         (code,) = leaves
         return int(code) // 10_000, int(code) // 100 % 100, int(code) % 100
+    if kind == "set":
+        rows = np.reshape(leaves[0], (-1, 3))
+        count = 1 + int(rows[0, 2]) % 3
+        assert len(rows) >= count and (rows[:count] == rows[0]).all() and not rows[count:].any()
+        return tuple(int(x) for x in rows[0])
     image, environment, episode = leaves
     assert (image == image[0, 0]).all()
     assert episode[0] == -episode[1]
@@ -73,7 +80,9 @@ class CodedEnv(gym.Env):
             "image": gym.spaces.Box(0, 255, (2, 3), np.uint8),
             "where": gym.spaces.Tuple([gym.spaces.Discrete(100), gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)]),
         }
-        self.observation_space = {"box": box, "discrete": gym.spaces.Discrete(10**6)}.get(kind, gym.spaces.Dict(nested))
+        rows = gym.spaces.Dict(rows=gym.spaces.Sequence(box))
+        spaces = {"box": box, "discrete": gym.spaces.Discrete(10**6), "dict": gym.spaces.Dict(nested), "set": rows}
+        self.observation_space = spaces[kind]
 
     @property
     def place(self) -> Place:
@@ -96,3 +105,49 @@ class CodedEnv(gym.Env):
     @property
     def length(self) -> int:
         return self.lengths[self.episode % len(self.lengths)]
+
+
+LENGTHS = ([1, 4, 2], [3, 7], [2], [5, 1, 8], [4])
+ENDS = (["terminated", "truncated"], ["both", "truncated"], ["terminated"], ["truncated", "both"], ["both"])
+
+
+class EnvironmentPool:
+    """Environments of which some step at once, in any order, as those of EnvPool's asynchronous mode do."""
+
+    def __init__(self, kind: str, mode: str, lengths: Sequence[Sequence[int]] = LENGTHS) -> None:
+        self.envs = [CodedEnv(i, *each, kind) for i, each in enumerate(zip(lengths, ENDS, strict=False))]
+        self.schema, self.kind, self.mode = Schema.from_env(self.envs[0]), kind, mode
+        self.last = [env.reset()[0] for env in self.envs]
+        self.is_over = [False] * len(self.envs)
+
+    def batch(self, values: Sequence[Any]) -> Any:
+        leaves = zip(*(self.schema.flatten("obs", value) for value in values), strict=True)
+        together = list if self.schema.ragged else np.stack
+        return self.schema.nest("obs", dict(zip(self.schema.leaves("obs"), map(together, leaves), strict=True)))
+
+    def step(self, members: Sequence[int]) -> dict[str, Any]:
+        """What `Writer.step` gets of it, with a list for each argument."""
+        rows = []
+        for i in members:
+            env, obs = self.envs[i], self.last[i]
+            final = None
+            if self.is_over[i]:
+                self.is_over[i] = False
+                row = (env.reset()[0], 0.0, False, False)
+            else:
+                row = env.step(action_at(env.place))[:4]
+                self.is_over[i] = self.mode == "next_step" and (row[2] or row[3])
+            after = row[0]
+            if self.mode != "next_step" and (row[2] or row[3]):
+                final, after = row[0], env.reset()[0]
+            self.last[i] = after
+            told = after if self.mode == "same_step" else row[0]
+            rows.append((obs, action_at(decode(self.kind, self.schema.flatten("obs", obs))), *row[1:], told, final))
+        obs, action, reward, terminated, truncated, next_obs, final = zip(*rows, strict=True)
+        finals = np.empty(len(rows), object)
+        finals[:] = final
+        return {
+            "obs": self.batch(obs), "action": np.array(action), "reward": np.array(reward),
+            "terminated": np.array(terminated), "truncated": np.array(truncated), "next_obs": self.batch(next_obs),
+            "info": {"final_obs": finals, "env_id": np.array(members)},
+        }  # fmt: skip
