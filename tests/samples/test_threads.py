@@ -12,17 +12,6 @@ from memoire.errors import Closed
 from netkit import DEADLINE, QUICK, in_thread, record, until
 
 
-def joined(threads, seconds=DEADLINE):
-    """Values of threads that all end in time; the first error is raised here."""
-    for thread, _ in threads:
-        thread.join(seconds)
-        assert not thread.is_alive()
-    for _, box in threads:
-        if "error" in box:
-            raise box["error"]
-    return [box["value"] for _, box in threads]
-
-
 def test_everything_that_a_client_does_may_be_done_at_once(cluster):
     server = cluster.server()
     client = cluster.client(server, limits=QUICK, capacity=5000)
@@ -73,10 +62,12 @@ def test_everything_that_a_client_does_may_be_done_at_once(cluster):
             batches += 1
         return batches
 
-    done = joined(
-        [in_thread(act), in_thread(push, 0), in_thread(push, 1), in_thread(tell, 0), in_thread(tell, 1)]
-        + [in_thread(work) for work in (hear, publish, change, learn)]
-    )
+    threads = [in_thread(act), in_thread(push, 0), in_thread(push, 1), in_thread(tell, 0), in_thread(tell, 1)]
+    threads += [in_thread(work) for work in (hear, publish, change, learn)]
+    for thread, _ in threads:
+        thread.join(DEADLINE)
+    assert all(box.keys() == {"value"} for _, box in threads), threads
+    done = [box["value"] for _, box in threads]
     assert done[1:3] == [15, 15] and done[8] == 20
     assert done[5] == sorted(set(done[5]))  # versions only grow
     client.update(100.0)
