@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coded_env import KINDS, CodedEnv, EnvironmentPool, Place, action_at, decode, drive, reward_at
+from coded_env import KINDS, CodedEnv, EnvironmentPool, Place, action_at, decode, drive, part_of, reward_at
 from memoire.client.episodes import RolloutWriter
 from memoire.errors import (
     EntryError,
@@ -336,17 +336,9 @@ def test_members_that_step_apart_store_what_a_writer_of_each_alone_stores(
         given = pool.step(members.tolist())
         writer.step(**given, members=given["info"]["env_id"])
         for row, member in enumerate(members):
-            info = {"final_obs": given["info"]["final_obs"][row : row + 1]}
-            leaves = pool.schema.leaves("obs")
-            obs, after = (
-                pool.schema.nest(
-                    "obs",
-                    dict(zip(leaves, [a[row : row + 1] for a in pool.schema.flatten("obs", given[name])], strict=True)),
-                )
-                for name in ("obs", "next_obs")
-            )
-            arrays = [given[name][row : row + 1] for name in ("action", "reward", "terminated", "truncated")]
-            singles[member].step(obs, *arrays, after, info)
+            own = part_of(given, slice(row, row + 1))
+            del own["info"]["env_id"]
+            singles[member].step(**own)
     for last in (False, True):
         for number, memory in enumerate(alone):
             assert stored(together, kind, number) == stored(memory, kind, number)

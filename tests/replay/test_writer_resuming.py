@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import memoire
-from coded_env import CodedEnv, EnvironmentPool
+from coded_env import CodedEnv, EnvironmentPool, part_of
 from memoire.errors import BufferLocked, DataError, EpisodeTorn, ForkedError, NotItsPast, ParameterError, TwoThreads
 from memoire.replay.memory_state import ABOUT, ARRAYS, STATE
 from memory_checks import RecordingObserver, check_memory
@@ -63,13 +63,6 @@ WRITERS = {
 }
 
 
-def first(value):
-    """Of what several environments gave, nested or not, what the first one gave."""
-    if isinstance(value, dict):
-        return {name: first(part) for name, part in value.items()}
-    return tuple(map(first, value)) if isinstance(value, tuple) else value[0]
-
-
 def steps_for(form, writer):
     """Positional arguments and keywords of each step of environments of this form."""
     options = WRITERS[writer]
@@ -83,7 +76,7 @@ def steps_for(form, writer):
             given["reward"] = rng.normal(size=(n, 2))
             named = {"v": rng.normal(size=(n, 2)), "carry": rng.normal(size=(n, 4))}
         if "num_envs" not in options:
-            given, named = first(given), first(named)
+            given, named = part_of(given, 0), part_of(named, 0)
         elif writer == "members":
             named["members"] = np.array(members)
         named |= {"model_version": 1 + number // 20, "info": info if mode == "same_step" else None}

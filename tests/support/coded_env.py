@@ -107,6 +107,13 @@ class CodedEnv(gym.Env):
         return self.lengths[self.episode % len(self.lengths)]
 
 
+def part_of(value: Any, chosen: Any) -> Any:
+    """Of what several environments gave, nested or not, what the chosen one gave, or a slice of them."""
+    if isinstance(value, dict):
+        return {name: part_of(part, chosen) for name, part in value.items()}
+    return tuple(part_of(part, chosen) for part in value) if isinstance(value, tuple) else value[chosen]
+
+
 LENGTHS = ([1, 4, 2], [3, 7], [2], [5, 1, 8], [4])
 ENDS = (["terminated", "truncated"], ["both", "truncated"], ["terminated"], ["truncated", "both"], ["both"])
 
