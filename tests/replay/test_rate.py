@@ -375,10 +375,6 @@ class At:
         return stats.surplus, stats.forgiven
 
 
-def made(tolerance: float | None = 50.0, ratio: float = 1.0, **fields) -> Limiter:
-    return At(tolerance, ratio, **fields).limiter
-
-
 def test_a_least_size_alone_is_a_limit_of_draws_and_not_of_inserts():
     at = At(None, min_size=5)
     at.entries = 0
@@ -390,7 +386,7 @@ def test_a_least_size_alone_is_a_limit_of_draws_and_not_of_inserts():
 
 
 def test_a_message_that_is_older_than_what_is_known_changes_nothing():
-    limiter = made()
+    limiter = At().limiter
     limiter.met(A, 100, 5)
     limiter.met(A, 0, 5)
     limiter.met(A, 0, 4)
@@ -401,7 +397,7 @@ def test_a_message_that_is_older_than_what_is_known_changes_nothing():
 
 
 def test_a_client_that_says_hello_again_gives_back_what_it_was_granted():
-    limiter = made()
+    limiter = At().limiter
     limiter.met(A, 0, 1)
     assert limiter.grant(A)[0] == 50
     assert limiter.grant(B)[0] == 0
@@ -462,7 +458,7 @@ def test_the_waiting_of_so_many_is_looked_at_and_no_more():
 
 
 def test_a_reader_with_other_parameters_is_not_believed():
-    limiter = made()
+    limiter = At().limiter
     limiter.told(ClusterSurplus(9.0, 0, 0, 0, 1.0, 2.0, 50.0))
     limiter.told(ClusterSurplus(9.0, 0, 0, 0, 1.0, 1.0, 51.0))
     assert limiter.standing().surplus == 0.0 and not limiter.standing().is_told
@@ -480,12 +476,12 @@ def test_sizes_that_can_never_be_met_are_refused():
         check_size(Parameters(min_size=10), 9)
     check_batch(Parameters(), 10**9)
     with pytest.raises(ValueError, match="batch_size must be at most 99"):
-        check_batch(made(50.0).parameters, 100)
+        check_batch(At().limiter.parameters, 100)
 
 
 def test_a_limiter_that_goes_on_grants_what_the_former_one_would_have():
     """What a client was granted stays its own until it says HELLO again, leaves, or says nothing for long."""
-    former = made()
+    former = At().limiter
     former.met(A, 0, 1)
     former.met(B, 0, 1)
     assert former.grant(A, 2)[0] == 25
