@@ -105,9 +105,10 @@ def test_sequence_graph_and_text_spaces_are_ragged_columns() -> None:
     }
     observation.seed(1)
     for each in (observation.sample() for _ in range(50)):
-        leaves = dict(zip(schema.leaves("obs"), schema.flatten("obs", each), strict=True))
-        assert bytes(leaves["obs.words"]).decode() == each["words"]
-        np.testing.assert_array_equal(leaves["obs.stacked"], each["stacked"])
+        flat = zip(schema.leaves("obs"), schema.flatten("obs", each), strict=True)
+        stored = {name: exact(name, schema[name], value, ()) for name, value in flat}
+        assert bytes(stored["obs.words"]).decode() == each["words"]
+        np.testing.assert_array_equal(stored["obs.stacked"], each["stacked"])
 
 
 def graph_spaces() -> dict[str, Any]:

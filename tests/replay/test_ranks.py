@@ -287,7 +287,7 @@ def test_any_order_of_updates_leaves_what_was_written_last(size, data):
         (lambda tree: tree.get([2**40]), IndexError, "position 0"),
         (lambda tree: tree.set([0, 1], [1.0, 1.0, 1.0]), ValueError, "2 indices and 3 weights"),
         (lambda tree: tree.set([[0]], [1.0]), ValueError, "one dimension"),
-        (lambda tree: tree.set([0.5], [1.0]), TypeError, ""),
+        (lambda tree: tree.set([0.5], [1.0]), TypeError, None),
         (lambda tree: tree.draw([0.5, -0.1]), ValueError, r"fractions must lie in \[0, 1\), got .* at position 1"),
         (lambda tree: tree.draw([0.5, 1.0]), ValueError, "at position 1"),
         (lambda tree: tree.draw([0.5, np.nan]), ValueError, "at position 1"),
