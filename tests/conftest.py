@@ -152,6 +152,13 @@ def _refused(*_args: object, **_options: object) -> None:
 
 
 @pytest.fixture
+def keep() -> Iterator[Callable[[Any], Any]]:
+    """Enters what a test makes, and returns it; all of it ends with the test, the newest first."""
+    with contextlib.ExitStack() as stack:
+        yield stack.enter_context
+
+
+@pytest.fixture
 def cluster() -> Iterator["Cluster"]:
     """Nodes and clients in this process that end with the test."""
     with contextlib.closing(_new_cluster()) as made:

@@ -1,4 +1,4 @@
-"""A learner with collectors over real sockets: strict entries, a restart that goes on, and two ranks that stay equal."""
+"""A learner with collectors over real sockets: strict entries, checkpoints, and two ranks that stay equal."""
 
 import contextlib
 import multiprocessing
@@ -83,9 +83,8 @@ def test_collectors_without_torch_ask_the_learner(kind, env):
     envs = make_envs(env, 1)
     net = made(envs, kind=kind, normalize_observations=True)
     with OnPolicyLearner("tcp://127.0.0.1:*", envs, net, 256, 32, policy="remote") as learner:
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, learner.server.endpoint, env], stdout=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, "-c", CHILD, learner.server.endpoint, env]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         ppo = learner.keep(PPO(learner.net, 1e-3, 2, 64))
         for _ in range(4):
             rollouts = learner.collect(60.0)
@@ -101,38 +100,6 @@ def test_collectors_without_torch_ask_the_learner(kind, env):
         assert learner.inference.stats().failures == 0 and learner.inference.stats().rows >= 4 * 256
 
 
-def test_a_learner_that_is_started_again_goes_on_above_all_versions(tmp_path):
-    envs = make_envs("CartPole-v1", 1)
-    states = []
-    for start in range(2):
-        net = made(envs, seed=start)
-        learner = OnPolicyLearner("tcp://127.0.0.1:*", envs, net, 64, 16, checkpoint=tmp_path, checkpoint_every=2)
-        ppo = learner.keep(PPO(learner.net, 1e-3, 2, 32))
-        if states:
-            assert learner.steps == 128 and learner.iterations == 2
-            assert net.version > states[0][0]
-            saved, moment, drawn = states[0][1:]
-            assert all(torch.equal(saved[name], tensor) for name, tensor in net.state_dict().items())
-            assert torch.equal(moment, next(iter(ppo.optimizer.state.values()))["exp_avg"])
-            assert ppo.random.integers(1 << 60) == drawn
-        else:
-            with collecting(learner.server.endpoint, 1):
-                for iteration in range(3):
-                    ppo.update(learner.collect(60.0))
-                    learner.publish()
-                    if iteration == 1:
-                        saved = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-                        moment = next(iter(ppo.optimizer.state.values()))["exp_avg"].clone()
-                        again = np.random.default_rng()
-                        again.bit_generator.state = ppo.random.bit_generator.state
-                learner.server.finish()
-            states.append((net.version, saved, moment, again.integers(1 << 60)))
-        learner.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0-2.safetensors", "rank-0.lock"]
-    with pytest.raises(DataError, match=r"holds 'net\.policy\.0\.weight' as float32\[32, 4\] where .* float32\[8, 4\]"):
-        OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs, hidden=(8,)), 64, 16, checkpoint=tmp_path)
-
-
 class Pair(World):
     """One of two ranks that are threads."""
 
@@ -146,20 +113,26 @@ class Pair(World):
         return found
 
 
-def saved_learner(folder, rank=0, size=1, **facts):
+FACTS = {"steps": 64, "iterations": 1, "version": 2, "settings": {"ranks": 1, "checkpoint_every": 1}}
+
+
+def saved_learner(folder, rank=0, facts=FACTS):
     """Have the checkpoint of a rank in a folder."""
-    settings = {"ranks": size, "checkpoint_every": 1} | facts.pop("settings", {})
-    told = {"steps": 64, "iterations": 1, "version": 2, "settings": settings} | facts
     files = Checkpoints(folder, rank)
-    files.save(1, made(make_envs("CartPole-v1", 1), hidden=(8,)), None, None, told)
+    files.save(1, made(make_envs("CartPole-v1", 1), hidden=(8,)), None, None, facts)
     files.close()
 
 
 def begun(folder, world=None):
     envs = make_envs("CartPole-v1", 1)
-    return OnPolicyLearner(
-        "tcp://127.0.0.1:*", envs, made(envs, hidden=(8,)), 64, 16, checkpoint=folder, world=world or World()
-    )
+    options = {"checkpoint": folder, "world": world or World()}
+    return OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs, hidden=(8,)), 64, 16, **options)
+
+
+def test_a_learner_that_is_started_again_goes_on_from_its_counts(tmp_path):
+    saved_learner(tmp_path)
+    with begun(tmp_path) as learner:
+        assert (learner.steps, learner.iterations) == (64, 1) and learner.net.version > 2
 
 
 def errors_of_two(folder):
@@ -182,17 +155,12 @@ def errors_of_two(folder):
 
 @pytest.mark.parametrize(
     "facts",
-    [{"settings": None}, {"settings": {"ranks": None}}, {"settings": {"checkpoint_every": "x"}}, {"steps": None},
-     {"iterations": []}, {"version": float("inf")}],
+    [{"steps": 1, "iterations": 1, "version": 1}, FACTS | {"settings": {"ranks": None, "checkpoint_every": 1}},
+     FACTS | {"settings": {"ranks": 1, "checkpoint_every": "x"}}, FACTS | {"steps": None}, FACTS | {"iterations": []},
+     FACTS | {"version": float("inf")}],
 )  # fmt: skip
 def test_a_checkpoint_that_lacks_a_fact_is_refused_by_name(tmp_path, facts):
-    if facts == {"settings": None}:
-        files = Checkpoints(tmp_path)
-        net = made(make_envs("CartPole-v1", 1), hidden=(8,))
-        files.save(1, net, None, None, {"steps": 1, "iterations": 1, "version": 1})
-        files.close()
-    else:
-        saved_learner(tmp_path, **facts)
+    saved_learner(tmp_path, facts=facts)
     with pytest.raises(DataError, match=r"rank-0-1.safetensors is no checkpoint of a learner"):
         begun(tmp_path)
 
@@ -202,7 +170,7 @@ def test_each_of_several_ranks_refuses_what_one_of_them_cannot_go_on_with(tmp_pa
     for error in errors_of_two(tmp_path / "fewer"):
         assert isinstance(error, ParameterError) and "at most 1, as in" in str(error)
     for rank in range(2):
-        saved_learner(tmp_path / "damaged", rank, 2)
+        saved_learner(tmp_path / "damaged", rank, FACTS | {"settings": {"ranks": 2, "checkpoint_every": 1}})
     path = tmp_path / "damaged" / "rank-1-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     first, second = errors_of_two(tmp_path / "damaged")

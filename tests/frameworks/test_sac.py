@@ -50,14 +50,6 @@ def test_a_space_without_bounds_is_refused() -> None:
         GaussianPolicy(OBS, gymnasium.spaces.Box(-np.inf, np.inf, (1,)))
 
 
-def test_a_step_moves_critics_towards_their_targets_and_returns_td_errors() -> None:
-    agent = made(rate=3e-3)
-    losses = [float(agent.train(batch())["loss_critic"]) for _ in range(150)]
-    assert losses[-1] < 0.5 * losses[0]
-    figures = agent.train(batch())
-    assert figures["priorities"].shape == (32,) and figures["entropy_coef"] > 0.0
-
-
 def values(critic: torch.nn.Module, which: int, given: Any) -> np.ndarray[Any, Any]:
     """One of the twins, in NumPy."""
     arrays = [each.detach().double().numpy()[which] for each in critic.parameters()]
@@ -99,9 +91,7 @@ def test_a_step_has_the_losses_of_its_equations_and_moves_targets_as_they_say() 
 
 
 @pytest.mark.parametrize(("wanted", "direction"), [(10.0, 1.0), (-10.0, -1.0)])
-def test_alpha_grows_while_the_policy_is_less_random_than_wanted_and_falls_else(
-    wanted: float, direction: float
-) -> None:
+def test_alpha_grows_while_the_policy_is_less_random_than_wanted_and_falls_else(wanted: float, direction: int) -> None:
     agent = made(target_entropy=wanted, alpha=0.5, rate=1e-3)
     assert float(agent.train(batch())["entropy_coef"]) == pytest.approx(0.5 * np.exp(1e-3 * direction), rel=1e-5)
     assert made().target_entropy == -2.0
@@ -129,8 +119,6 @@ def test_a_checkpoint_holds_networks_optimizers_and_random_numbers(tmp_path: Pat
     assert same == ahead
     for one, other in zip(agent.policy.parameters(), again.policy.parameters(), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(DataError, match=r"holds 'critic\.weights\.0' as .* where this agent has"):
-        load_agent(tmp_path, SAC(OBS, ACT, hidden=(8,)))
 
 
 def test_a_network_that_is_made_while_training_is_named_and_refused(tmp_path: Path) -> None:
@@ -140,9 +128,6 @@ def test_a_network_that_is_made_while_training_is_named_and_refused(tmp_path: Pa
     assert save_agent(tmp_path, agent, form, {}) == ["late"]
     with pytest.raises(DataError, match="holds 'late' as a module of .* make it in the agent's __init__"):
         load_agent(tmp_path, made())
-    save_agent(tmp_path, made(), form, {})
-    with pytest.raises(ParameterError, match=r"alpha must be 0\.2, .* cannot be changed, got 0\.5"):
-        load_agent(tmp_path, made(alpha=0.5))
 
 
 class Reach(gymnasium.Env[Any, Any]):

@@ -56,15 +56,11 @@ def test_the_agent_of_tmrl_0_7_learns_by_any_actor_and_values_and_keeps_its_step
         spaces, actions, "cpu", functools.partial(MLPActorCritic, hidden_sizes=(8,), activation=torch.nn.Tanh),
         0.9, 0.99, 0.1, 1e-1, 1e-2, 1e-3, optimizer_critic="SGD", l2_critic=0.5, betas_actor=(0.5, 0.6),
     )  # fmt: skip
-    rates = [
-        each.param_groups[0]["lr"] for each in (agent.policy_optimizer, agent.critic_optimizer, agent.alpha_optimizer)
-    ]
-    assert rates == [1e-1, 1e-2, 1e-3] and (agent.gamma, agent.polyak, agent.alpha) == (0.9, 0.99, 0.1)
-    assert (
-        isinstance(agent.critic_optimizer, torch.optim.SGD)
-        and agent.critic_optimizer.param_groups[0]["weight_decay"] == 0.5
-    )
-    assert agent.policy_optimizer.param_groups[0]["betas"] == (0.5, 0.6)
+    optimizers = agent.policy_optimizer, agent.critic_optimizer, agent.alpha_optimizer
+    policy, critic, alpha = (each.param_groups[0] for each in optimizers)
+    assert [each["lr"] for each in (policy, critic, alpha)] == [1e-1, 1e-2, 1e-3]
+    assert (agent.gamma, agent.polyak, agent.alpha) == (0.9, 0.99, 0.1)
+    assert isinstance(optimizers[1], torch.optim.SGD) and (critic["weight_decay"], policy["betas"]) == (0.5, (0.5, 0.6))
     obs, act = (torch.rand(16, 2), torch.rand(16, 1, 2)), torch.rand(16, 1)
     before = [each.clone() for each in agent.critic.parameters()]
     figures = agent.train((obs, act, torch.ones(16), obs, torch.ones(16), torch.zeros(16)))
@@ -73,12 +69,10 @@ def test_the_agent_of_tmrl_0_7_learns_by_any_actor_and_values_and_keeps_its_step
     actor = agent.get_actor()
     assert isinstance(actor.net[1], torch.nn.Tanh) and actor(obs, with_logprob=False)[1] is None
     assert actions.contains(actor.act(tuple(each[:1] for each in obs), test=True))
-    for wrong, expected in (
-        ({"optimizer_actor": "adm"}, "did you mean 'adam'"),
-        ({"betas_critic": (0, 0), "optimizer_critic": "sgd"}, "no betas"),
-    ):
-        with pytest.raises(ParameterError, match=expected):
-            SpinupSacAgent(spaces, actions, **wrong)
+    with pytest.raises(ParameterError, match="did you mean 'adam'"):
+        SpinupSacAgent(spaces, actions, optimizer_actor="adm")
+    with pytest.raises(ParameterError, match="no betas"):
+        SpinupSacAgent(spaces, actions, betas_critic=(0, 0), optimizer_critic="sgd")
 
 
 def test_batches_become_tensors_of_the_same_memory():

@@ -1,6 +1,7 @@
 """TransferQueue's calls on memoire: what TransferQueue 0.1.11 answered to each, values of all kinds, and many processes."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -26,10 +27,7 @@ pytestmark = pytest.mark.torch
 TensorDict = tensordict.TensorDict
 HERE = "tcp://127.0.0.1:*"
 
-BETTER = {
-    'tq.kv_batch_get("h", "p")': "z",
-    'tq.kv_batch_get("u", "p")': "u",
-}
+BETTER = {'tq.kv_batch_get("h", "p")': "z", 'tq.kv_batch_get("u", "p")': "u"}
 """Calls after which TransferQueue leaves out a field that was put, and which: the eighth one of a partition."""
 
 
@@ -55,6 +53,15 @@ def test_each_call_returns_or_raises_what_transfer_queue_did(queue, tmp_path):
         if call in BETTER:
             ours["fields"].pop(BETTER[call])
         assert ours == theirs, call
+
+
+@pytest.fixture
+def far(servers, monkeypatch):
+    """Calls whose rows are at two servers."""
+    monkeypatch.delenv("MEMOIRE_TQ", raising=False)
+    tq.init({"memoire": {"servers": [server.endpoint for server in servers]}})
+    yield tq
+    tq.close()
 
 
 def test_more_long_values_than_a_server_takes_at_once_all_arrive():
@@ -94,9 +101,10 @@ def test_what_could_only_be_pickled_is_refused_by_name(queue):
         queue.kv_batch_get("a", "p")
 
 
-@pytest.mark.parametrize(
-    "damaged", [b"", b"\xc1", b"\xc7\x02\x01ab", b"\xd4\x09\x01", b"\xc7\x0c\x01\x08\0\0\0\x92\xa4evil\x91\x01"]
-)
+DAMAGED = [b"", b"\xc1", b"\xc7\x02\x01ab", b"\xd4\x09\x01", b"\xc7\x0c\x01\x08\0\0\0\x92\xa4evil\x91\x01"]
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
 def test_damaged_bytes_of_a_value_are_refused(damaged):
     with pytest.raises(ProtocolError, match="a value cannot be read"):
         values.decode(damaged)
@@ -104,43 +112,34 @@ def test_damaged_bytes_of_a_value_are_refused(damaged):
 
 def test_values_longer_than_a_message_come_whole(servers):
     limits = Limits.of(request_bytes=64 * 1024)
-    client = KeyedClient([server.endpoint for server in servers], limits=limits)
-    rows = [
-        PutRow(f"k{i}", {}, {"long": bytes([i]) * 300_000, "short": b"s", "middle": bytes(40_000)}) for i in range(9)
-    ]
+    fields = [{"long": bytes([i]) * 300_000, "short": b"s", "middle": bytes(40_000)} for i in range(9)]
     raw = [
-        PutRow(row.key, row.tags, {name: values.encode(value) for name, value in row.fields.items()}) for row in rows
+        PutRow(f"k{i}", {}, {name: values.encode(value) for name, value in each.items()})
+        for i, each in enumerate(fields)
     ]
-    try:
+    with contextlib.closing(KeyedClient([server.endpoint for server in servers], limits=limits)) as client:
         client.put("p", raw)
-        found = client.values("p", [row.key for row in rows], ())
-    finally:
-        client.close()
+        found = client.values("p", [row.key for row in raw], ())
     assert [each.fields for each in found] == [row.fields for row in raw]
 
 
-def test_rows_spread_over_servers_and_a_checkpoint_goes_into_another_number_of_them(servers, tmp_path, monkeypatch):
-    monkeypatch.delenv("MEMOIRE_TQ", raising=False)
+def test_rows_spread_over_servers_and_a_checkpoint_goes_into_another_number_of_them(
+    far, servers, tmp_path, monkeypatch
+):
     keys, batch = [f"k{i}" for i in range(200)], TensorDict({"x": torch.arange(200)}, batch_size=200)
-    tq.init({"memoire": {"servers": [server.endpoint for server in servers]}})
-    try:
-        tq.kv_batch_put(keys, "p", batch, [{"i": i} for i in range(200)])
-        held = [KeyedClient([server.endpoint]) for server in servers]
-        parts = [len(client.rows("p").get("p", [])) for client in held]
-        assert sum(parts) == 200 and min(parts) > 60
-        assert torch.equal(tq.kv_batch_get(keys[::-1], "p")["x"], torch.arange(200).flip(0))
-        tq.save_checkpoint(tmp_path / "one")
-    finally:
-        tq.close()
+    far.kv_batch_put(keys, "p", batch, [{"i": i} for i in range(200)])
+    held = [KeyedClient([server.endpoint]) for server in servers]
+    parts = [len(client.rows("p").get("p", [])) for client in held]
+    assert sum(parts) == 200 and min(parts) > 60
+    assert torch.equal(far.kv_batch_get(keys[::-1], "p")["x"], torch.arange(200).flip(0))
+    far.save_checkpoint(tmp_path / "one")
+    far.close()
     monkeypatch.setenv("MEMOIRE_TQ", "")
     tq.init()
-    try:
-        tq.load_checkpoint(tmp_path / "one")
-        assert torch.equal(tq.kv_batch_get(keys, "p")["x"], torch.arange(200))
-        assert tq.kv_list("p")["p"] == {key: {"i": i} for i, key in enumerate(keys)}
-    finally:
-        tq.close()
-        [client.close() for client in held]
+    tq.load_checkpoint(tmp_path / "one")
+    assert torch.equal(tq.kv_batch_get(keys, "p")["x"], torch.arange(200))
+    assert tq.kv_list("p")["p"] == {key: {"i": i} for i, key in enumerate(keys)}
+    [client.close() for client in held]
 
 
 COLUMNS = {
@@ -202,59 +201,49 @@ def test_a_parser_changes_columns_in_place_and_the_callers_batch_stays(queue):
     assert queue.kv_batch_get(["a", "b"], "p", "y")["y"].tolist() == [0, 9] and batch["y"].tolist() == [0, 1]
 
 
-def test_rows_are_listed_in_the_order_of_making_over_several_servers(servers, monkeypatch):
-    monkeypatch.delenv("MEMOIRE_TQ", raising=False)
-    tq.init({"memoire": {"servers": [server.endpoint for server in servers]}})
+def test_rows_are_listed_in_the_order_of_making_over_several_servers(far):
     keys = [f"k{i * 37 % 101}" for i in range(101)]
-    try:
-        for start in range(0, 101, 10):
-            some = keys[start : start + 10]
-            tq.kv_batch_put(some, "p", tags=[{} for _ in some])
-        tq.kv_put(keys[3], "p", tag={"again": True})
-        assert list(tq.kv_list("p")["p"]) == keys
-    finally:
-        tq.close()
+    for start in range(0, 101, 10):
+        some = keys[start : start + 10]
+        far.kv_batch_put(some, "p", tags=[{} for _ in some])
+    far.kv_put(keys[3], "p", tag={"again": True})
+    assert list(far.kv_list("p")["p"]) == keys
 
 
-def test_rows_by_number_are_read_and_written_as_verls_workers_do(servers, monkeypatch):
-    monkeypatch.delenv("MEMOIRE_TQ", raising=False)
-    tq.init({"memoire": {"servers": [each.endpoint for each in servers]}})
-    try:
-        keys = [f"k{number}" for number in range(12)]
-        fields = TensorDict({"x": torch.arange(12), "name": tensordict.NonTensorStack(*keys)}, batch_size=12)
-        tq.kv_batch_put(keys, "train", fields, [{"place": place} for place in range(12)])
-        tq.kv_put("other", "val", {"x": torch.zeros(1)})
-        client, order, run = tq.get_client(), [7, 0, 11, 3], asyncio.run  # on a loop of the caller's
-        assert len(client.by_home("train", keys)) == 2, "both servers have some of them"
-        batch = run(client.async_kv_retrieve_meta([*(keys[place] for place in order), "gone"], "train"))
-        assert batch.is_ready and batch.field_names == ["name", "x"] and batch.custom_meta[1] == {"place": 0}
-        assert len(set(run(client.async_kv_retrieve_meta(keys, "train")).global_indexes)) == 12
-        assert run(client.async_kv_retrieve_keys(batch.global_indexes, "train")) == [keys[place] for place in order]
-        data = run(client.async_get_data(batch))
-        assert data["x"].tolist() == order and list(data["name"]) == [keys[place] for place in order]
-        assert list(run(client.async_get_data(batch.select_fields(["x"]))).keys()) == ["x"]
-        part = batch.select_samples([2, 1])
-        written = run(client.async_put(TensorDict({"y": data["x"][[2, 1]] * 10}, batch_size=2), metadata=part))
-        assert written.field_names == ["name", "x", "y"] and written.is_ready
-        assert tq.kv_batch_get(["k11", "k0"], "train", "y")["y"].tolist() == [110, 0]
-        assert tq.kv_list("train")["train"]["k11"] == {"place": 11}
+def test_rows_by_number_are_read_and_written_as_verls_workers_do(far):
+    keys = [f"k{number}" for number in range(12)]
+    fields = TensorDict({"x": torch.arange(12), "name": tensordict.NonTensorStack(*keys)}, batch_size=12)
+    tq.kv_batch_put(keys, "train", fields, [{"place": place} for place in range(12)])
+    tq.kv_put("other", "val", {"x": torch.zeros(1)})
+    client, order, run = tq.get_client(), [7, 0, 11, 3], asyncio.run  # on a loop of the caller's
+    assert len(client.by_home("train", keys)) == 2, "both servers have some of them"
+    batch = run(client.async_kv_retrieve_meta([*(keys[place] for place in order), "gone"], "train"))
+    assert batch.is_ready and batch.field_names == ["name", "x"] and batch.custom_meta[1] == {"place": 0}
+    assert len(set(run(client.async_kv_retrieve_meta(keys, "train")).global_indexes)) == 12
+    assert run(client.async_kv_retrieve_keys(batch.global_indexes, "train")) == [keys[place] for place in order]
+    data = run(client.async_get_data(batch))
+    assert data["x"].tolist() == order and list(data["name"]) == [keys[place] for place in order]
+    assert list(run(client.async_get_data(batch.select_fields(["x"]))).keys()) == ["x"]
+    part = batch.select_samples([2, 1])
+    written = run(client.async_put(TensorDict({"y": data["x"][[2, 1]] * 10}, batch_size=2), metadata=part))
+    assert written.field_names == ["name", "x", "y"] and written.is_ready
+    assert tq.kv_batch_get(["k11", "k0"], "train", "y")["y"].tolist() == [110, 0]
+    assert tq.kv_list("train")["train"]["k11"] == {"place": 11}
 
-        tq.kv_clear("k0", "train")
-        before = tq.kv_list("train")
-        three, two = (TensorDict({"y": torch.zeros(rows)}, batch_size=rows) for rows in (3, 2))
-        for call, error, text in (
-            (lambda: client.async_put(two, part), RuntimeError, "no corresponding keys"),
-            (lambda: client.async_get_data(batch), RuntimeError, "no corresponding keys"),
-            (lambda: client.async_put(three, part), ValueError, "2 rows, and the data 3"),
-            (lambda: client.async_kv_retrieve_meta([], "train"), ValueError, "empty list"),
-            (lambda: client.async_kv_retrieve_meta("new", "train", create=True), ValueError, "kv_put"),
-            (lambda: client.async_get_data(tq.BatchMeta([0, 1], ["train", "val"], {"x": {}})), ValueError, "several"),
-        ):
-            with pytest.raises(error, match=text):
-                run(call())
-        assert tq.kv_list("train") == before and not len(run(client.async_kv_retrieve_meta("gone", "train")))
-    finally:
-        tq.close()
+    tq.kv_clear("k0", "train")
+    before = tq.kv_list("train")
+    three, two = (TensorDict({"y": torch.zeros(rows)}, batch_size=rows) for rows in (3, 2))
+    for call, error, text in (
+        (lambda: client.async_put(two, part), RuntimeError, "no corresponding keys"),
+        (lambda: client.async_get_data(batch), RuntimeError, "no corresponding keys"),
+        (lambda: client.async_put(three, part), ValueError, "2 rows, and the data 3"),
+        (lambda: client.async_kv_retrieve_meta([], "train"), ValueError, "empty list"),
+        (lambda: client.async_kv_retrieve_meta("new", "train", create=True), ValueError, "kv_put"),
+        (lambda: client.async_get_data(tq.BatchMeta([0, 1], ["train", "val"], {"x": {}})), ValueError, "several"),
+    ):
+        with pytest.raises(error, match=text):
+            run(call())
+    assert tq.kv_list("train") == before and not len(run(client.async_kv_retrieve_meta("gone", "train")))
 
 
 def test_rows_of_several_partitions_are_parted_in_order():

@@ -37,11 +37,11 @@ def answer(prompts, count, version=0, rewards=(1.0, 0.0, 0.0, 0.0)):
     left = count
     while left:
         for lease in prompts.lease(left):
-            rows = {
-                place: adapter.answer_of([lease.key[2], 7], [8, 9][: 1 + place % 2], [-0.5, -1.5][: 1 + place % 2])
-                | {"reward": rewards[place]}
-                for place in range(GROUP)
-            }
+            rows = {}
+            for place in range(GROUP):
+                length = 1 + place % 2
+                rows[place] = adapter.answer_of([lease.key[2], 7], [8, 9][:length], [-0.5, -1.5][:length])
+                rows[place]["reward"] = rewards[place]
             prompts.answers(lease, rows, version)
             left -= 1
 

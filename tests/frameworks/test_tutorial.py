@@ -65,15 +65,9 @@ def test_a_script_of_tmrl_0_7_runs_by_the_substitution_of_the_page_and_unchanged
         subprocess.run(line, shell=True, cwd=tmp_path, check=True, timeout=20.0)
         assert " tmrl" not in "".join(each for each in script.read_text().splitlines() if "import" in each)
     with held(3) as port:
-        environment = {
-            **os.environ,
-            "MEMOIRE_TMRL": str(tmp_path),
-            "MEMOIRE_TMRL_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-        }
-        done = subprocess.run(
-            [*command, str(script), which], env=environment, capture_output=True, text=True, timeout=100.0, check=False
-        )
+        told = {"MEMOIRE_TMRL": str(tmp_path), "MEMOIRE_TMRL_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        command += [str(script), which]
+        done = subprocess.run(command, env=os.environ | told, capture_output=True, text=True, timeout=100.0)
     assert done.returncode == 0 and "transitions compared: " in done.stdout, done.stdout + done.stderr
     assert int(done.stdout.rpartition(": ")[2]) > 100
     assert {f"{which}.tmod", f"{which}_t.tmod"} <= {path.name for path in (tmp_path / "weights").iterdir()}

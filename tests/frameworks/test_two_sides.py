@@ -16,29 +16,9 @@ import pytest
 import torch
 from test_ppo import net_of, rollouts_of
 
-from memoire import Buffer, Schema, Server, Table, Uniform, connect
+from memoire import Buffer, Schema, Server, Table, Uniform, connect, rl
 from memoire.errors import DataError, ParameterError, WrongModel
-from memoire.rl import (
-    PPO,
-    SAC,
-    ActorCritic,
-    Collector,
-    GaussianPolicy,
-    OnPolicyLearner,
-    Pipeline,
-    RecurrentActorCritic,
-    RecurrentPPO,
-    RolloutWorker,
-    StartStates,
-    Trainer,
-    Training,
-    TrainingAgent,
-    Work,
-    World,
-    partial,
-    replay,
-    weights,
-)
+from memoire.rl import PPO, SAC, ActorCritic, GaussianPolicy, OnPolicyLearner, RecurrentPPO, Trainer, Training, World
 from memoire.rl.learner import SAVED_APART, Checkpoints
 from memoire.rl.sac import TwinCritic
 from memoire.rl.saving import form_of, load_agent, save_agent
@@ -48,6 +28,7 @@ from memoire.tmrl.networking import RolloutWorker as PipelineWorker
 from memoire.tmrl.networking import Server as SampleServer
 from memoire.tmrl.networking import Trainer as PipelineTrainer
 from memoire.tmrl.training_offline import TrainingOffline
+from rlkit import Actor, Counter, Numbered
 
 pytestmark = pytest.mark.torch
 OBS = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -67,22 +48,14 @@ OF_BOTH: dict[Any, dict[str, str]] = {  # by their names here, those of the tabl
     PPO: {"gamma": "discount"},
     RecurrentPPO: {"gamma": "discount"},
     Trainer: {"topic": "model_topic"},
-    Training: {
-        "start_training": "min_size",
-        "max_training_steps_per_env_step": "samples_per_insert",
-        "batch_size": "samples_per_insert",
-    },
-    OnPolicyLearner: {
-        "discount": "discount",
-        "max_lag": "max_model_lag",
-        "rollout_length": "rollout_length",
-        "steps": "capacity",
-    },
-}
+    Training: {"start_training": "min_size", "batch_size": "samples_per_insert",
+               "max_training_steps_per_env_step": "samples_per_insert"},
+    OnPolicyLearner: {"discount": "discount", "max_lag": "max_model_lag", "rollout_length": "rollout_length",
+                      "steps": "capacity"},
+}  # fmt: skip
 OF_THE_TRAINER: dict[Any, set[str]] = {
     SAC: {
-        "observation_space", "action_space",
-        "critic", "device", "policy", "hidden", "polyak", "rate", "alpha",
+        "observation_space", "action_space", "critic", "device", "policy", "hidden", "polyak", "rate", "alpha",
         "learn_entropy_coef", "target_entropy", "seed",
     },
     PPO: {
@@ -128,18 +101,12 @@ def record(writer: Any, steps: int = 40) -> None:
         writer.step(obs, obs[:1], float(obs[0]), step % 5 == 4, False, places[step + 1])
 
 
-class Plain(TrainingAgent):
+class Plain(Counter):
     """An agent without networks that has a discount of some name."""
 
     def __init__(self, **discount: Any) -> None:
         super().__init__(OBS, ACT, None)
         vars(self).update(discount)
-
-    def train(self, batch: Any) -> dict[str, Any]:
-        return {}
-
-    def get_actor(self) -> Any:
-        return {"value": np.zeros(1, np.float32)}
 
 
 @pytest.mark.parametrize("name", ["gamma", "discount"])
@@ -151,16 +118,6 @@ def test_a_trainer_takes_the_discount_of_its_table_and_refuses_another_one(name:
         for value in (0.9, None, np.float64(0.9)):
             with Trainer(Plain(**{name: value}), server.endpoint) as trainer:
                 assert getattr(trainer.agent, name) == (0.9 if name == "gamma" or value else None)
-
-
-def test_a_trainer_of_another_topic_than_the_tables_is_refused_if_old_models_are() -> None:
-    with served(model_topic="weights") as server, Trainer(Plain(), server.endpoint):
-        pass
-    with served(model_topic="weights", max_model_lag=2) as server:
-        with pytest.raises(ParameterError, match="^topic must be 'weights', the model_topic of the table"):
-            Trainer(Plain(), server.endpoint)
-        with Trainer(Plain(), server.endpoint, topic="weights"):
-            pass
 
 
 @pytest.mark.parametrize("correction", [None, "vtrace"])
@@ -188,8 +145,8 @@ def test_a_learner_makes_its_table_as_it_was_told_and_keeps_no_algorithm_of_anot
         assert learner.keep(PPO(learner.net, gamma=0.5)).gamma == 0.5
 
 
-def pipeline(agent: Any, table: Any, **options: Any) -> Pipeline:
-    return Pipeline(run="a", env=lambda: SPACES, policy=GaussianPolicy, agent=agent, table=table, **options)
+def pipeline(agent: Any, table: Any, **options: Any) -> rl.Pipeline:
+    return rl.Pipeline(run="a", env=lambda: SPACES, policy=GaussianPolicy, agent=agent, table=table, **options)
 
 
 def with_default(observation_space: Any, action_space: Any, device: Any, gamma: float = 0.7) -> Any:
@@ -197,15 +154,15 @@ def with_default(observation_space: Any, action_space: Any, device: Any, gamma: 
 
 
 DISCOUNTS = [  # the agent, what the table is told, and the discount of both
-    (partial(SAC, gamma=0.8), {}, 0.8), (SAC, {"discount": 0.8}, 0.8), (partial(SAC, gamma=0.8), {"discount": 0.8}, 0.8),
-    (SAC, {"discount": 0.8}, 0.8), (SAC, {}, 0.99), (with_default, {}, 0.7), (with_default, {"discount": 0.8}, 0.8),
+    (rl.partial(SAC, gamma=0.8), {}, 0.8), (SAC, {"discount": 0.8}, 0.8), (SAC, {}, 0.99),
+    (rl.partial(SAC, gamma=0.8), {"discount": 0.8}, 0.8), (with_default, {}, 0.7), (with_default, {"discount": 0.8}, 0.8),
     (lambda **spaces: Plain(gamma=None), {"discount": 0.8}, 0.8),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("agent", "table", "discount"), DISCOUNTS)
 def test_a_pipeline_has_one_discount(agent: Any, table: dict[str, Any], discount: float) -> None:
-    run = pipeline(agent, replay(100, **table))
+    run = pipeline(agent, rl.replay(100, **table))
     assert run.make_table().parameters.discount == (discount,)
     made = run.make_agent()
     with Server("tcp://127.0.0.1:*", tables={"replay": run.make_table()}) as server, Trainer(made, server.endpoint):
@@ -215,12 +172,12 @@ def test_a_pipeline_has_one_discount(agent: Any, table: dict[str, Any], discount
 def test_a_pipeline_of_two_discounts_is_refused() -> None:
     for table in ({"discount": 0.5}, {"discount": (0.5,)}):
         with pytest.raises(ParameterError, match=r"^gamma must be 0\.5, which the table has, or left out, got 0\.9"):
-            pipeline(partial(SAC, gamma=0.9), replay(100, **table))
+            pipeline(rl.partial(SAC, gamma=0.9), rl.replay(100, **table))
 
 
 def test_a_pipeline_paces_its_table_as_training_says() -> None:
     plan = Training(start_training=7, max_training_steps_per_env_step=0.5, batch_size=32)
-    parameters = pipeline(SAC, replay(100), training=plan, work=Work(is_paced=True)).make_table().parameters
+    parameters = pipeline(SAC, rl.replay(100), training=plan, work=rl.Work(is_paced=True)).make_table().parameters
     assert (parameters.min_size, parameters.samples_per_insert) == (7, 16.0)
 
 
@@ -241,16 +198,16 @@ def test_an_agent_that_draws_by_itself_refuses_batches_of_another_discount(multi
 # -------------------------------------------------------------------------------------------------- worker and learner
 
 OF_THE_LEARNER: dict[Any, dict[str, str]] = {  # by their names here, what a table or learner has of it
-    RolloutWorker: {"env": "action_space", "policy": "policy", "topic": "topic", "is_paced": "samples_per_insert_tolerance"},
-    Collector: {"envs": "env", "policy": "net", "topic": "model_topic"},
+    rl.RolloutWorker: {"env": "action_space", "policy": "policy", "topic": "topic", "is_paced": "samples_per_insert_tolerance"},
+    rl.Collector: {"envs": "env", "policy": "net", "topic": "model_topic"},
 }  # fmt: skip
 OF_EACH_PROCESS = {"url", "table", "keys", "name", "timeout", "seed", "device", "model_path"}
 """What each of both has for itself under the same name: another value says nothing else of samples or models."""
 OF_THE_WORKER: dict[Any, set[str]] = {
-    RolloutWorker: {
+    rl.RolloutWorker: {
         "recording", "max_samples_per_episode", "model_path_history", "model_history", "obs_preprocessor", "cpus",
     },
-    Collector: set(),
+    rl.Collector: set(),
 }  # fmt: skip
 
 
@@ -263,37 +220,19 @@ def test_every_setting_of_worker_and_learner_is_listed() -> None:
         assert not alone & learners, "a setting of this name is a learner's, too"
 
 
-class Numbers(gymnasium.Env[Any, Any]):
-    """Each observation is another one; episodes of five steps."""
+class Numbers(Numbered):
+    """Episodes of five steps, whose observations lie in the space of the networks."""
 
-    observation_space, action_space = OBS, ACT
+    observation_space = OBS
 
     def __init__(self) -> None:
-        self.made = 0
-        self.default_action = np.zeros(1, np.float32)
+        super().__init__(5)
 
-    def _obs(self) -> Any:
-        self.made += 1
-        return np.array([self.made / 1000.0, 0.5], np.float32)
-
-    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        self.count = 0
-        return self._obs(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.count += 1
-        return self._obs(), 0.1 * self.count, self.count == 5, False, {}
+    def observe(self) -> Any:
+        return super().observe() * np.float32([0.0, 0.001])
 
 
-class Still:
-    def __init__(self, **_: Any) -> None:
-        pass
-
-    def act(self, obs: Any, test: bool = False) -> Any:
-        return np.full(1, 0.25, np.float32)
-
-
-class Loads(Still):
+class Loads(Actor):
     """Takes any model."""
 
     def load(self, body: bytes, version: int) -> None:
@@ -304,7 +243,7 @@ class Wide(Numbers):
     action_space = gymnasium.spaces.Box(-5.0, 5.0, (1,), np.float32)
 
 
-SMALL = partial(GaussianPolicy, hidden=(8,))
+SMALL = rl.partial(GaussianPolicy, hidden=(8,))
 OTHER_ACTIONS = (
     r"^action_space must be Box\(\[-1\.0\], \[1\.0\]\), .*same environment, got 'Box\(\[-5\.0\], \[5\.0\]\)'"
 )
@@ -326,51 +265,45 @@ def test_a_worker_of_another_environment_or_network_than_its_trainers_is_refused
     with (
         served() as server,
         Trainer(SAC(OBS, ACT, hidden=(8,)), server.endpoint, model_path=path) as trainer,
-        RolloutWorker(device, policy, server.endpoint) as worker,
+        rl.RolloutWorker(device, policy, server.endpoint) as worker,
     ):
         trainer.loop.publish()
         trainer.save_model()
         if error is None:
-            assert worker.await_model(20.0) and RolloutWorker(device, policy, model_path=path).episodes == 0
+            assert worker.await_model(20.0) and rl.RolloutWorker(device, policy, model_path=path).episodes == 0
             return
-        for refused in (
-            lambda: worker.await_model(20.0),
-            lambda: worker.run(0, 1),
-            lambda: RolloutWorker(device, policy, model_path=path),
-        ):
+        alone = lambda: rl.RolloutWorker(device, policy, model_path=path)  # noqa: E731
+        for refused in (lambda: worker.await_model(20.0), lambda: worker.run(0, 1), alone):
             with pytest.raises(error, match=says):
                 refused()
         assert worker.steps == server.totals().steps == 0
         assert env.action_space == device.action_space and float(env.action_space.high[0]) in (1.0, 5.0)
 
 
-def vector(env: Any) -> Any:
-    return gymnasium.vector.SyncVectorEnv([env])
-
-
 @pytest.mark.parametrize("acting", ["local", "remote"])
 def test_a_collector_of_other_actions_than_its_learners_is_refused(acting: Any) -> None:
     net = ActorCritic.mlp(SPACES, (8,))
     with OnPolicyLearner("tcp://127.0.0.1:*", SPACES, net, 64, 16, policy=acting) as learner:
-        with (
-            Collector(learner.server.endpoint, vector(Wide)) as collector,
-            pytest.raises(ParameterError, match=OTHER_ACTIONS),
-        ):
-            collector.run(4)
+        with rl.Collector(learner.server.endpoint, gymnasium.vector.SyncVectorEnv([Wide])) as collector:
+            with pytest.raises(ParameterError, match=OTHER_ACTIONS):
+                collector.run(4)
         assert learner.server.totals().steps == 0
-        with Collector(learner.server.endpoint, vector(Numbers)) as collector:
+        with rl.Collector(learner.server.endpoint, gymnasium.vector.SyncVectorEnv([Numbers])) as collector:
             assert collector.run(4).version == 1
 
 
-def test_a_worker_of_another_topic_than_the_tables_is_refused_if_old_models_are() -> None:
-    for lag in (None, 2):
-        with served(model_topic="weights", max_model_lag=lag) as server:
-            RolloutWorker(Numbers, SMALL, server.endpoint, topic="weights").close()
-            if lag is None:
-                RolloutWorker(Numbers, SMALL, server.endpoint).close()
-                continue
-            with pytest.raises(ParameterError, match="^topic must be 'weights', the model_topic of the table"):
-                RolloutWorker(Numbers, SMALL, server.endpoint)
+def worker_of(url: str, **topic: Any) -> rl.RolloutWorker:
+    return rl.RolloutWorker(Numbers, SMALL, url, **topic)
+
+
+@pytest.mark.parametrize("made", [worker_of, lambda url, **topic: Trainer(Plain(), url, **topic)])
+def test_a_worker_or_trainer_of_another_topic_than_the_tables_is_refused_if_old_models_are(made: Any) -> None:
+    with served(model_topic="weights") as server:
+        made(server.endpoint).close()
+    with served(model_topic="weights", max_model_lag=2) as server:
+        made(server.endpoint, topic="weights").close()
+        with pytest.raises(ParameterError, match="^topic must be 'weights', the model_topic of the table"):
+            made(server.endpoint)
 
 
 # ------------------------------------------------------------------------------------------------ checkpoint and agent
@@ -398,25 +331,25 @@ TOLD: dict[Any, dict[str, Any]] = {  # another value than the default: it stays,
         "steps": 128, "rollout_length": 8, "max_lag": 1, "correction": "vtrace", "policy": "remote", "checkpoint_every": 3,
         "discount": 0.5,
     },
-    StartStates: {"keep": 7, "temperature": 7.0, "action": ["jump"]},
+    rl.StartStates: {"keep": 7, "temperature": 7.0, "action": ["jump"]},
 }  # fmt: skip
 REFUSED: dict[Any, dict[str, Any]] = {
     SAC: {
-        "hidden": (4,), "critic": lambda **spaces: TwinCritic(3, (4,)), "policy": partial(GaussianPolicy, hidden=(4,)), "alpha": 0.5, "learn_entropy_coef": False,
-        "seed": 5, "observation_space": gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32),
+        "hidden": (4,), "critic": lambda **spaces: TwinCritic(3, (4,)), "policy": rl.partial(GaussianPolicy, hidden=(4,)),
+        "alpha": 0.5, "learn_entropy_coef": False, "seed": 5, "observation_space": gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32),
         "action_space": gymnasium.spaces.Box(-2.0, 2.0, (1,), np.float32),
     },
     PPO: {"seed": 5},
     Training: {},
     OnPolicyLearner: {"net": ActorCritic(2, 1, is_continuous=True, hidden=(4,)), "world": Second(0, 2)},
-    StartStates: {"seed": 5, "first": {"sum": np.int32(3)}},
+    rl.StartStates: {"seed": 5, "first": {"sum": np.int32(3)}},
 }  # fmt: skip
 OF_THE_PROCESS: dict[Any, set[str]] = {  # where and by what it runs: no checkpoint has it
     SAC: {"device"},
     PPO: {"net"},  # the learner's
     Training: {"agent_scheduler"},
     OnPolicyLearner: {"endpoint", "env", "seconds", "checkpoint", "keys", "run", "logger"},
-    StartStates: {"name", "schema", "key"},
+    rl.StartStates: {"name", "schema", "key"},
 }
 for listed in (TOLD, REFUSED, OF_THE_PROCESS):
     listed[RecurrentPPO] = listed[PPO]
@@ -450,7 +383,7 @@ class Run:
         save_agent(self.folder, self.owner, form, {})
 
     def algorithm(self, told: dict[str, Any], change: Any) -> None:
-        net = net_of() if self.made is PPO else RecurrentActorCritic(2, 1, is_continuous=False, hidden=8)
+        net = net_of() if self.made is PPO else rl.RecurrentActorCritic(2, 1, is_continuous=False, hidden=8)
         self.owner = self.made(net, **({"seed": 0} | told))
         form = form_of(self.owner, SAVED_APART)
         with contextlib.closing(Checkpoints(self.folder)) as files:
@@ -480,11 +413,11 @@ class Run:
 
     def startstates(self, told: dict[str, Any], change: Any) -> None:
         options = {"first": {"sum": np.int32(0)}, "keep": 5, "seed": 0} | told
-        starts = StartStates("a", {"sum": np.int32}, key=lambda columns: float(columns["sum"]), **options)
+        starts = rl.StartStates("a", {"sum": np.int32}, key=lambda columns: float(columns["sum"]), **options)
         path = self.folder / "starts.safetensors"
         if path.exists():
-            starts.restore(weights.load(path))
-        weights.save(path, starts.arrays())
+            starts.restore(rl.weights.load(path))
+        rl.weights.save(path, starts.arrays())
         self.owner = SimpleNamespace(**starts.settings)
 
 
@@ -501,10 +434,8 @@ def test_what_an_agent_is_told_stays_beside_its_checkpoint(made: Any, name: str,
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         assert Run(made, tmp_path, {name: value})[name] == value != former
-    lines = [line for line in caplog.messages if line.startswith("going on with ")]
-    assert (
-        CALLED.get(name, name) in lines[0] and f" = {value!r}, as this" in lines[0] and f" has {former!r}" in lines[0]
-    )
+    line = next(line for line in caplog.messages if line.startswith("going on with "))
+    assert all(each in line for each in (CALLED.get(name, name), f" = {value!r}, as this", f" has {former!r}"))
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         Run(made, tmp_path, {name: value})  # told so before, too
@@ -542,26 +473,33 @@ def test_what_training_has_changed_and_a_caller_too_is_refused_by_name(made: Any
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_learner_goes_on_with_all_generators_of_the_process_and_above_all_versions(
-    dtype: Any, tmp_path: Path
-) -> None:
+def test_a_learner_goes_on_with_all_generators_of_the_process_and_above_all_versions(dtype: Any, tmp_path: Path):
     """Also if it saves more often than before, and has published models since its last checkpoint."""
-    drawn, versions = [], []
+    found, versions = [], []
     for every, models in ((5, 9), (1, 0)):
         net = ActorCritic(2, 1, is_continuous=True, hidden=(8,)).to(dtype)
         options: dict[str, Any] = {"checkpoint": tmp_path, "checkpoint_every": every}
         with OnPolicyLearner("tcp://127.0.0.1:*", SPACES, net, 64, 16, **options) as learner:
             ppo = learner.keep(PPO(learner.net))
             for _ in range(models):
+                net(torch.ones(1, 2, dtype=dtype))[1].sum().backward()
+                ppo.optimizer.step()
                 learner.publish()
                 if learner.iterations == 5:
-                    draw = lambda: (torch.rand(1), np.random.random(), random.random(), ppo.random.random())  # noqa: E731, NPY002, B023
-                    drawn.append((draw(), net.policy[0].weight.clone()))
+                    found.append(state_of(net, ppo))
             if not models:
-                drawn.append((draw(), net.policy[0].weight))
+                assert learner.iterations == 5
+                found.append(state_of(net, ppo))
             versions.append(net.version)
-    assert drawn[0][0] == drawn[1][0] and torch.equal(drawn[0][1], drawn[1][1])
-    assert versions[1] > versions[0] == 10
+    assert found[0] == found[1] and versions[1] > versions[0] == 10
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0-5.safetensors", "rank-0.lock"]
+
+
+def state_of(net: Any, ppo: Any) -> list[Any]:
+    """The next number of each generator, the network's parameters, and the moments of what it is trained by."""
+    moments = [each["exp_avg"].tolist() for each in ppo.optimizer.state.values()]
+    drawn = [torch.rand(1).item(), np.random.random(), random.random(), ppo.random.random()]  # noqa: NPY002
+    return [drawn, moments, *(each.tolist() for each in net.parameters())]
 
 
 # ------------------------------------------------------------------------------------- a run that is stopped and resumed
@@ -593,17 +531,16 @@ PLAN: dict[str, Any] = {"rounds": 2, "steps": 3, "max_training_steps_per_env_ste
 @contextlib.contextmanager
 def own_memory() -> Iterator[Callable[[int, Path], Any]]:
     """A trainer with a memory of its own, whose 40 transitions came before its first step."""
-    cls = partial(
+    cls = rl.partial(
         TrainingOffline, env_cls=(OBS, ACT), training_agent_cls=Tells, start_training=40, device="cpu",
-        memory_cls=partial(GenericMemory, batch_size=4), **PLAN,
+        memory_cls=rl.partial(GenericMemory, batch_size=4), **PLAN,
     )  # fmt: skip
-    with SampleServer(port=0) as server, PipelineWorker(Numbers, Still, port=server.port, model_path=None) as worker:
+    with SampleServer(port=0) as server, PipelineWorker(Numbers, Actor, port=server.port, model_path=None) as worker:
         worker.run(0, 8)
 
         def made(epochs: int, folder: Path) -> Any:
-            return PipelineTrainer(
-                partial(cls, epochs=epochs), port=server.port, model_path=None, checkpoint_path=folder, flush_every=0.1
-            )
+            options = {"port": server.port, "model_path": None, "checkpoint_path": folder, "flush_every": 0.1}
+            return PipelineTrainer(rl.partial(cls, epochs=epochs), **options)
 
         yield made
 
@@ -611,11 +548,10 @@ def own_memory() -> Iterator[Callable[[int, Path], Any]]:
 @contextlib.contextmanager
 def drawing_servers() -> Iterator[Callable[[int, Path], Any]]:
     """A trainer whose server draws: all entries are equal, so that the order of draws says nothing."""
+    same = np.zeros(2, np.float32), np.zeros(1, np.float32)
     with served(sampler=Uniform()) as server, connect(server.endpoint) as client, client.writer() as writer:
         for step in range(40):
-            writer.step(
-                np.zeros(2, np.float32), np.zeros(1, np.float32), 1.0, False, step == 39, np.zeros(2, np.float32)
-            )
+            writer.step(*same, 1.0, False, step == 39, same[0])
 
         def made(epochs: int, folder: Path) -> Any:
             plan = Training(epochs=epochs, start_training=40, batch_size=4, **PLAN)
@@ -650,8 +586,6 @@ def test_a_trainer_that_is_stopped_after_an_epoch_goes_on_as_if_it_had_not_been(
         steps = zip(resumed.agent.rows, straight.agent.rows, strict=True)
         assert not [step for step, (one, other) in enumerate(steps) if one != other], f"other draws after {stops}"
         for name in ("policy", "critic", "target"):
-            pairs = zip(
-                getattr(resumed.agent, name).parameters(), getattr(straight.agent, name).parameters(), strict=True
-            )
-            assert all(torch.equal(*pair) for pair in pairs), name
+            both = (getattr(each.agent, name).parameters() for each in (resumed, straight))
+            assert all(torch.equal(*pair) for pair in zip(*both, strict=True)), name
         assert resumed.loop.state.updates == straight.loop.state.updates

@@ -1,28 +1,21 @@
-"""Inference nodes and their clients over real sockets, also in processes of their own."""
+"""Inference nodes and their clients over real sockets."""
 
 import gc
 import inspect
-import signal
-import subprocess
-import sys
 import threading
-import time
 import weakref
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import memoire
-import policy_child
 from memoire.cli import doctor, main
 from memoire.errors import Closed, EntryError, MemoireTimeout, ParameterError, Refused, WrongType
 from memoire.limits import Limits
 from memoire.replay.columns import Column
 from memoire.replay.schema import RowSchema
 from netkit import until
-
-# --- Inference nodes and their clients over real sockets
 
 INPUTS = {"obs": (np.float32, (2,))}
 OUTPUTS = {"action": np.int64, "value": np.float32}
@@ -34,29 +27,30 @@ def double(columns, weights=1):
 
 
 @pytest.fixture
-def open_node():
-    made = []
-
+def open_node(keep):
     def start(function=double, endpoint=HERE, inputs=INPUTS, outputs=OUTPUTS, **options):
-        made.append(memoire.Inference(endpoint, inputs, outputs, function, **options))
-        return made[-1]
+        return keep(memoire.Inference(endpoint, inputs, outputs, function, **options))
 
-    yield start
-    for node in reversed(made):
-        node.close()
+    return start
 
 
 @pytest.fixture
-def open_policy():
-    made = []
-
+def open_policy(keep):
     def start(*nodes, inputs=INPUTS, outputs=OUTPUTS, **options):
-        made.append(memoire.RemotePolicy([node.endpoint for node in nodes], inputs, outputs, **options))
-        return made[-1]
+        return keep(memoire.RemotePolicy([node.endpoint for node in nodes], inputs, outputs, **options))
 
-    yield start
-    for policy in made:
-        policy.close()
+    return start
+
+
+def after(event, seen):
+    """A function that notes the first numbers of its rows, and waits for an event."""
+
+    def function(columns):
+        seen.extend(columns["obs"][:, 0].tolist())
+        event.wait(20)
+        return double(columns)
+
+    return function
 
 
 def obs(*rows):
@@ -70,12 +64,8 @@ def test_rows_go_there_and_outputs_come_back(open_node, open_policy):
     np.testing.assert_array_equal(found["value"], np.float32([3, 7]))
     assert found["action"].dtype == np.int64 and list(found["action"]) == [0, 1]
     stats = node.stats()
-    assert (
-        stats.rows == 2
-        and stats.batches == {"full": 0, "everyone": 1, "wait": 0}
-        and stats.clients == 1
-        and stats.failures == 0
-    )
+    assert (stats.rows, stats.clients, stats.failures) == (2, 1, 0)
+    assert stats.batches == {"full": 0, "everyone": 1, "wait": 0}
     assert node.readiness() == node.liveness() == []
 
 
@@ -94,9 +84,10 @@ def test_ragged_columns_are_padded_for_the_function_and_not_on_the_way(open_node
 
 
 @pytest.mark.slow
-def test_many_clients_share_batches_and_each_gets_its_own_rows(open_node, open_policy):
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_many_threads_share_batches_or_a_policy_and_each_gets_its_own_rows(open_node, open_policy, is_shared):
     node = open_node(max_wait=0.05)
-    policies = [open_policy(node) for _ in range(4)]
+    policies = [open_policy(node)] * 4 if is_shared else [open_policy(node) for _ in range(4)]
     wrong = []
 
     def act(policy, number):
@@ -111,7 +102,7 @@ def test_many_clients_share_batches_and_each_gets_its_own_rows(open_node, open_p
     for thread in threads:
         thread.join(30)
     stats = node.stats()
-    assert not wrong and stats.batched_rows == 240 and sum(stats.batches.values()) < 100
+    assert not wrong and stats.batched_rows == 240 and (is_shared or sum(stats.batches.values()) < 100)
     answered = {reason: timing.count for reason, timing in stats.durations.items()}
     assert sum(answered.values()) == 120 and all(stats.batches[reason] for reason, count in answered.items() if count)
     for reason, timing in stats.durations.items():  # an answer takes its wait and the function
@@ -150,35 +141,29 @@ def test_outputs_that_do_not_fit_are_an_error_that_names_them(open_node, open_po
     assert caught.value.code == "failed"
 
 
-def test_outputs_that_are_larger_than_a_reply_are_refused_and_smaller_ones_come(open_node, open_policy):
-    outputs = {"picture": (np.uint8, (1 << 19,))}
-    node = open_node(lambda columns: {"picture": np.zeros((len(columns["obs"]), 1 << 19), np.uint8)}, outputs=outputs)
-    policy = open_policy(node, outputs=outputs, timeout=10.0)
-    with pytest.raises(Refused, match=r"too_large.*the outputs of 3 rows have 15\d+ bytes; 1048576 are allowed"):
-        policy.act(obs(*[[0, 0]] * 3))
-    assert policy.act(obs([0, 0]))["picture"].shape == (1, 1 << 19)
-    until(lambda: node.stats().refused == {"too_large": 1})
-
-
-def test_a_batch_whose_answers_are_refused_leaves_memory_without_a_collection_of_garbage(open_node, open_policy):
+def test_outputs_larger_than_a_reply_are_refused_and_leave_memory_without_a_collection_of_garbage(
+    open_node, open_policy
+):
     made = []
 
     def function(columns):
-        values = np.zeros((len(columns["obs"]), 100_000), np.float32)
-        made.append(weakref.ref(values))
-        return {"values": values}
+        picture = np.zeros((len(columns["obs"]), 1 << 19), np.uint8)
+        made.append(weakref.ref(picture))
+        return {"picture": picture}
 
-    outputs = {"values": (np.float32, (100_000,))}
-    node = open_node(function, outputs=outputs, limits=Limits.of(request_bytes=1 << 20))
-    policy = open_policy(node, outputs=outputs)
+    outputs = {"picture": (np.uint8, (1 << 19,))}
+    node = open_node(function, outputs=outputs)
+    policy = open_policy(node, outputs=outputs, timeout=10.0)
     gc.disable()
     try:
         for _ in range(2):
-            with pytest.raises(Refused, match="too_large"):
+            with pytest.raises(Refused, match=r"too_large.*outputs of 3 rows have 15\d+ bytes; 1048576 are allowed"):
                 policy.act(obs(*[(1, 2)] * 3))
         until(lambda: not any(each() is not None for each in made))
     finally:
         gc.enable()
+    assert policy.act(obs([0, 0]))["picture"].shape == (1, 1 << 19)
+    until(lambda: node.stats().refused == {"too_large": 2})
 
 
 def test_a_batch_that_fails_outside_of_the_function_is_answered_and_the_node_lives_on(open_node, open_policy):
@@ -236,12 +221,7 @@ def test_weights_come_from_a_server_and_bad_ones_leave_the_former(open_node, ope
 
 def test_a_full_queue_is_answered_when_there_is_room(open_node, open_policy):
     go = threading.Event()
-
-    def function(columns):
-        go.wait(10)
-        return double(columns)
-
-    node = open_node(function, max_batch=2, queue_rows=2, max_wait=0.0)
+    node = open_node(after(go, []), max_batch=2, queue_rows=2, max_wait=0.0)
     policy = open_policy(node, timeout=20.0)
     pending = [policy.ask(obs([number, 0])) for number in range(8)]
     until(lambda: node.stats().refused.get("busy", 0) > 3)
@@ -251,13 +231,7 @@ def test_a_full_queue_is_answered_when_there_is_room(open_node, open_policy):
 
 def test_an_overdue_request_never_reaches_the_function(open_node, open_policy):
     seen, go = [], threading.Event()
-
-    def function(columns):
-        seen.extend(columns["obs"][:, 0].tolist())
-        go.wait(10)
-        return double(columns)
-
-    node = open_node(function, max_wait=0.0)
+    node = open_node(after(go, seen), max_wait=0.0)
     first = open_policy(node, timeout=20.0).ask(obs([1, 0]))
     until(lambda: seen == [1])
     with pytest.raises(MemoireTimeout):
@@ -289,12 +263,7 @@ def test_clients_move_when_a_node_closes_and_come_back_when_it_returns(open_node
 @pytest.mark.slow
 def test_a_silent_node_is_passed_over(open_node, open_policy):
     stuck = threading.Event()
-
-    def function(columns):
-        stuck.wait(20)
-        return double(columns)
-
-    nodes = [open_node(function), open_node(function)]
+    nodes = [open_node(after(stuck, [])) for _ in range(2)]
     policy = open_policy(*nodes, timeout=4.0)
     own = next(node for node in nodes if node.endpoint == policy.urls[0])
     until(lambda: own.stats().requests or not policy.ask(obs([0, 0])).cancel())
@@ -309,11 +278,8 @@ def test_without_a_node_the_fallback_acts_or_the_error_says_who_was_tried(open_p
     endpoint = node.endpoint
     node.close()
 
-    class Still:
-        def act(self, columns):
-            return {"action": np.zeros(len(columns["obs"]), np.int64)}
-
-    with memoire.RemotePolicy(endpoint, INPUTS, OUTPUTS, 0.2, fallback=Still()) as policy:
+    still = SimpleNamespace(act=lambda columns: {"action": np.zeros(len(columns["obs"]), np.int64)})
+    with memoire.RemotePolicy(endpoint, INPUTS, OUTPUTS, 0.2, fallback=still) as policy:
         assert policy.act(obs([1, 0]))["action"][0] == 0
     with memoire.RemotePolicy([endpoint], INPUTS, OUTPUTS, 0.2) as policy:
         with pytest.raises(MemoireTimeout, match=endpoint):
@@ -336,9 +302,8 @@ def test_what_is_wrong_is_said_before_anything_is_sent(open_node, open_policy):
     large = {"obs": (np.uint8, (2_000_000,))}
     for sides in ({"inputs": large}, {"outputs": large}):
         (name,) = sides
-        with pytest.raises(
-            ParameterError, match=f"^request_bytes must be at least 2000\\d+, which one row of the {name}"
-        ):
+        says = f"^request_bytes must be at least 2000\\d+, which one row of the {name}"
+        with pytest.raises(ParameterError, match=says):
             open_node(**sides)
 
 
@@ -402,108 +367,33 @@ def test_what_is_open_ends_when_the_policy_is_closed_or_the_request_is_cancelled
 # --- `memoire doctor --inference`
 
 ROWS = {"obs": {"speed": (np.float32, (2,))}, "nodes": Column(np.int32, (None, 3))}
+WELL = ["ok   inputs: obs.speed float32[2], nodes int32[any, 3]", "ok   outputs: value float32", "a row is answered",
+        "\nall is well\n"]  # fmt: skip
 
 
 def count(columns):
     return {"value": columns["nodes_length"].astype(np.float32)}
 
 
-def test_the_doctor_asks_a_row(capsys):
-    with memoire.Inference(HERE, ROWS, {"value": np.float32}, count) as node:
-        assert main.main(["doctor", "--inference", node.endpoint]) == doctor.WELL
+def fail(columns):
+    raise RuntimeError("no GPU")
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "says"),
+    [
+        (count, doctor.WELL, WELL),
+        (fail, doctor.REFUSED, ["failed: RuntimeError: no GPU"]),
+        (None, doctor.NOT_MEMOIRE, ["is no inference node"]),
+    ],
+)
+def test_the_doctor_asks_a_row_and_says_what_came_of_it(capsys, keep, open_node, function, status, says):
+    if function is None:
+        node = keep(memoire.Server(HERE, {"obs": np.float32, "reward": np.float32}))
+    else:
+        node = open_node(function, inputs=ROWS, outputs={"value": np.float32})
+    assert main.main(["doctor", "--inference", node.endpoint]) == status
     said = capsys.readouterr().out
-    assert "ok   inputs: obs.speed float32[2], nodes int32[any, 3]" in said and "ok   outputs: value float32" in said
-    assert "a row is answered" in said and said.endswith("all is well\n")
-
-
-def test_the_doctor_says_what_the_function_says(capsys):
-    def function(columns):
-        raise RuntimeError("no GPU")
-
-    with memoire.Inference(HERE, ROWS, {"value": np.float32}, function) as node:
-        assert main.main(["doctor", "--inference", node.endpoint]) == doctor.REFUSED
-    assert "failed: RuntimeError: no GPU" in capsys.readouterr().out
-
-
-def test_the_doctor_knows_a_server_from_an_inference_node(capsys):
-    schema = memoire.Schema({"obs": np.float32, "reward": np.float32})
-    with memoire.Server(HERE, schema) as server:
-        assert main.main(["doctor", "--inference", server.endpoint]) == doctor.NOT_MEMOIRE
-    assert "is no inference node" in capsys.readouterr().out
-
-
-def test_the_doctor_says_that_nobody_listens(capsys):
-    with memoire.Inference(HERE, ROWS, {"value": np.float32}, count) as node:
-        endpoint = node.endpoint
-    assert main.main(["doctor", "--inference", endpoint, "--timeout", "1"]) == doctor.NOTHING_LISTENS
-
-
-# --- Actors in processes of their own: one is killed, one is stopped, and the others go on at once
-
-CHILD = Path(policy_child.__file__)
-
-
-def function(columns):
-    return {"value": columns["obs"].sum(1)}
-
-
-@pytest.fixture
-def start():
-    made = []
-
-    def begin(*urls, rows=1):
-        words = [sys.executable, str(CHILD), str(rows), *urls]
-        made.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
-        return made[-1]
-
-    yield begin
-    for child in made:
-        child.kill()
-        child.wait(10)
-        child.stdout.close()
-
-
-def answers(child, count):
-    """Read so many answers of a child; every one is right."""
-    found = {child.stdout.readline() for _ in range(count)}
-    assert found == {"answer\n"}, found
-
-
-@pytest.mark.slow
-def test_actors_move_when_their_node_is_killed_and_come_back(start):
-    words = [sys.executable, "-c", NODE]
-    nodes, urls = [], []
-    try:
-        for _ in range(2):
-            nodes.append(subprocess.Popen([*words, "tcp://127.0.0.1:0"], stdout=subprocess.PIPE, text=True))
-            urls.append(nodes[-1].stdout.readline().strip())
-        with memoire.RemotePolicy(urls, policy_child.INPUTS, policy_child.OUTPUTS, 20.0) as policy:
-            obs = {"obs": np.float32([[1, 2]])}
-            assert policy.act(obs)["value"][0] == 3
-            own = urls.index(policy.urls[0])
-            nodes[own].kill()
-            nodes[own].wait(10)
-            child = start(*urls)
-            began = time.monotonic()
-            assert policy.act(obs)["value"][0] == 3 and time.monotonic() - began < 5.0
-            answers(child, 20)
-            nodes[own].stdout.close()
-            nodes[own] = subprocess.Popen([*words, urls[own]], stdout=subprocess.PIPE, text=True)
-            assert nodes[own].stdout.readline().strip() == urls[own]
-            nodes[1 - own].send_signal(signal.SIGSTOP)
-            assert policy.act(obs)["value"][0] == 3
-    finally:
-        for node in nodes:
-            node.kill()
-            node.wait(10)
-            node.stdout.close()
-
-
-NODE = """
-import sys, numpy as np, memoire
-function = lambda columns: {"value": columns["obs"].sum(1)}
-inputs, outputs = {"obs": (np.float32, (2,))}, {"value": np.float32}
-with memoire.Inference(sys.argv[1], inputs, outputs, function) as node:
-    print(node.endpoint, flush=True)
-    node.wait(60)
-"""
+    assert all(each in said for each in says)
+    node.close()
+    assert main.main(["doctor", "--inference", node.endpoint, "--timeout", "1"]) == doctor.NOTHING_LISTENS

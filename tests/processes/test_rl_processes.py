@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import memoire
-from actor_critic import NumpyActorCritic
 from memoire import rl
 from memoire.rl.__main__ import _parser as command_parser
 from memoire.rl.pipeline import Accident, Run, read_file
@@ -72,17 +71,18 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def test_a_collector_fills_a_learners_table_by_a_node_that_follows_its_models() -> None:
     collection = read_file(COLLECTION, "collection")
     table = memoire.Table(collection.schema(), storage="rollouts", capacity=256, rollout_length=32, max_model_lag=0)
-    net = NumpyActorCritic(4, 2)
+    layer = {"policy.0.weight": np.zeros((2, 4), np.float32), "policy.0.bias": np.zeros(2, np.float32)}
+    body = rl.weights.pack(layer)
     with memoire.Server("tcp://127.0.0.1:0", tables={"rollouts": table}) as server:
         with running("infer", server.endpoint, str(COLLECTION), "--endpoint", "tcp://127.0.0.1:0") as node:
             place = node.stdout.readline().split()[-1]
-            version = server.publish("policy", net.body())
+            version = server.publish("policy", body)
             with program(*RL, "collect", server.endpoint, COLLECTION, "--inference", place) as collector:
                 for step in range(3):
                     rollouts = server.table("rollouts").take(256, timeout=60.0, release="publish")
                     assert set(rollouts.model_version.tolist()) == {version}
                     if step < 2:  # after the last one there is no room for further steps
-                        version = server.publish("policy", net.body())
+                        version = server.publish("policy", body)
                 server.finish()
                 said, _ = collector.communicate(timeout=60.0)
                 assert collector.returncode == 0 and "recorded 768 steps" in said, said

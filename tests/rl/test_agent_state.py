@@ -5,9 +5,8 @@ import functools
 import io
 import json
 import logging
+import os
 import random
-import subprocess
-import sys
 import zipfile
 from collections import deque
 from pathlib import Path
@@ -112,28 +111,20 @@ def test_what_an_agent_was_told_stays_and_the_log_names_both(name: str, tmp_path
     assert name in line and all(str(each)[1:-1] in line for each in (former, told))
 
 
-def test_a_setting_that_training_has_changed_cannot_be_told_otherwise(tmp_path: Path) -> None:
-    agent = Agent()
+def test_a_setting_that_is_fixed_or_that_training_has_changed_cannot_be_told_otherwise(tmp_path: Path) -> None:
+    agent, again = Agent(), Agent(epsilon=0.5)
     agent.epsilon = 0.1
     saved(tmp_path, agent)
-    again = Agent(epsilon=0.5)
     with pytest.raises(ParameterError, match=r"epsilon must be 1\.0, .* changed it to 0\.1 .*, got 0\.5"):
         load_agent(tmp_path, again)
     assert again.epsilon == 0.5 and not again.weights.any()
-
-
-def test_a_fixed_setting_is_refused(tmp_path: Path) -> None:
-    saved(tmp_path, Agent())
     with pytest.raises(ParameterError, match="kind must be 'sac', .* it cannot be changed, got 'td3'"):
         load_agent(tmp_path, Agent(kind="td3"))
 
 
-def test_without_a_checkpoint_nothing_changes(tmp_path: Path) -> None:
-    assert load_agent(tmp_path / "none", Agent()) is None
-
-
 def test_the_newest_checkpoints_stay(tmp_path: Path) -> None:
     agent = Agent()
+    assert load_agent(tmp_path, agent) is None, "there is none"
     for number in range(5):
         agent.rate = float(number)
         saved(tmp_path, agent, epoch=number)
@@ -184,28 +175,13 @@ def test_models_of_the_same_moment_have_names_of_their_own(tmp_path):
 
 
 def test_a_second_holder_is_refused_and_told_the_first(tmp_path):
-    path = tmp_path / "a.pth"
-    code = (
-        f"from memoire.rl.weights import ModelFiles; files = ModelFiles({str(path)!r}, role='trainer'); "
-        "print('held', flush=True); input()"
-    )
-    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert other.stdout.readline() == "held\n"
-        with pytest.raises(PathHeld, match=rf"a.pth is in use by a trainer, process {other.pid} on host .*model_path"):
-            ModelFiles(path, role="worker")
-    finally:
-        other.kill()
-        other.communicate(timeout=60)
-    mine = ModelFiles(path, role="worker")  # the lock leaves with a process, however it ended
-    with pytest.raises(PathHeld, match="a worker, process"):
-        ModelFiles(path, role="trainer")
-    mine.close()
-    lock = tmp_path / "a.pth.lock"
-    held = ModelFiles(path, role="worker")
+    path, lock = tmp_path / "a.pth", tmp_path / "a.pth.lock"
+    held = ModelFiles(path, role="trainer")
+    with pytest.raises(PathHeld, match=rf"a.pth is in use by a trainer, process {os.getpid()} on host .*model_path"):
+        ModelFiles(path, role="worker")
     lock.write_text("[]")
     with pytest.raises(PathHeld, match="in use by another process"):
-        ModelFiles(path, role="trainer")
+        ModelFiles(path, role="worker")
     held.close()
     assert json.loads(lock.read_text() or "[]") == []
 
@@ -252,36 +228,24 @@ def test_what_to_go_on_with_is_one_of_four():
         checked_resume("everything")
 
 
-def test_a_run_begins_anew_only_after_a_yes(tmp_path):
-    files = [tmp_path / "run.cpt", tmp_path / "run.pth", tmp_path / "absent"]
+def no_terminal(text):
+    raise EOFError
+
+
+@pytest.mark.parametrize(("answer", "got"), [(lambda text: "n", "'n'"), (no_terminal, "''")])
+def test_a_run_begins_anew_only_after_a_yes(tmp_path, answer, got):
+    files, asked = [tmp_path / "run.cpt", tmp_path / "run.pth", tmp_path / "absent"], []
     for path in files[:2]:
         path.write_text("former")
-    asked = []
-    with pytest.raises(
-        ParameterError, match="--fresh must be the answer yes at a terminal, or --yes beside it, got 'n'"
-    ):
-        begin_fresh(files, ask=lambda text: asked.append(text) or "n")
+    says = f"--fresh must be the answer yes at a terminal, or --yes beside it, got {got}"
+    with pytest.raises(ParameterError, match=says):
+        begin_fresh(files, ask=lambda text: asked.append(text) or answer(text))
     assert len(asked) == 1 and "run.cpt" in asked[0] and "absent" not in asked[0]
     assert all(path.exists() for path in files[:2]), "nothing was changed"
-    begin_fresh(files, ask=lambda text: "yes")
+    begin_fresh(files[:1], ask=lambda text: "yes")
+    begin_fresh(files, is_sure=True, ask=no_terminal)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.cpt.former-1", "run.pth.former-1"]
     begin_fresh(files, ask=lambda text: pytest.fail("there is nothing to ask for"))
-
-
-def test_without_a_terminal_nobody_says_yes(tmp_path):
-    (tmp_path / "run").write_text("former")
-
-    def ask(text):
-        raise EOFError
-
-    with pytest.raises(ParameterError, match="--yes"):
-        begin_fresh([tmp_path / "run"], ask=ask)
-    begin_fresh([tmp_path / "run"], is_sure=True, ask=ask)
-    assert not (tmp_path / "run").exists()
-
-
-def number_in(path):
-    return int(weights.load(path)["layer.weight"][0, 0])
 
 
 def test_no_changed_byte_of_a_file_changes_an_array(tmp_path):
@@ -302,4 +266,4 @@ def test_no_changed_byte_of_a_file_changes_an_array(tmp_path):
     with pytest.raises(DataError):
         weights.load(path)
     path.write_bytes(body(1))  # as other tools of safetensors write it
-    assert number_in(path) == 1
+    assert weights.load(path)["layer.weight"][0, 0] == 1

@@ -1,5 +1,6 @@
 """The rules of examples/search/circuits.py: each leaves the unitary as it is, exactly; masks say what applies."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -34,11 +35,8 @@ def walk(seed, steps=25):
     for _ in range(steps):
         near = circuits.links(gates)
         mask = circuits.possible(gates, near)
-        made = {
-            (i, rule): circuits.rewritten(gates, i, rule, near)
-            for i in range(len(gates))
-            for rule in range(circuits.RULES)
-        }
+        places = itertools.product(range(len(gates)), range(circuits.RULES))
+        made = {(i, rule): circuits.rewritten(gates, i, rule, near) for i, rule in places}
         yield gates, mask, made
         i, rule = rng.permutation(np.argwhere(mask))[0]
         gates = made[int(i), int(rule)]
@@ -47,9 +45,7 @@ def walk(seed, steps=25):
 @pytest.mark.parametrize("seed", range(4))
 def test_every_rewrite_leaves_the_unitary_as_it_is(seed):
     for gates, mask, made in walk(seed, steps=12):
-        assert {place for place, each in made.items() if each is not None} == set(
-            map(tuple, np.argwhere(mask).tolist())
-        )
+        assert {place for place, each in made.items() if each is not None} == {*map(tuple, np.argwhere(mask).tolist())}
         chosen = [each for each in made.values() if each is not None][seed::5]
         assert all(circuits.are_equal(gates, each) for each in chosen)
         assert all(circuits.canonical(each) == each for each in chosen)

@@ -22,6 +22,7 @@ from memoire.rl.samples import Sample, columns_of, following, samples_of, sample
 from memoire.wire.values import MAX_DEPTH
 from memoire.wire.values import pack as pack_of_envelope
 from memoire.wire.values import unpack as unpack_of_envelope
+from rlkit import same
 
 # --- Compressor and inverse are one object; samples of another codec are refused; last actions are left out and rebuilt
 
@@ -94,24 +95,26 @@ def test_bytes_that_nobody_restores_stay_bytes():
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "text"),
+    ("make", "error", "text"),
     [
-        ((shrink, None), ParameterError, "two functions, or functions of the same leaves"),
-        (({"obs[0]": pack}, {"obs[1]": unpack}), ParameterError, "functions of the same leaves"),
-        (({"obs[0]": pack}, grow), ParameterError, "functions of the same leaves"),
-        ((3, grow), WrongType, "compress must be a function"),
+        (lambda: Codec(shrink, None), ParameterError, "two functions, or functions of the same leaves"),
+        (lambda: Codec({"obs[0]": pack}, {"obs[1]": unpack}), ParameterError, "functions of the same leaves"),
+        (lambda: Codec({"obs[0]": pack}, grow), ParameterError, "functions of the same leaves"),
+        (lambda: Codec(3, grow), WrongType, "compress must be a function"),
+        (lambda: Codec(shrink, grow, when="later"), ParameterError, "when must be one of 'append', 'sample'"),
+        (lambda: Codec(lambda *parts: parts[0], grow)(1, 2, 3, 4, 5), WrongType, "must be a tuple"),
+        (lambda: ActionHistory(0), ParameterError, "length must be a whole number from 1"),
+        (lambda: ActionHistory(2, "pad"), ParameterError, "start must be one of 'repeat', 'skip'"),
+        (
+            lambda: Codec(history=ActionHistory(3))(1, (1, 2), 0, False, {}),
+            WrongType,
+            "a tuple with 3 actions at its end",
+        ),
     ],
 )
-def test_half_a_pair_is_refused(given, error, text):
+def test_what_is_no_codec_or_gives_something_else_is_refused(make, error, text):
     with pytest.raises(error, match=text):
-        Codec(*given)
-
-
-def test_an_unknown_time_and_a_wrong_result_are_refused():
-    with pytest.raises(ParameterError, match="when must be one of 'append', 'sample'"):
-        Codec(shrink, grow, when="later")
-    with pytest.raises(WrongType, match="must be a tuple"):
-        Codec(lambda *parts: parts[0], grow)(1, 2, 3, 4, 5)
+        make()
 
 
 def test_the_same_functions_have_the_same_digest_and_others_another_one():
@@ -120,9 +123,8 @@ def test_the_same_functions_have_the_same_digest_and_others_another_one():
     assert codec.digest.startswith("source:")
     assert len({codec.digest, other.digest, Codec(grow, shrink).digest, Codec(history=ActionHistory(2)).digest}) == 4
     codec.check(codec.name, codec.digest, "worker drone-1")
-    with pytest.raises(
-        CodecMismatch, match=r"worker drone-1 compresses samples by the codec shrink\+grow.*same version"
-    ):
+    says = r"worker drone-1 compresses samples by the codec shrink\+grow.*same version"
+    with pytest.raises(CodecMismatch, match=says):
         codec.check(other.name, other.digest, "worker drone-1")
 
 
@@ -146,60 +148,6 @@ def test_a_digest_is_of_source_or_of_byte_code():
             return parts
 
     assert digest_of(Callable()).startswith("source:")
-
-
-def test_histories_are_checked():
-    with pytest.raises(ParameterError, match="length must be a whole number from 1"):
-        ActionHistory(0)
-    with pytest.raises(ParameterError, match="start must be one of 'repeat', 'skip'"):
-        ActionHistory(2, "pad")
-    with pytest.raises(WrongType, match="obs must be a tuple with 3 actions at its end"):
-        Codec(history=ActionHistory(3))(1, (1, 2), 0.0, False, {})
-
-
-class Buffered:
-    """An environment whose observations end with its last actions, as a real-time one."""
-
-    def __init__(self, length, is_reset):
-        self.length, self.is_reset = length, is_reset
-        self.actions, self.time = [np.float32([0])] * length, 0
-
-    def obs(self):
-        return (np.float32([self.time]), *self.actions[-self.length :])
-
-    def reset(self):
-        self.actions = [np.float32([0])] * self.length if self.is_reset else [*self.actions, np.float32([0])]
-        return self.obs()
-
-    def step(self, action):
-        self.time += 1
-        self.actions.append(action)
-        return self.obs()
-
-
-@pytest.mark.parametrize(("is_reset", "start"), [(True, "repeat"), (False, "skip")])
-def test_action_buffers_are_rebuilt_as_the_environment_made_them(is_reset, start):
-    env, random = Buffered(3, is_reset), np.random.default_rng(0)
-    codec = Codec(history=ActionHistory(3, start))
-    memory, truth = GenericMemory(1000, codec=codec), []
-    for _ in range(4):
-        obs = env.reset()
-        samples, steps = [codec(np.float32([0]), obs, 0.0, False, {})], []
-        for step in range(6):
-            action = random.random(1, np.float32)
-            new_obs = env.step(action)
-            samples.append(codec(action, new_obs, 0.0, step == 5, {}))
-            steps.append((obs, action, new_obs))
-            obs = new_obs
-        assert len(samples[1][1]) == 1
-        memory.append(samples)
-        truth += steps if start == "repeat" else steps[2:]
-    assert len(memory) == len(truth)
-    for item, (last_obs, act, new_obs) in enumerate(truth):
-        found = memory.transition(item)
-        assert [part.tolist() for part in found[0]] == [part.tolist() for part in last_obs]
-        assert [part.tolist() for part in found[3]] == [part.tolist() for part in new_obs]
-        assert found[1] == act == found[3][-1]  # the newest action is in the buffer
 
 
 def halved(obs: Any) -> Any:
@@ -237,8 +185,6 @@ def test_byte_code_of_another_python_is_told_of_once(caplog: Any) -> None:
 # --- Transitions are compared bit by bit: a changed pixel, dtype or shape is found, and where it is
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (84, 84), np.uint8)
-
-
 HALF = np.float32(0.5)
 
 
@@ -322,6 +268,7 @@ def test_marks_travel_and_are_checked(caplog):
     marks, checks = Marks(True, "drone-1"), Checks(True, "MyMemory")
     reset, info = marks.mark({}, None, 3, 0), marks.mark({"x": 1}, transition(), 3, 12)
     assert info["x"] == 1 and SAMPLE in info and SAMPLE not in reset
+    assert [each[SENDER] for each in (reset, info)] == [["drone-1", 3, 0], ["drone-1", 3, 12]]
     checks.take([reset, info])
     checks.check(transition(), info, 17)
     assert (checks.passed, checks.failed) == (1, 0) and "CRC check passed: transition 17" in caplog.text
@@ -359,8 +306,7 @@ def test_one_side_alone_is_refused_with_both_names():
     with pytest.raises(CrcOneSided, match="set for MyMemory, but not for the worker"):
         Checks(True, "MyMemory").take([{}])
     Checks(False).take([{}])
-    off = Marks(False)
-    assert off.mark({"a": 1}, transition(), 1, 1) == {"a": 1}
+    assert Marks(False).mark({"a": 1}, transition(), 1, 1) == {"a": 1}
     Checks(False).check(transition(), {}, 0)
 
 
@@ -368,10 +314,6 @@ def test_one_side_alone_is_refused_with_both_names():
 def test_other_values_of_crc_debug_are_refused(value):
     with pytest.raises(ParameterError, match="crc_debug must be True or False, or n"):
         Marks(value)
-
-
-def test_the_mark_of_each_sample_says_who_made_it():
-    assert Marks(True, "w").mark({}, None, 4, 0)[SENDER] == ["w", 4, 0]
 
 
 # --- Samples of any pipeline as bytes, and through a server
@@ -390,18 +332,6 @@ values = st.recursive(
     ),
     max_leaves=12,
 )  # fmt: skip
-
-
-def same(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
 
 
 @given(values)
@@ -465,11 +395,8 @@ def test_arrays_of_samples_that_were_read_are_the_callers_own() -> None:
     body = pack_of_envelope((np.zeros(2, np.float32), {}))
     first, second = unpack_of_envelope(body), unpack_of_envelope(body)
     second[0][:], second[1]["a"] = 7.0, 1
-    assert (
-        first[0].tolist() == [0.0, 0.0]
-        and first[1] == {}
-        and unpack_of_envelope(pack_of_envelope(second))[0].tolist() == [7.0, 7.0]
-    )
+    assert (first[0].tolist(), first[1]) == ([0.0, 0.0], {})
+    assert unpack_of_envelope(pack_of_envelope(second))[0].tolist() == [7.0, 7.0]
 
 
 def test_buffers_are_of_one_worker_and_end_where_a_sample_is_missing() -> None:

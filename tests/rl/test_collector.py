@@ -5,8 +5,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import memoire
-from actor_critic import NumpyActorCritic
 from memoire.errors import DataError, MemoireTimeout, ParameterError, SchemaError, WrongModel
 from memoire.models import tensors
 from memoire.nodes.settings import make_envs
@@ -27,7 +25,7 @@ from netkit import QUICK, in_thread
 
 pytestmark = pytest.mark.slow
 
-# --- A collector fills a table of rollouts through real sockets, each fragment by one model, and a learner learns of it
+# --- A collector fills a table of rollouts through real sockets, each fragment by one model
 
 
 class Counter(gymnasium.Env):
@@ -73,14 +71,11 @@ class Asked(Steady):
     def ask(self, observations, *, min_version=0):
         self.waiting += 1
         self.most = max(self.most, self.waiting)
-        asked = self
+        return SimpleNamespace(result=lambda timeout: self.answer(observations))
 
-        class Pending:
-            def result(self, timeout):
-                asked.waiting -= 1
-                return asked.act(observations)
-
-        return Pending()
+    def answer(self, observations):
+        self.waiting -= 1
+        return self.act(observations)
 
 
 def table_of(envs, **options):
@@ -138,65 +133,7 @@ def test_what_does_not_fit_is_refused(cluster):
         Collector(server.endpoint, envs_of(mode=AutoresetMode.DISABLED))
 
 
-def test_a_collector_without_a_model_says_so_in_time_and_ends_with_the_run(cluster):
-    envs = envs_of()
-    server = cluster.server(schema=None, tables=table_of(envs, capacity=1000), limits=QUICK)
-    with Collector(server.endpoint, envs, timeout=0.3) as collector:
-        with pytest.raises(MemoireTimeout):
-            collector.run()
-        assert collector.run(seconds=0.05).steps == 0
-    with Collector(server.endpoint, envs) as collector:
-        running, _ = in_thread(collector.run)
-        server.finish()
-        running.join(30.0)
-        assert not running.is_alive() and collector.collected().is_finished
-
-
-def test_a_numpy_actor_critic_learns_cartpole_from_strict_rollouts(cluster):
-    envs = [make_envs("CartPole-v1", 8) for _ in range(2)]
-    tables = table_of(envs[0], capacity=1024, rollout_length=128, max_model_lag=0)
-    server = cluster.server(schema=None, tables=tables, limits=QUICK)
-    table, net = server.table("rollouts"), NumpyActorCritic(4, 2)
-    version = server.publish("policy", net.body())
-    collectors = [Collector(server.endpoint, each, seed=i) for i, each in enumerate(envs)]
-    threads = [threading.Thread(target=each.run, daemon=True) for each in collectors]
-    for thread in threads:
-        thread.start()
-    deadline, best = time.monotonic() + 100.0, 0.0
-    while best < 150.0:
-        assert time.monotonic() < deadline, f"the newest episodes returned {best:.0f}"
-        rollouts = table.take(1024, timeout=60.0, release="publish")
-        assert set(rollouts.model_version.tolist()) == {version}, "strict: each entry by the newest model"
-        net.update(rollouts)
-        version = server.publish("policy", net.body())
-        newest = [ended.returned for _, ended in server.episodes(20)]
-        best = sum(newest) / max(20, len(newest))
-    server.finish()
-    for thread, collector in zip(threads, collectors, strict=True):
-        thread.join(30.0)
-        assert not thread.is_alive()
-        collector.close()
-
-
 # --- Collectors that ask inference nodes: one address is enough, entries are strict, and two groups overlap
-
-
-@pytest.fixture
-def open_node(cluster):
-    made = []
-
-    def start(server, endpoint):
-        def function(columns, policy):
-            return policy.act(columns["obs"])
-
-        rows = policy_rows(server.schema)
-        models = {"weights": lambda body: MlpPolicy(body, seed=0), "connect": server.endpoint}
-        made.append(memoire.Inference(endpoint, *rows, function, **models, context=cluster.context))
-        return made[-1]
-
-    yield start
-    for node in made:
-        node.close()
 
 
 def strict_server(cluster, envs, *inference):
@@ -204,23 +141,22 @@ def strict_server(cluster, envs, *inference):
     return cluster.server(schema=None, tables={"rollouts": table}, limits=QUICK, inference=inference)
 
 
-def test_collectors_find_the_node_at_the_server_and_record_nothing_by_a_former_model(cluster, open_node):
+def test_collectors_find_the_node_at_the_server_and_record_nothing_by_a_former_model(cluster):
     groups = [[make_envs("CartPole-v1", 2) for _ in range(2)] for _ in range(2)]
-    place, net = cluster.address(), NumpyActorCritic(4, 2)
+    place, body = cluster.address(), weights.pack(net(2))
     server = strict_server(cluster, groups[0][0], place)
-    node = open_node(server, place)
+    act = lambda columns, policy: policy.act(columns["obs"])  # noqa: E731
+    models = {"weights": lambda body: MlpPolicy(body, seed=0), "connect": server.endpoint, "context": cluster.context}
+    node = cluster.keep(memoire.Inference(place, *policy_rows(server.schema), act, **models))
     proxy = cluster.proxy([server])
-    version = server.publish("policy", net.body())
-    collectors = [
-        Collector(node.endpoint, each, seed=i)
-        for i, (node, each) in enumerate(zip((server, proxy), groups, strict=True))
-    ]
+    version = server.publish("policy", body)
+    collectors = [Collector(near.endpoint, each, seed=0) for near, each in zip((server, proxy), groups, strict=True)]
     threads = [in_thread(each.run)[0] for each in collectors]
     table = server.table("rollouts")
     for _ in range(4):
         rollouts = table.take(256, timeout=60.0, release="publish")
         assert set(rollouts.model_version.tolist()) == {version}
-        version = server.publish("policy", net.body())
+        version = server.publish("policy", body)
     server.finish()
     for thread, collector in zip(threads, collectors, strict=True):
         thread.join(60.0)
@@ -231,14 +167,15 @@ def test_collectors_find_the_node_at_the_server_and_record_nothing_by_a_former_m
     assert stats.requests * 2 <= stats.rows, "each request has the rows of a group"
 
 
-def test_a_collector_whose_node_is_away_says_so_and_ends_with_the_run(cluster):
-    envs = make_envs("CartPole-v1", 2)
-    place = cluster.address()
-    server = strict_server(cluster, envs, place)
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_collector_without_a_model_or_a_node_says_so_in_time_and_ends_with_the_run(cluster, is_remote):
+    envs, place = make_envs("CartPole-v1", 2), cluster.address()
+    server = strict_server(cluster, envs, *[place] * is_remote)
     with Collector(server.endpoint, envs, timeout=0.5) as collector:
-        assert isinstance(collector.policy, RemoteActor)
-        with pytest.raises(MemoireTimeout, match=place.rpartition(":")[2]):
+        assert isinstance(collector.policy, RemoteActor) == is_remote
+        with pytest.raises(MemoireTimeout, match=place.rpartition(":")[2] if is_remote else ""):
             collector.run()
+        assert is_remote or collector.run(seconds=0.05).steps == 0
     with Collector(server.endpoint, envs) as collector:
         running, _ = in_thread(collector.run)
         server.finish()
@@ -401,10 +338,7 @@ def test_nested_observations_lie_side_by_side():
         ({"policy.0.weight": None}, "has no 'policy.0.weight'"),
         ({"policy.1.bias": None}, "layer 1 of 'policy' in shapes"),
         ({"policy.1.weight": np.ones((3, 7), np.float32)}, "layer 1 of 'policy' in shapes"),
-        (
-            {"value.1.weight": np.ones((2, 8), np.float32), "value.1.bias": np.ones(2)},
-            "value network that does not fit",
-        ),
+        ({"value.1.weight": np.ones((2, 8), np.float32), "value.1.bias": np.ones(2)}, "value network that does not"),
         ({"log_std": np.ones(2)}, r"log_std of shape \(2,\) for 3 means"),
         ({"observations.mean": np.ones(4)}, "has statistics of observations"),
         (Moments((3,)).arrays("observations"), r"statistics of shape \(3,\) for 4 inputs"),
@@ -450,6 +384,5 @@ def test_rewards_are_scaled_and_not_moved():
 def test_observations_are_normalized_by_what_came_with_the_model():
     arrays, moments = net(), Moments.of(OBS * 5.0 + 2.0)
     normal = MlpPolicy(weights.pack(arrays | moments.arrays("observations")), 1).act(OBS)["value"]
-    np.testing.assert_allclose(
-        normal, MlpPolicy(weights.pack(arrays), 1).act(moments.normalize(OBS))["value"], rtol=1e-6
-    )
+    expected = MlpPolicy(weights.pack(arrays), 1).act(moments.normalize(OBS))["value"]
+    np.testing.assert_allclose(normal, expected, rtol=1e-6)

@@ -1,8 +1,8 @@
 """An environment under a clock: steps end on time, late ones are counted by cause, a device is never left moving."""
 
 import math
+import os
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -12,50 +12,20 @@ from memoire.errors import MemoireTimeout, ParameterError, UnknownName, WrongTyp
 from memoire.rl import realtime
 from memoire.rl.realtime import DEFAULTS, DummyDrone, RealTimeEnv, RealTimeInterface
 from memoire.rl.step_clock import DURATIONS
+from rlkit import Arm
 
 
 class Virtual:
     """A clock that goes on only when somebody waits."""
 
-    def __init__(self):
-        self.now = 100.0
+    def __init__(self, now=100.0):
+        self.now = now
 
     def __call__(self):
         return self.now
 
     def sleep(self, seconds):
         self.now += seconds
-
-
-class Arm(RealTimeInterface):
-    """Notes what it is told, and when; its observation is the number of its reads."""
-
-    def __init__(self, clock=time.monotonic, slow=None, broken_at=None):
-        self.clock, self.slow, self.broken_at = clock, slow or (lambda read: None), broken_at
-        self.sent, self.read_at, self.threads = [], [], set()
-
-    def get_observation_space(self):
-        return spaces.Tuple((spaces.Box(-1e6, 1e6, (1,), np.float32), spaces.Box(-1e6, 1e6, (2,), np.float32)))
-
-    def get_action_space(self):
-        return spaces.Box(-2.0, 2.0, (1,), np.float32)
-
-    def get_default_action(self):
-        return np.zeros(1, np.float32)
-
-    def send_control(self, control):
-        self.sent.append((round(self.clock(), 6), float(control[0])))
-
-    def reset(self):
-        return [-1.0, [0, 0]]
-
-    def get_obs_rew_done_info(self):
-        self.read_at.append(round(self.clock(), 6))
-        self.threads.add(threading.current_thread().name)
-        self.slow(len(self.read_at))
-        if len(self.read_at) == self.broken_at:
-            raise OSError("the cable is out")
-        return [float(len(self.read_at)), [1, 2]], 0.5, False, {"reads": len(self.read_at)}
 
 
 def virtual(**config):
@@ -169,10 +139,8 @@ def test_a_trace_has_when_each_duration_began_and_ended():
         clock.now += seconds
         env.step([0.0])
     rows = env.benchmarks()
-    assert set(rows["deltas"]) == set(DURATIONS) and rows["deltas"]["inference_duration"].round(6).tolist() == [
-        0.02,
-        0.04,
-    ]
+    assert set(rows["deltas"]) == set(DURATIONS)
+    assert rows["deltas"]["inference_duration"].round(6).tolist() == [0.02, 0.04]
     times = {name: each.round(6).tolist() for name, each in rows["clock"].items()}
     assert times["start_step"] == [100.02, 100.14] and times["end_step"] == [100.1, 100.2] == times["end_step_join"]
     assert times["start_get_obs"] == times["end_get_obs"] == [100.1, 100.2]
@@ -186,11 +154,7 @@ def test_a_trace_has_when_each_duration_began_and_ended():
         ({"time_step_duration": -1}, ParameterError, "time_step_duration must be a number from 0"),
         ({"act_buf_len": 1.5}, ParameterError, "act_buf_len must be a whole number from 0"),
         ({"interface": RealTimeInterface}, ParameterError, "interface must be a class of your own"),
-        (
-            {"benchmark_type": "polyack"},
-            ParameterError,
-            "benchmark_type must be one of 'polyak', 'trace'.*did you mean",
-        ),
+        ({"benchmark_type": "polyack"}, ParameterError, "benchmark_type must be one of 'polyak', 'trace'.*you mean"),
         ({"obs_prepro_func": 3}, ParameterError, "obs_prepro_func must be a function, or None"),
         ({"ep_max_length": "long"}, ParameterError, "ep_max_length must be a number from 1"),
     ],
@@ -255,16 +219,14 @@ def test_an_interface_of_the_newer_form_is_taken():
         def get_obs_rew_terminated_info(self):
             return [7.0, [0, 0]], 1.0, True, {}
 
-    env = RealTimeEnv(
-        {"interface": Newer, "async_threading": False, "time_step_duration": 0.0, "start_obs_capture": 0.0}
-    )
+    env, *_ = virtual(interface=Newer)
     assert env.reset(seed=5)[1] == {"seed": 5}
     assert env.step([0.0])[2:4] == (True, False)
 
 
-def real(timeout=30.0, **config):
+def real(timeout=30.0, cpus=None, **config):
     settings = {"interface": Arm, "time_step_duration": 0.02, "start_obs_capture": 0.02, **config}
-    return RealTimeEnv(settings, timeout=timeout)
+    return RealTimeEnv(settings, timeout=timeout, cpus=cpus)
 
 
 def test_what_the_interface_raises_reaches_the_caller_and_the_device_rests():
@@ -285,33 +247,26 @@ def test_rendering_may_wait_until_no_thread_but_the_callers_uses_the_interface()
     assert env.render("human", join_thread=True) == (1, True)
     assert float(env.step([1.0])[0][0][0]) == 1.0, "what the step takes is still there"
     env.close()
-    hung = real(timeout=0.05, interface_kwargs={"slow": lambda read: time.sleep(0.3)})
-    hung.reset()
-    with pytest.raises(MemoireTimeout, match="no observation from the interface"):
-        hung.render(join_thread=True)
-    hung.close()
 
 
-def test_an_interface_that_hangs_ends_in_an_error():
+@pytest.mark.parametrize("call", [lambda env: env.step([1.0]), lambda env: env.render(join_thread=True)])
+def test_an_interface_that_hangs_ends_in_an_error(call):
     hung = threading.Event()
     env = real(timeout=0.05, interface_kwargs={"slow": lambda read: hung.wait(30)})
     env.reset()
     with pytest.raises(MemoireTimeout, match="no observation from the interface"):
-        env.step([1.0])
+        call(env)
     hung.set()
     env.close()
 
 
 def test_processors_are_chosen_or_refused():
-    import os
-
     before = os.sched_getaffinity(0)
     try:
         cpu = min(before)
-        env = RealTimeEnv({"interface": Arm, "time_step_duration": 0.001, "start_obs_capture": 0.001}, cpus=[cpu])
-        env.reset()
-        assert os.sched_getaffinity(0) == {cpu}
-        env.close()
+        with real(time_step_duration=0.001, start_obs_capture=0.001, cpus=[cpu]) as env:
+            env.reset()
+            assert os.sched_getaffinity(0) == {cpu}
         with pytest.raises(ParameterError, match="cpus must be some of this process's processors"):
             realtime.pin([100_000])
     finally:
@@ -329,25 +284,20 @@ def slow_position(commands, delay, at, step=1e-4):
 
 
 def test_a_drone_moves_as_its_late_commands_say():
-    clock = Virtual()
-    clock.now = 0.0
+    clock = Virtual(0.0)
     drone = DummyDrone(delays=(0.03, 0.03), clock=clock)
     commands = [(0.0, (1.0, -1.0)), (0.1, (5.0, 0.5)), (0.4, (-1.0, 0.0)), (0.9, (0.0, 0.0))]
-    for at, velocity in commands:
-        clock.now = at
+    for number, (clock.now, velocity) in enumerate(commands, start=1):
         drone.send_control(*velocity)
-        seen = drone.get_observation()
-        assert seen == pytest.approx(
-            slow_position(commands[: commands.index((at, velocity)) + 1], 0.03, at - 0.03), abs=1e-3
-        )
+        expected = slow_position(commands[:number], 0.03, clock.now - 0.03)
+        assert drone.get_observation() == pytest.approx(expected, abs=1e-3)
     clock.now = 2.0
     assert drone.get_observation() == pytest.approx(slow_position(commands, 0.03, 1.97), abs=1e-3)
     assert drone.get_observation()[0] == pytest.approx(0.2, abs=1e-6)
 
 
 def test_a_drone_has_delays_between_its_bounds():
-    clock = Virtual()
-    clock.now = 0.0
+    clock = Virtual(0.0)
     drone = DummyDrone(seed=1, clock=clock)
     drone.send_control(1.0, 0.0)
     clock.now = 0.5

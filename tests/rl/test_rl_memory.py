@@ -41,9 +41,8 @@ class Slow:
         for place, (each, step, began_by_reset) in enumerate(self.rows):
             need = 1 if began_by_reset and self.start == "repeat" else reach
             if step >= need and (place - reach >= oldest or not oldest):
-                window = [
-                    float(self.rows[max(place - back, place - step)][0][0][0]) for back in range(self.history, -1, -1)
-                ]
+                places = [max(place - back, place - step) for back in range(self.history, -1, -1)]
+                window = [float(self.rows[each][0][0][0]) for each in places]
                 found.append((float(self.rows[place - 1][0][1][0][0]), float(each[1][0][0]), window[:-1], window[1:]))
         return found
 
@@ -98,9 +97,8 @@ def test_a_batch_has_the_nesting_dtypes_and_shapes_of_samples():
 
 def test_six_parts_say_how_an_episode_ended():
     memory = GenericMemory(100, keeps_info=True)
-    memory.append(
-        [sample(0, False, False), sample(1, False, True), sample(2, False, False), sample(3, True, False, {"x": 1})]
-    )
+    ends = [(False, False), (False, True), (False, False), (True, False, {"x": 1})]
+    memory.append([sample(number, *end) for number, end in enumerate(ends)])
     assert len(memory) == 2
     assert memory.transition(0)[4:] == (False, True, {})
     assert memory.transition(1)[4:] == (True, False, {"x": 1})

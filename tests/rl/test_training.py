@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -17,7 +16,7 @@ from memoire.errors import Closed, CrcFailed, ParameterError
 from memoire.models.model import Model
 from memoire.nodes.http import NodePages
 from memoire.replay.parameters import Parameters
-from memoire.rl import RealTimeEnv, RealTimeInterface, partial
+from memoire.rl import RealTimeEnv, Work, partial
 from memoire.rl.actors import ModelFollower
 from memoire.rl.codec import Codec
 from memoire.rl.samples import PARTS, MemoryExperience, Sample, SampleJournal, SampleTaker, columns_of
@@ -26,9 +25,9 @@ from memoire.rl.training import Training, TrainingLoop
 from memoire.tmrl.memory import GenericMemory
 from memoire.tmrl.networking import RolloutWorker as PipelineWorker
 from memoire.tmrl.networking import Server, Trainer
-from memoire.tmrl.training import TrainingAgent
 from memoire.tmrl.training_offline import TrainingOffline
 from netkit import in_thread, until
+from rlkit import Actor, Arm, Counter
 
 # --- How a trainer's time goes, under a clock of the test's; what an interrupt leaves
 
@@ -38,11 +37,10 @@ class Samples:
 
     def __init__(self, arrives: int = 0, held: int = 0) -> None:
         self.received, self.arrives, self.held = 0, arrives, held
-        self.waits = self.updates = 0
         self.priorities: list[Any] = []
 
     def update(self) -> None:
-        self.updates += 1
+        pass
 
     def __len__(self) -> int:
         return self.held + self.received
@@ -54,14 +52,12 @@ class Samples:
         self.priorities.append(priorities)
 
     def wait(self, timeout: float) -> None:
-        self.waits += 1
         self.received += self.arrives
 
 
 class Agent:
     def __init__(self) -> None:
         self.trained = 0
-        self.rate = 1.0
 
     def train(self, batch: Any) -> dict[str, Any]:
         self.trained += 1
@@ -136,16 +132,13 @@ def test_models_are_published_by_time_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"rounds": 0}, "rounds"),
-        ({"max_training_steps_per_env_step": 0.0}, "max_training_steps_per_env_step"),
-        ({"start_training": -1}, "start_training"),
-    ],
-)
-def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ParameterError, match=message):
-        Training(**wrong)
+    ("plan", "name", "value"),
+    [(Training, "rounds", 0), (Training, "max_training_steps_per_env_step", 0.0), (Training, "start_training", -1),
+     (Work, "test_pause", -1.0)],
+)  # fmt: skip
+def test_a_plan_that_cannot_be_is_refused(plan: Any, name: str, value: float) -> None:
+    with pytest.raises(ParameterError, match=name):
+        plan(**{name: value})
 
 
 @pytest.mark.parametrize(("sampler", "sent"), [(Uniform(), []), (Prioritized(0.6), [[2.0, 3.0]])])
@@ -279,43 +272,9 @@ def test_after_a_wait_that_is_interrupted_another_thread_can_wait(name: str) -> 
 
 # --- What pages of workers and trainers show of them: time steps of a device, pauses of training, wrong transitions
 
-BOX = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-
-
-class Still(RealTimeInterface):
-    """A device that does nothing."""
-
-    def get_observation_space(self) -> Any:
-        return gymnasium.spaces.Tuple((BOX,))
-
-    def get_action_space(self) -> Any:
-        return BOX
-
-    def get_default_action(self) -> Any:
-        return np.zeros(1, np.float32)
-
-    def send_control(self, control: Any) -> None:
-        pass
-
-    def reset(self) -> Any:
-        return [np.zeros(1, np.float32)]
-
-    def get_obs_rew_done_info(self) -> Any:
-        return [np.full(1, 0.5, np.float32)], 1.0, False, {}
-
-
-class Actor:
-    def __init__(self, observation_space: Any, action_space: Any) -> None:
-        pass
-
-    def act(self, obs: Any, test: bool = False) -> Any:
-        return np.zeros(1, np.float32)
-
 
 def device() -> RealTimeEnv:
-    return RealTimeEnv(
-        {"interface": Still, "time_step_duration": 0.005, "start_obs_capture": 0.005, "ep_max_length": 5}
-    )
+    return RealTimeEnv({"interface": Arm, "time_step_duration": 0.005, "start_obs_capture": 0.005, "ep_max_length": 5})
 
 
 def metrics(node: Any) -> str:
@@ -340,23 +299,13 @@ def test_a_worker_of_a_device_shows_its_time_steps_and_test_episodes() -> None:
     assert value(text, 'memoire_client_late_steps_total{cause="policy"}') == times.late["policy"]
 
 
-class Counting(TrainingAgent):
-    """Trains nothing."""
-
-    def train(self, batch: Any) -> dict[str, float]:
-        return {"loss": 0.0}
-
-    def get_actor(self) -> Any:
-        return {"value": np.zeros(1, np.float32)}
-
-
 def training(codec: Codec | None = None, crc: int = 0) -> Any:
     def memory(nb_steps: int, device: Any) -> GenericMemory:
         return GenericMemory(None, nb_steps, memory_size=100, batch_size=4, codec=codec, crc_debug=crc)
 
     return partial(
-        TrainingOffline, env_cls=(gymnasium.spaces.Tuple((BOX, BOX)), BOX), memory_cls=memory,
-        training_agent_cls=Counting, epochs=1, rounds=1, steps=10, start_training=5, device="cpu",
+        TrainingOffline, env_cls=device, memory_cls=memory, training_agent_cls=Counter, epochs=1, rounds=1, steps=10,
+        start_training=5, device="cpu",
     )  # fmt: skip
 
 

@@ -4,69 +4,27 @@ import contextlib
 import functools
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
 from history.ports import held
 from memoire import Reader, Schema, Server, Table
 from memoire.errors import CodecMismatch, MemoireTimeout, NotEnoughSamples, ParameterError, WrongType
-from memoire.rl import RolloutWorker, Work, weights
+from memoire.rl import RolloutWorker, weights
 from memoire.rl.codec import MARK, PREPROCESSOR, Codec, digest
 from memoire.rl.memory import NO_DONE, six_parts
 from memoire.rl.recording import Packets
 from memoire.rl.samples import TABLE, samples_of, samples_table
-from memoire.rl.worker import run_synchronous, step_seconds
+from memoire.rl.worker import run_synchronous
 from memoire.wire.messages import TEST, TRAIN
-from netkit import until
+from netkit import in_thread, until
+from rlkit import Actor, Numbered
 
 pytestmark = pytest.mark.slow
-
-
-class Device(gymnasium.Env[Any, Any]):
-    """Counts; terminates after `length` steps. Remembers each action that it did."""
-
-    observation_space = gymnasium.spaces.Box(-1e6, 1e6, (2,), np.float32)
-    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-
-    def __init__(self, length: int = 5, fails_at: int = 0) -> None:
-        self.default_action = np.zeros(1, np.float32)
-        self.length, self.fails_at = length, fails_at
-        self.count = self.total = 0
-        self.actions: list[float] = []
-        self.on_step = lambda: None
-
-    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        self.count = 0
-        return np.array([0, 0], np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.count, self.total = self.count + 1, self.total + 1
-        self.actions.append(float(action[0]))
-        if self.fails_at and self.total == self.fails_at:
-            raise OSError("the cable is out")
-        self.on_step()
-        return np.array([self.count, 0], np.float32), 1.0, self.count == self.length, False, {}
-
-
-class Constant:
-    """Acts by a number; by another one in tests."""
-
-    def __init__(self, value: float = 0.5, **_: Any) -> None:
-        self.value = value
-        self.tests: list[bool] = []
-
-    def act(self, obs: Any, test: bool = False) -> Any:
-        self.tests.append(test)
-        return np.array([self.value], np.float32)
-
-    def load(self, body: bytes, version: int) -> None:
-        self.value = float(weights.unpack(body)["value"][0])
 
 
 def model(value: float) -> bytes:
@@ -88,7 +46,7 @@ def taken(server: Server, count: int) -> list[Any]:
 
 
 def test_a_test_episode_comes_before_training_episodes_and_is_no_sample(queue: Server) -> None:
-    device, policy = Device(), Constant()
+    device, policy = Numbered(5), Actor()
     with RolloutWorker(device, policy, queue.endpoint, recording=packets()) as worker:
         kinds: list[str] = []
         worker.run(2, 3, on_episode=lambda kind, result: kinds.append(kind))
@@ -106,59 +64,47 @@ def test_a_test_episode_comes_before_training_episodes_and_is_no_sample(queue: S
     assert until(lambda: queue.totals().steps == 15 and queue.totals().episodes == 3)
 
 
-def test_a_paced_worker_begins_no_episode_without_room_and_records_none_in_vain() -> None:
-    schema = Schema.from_env(Device())
-    paced = Table(schema, storage="episodes", capacity=1000, samples_per_insert=1.0, samples_per_insert_tolerance=20.0)
-    with (
-        Server("tcp://127.0.0.1:0", tables={"replay": paced}) as server,
-        Reader(server.endpoint) as reader,
-        RolloutWorker(Device(50), Constant(), server.endpoint, is_paced=True) as worker,
-    ):
-        assert worker.client is not None
-        worker.client.configure_limits(block_timeout=0.01)  # an episode that has to wait for room is dropped
-        thread = threading.Thread(target=worker.run, args=(0, 4))
-        thread.start()
+@pytest.fixture
+def paced(keep: Any) -> tuple[Server, RolloutWorker]:
+    """A server whose table lets in as many entries as are drawn, and a worker of episodes of 50 steps."""
+    band = {"samples_per_insert": 1.0, "samples_per_insert_tolerance": 20.0}
+    table = Table(Schema.from_env(Numbered()), storage="episodes", capacity=1000, **band)
+    server = keep(Server("tcp://127.0.0.1:0", tables={"replay": table}))
+    return server, keep(RolloutWorker(Numbered(50), Actor(), server.endpoint, is_paced=True))
+
+
+def test_a_paced_worker_begins_no_episode_without_room_and_records_none_in_vain(paced: Any) -> None:
+    server, worker = paced
+    worker.client.configure_limits(block_timeout=0.01)  # an episode that has to wait for room is dropped
+    thread, _ = in_thread(worker.run, 0, 4)
+    with Reader(server.endpoint) as reader:
         while thread.is_alive():
             with contextlib.suppress(NotEnoughSamples):
                 reader.get_batch(10, timeout=0.5)
-        stats = worker.client.stats()
-        assert (worker.steps, stats.passed_steps) == (200, 0)
-        assert until(lambda: server.table("replay").stats().rate.entries == 200)
+    assert (worker.steps, worker.client.stats().passed_steps) == (200, 0)
+    assert until(lambda: server.table("replay").stats().rate.entries == 200)
 
 
 @pytest.mark.parametrize("is_expert", [False, True])
-def test_a_worker_that_waits_for_learners_runs_test_episodes_meanwhile(is_expert: bool) -> None:
-    schema = Schema.from_env(Device())
-    paced = Table(schema, storage="episodes", capacity=1000, samples_per_insert=1.0, samples_per_insert_tolerance=20.0)
-    with (
-        Server("tcp://127.0.0.1:0", tables={"replay": paced}) as server,
-        RolloutWorker(Device(50), Constant(), server.endpoint, is_paced=True) as worker,
-    ):
-        kinds: list[str] = []
+def test_a_worker_that_waits_for_learners_runs_test_episodes_meanwhile(paced: Any, is_expert: bool) -> None:
+    worker, kinds = paced[1], list[str]()
+    pauses, update = [0], worker.client.update
 
-        def on_episode(kind: str, result: Any) -> None:
-            kinds.append(kind)
-            if len(kinds) == 4:
-                worker.stop()
+    def on_episode(kind: str, result: Any) -> None:
+        kinds.append(kind)
+        if len(kinds) == 4:
+            worker.stop()
 
-        assert worker.client is not None
-        pauses, update = [0], worker.client.update
+    def counted(timeout: float) -> None:  # an expert tests nothing, and nobody draws: it waits until it is stopped
+        update(timeout)
+        pauses[0] += 1
+        if pauses[0] == 20:
+            worker.stop()
 
-        def counted(timeout: float) -> None:  # an expert tests nothing, and nobody draws: it waits until it is stopped
-            update(timeout)
-            pauses[0] += 1
-            if pauses[0] == 20:
-                worker.stop()
-
-        worker.client.update = counted  # type: ignore[method-assign, assignment]
-        worker.run(0, test_pause=0.0, is_expert=is_expert, on_episode=on_episode)
-        assert kinds == (["train"] if is_expert else ["train", "test", "test", "test"])
-        assert worker.steps == 50  # tests are no samples
-
-
-def test_a_pause_between_tests_below_zero_is_refused() -> None:
-    with pytest.raises(ParameterError, match="test_pause"):
-        Work(test_pause=-1.0)
+    worker.client.update = counted
+    worker.run(0, test_pause=0.0, is_expert=is_expert, on_episode=on_episode)
+    assert kinds == (["train"] if is_expert else ["train", "test", "test", "test"])
+    assert worker.steps == 50  # tests are no samples
 
 
 def test_samples_go_at_the_end_of_an_episode_when_there_are_enough(queue: Server) -> None:
@@ -168,7 +114,7 @@ def test_samples_go_at_the_end_of_an_episode_when_there_are_enough(queue: Server
         recorders.append(Packets(client, None, 10))
         return recorders[0]
 
-    with RolloutWorker(Device(), Constant(), queue.endpoint, recording=recording) as worker:
+    with RolloutWorker(Numbered(5), Actor(), queue.endpoint, recording=recording) as worker:
         worker.run(0, 1)
         assert len(taken(queue, 6)) == 6  # what is left is sent when the run ends
         worker.run_episode(train=True)
@@ -178,8 +124,8 @@ def test_samples_go_at_the_end_of_an_episode_when_there_are_enough(queue: Server
 
 
 def test_a_stream_sends_within_an_episode(queue: Server) -> None:
-    device = Device(length=1000)
-    with RolloutWorker(device, Constant(), queue.endpoint, recording=packets(4, stream=True)) as worker:
+    device = Numbered(1000)
+    with RolloutWorker(device, Actor(), queue.endpoint, recording=packets(4, stream=True)) as worker:
         arrived: list[int] = []
 
         def look() -> None:
@@ -204,15 +150,12 @@ def test_a_compressor_takes_done_or_terminated_and_truncated_and_gives_as_many(q
         return act, obs, rew * 2, terminated, truncated, {}
 
     # The device terminates after two steps, or is given up after one: what six parts say comes in both forms.
-    for compressor, given in (
-        (five, (False, True)),
-        (six, (False, True, False)),
-        (functools.partial(six), (False, True, False)),
-    ):
+    of_six = (False, True, False)
+    for compressor, given in ((five, (False, True)), (six, of_six), (functools.partial(six), of_six)):
         for limit, last in ((1, (False, True)), (9, (True, False))):
             seen.clear()
             options = {"recording": packets(compressor=compressor), "max_samples_per_episode": limit}
-            with RolloutWorker(Device(2), Constant(), queue.endpoint, **options) as worker:
+            with RolloutWorker(Numbered(2), Actor(), queue.endpoint, **options) as worker:
                 worker.run(0, 1)
             sample = taken(queue, 2 if limit == 1 else 3)[-1]
             assert (sample.rew, sample.terminated, sample.truncated) == (2.0, *last)
@@ -223,37 +166,40 @@ def test_a_compressor_takes_done_or_terminated_and_truncated_and_gives_as_many(q
     for wrong, error in ((lambda act, obs, rew, info: None, ParameterError), (lambda *six: six[:4], WrongType),
                          (lambda *six: None, WrongType)):  # fmt: skip
         with pytest.raises(error, match=r"sample_compressor.*(terminated|of the 5 values)"):
-            with RolloutWorker(Device(2), Constant(), queue.endpoint, recording=packets(compressor=wrong)) as worker:
+            with RolloutWorker(Numbered(2), Actor(), queue.endpoint, recording=packets(compressor=wrong)) as worker:
                 worker.run(0, 1)
 
 
-def test_the_codec_of_a_worker_travels_with_each_reset(queue: Server) -> None:
+def test_digests_of_codec_and_preprocessor_travel_with_each_reset(queue: Server) -> None:
+    def same(obs: Any) -> Any:
+        return obs
+
     codec = Codec({"obs": np.float16}, {"obs": np.float32})
-    with RolloutWorker(Device(2), Constant(), queue.endpoint, recording=packets(compressor=codec)) as worker:
-        worker.run(0, 1)
-    infos = [each.info for each in taken(queue, 3)]
+    recording = packets(compressor=codec, preprocessor=same)
+    with RolloutWorker(Numbered(2), Actor(), queue.endpoint, recording=recording, obs_preprocessor=same) as worker:
+        worker.run(0, 2)
+    infos = [each.info for each in taken(queue, 6)]
     codec.check_mark(infos[0], "a worker")
-    assert [MARK in info for info in infos] == [True, False, False]
+    assert [MARK in info for info in infos] == [True, False, False] * 2
+    assert [info.get(PREPROCESSOR) for info in infos] == [digest(same), None, None] * 2
     with pytest.raises(CodecMismatch, match="a worker compresses samples by the codec float16"):
         Codec({"obs": np.float32}, {"obs": np.float64}).check_mark(infos[0], "a worker")
 
 
-@pytest.mark.parametrize("ending", ["error", "stop", "interrupt"])
-def test_whatever_ends_it_the_device_rests_and_samples_are_sent(queue: Server, ending: str) -> None:
-    device = Device(length=1000, fails_at=8 if ending == "error" else 0)
-    worker = RolloutWorker(device, Constant(), queue.endpoint, recording=packets(10_000))
+@pytest.mark.parametrize(("ending", "error"), [("error", OSError), ("stop", None), ("interrupt", KeyboardInterrupt)])
+def test_whatever_ends_it_the_device_rests_and_samples_are_sent(queue: Server, ending: str, error: Any) -> None:
+    device = Numbered(1000)
+    worker = RolloutWorker(device, Actor(), queue.endpoint, recording=packets(10_000))
 
-    def at_seven() -> None:
-        if device.total == 7:
+    def end() -> None:
+        if ending == "error" and len(device.actions) == 8:
+            raise OSError("the cable is out")
+        if ending != "error" and len(device.actions) == 7:
             worker.stop() if ending == "stop" else os.kill(os.getpid(), signal.SIGINT)
 
-    device.on_step = at_seven if ending != "error" else device.on_step
-    expected = {"error": OSError, "interrupt": KeyboardInterrupt}.get(ending)
-    if expected is None:
+    device.on_step = end
+    with pytest.raises(error) if error else contextlib.nullcontext():
         worker.run()
-    else:
-        with pytest.raises(expected):
-            worker.run()
     assert device.actions[-1] == 0.0 and device.actions[:7] == [0.5] * 7
     assert len(taken(queue, 8)) == 8
     worker.close()
@@ -262,9 +208,9 @@ def test_whatever_ends_it_the_device_rests_and_samples_are_sent(queue: Server, e
 def test_a_late_worker_gets_the_newest_model_and_keeps_its_history(queue: Server, tmp_path: Path) -> None:
     queue.publish("policy", model(0.25))
     queue.publish("policy", model(0.75))
-    policy = Constant()
+    policy = Actor()
     options = {"model_path": tmp_path / "a.pth", "model_path_history": tmp_path / "a_", "model_history": 2}
-    with RolloutWorker(Device(), policy, queue.endpoint, recording=packets(), **options) as worker:
+    with RolloutWorker(Numbered(5), policy, queue.endpoint, recording=packets(), **options) as worker:
         assert worker.await_model(10.0)
         worker.follow()
         assert worker.version == 2 and policy.value == 0.75
@@ -276,26 +222,21 @@ def test_a_late_worker_gets_the_newest_model_and_keeps_its_history(queue: Server
             assert worker.version == before + 1
     assert weights.load(tmp_path / "a.pth")["value"][0] == np.float32(0.2)
     assert len(list(tmp_path.glob("a_*"))) == 1  # of three models that came: the second
-    again = Constant()
-    alone = RolloutWorker(Device(), again, model_path=tmp_path / "a.pth")
+    again = Actor()
+    alone = RolloutWorker(Numbered(5), again, model_path=tmp_path / "a.pth")
     assert again.value == np.float32(0.2) and alone.client is None
     alone.close()
 
 
 def test_a_worker_alone_needs_a_model(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"connects to nobody.*nothing\.pth"):
-        RolloutWorker(Device(), Constant(), model_path=tmp_path / "nothing.pth")
+        RolloutWorker(Numbered(5), Actor(), model_path=tmp_path / "nothing.pth")
 
 
 def test_a_synchronous_worker_waits_for_the_next_model(queue: Server) -> None:
-    device = Device(4)
-    with RolloutWorker(device, Constant(), queue.endpoint, recording=packets()) as worker:
-        thread = threading.Thread(
-            target=run_synchronous,
-            args=(worker,),
-            kwargs={"initial_steps": 8, "max_steps_per_update": 8, "nb_steps": 16},
-        )
-        thread.start()
+    with RolloutWorker(Numbered(4), Actor(), queue.endpoint, recording=packets()) as worker:
+        steps = {"initial_steps": 8, "max_steps_per_update": 8, "nb_steps": 16}
+        thread, _ = in_thread(lambda: run_synchronous(worker, **steps))
         assert until(lambda: worker.steps == 8)
         assert len(taken(queue, 10)) == 10  # sent before it waits
         assert thread.is_alive() and worker.steps == 8
@@ -304,41 +245,22 @@ def test_a_synchronous_worker_waits_for_the_next_model(queue: Server) -> None:
         assert not thread.is_alive() and worker.steps == 16
 
 
-def test_an_environment_is_measured(queue: Server) -> None:
-    with RolloutWorker(Device(), Constant(), queue.endpoint, recording=packets()) as worker:
-        found = step_seconds(worker, 12)
-        assert found["steps"] == 12 and 0.0 < found["mean"] <= found["max"] and worker.steps == 0
-
-
 def test_nobody_there_is_said_with_the_address() -> None:
     with pytest.raises(MemoireTimeout, match="127.0.0.1"):
-        RolloutWorker(Device(), Constant(), "tcp://127.0.0.1:9", timeout=0.2)
-
-
-def test_the_digest_of_the_preprocessor_travels_with_each_reset(queue: Server) -> None:
-    def same(obs: Any) -> Any:
-        return obs
-
-    recording = lambda client: Packets(client, preprocessor=same)  # noqa: E731
-    with RolloutWorker(Device(), Constant(), queue.endpoint, recording=recording, obs_preprocessor=same) as worker:
-        worker.run(0, 2)
-    samples = taken(queue, 12)
-    assert [each.info.get(PREPROCESSOR) for each in samples] == ([digest(same)] + [None] * 5) * 2
+        RolloutWorker(Numbered(5), Actor(), "tcp://127.0.0.1:9", timeout=0.2)
 
 
 def test_a_worker_takes_the_first_of_several_servers_that_answers(queue: Server) -> None:
     with held(1) as nobody:
         urls = [f"tcp://127.0.0.1:{nobody}", queue.endpoint]
-        with RolloutWorker(Device(), Constant(), urls, recording=packets(), timeout=2.0) as worker:
+        with RolloutWorker(Numbered(5), Actor(), urls, recording=packets(), timeout=2.0) as worker:
             worker.run(0, 1)
     assert len(taken(queue, 6)) == 6
 
 
 def test_a_worker_runs_episodes_on_the_processors_that_it_is_given(queue: Server) -> None:
     mine, seen = sorted(os.sched_getaffinity(0)), list[set[int]]()
-    with RolloutWorker(Device(), Constant(), queue.endpoint, recording=packets(), cpus=mine[:1]) as worker:
+    with RolloutWorker(Numbered(5), Actor(), queue.endpoint, recording=packets(), cpus=mine[:1]) as worker:
         run = lambda: (worker.run(0, 1), seen.append(os.sched_getaffinity(0)))  # noqa: E731
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join(20.0)
+        in_thread(run)[0].join(20.0)
     assert seen == [set(mine[:1])] and sorted(os.sched_getaffinity(0)) == mine

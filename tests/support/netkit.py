@@ -19,6 +19,7 @@ import zmq
 from history.ports import held
 from memoire.client.client import connect
 from memoire.limits import Limits, wall_clock
+from memoire.net import sockets
 from memoire.net.process import System
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
@@ -187,6 +188,17 @@ def switching_often():
         yield
     finally:
         sys.setswitchinterval(interval)
+
+
+@contextlib.contextmanager
+def dealer(endpoint, *keys):
+    """A bare socket to a node, which says what no client of ours would; `keys` are what `sockets.use_keys` takes."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        if keys:
+            sockets.use_keys(socket, *keys)
+        socket.connect(endpoint)
+        yield socket
 
 
 WORKERS = tuple(f"memoire-{name}" for name in ("authenticator", "client", "proxy", "reader", "requests", "pull"))

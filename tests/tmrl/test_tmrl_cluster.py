@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import itertools
-import logging
 import re
 import shutil
 import sys
@@ -14,63 +13,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
-import memoire.tmrl.config.config_constants as cfg
 from memoire.errors import CodecMismatch, CrcOneSided, DataError, MemoireTimeout, ParameterError, Refused, StateLocked
 from memoire.nodes.http import NodePages
 from memoire.rl import weights
-from memoire.rl.codec import ActionHistory, Codec
+from memoire.rl.codec import Codec
 from memoire.tmrl.memory import GenericMemory
 from memoire.tmrl.networking import Buffer, RolloutWorker, Server, Trainer
-from memoire.tmrl.training import TrainingAgent
 from memoire.tmrl.training_offline import TrainingOffline
 from memoire.tmrl.util import partial
 from netkit import until
+from rlkit import ACTIONS, SPACE, Actor, Counter, Numbered
 
 pytestmark = pytest.mark.slow
-
-SPACE = gymnasium.spaces.Box(-1e9, 1e9, (2,), np.float32)
-ACTIONS = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-
-
-class Numbered(gymnasium.Env[Any, Any]):
-    """Observations say which environment, and which observation of it: nothing can be taken for something else."""
-
-    numbers = itertools.count(1)
-    observation_space, action_space = SPACE, ACTIONS
-
-    def __init__(self, length: int = 10) -> None:
-        self.number, self.length = next(self.numbers), length
-        self.count = self.made = 0
-        self.default_action = np.zeros(1, np.float32)
-
-    def _obs(self) -> Any:
-        self.made += 1
-        return np.array([self.number, self.made], np.float32)
-
-    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        self.count = 0
-        return self._obs(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.count += 1
-        return self._obs(), 1.0, self.count == self.length, False, {}
-
-
-class Actor:
-    """Acts by a number that is published."""
-
-    def __init__(self, observation_space: Any, action_space: Any) -> None:
-        self.value = 0.0
-
-    def act(self, obs: Any, test: bool = False) -> Any:
-        return np.array([self.value], np.float32)
-
-    def load(self, body: bytes, version: int) -> None:
-        self.value = float(weights.unpack(body)["value"][0])
 
 
 class Kept:
@@ -96,21 +53,6 @@ class Kept:
     def seen(self) -> list[tuple[int, int]]:
         """(environment, observation) of all samples, in order of arrival."""
         return [(int(obs[0]), int(obs[1])) for _, obs, *_ in self.samples]
-
-
-class Counter(TrainingAgent):
-    """Publishes how often it was trained."""
-
-    def __init__(self, observation_space: Any, action_space: Any, device: Any) -> None:
-        super().__init__(observation_space, action_space, None)
-        self.count = 0
-
-    def train(self, batch: Any) -> dict[str, Any]:
-        self.count += 1
-        return {"loss": float(self.count)}
-
-    def get_actor(self) -> Any:
-        return {"value": np.array([self.count], np.float32)}
 
 
 def training(**options: Any) -> Any:
@@ -145,16 +87,6 @@ def working(*workers: RolloutWorker) -> Iterator[None]:
             assert not thread.is_alive()
 
 
-def in_order(seen: list[tuple[int, int]]) -> bool:
-    """Whether each environment's observations came once, and in order."""
-    newest: dict[int, int] = {}
-    for number, made in seen:
-        if made <= newest.get(number, 0):
-            return False
-        newest[number] = made
-    return True
-
-
 def test_a_trainer_trains_on_what_workers_send_and_they_act_by_its_models() -> None:
     with Server(port=0) as server, worker(server.port) as first, worker(server.port) as second:
         with trainer(server.port) as made, working(first, second):
@@ -164,7 +96,9 @@ def test_a_trainer_trains_on_what_workers_send_and_they_act_by_its_models() -> N
             assert until(lambda: first.version and second.version)
             assert until(lambda: {number for number, _ in memory.seen} == {first.env.number, second.env.number} or
                          made.experience.update())  # fmt: skip
-        assert in_order(memory.seen)
+        for each in (first.env.number, second.env.number):
+            came = [observation for number, observation in memory.seen if number == each]
+            assert came == sorted({*came}), "each once, and in order"
         late = worker(server.port)
         assert late.update_actor_weights(blocking=True) and late.actor.act(None) == [40.0]
         late.close()
@@ -174,12 +108,7 @@ ROLES = {"port", "keys", "insecure", "security", "password"}
 """How a role is reached: what differs cannot connect."""
 OF_BOTH = ROLES | {"server_ip", "server_port", "connect_timeout", "model_path"}
 """Of worker and trainer: where the server is, and each its own file of the model, which another one cannot have."""
-PIPELINE = {
-    "crc_debug": "crc_debug",
-    "sample_compressor": "codec",
-    "obs_preprocessor": "obs_preprocessor",
-    "env_cls": "env_cls",
-}
+PIPELINE = {"sample_compressor": "codec"} | {name: name for name in ("crc_debug", "obs_preprocessor", "env_cls")}
 """By their names at a worker, what a trainer's memory or training has of it: compared with each sample or model."""
 
 
@@ -200,15 +129,6 @@ def test_a_worker_or_trainer_of_another_run_than_its_servers_is_refused(made: An
             made(server.port)
         monkeypatch.delenv("MEMOIRE_TMRL_RUN_NAME")
         made(server.port).close()
-
-
-def test_test_episodes_are_no_samples_and_their_return_travels() -> None:
-    with Server(port=0) as server, worker(server.port) as made, trainer(server.port) as taking:
-        made.run(1, 3)
-        memory = taking.training.memory
-        assert until(lambda: len(memory) == 33 or taking.experience.update())
-        assert {obs // 11 for obs in (seen[1] - 1 for seen in memory.seen)} == {1, 3, 5}
-        assert until(lambda: server.server.totals().steps == 30)
 
 
 def test_episodes_are_run_and_the_environment_is_measured_if_asked() -> None:
@@ -318,22 +238,6 @@ def test_several_trainers_share_samples_each_once() -> None:
             assert len({*memories[0].seen, *memories[1].seen}) == 220
 
 
-def test_a_trainer_that_is_started_again_goes_on(tmp_path: Path) -> None:
-    options = {"checkpoint_path": str(tmp_path / "a_t.cpt"), "model_path": str(tmp_path / "a_t.pth")}
-    with Server(port=0) as server, worker(server.port) as made, working(made):
-        with trainer(server.port, **options) as first:
-            first.run()
-            former = list(first.training.memory.seen)
-        with trainer(server.port, **options, training_cls=training(epochs=2)) as second:
-            assert second.loop.state.epoch == 1 and second.agent.count == 40
-            assert second.training.memory.seen == former  # by its own append_buffer
-            assert second.loop.gate.updates == 40  # the ratio goes on
-            second.run()
-            assert second.agent.count == 80
-    assert weights.load(tmp_path / "a_t.pth")["value"][0] == 80
-    assert (tmp_path / "a_t.cpt_metrics.jsonl").read_text().count("\n") == 2
-
-
 def test_each_epoch_is_profiled_if_asked(tmp_path: Path) -> None:
     options = {"checkpoint_path": str(tmp_path / "a"), "training_cls": training(profiling=True)}
     with Server(port=0) as server, worker(server.port) as made, working(made):
@@ -348,15 +252,20 @@ def test_each_epoch_is_profiled_if_asked(tmp_path: Path) -> None:
 )
 def test_what_to_go_on_with_is_chosen(resume: str, count: int, epoch: int, has_samples: bool, tmp_path: Path) -> None:
     options = {"checkpoint_path": str(tmp_path / "a_t.cpt"), "model_path": str(tmp_path / "a_t.pth")}
-    with Server(port=0) as server:
-        with worker(server.port) as made, working(made), trainer(server.port, **options) as first:
+    with Server(port=0) as server, worker(server.port) as made, working(made):
+        with trainer(server.port, **options) as first:
             first.run()
             saved = list(first.training.memory.seen)
-        with trainer(server.port, **options, resume=resume) as second:
-            seen = second.training.memory.seen
+        with trainer(server.port, **options, resume=resume, training_cls=training(epochs=2)) as second:
+            seen = list(second.training.memory.seen)
             assert (second.agent.count, second.loop.state.epoch) == (count, epoch)
             # The memory's own append_buffer has got all that it had at the checkpoint, in the same order.
             assert seen[: len(saved)] == saved if has_samples else saved[0] not in seen
+            assert second.loop.gate.updates == 40 * epoch  # the ratio goes on
+            second.run()
+            assert second.agent.count == count + 40 * (2 - epoch)
+    assert weights.load(tmp_path / "a_t.pth")["value"][0] == second.agent.count
+    assert (tmp_path / "a_t.cpt_metrics.jsonl").read_text().count("\n") == 1 + 2 - epoch
     former = [path.name for path in tmp_path.rglob("*.former-1")]
     assert former == {"all": [], "memory": [], "weights": ["samples.former-1"], "none": ["a_t.cpt.former-1"]}[resume]
 
@@ -394,17 +303,20 @@ def test_a_checkpoint_that_a_trainer_has_is_refused_to_others_and_stays(tmp_path
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a_t.cpt", "a_t.cpt.former-1"]
 
 
-def test_functions_of_the_user_save_and_load_in_place_of_ours(tmp_path: Path) -> None:
+def loading(tmp_path: Path) -> dict[str, Any]:
+    """Functions of the user, which keep all of a training."""
     saved: dict[str, Any] = {}
 
     def dump(made: Any, path: str) -> None:
         saved[path] = made
         Path(path).write_text("here")
 
-    options = {
-        "checkpoint_path": str(tmp_path / "a.cpt"), "dump_run_instance_fn": dump,
-        "load_run_instance_fn": lambda path: saved[str(path)],
-    }  # fmt: skip
+    load = lambda path: saved[str(path)]  # noqa: E731
+    return {"checkpoint_path": str(tmp_path / "a"), "dump_run_instance_fn": dump, "load_run_instance_fn": load}
+
+
+def test_functions_of_the_user_save_and_load_in_place_of_ours(tmp_path: Path) -> None:
+    options = loading(tmp_path)
     with Server(port=0) as server, worker(server.port) as made, working(made):
         with trainer(server.port, **options) as first:
             first.run()
@@ -426,9 +338,7 @@ def test_functions_of_the_user_save_and_load_in_place_of_ours(tmp_path: Path) ->
 class Tuned(Counter):
     """An agent that has its settings under other names, in a dict and in a list; training changes epsilon."""
 
-    def __init__(
-        self, *spaces: Any, rate: float = 0.5, layers: Any = (4, 4), epsilon: float = 1.0, **named: Any
-    ) -> None:
+    def __init__(self, *spaces: Any, rate: Any = 0.5, layers: Any = (4, 4), epsilon: float = 1.0, **named: Any) -> None:
         super().__init__(*spaces, **named)
         self.options, self.widths, self.epsilon = {"step": rate}, list(layers), epsilon
         self.generator, self.kept = np.random.default_rng(), object()
@@ -444,17 +354,6 @@ class Small(GenericMemory):
 
     def __init__(self, nb_steps: int, device: Any, **options: Any) -> None:
         super().__init__(None, nb_steps, batch_size=4, **options)
-
-
-def loading(tmp_path: Path, saved: dict[str, Any]) -> dict[str, Any]:
-    """Functions of the user, which keep all of a training."""
-
-    def dump(made: Any, path: str) -> None:
-        saved[path] = made
-        Path(path).write_text("here")
-
-    load = lambda path: saved[str(path)]  # noqa: E731
-    return {"checkpoint_path": str(tmp_path / "a"), "dump_run_instance_fn": dump, "load_run_instance_fn": load}
 
 
 def told(memory: Any = None, agent: Any = None, **plan: Any) -> Any:
@@ -474,36 +373,28 @@ def told(memory: Any = None, agent: Any = None, **plan: Any) -> Any:
 def test_what_is_told_beside_functions_of_the_user_stays_and_the_log_names_both(
     agent: dict[str, Any], found: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    saved: dict[str, Any] = {}
-    options = loading(tmp_path, saved)
+    options = loading(tmp_path)
     with Server(port=0) as server, worker(server.port) as made, working(made):
         with trainer(server.port, **options, training_cls=told()) as first:
             first.run()
         kept, state = first.agent.kept, first.agent.generator.bit_generator.state
         for is_new in (True, False):
             caplog.clear()
-            with (
-                caplog.at_level(logging.WARNING),
-                trainer(server.port, **options, training_cls=told(agent=agent)) as next_one,
-            ):
+            with trainer(server.port, **options, training_cls=told(agent=agent)) as next_one:
                 now = next_one.agent
                 assert now is first.agent and {name: getattr(now, name) for name in found} == found
                 assert (now.epsilon, now.count, now.weights.tolist()) == (0.1, 40, [40.0, 40.0])
                 assert now.kept is kept and now.generator.bit_generator.state == state
             lines = [line for line in caplog.messages if line.startswith("going on with")]
             assert len(lines) == is_new and all(re.search(said, line) for line in lines)
-        with (
-            caplog.at_level(logging.WARNING),
-            trainer(server.port, **options, training_cls=told(agent=agent, epochs=3, steps=7)) as third,
-        ):
+        with trainer(server.port, **options, training_cls=told(agent=agent, epochs=3, steps=7)) as third:
             assert (third.loop.plan.epochs, third.loop.plan.steps) == (3, 7)
         assert "going on with steps = 7, as this trainer was told; the checkpoint has 20" in caplog.messages
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
 def test_what_training_has_changed_cannot_be_told_beside_functions_of_the_user(is_marked: bool, tmp_path: Path) -> None:
-    saved: dict[str, Any] = {}
-    options = loading(tmp_path, saved)
+    options = loading(tmp_path)
     with Server(port=0) as server, worker(server.port) as made, working(made):
         with trainer(server.port, **options, training_cls=told()) as first:
             first.run()
@@ -531,10 +422,6 @@ def test_a_server_without_keys_listens_at_this_machine_only() -> None:
         assert server.server.endpoint.startswith("tcp://127.0.0.1:")
 
 
-def test_ports_are_the_seeds_unless_the_configuration_says_others() -> None:
-    assert (cfg.PORT_TRAINER, cfg.PORT_ROLLOUT) == (55555, 55556)
-
-
 def test_a_class_that_is_missing_is_named() -> None:
     with pytest.raises(ParameterError, match="env_cls"):
         RolloutWorker()
@@ -547,52 +434,32 @@ def rings(**options: Any) -> Callable[..., GenericMemory]:
     return lambda nb_steps, device: GenericMemory(None, nb_steps, batch_size=4, **options)
 
 
-def test_what_a_memory_rebuilds_is_what_workers_recorded() -> None:
-    codec = Codec(history=ActionHistory(2))
-    with Server(port=0) as server, worker(server.port, sample_compressor=codec, crc_debug=True) as made:
-        made.env = WithHistory(made.env)
-        cls = training(memory_cls=rings(crc_debug=True, codec=codec))
-        with trainer(server.port, training_cls=cls) as taking, working(made):
-            taking.run()
-            assert taking.training.memory.checks.passed == 160
-
-
-class WithHistory(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Observations end in the last two actions."""
-
-    def __init__(self, env: Any) -> None:
-        super().__init__(env)
-        self.default_action = env.default_action
-
-    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        self.actions = [self.env.default_action] * 2
-        return (self.env.reset()[0], *self.actions), {}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        self.actions = [self.actions[1], action]
-        obs, *rest = self.env.step(action)
-        return ((obs, *self.actions), *rest)  # type: ignore[return-value]
-
-
-def plain(act: Any, obs: Any, rew: Any, done: Any, info: Any) -> Any:
-    return act, obs, rew, done, info
-
-
 def itself(obs: Any) -> Any:
     return obs
 
 
 WITH_CODEC, WITH_FUNCTION = {"codec": Codec({"obs": np.float64}, {"obs": np.float32})}, {"obs_preprocessor": itself}
+five = lambda act, obs, rew, done, info: (act, obs, rew, done, info)  # noqa: E731
+
+
+def test_what_a_memory_rebuilds_is_what_workers_recorded() -> None:
+    cls = training(memory_cls=rings(crc_debug=True, **WITH_CODEC))
+    with Server(port=0) as server, worker(server.port, sample_compressor=WITH_CODEC["codec"], crc_debug=True) as made:
+        with trainer(server.port, training_cls=cls) as taking, working(made):
+            taking.run()
+            assert taking.training.memory.checks.passed == 160
 
 
 @pytest.mark.parametrize(
     ("of_worker", "of_memory", "error", "says"),
     [
         ({}, WITH_CODEC, CodecMismatch, "^a worker compresses samples by the codec none.*Give both the same"),
-        ({"sample_compressor": plain}, WITH_CODEC, CodecMismatch, "^a worker .* none, as its sample_compressor is no "),
+        ({"sample_compressor": five}, WITH_CODEC, CodecMismatch, "^a worker .* none, as its sample_compressor is no "),
         ({"sample_compressor": WITH_CODEC["codec"]}, {}, CodecMismatch, "restores them by none"),
         (WITH_FUNCTION, {}, ParameterError, "^obs_preprocessor must be source:.*as a worker has it.* got None"),
         ({}, WITH_FUNCTION, ParameterError, "^obs_preprocessor must be None, as a worker has it.* got 'source:"),
+        ({"crc_debug": True}, {}, CrcOneSided, "set for .*, but not for GenericMemory"),
+        ({}, {"crc_debug": True}, CrcOneSided, "set for GenericMemory, but not for the worker"),
     ],
 )
 def test_what_only_a_worker_or_only_a_memory_has_is_refused(
@@ -615,11 +482,3 @@ def test_a_memory_that_preprocesses_by_itself_says_so() -> None:
         with trainer(server.port, training_cls=cls) as taking:
             made.run(0, 1)
             assert until(lambda: taking.experience.received or taking.experience.update())
-
-
-@pytest.mark.parametrize("side", ["worker", "memory"])
-def test_comparing_on_one_side_only_is_refused(side: str) -> None:
-    cls = training(memory_cls=rings(crc_debug=side == "memory"))
-    with Server(port=0) as server, worker(server.port, crc_debug=side == "worker") as made:
-        with trainer(server.port, training_cls=cls) as taking, working(made), pytest.raises(CrcOneSided):
-            taking.run()

@@ -22,37 +22,28 @@ def constants(folder, config=None, **environment):
     return Constants({"MEMOIRE_TMRL": str(folder), **environment})
 
 
-def test_without_a_file_there_are_defaults_and_nothing_is_made(tmp_path):
+def test_without_a_file_there_are_defaults_and_nothing_is_made(tmp_path, monkeypatch):
     folder = tmp_path / "none"
     known = constants(folder)
     assert known["RUN_NAME"] == "run"
     assert known["WEIGHTS_FOLDER"] == folder / "weights"
-    assert (known["MODEL_PATH_WORKER"], known["MODEL_PATH_SAVE_HISTORY"], known["MODEL_PATH_TRAINER"]) == tuple(
-        str(folder / "weights" / name) for name in ("run.pth", "run_", "run_t.pth")
-    )
+    for name, path in (("WORKER", "run.pth"), ("SAVE_HISTORY", "run_"), ("TRAINER", "run_t.pth")):
+        assert known[f"MODEL_PATH_{name}"] == str(folder / "weights" / path)
     assert known["CHECKPOINT_PATH"] == str(folder / "checkpoints" / "run_t.cpt")
     assert (known["PORT_TRAINER"], known["PORT_ROLLOUT"]) == (55555, 55556)
     assert (known["SERVER_IP_FOR_TRAINER"], known["SERVER_IP_FOR_WORKER"]) == ("127.0.0.1", "127.0.0.1")
     assert (known["MODEL_HISTORY"], known["RW_MAX_SAMPLES_PER_EPISODE"], known["CRC_DEBUG"]) == (0, np.inf, 0)
     assert len(dict(known)) == len(TABLE)
     assert not folder.exists()
-
-
-def test_the_folder_is_in_the_home_unless_said_otherwise(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Constants({})["TMRL_FOLDER"] == tmp_path / "TmrlData"
 
 
-def test_the_run_name_of_the_file_selects_paths(tmp_path):
-    known = constants(tmp_path, {"RUN_NAME": "drone-1", "SAVE_MODEL_EVERY": 5, "ENV": {"x": 1}})
+def test_the_file_selects_paths_by_the_run_name_and_says_where_the_server_is(tmp_path):
+    known = constants(tmp_path, {"RUN_NAME": "drone-1", "SAVE_MODEL_EVERY": 5, "ENV": {"x": 1},
+                                 "LOCALHOST_TRAINER": False, "PUBLIC_IP_SERVER": "10.0.0.5"})  # fmt: skip
     assert known["MODEL_PATH_WORKER"] == str(tmp_path / "weights" / "drone-1.pth")
-    assert known["WANDB_RUN_ID"] == "drone-1"
-    assert known["MODEL_HISTORY"] == 5
-    assert known["TMRL_CONFIG"]["ENV"] == {"x": 1}
-
-
-def test_the_file_says_where_the_server_is(tmp_path):
-    known = constants(tmp_path, {"LOCALHOST_TRAINER": False, "PUBLIC_IP_SERVER": "10.0.0.5"})
+    assert (known["WANDB_RUN_ID"], known["MODEL_HISTORY"], known["TMRL_CONFIG"]["ENV"]) == ("drone-1", 5, {"x": 1})
     assert (known["SERVER_IP_FOR_TRAINER"], known["SERVER_IP_FOR_WORKER"]) == ("10.0.0.5", "127.0.0.1")
 
 

@@ -13,8 +13,9 @@ from memoire.rl.realtime import RealTimeEnv
 from memoire.rl.spaces import default_action, float32_space, observation_in
 from memoire.tmrl import rtgym
 from memoire.tmrl.envs import GenericGymEnv
-from memoire.tmrl.rtgym import DEFAULT_CONFIG_DICT, DummyRCDrone, RealTimeGymInterface
+from memoire.tmrl.rtgym import DEFAULT_CONFIG_DICT
 from memoire.tmrl.util import partial
+from rlkit import Arm
 
 
 class Old(gymnasium.Env):
@@ -38,63 +39,28 @@ class Old(gymnasium.Env):
         return self.obs(), 1.0, True, self.info
 
 
-class DroneInterface(RealTimeGymInterface):
-    """As in the tutorial, without a window."""
-
-    resets = 0
-
-    def __init__(self):
-        self.drone, self.target = DummyRCDrone(), np.zeros(2, np.float32)
-
-    def get_observation_space(self):
-        box = partial(spaces.Box, shape=(1,))
-        return spaces.Tuple(
-            (box(low=-1.0, high=1.0), box(low=-1.0, high=1.0), box(low=-0.5, high=0.5), box(low=-0.5, high=0.5))
-        )
-
-    def get_action_space(self):
-        return spaces.Box(low=-2.0, high=2.0, shape=(2,))
-
-    def get_default_action(self):
-        return np.array([0.0, 0.0], dtype="float32")
-
-    def send_control(self, control):
-        self.drone.send_control(control[0], control[1])
-
-    def reset(self):
-        DroneInterface.resets += 1
-        return [*self.drone.get_observation(), *self.target]
-
-    def get_obs_rew_done_info(self):
-        return [*self.drone.get_observation(), *self.target], np.float32(-1.0), False, {}
+CONFIG = {
+    **DEFAULT_CONFIG_DICT, "interface": Arm, "time_step_duration": 0.01, "start_obs_capture": 0.01, "ep_max_length": 3,
+    "act_buf_len": 4, "reset_act_buf": False, "benchmark": True, "benchmark_polyak": 0.2,
+}  # fmt: skip
 
 
-def drone_config():
-    config = DEFAULT_CONFIG_DICT.copy()
-    config.update(interface=DroneInterface, time_step_duration=0.01, start_obs_capture=0.01, ep_max_length=3,
-                  act_buf_len=4, reset_act_buf=False, benchmark=True, benchmark_polyak=0.2)  # fmt: skip
-    return config
+def test_an_environment_of_a_device_has_its_spaces_without_being_reset():
+    env = partial(GenericGymEnv, id="real-time-gym-v0", gym_kwargs={"config": CONFIG})()
+    assert env.action_space == spaces.Box(-2.0, 2.0, (1,), np.float32)
+    assert env.observation_space.spaces[1] == spaces.Box(-1e6, 1e6, (2,), np.float32)
+    assert env.observation_space.spaces[2:] == (env.action_space,) * 4
+    assert isinstance(env.unwrapped, RealTimeEnv) and env.unwrapped.interface.sent == []
 
 
-def test_the_environment_of_the_tutorial_has_its_spaces_without_being_reset():
-    before = DroneInterface.resets
-    env = partial(GenericGymEnv, id="real-time-gym-v0", gym_kwargs={"config": drone_config()})()
-    assert env.action_space == spaces.Box(-2.0, 2.0, (2,), np.float32)
-    assert len(env.observation_space.spaces) == 8
-    assert env.observation_space.spaces[2] == spaces.Box(-0.5, 0.5, (1,), np.float32)
-    assert all(each == env.action_space for each in env.observation_space.spaces[4:])
-    assert DroneInterface.resets == before
-    assert isinstance(env.unwrapped, RealTimeEnv)
-
-
-def test_the_drone_flies_an_episode():
-    env = GenericGymEnv(id="real-time-gym-v1", gym_kwargs={"config": drone_config()})
+def test_a_device_runs_an_episode():
+    env = GenericGymEnv(id="real-time-gym-v1", gym_kwargs={"config": CONFIG})
     obs, info = env.reset()
     assert env.observation_space.contains(obs) and info == {}
-    assert default_action(env).tolist() == env.default_action.tolist() == [0.0, 0.0]
+    assert default_action(env).tolist() == env.default_action.tolist() == [0.0]
     ends = []
     for _ in range(3):
-        obs, reward, terminated, truncated, info = env.step(np.array([1.0, -1.0]))
+        obs, reward, terminated, truncated, info = env.step(np.array([1.0]))
         assert env.observation_space.contains(obs)
         ends.append((terminated, truncated))
     assert ends == [(False, False), (False, False), (False, True)]

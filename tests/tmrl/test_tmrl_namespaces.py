@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,25 +20,20 @@ def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=20.0)
 
 
-def has_namespaces() -> bool:
-    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("iptables") is None:
-        return False
-    name = f"memoire-try-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, timeout=20.0, check=False).returncode == 0
-    if made:
-        ip("netns", "del", name)
-    return made
+def needed(*command: str) -> None:
+    """Run a command without which there are no namespaces, and skip the test if it fails."""
+    if subprocess.run(command, capture_output=True, timeout=20.0, check=False).returncode:
+        pytest.skip("network namespaces need root, ip and iptables")
 
 
 @pytest.fixture
 def networks() -> Iterator[tuple[str, str, str]]:
     """(namespace of the server, its address, namespace of the others, in which nobody can connect)."""
-    if not has_namespaces():
-        pytest.skip("network namespaces need root, ip and iptables")
+    needed("which", "ip", "iptables")
     here, far, suffix = f"tm-s{os.getpid()}", f"tm-f{os.getpid()}", os.getpid() % 10000
     with contextlib.ExitStack() as stack:
         for name in (here, far):
-            ip("netns", "add", name)
+            needed("ip", "netns", "add", name)
             stack.callback(ip, "netns", "del", name)
         ip("link", "add", f"va{suffix}", "netns", here, "type", "veth", "peer", "name", f"vb{suffix}", "netns", far)
         for name, link, address in ((here, f"va{suffix}", "10.99.7.1"), (far, f"vb{suffix}", "10.99.7.2")):
@@ -47,9 +41,7 @@ def networks() -> Iterator[tuple[str, str, str]]:
             ip("-n", name, "link", "set", link, "up")
             ip("-n", name, "link", "set", "lo", "up")
         rule = ["iptables", "-A", "INPUT", "-i", f"vb{suffix}", "-m", "conntrack", "--ctstate", "NEW", "-j", "DROP"]
-        made = subprocess.run(["ip", "netns", "exec", far, *rule], capture_output=True, timeout=20.0, check=False)
-        if made.returncode:
-            pytest.skip("network namespaces need root, ip and iptables")
+        needed("ip", "netns", "exec", far, *rule)
         yield here, "10.99.7.1", far
 
 
@@ -60,7 +52,7 @@ def test_only_the_servers_ports_have_to_be_reachable(networks: tuple[str, str, s
 
     def start(network: str, role: str, keys: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, str(ROLES), role, url, str(tmp_path / "state") if role == "server" else str(file)]
-        environment = {**os.environ, "TMRL_EPOCHS": "3", "MEMOIRE_TMRL": str(tmp_path)}
+        environment = {**os.environ, "MEMOIRE_TMRL": str(tmp_path)}
         with (tmp_path / f"{role}.log").open("wb") as log:
             return subprocess.Popen(["ip", "netns", "exec", network, *command, str(tmp_path / "keys" / keys)],
                                     stdout=log, stderr=log, env=environment)  # fmt: skip
