@@ -10,14 +10,11 @@ import time
 import msgspec
 import pytest
 
+from httpkit import ask
 from memoire.dashboard.collect.history import EventRow, History
 from memoire.nodes.http import NodePages
 from netkit import record, until
-from pageskit import ask, browser, one, open_page, watch, window
-
-axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-
-__all__ = ["browser"]
+from pageskit import complaints, one, open_page, watch, window
 
 FORMER = {"home": {"tables": {"default": {"storage": "caches", "parameters": {"multi_step": 7}}}}}
 LATER = {"home": {"tables": {"default": {"storage": "caches", "parameters": {"multi_step": 3}}}}}
@@ -52,15 +49,9 @@ def board(shared_cluster, tmp_path_factory):
     record(client := shared_cluster.client(server), episodes=2, length=20)
     client.update(100.0)
     server.publish("policy", b"weights")
-    with NodePages("127.0.0.1:0", server) as pages, watch(pages.url, history=path, goal_return=60.0) as made:
-        until(lambda: made.aggregator.newest and made.aggregator.newest.totals.steps == 40)
+    with NodePages("127.0.0.1:0", server) as pages, watch(pages, steps=40, history=path, goal_return=60.0) as made:
         until(lambda: made.aggregator.newest.models)
         yield made
-
-
-def complaints(page):
-    found = axe.Axe().run(page).response["violations"]
-    return [f"{each['id']}: {node['html'][:200]}" for each in found for node in each["nodes"]]
 
 
 def chart(page, title):

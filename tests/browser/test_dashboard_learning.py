@@ -10,11 +10,11 @@ import pytest
 import memoire
 from memoire.nodes.http import NodePages
 from netkit import until
-from pageskit import DESKTOP, PHONE, browser, open_page, watch, window
+from pageskit import BOTH, check_drawn, fact, open_page, watch, window
 
 pages_of_nodes = pytest.importorskip("memoire.nodes.pages")
-axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-__all__ = ["browser"]
+
+
 SCHEMA = memoire.Schema({"obs": np.int64, "reward": np.float32})
 TABLE = memoire.Table(SCHEMA, storage="rollouts", capacity=1000)
 INPUTS, OUTPUTS = {"obs": (np.float32, (2,))}, {"action": np.float32}
@@ -23,14 +23,8 @@ FIGURES = {
     "explained_variance": 0.7, "test_return": 17.0, "lag_mean": 2.0, "lag_max": 3.0, "learner_steps": 30.0, "mine": 4.0,
 }  # fmt: skip
 HOSTILE = "<img src=x onerror=alert(1)>"
-STARTS = {
-    "name": HOSTILE,
-    "kept": 3,
-    "draws": 40,
-    "best": 41.0,
-    "first": 60.0,
-    "lineage": [[60.0, 0], [52.0, 3], [41.0, 7]],
-}
+LINEAGE = [[60.0, 0], [52.0, 3], [41.0, 7]]
+STARTS = {"name": HOSTILE, "kept": 3, "draws": 40, "best": 41.0, "first": 60.0, "lineage": LINEAGE}
 
 
 def act(columns, weights):
@@ -61,9 +55,8 @@ def scene():
         policy = keep(memoire.RemotePolicy([node.endpoint], INPUTS, OUTPUTS, timeout=100.0))
         with pytest.raises(memoire.errors.Refused):
             policy.act({"obs": np.full((4, 2), -1.0, np.float32)})
-        archive = types.SimpleNamespace(
-            stats=lambda: {"name": "agent-1", "starts": STARTS}, liveness=list, readiness=list
-        )
+        said = {"name": "agent-1", "starts": STARTS}
+        archive = types.SimpleNamespace(stats=lambda: said, liveness=list, readiness=list)
         urls = [keep(NodePages("127.0.0.1:0", each)).url for each in (server, node, archive)]
         board = keep(watch(*urls))
 
@@ -91,19 +84,13 @@ def test_the_pages_are_drawn_without_a_complaint_in_both_themes(browser, scene):
         "learning": "What does the learner wait for?", "lag": "Actors are 2 versions behind", "starts": "19 less than the first",
         "inference": "infer-1",
     }  # fmt: skip
-    for theme, size in (("light", DESKTOP), ("dark", PHONE)):
+    for theme, size in BOTH:
         with window(browser, scene.url, size=size, color_scheme=theme) as page:
             for name, text in expected.items():
                 open_page(page, scene.url, name)
                 page.get_by_text(text).first.wait_for()
                 page.wait_for_selector(".uplot canvas")
-                assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], name
-                found = axe.Axe().run(page).response["violations"]
-                assert [f"{each['id']}: {node['html'][:200]}" for each in found for node in each["nodes"]] == [], name
-
-
-def fact(card, name):
-    return card.locator("dt", has_text=name).locator("xpath=following-sibling::dd[1]").inner_text()
+                check_drawn(page, size, name)
 
 
 def test_scalars_of_a_learner_are_in_plain_words_by_what_they_are_about(browser, scene):
@@ -200,43 +187,31 @@ def prompts_scene():
         yield board, worker.client_id.hex()
 
 
-def prompts_fact(page, name):
-    return page.locator("dt", has_text=name).locator("xpath=following-sibling::dd[1]").first.inner_text()
-
-
 def test_the_page_says_where_prompts_stand_and_who_has_them(browser, prompts_scene):
     board, worker = prompts_scene
     expected = {
         "waiting": 14, "leased": 6, "answered": 0, "ready": 5, "drawn": 4, "committed": 8, "dropped": 3, "forgotten": 0,
     }  # fmt: skip
-    for theme, size in (("light", DESKTOP), ("dark", PHONE)):
+    for theme, size in BOTH:
         with window(browser, board.url, size=size, color_scheme=theme) as page:
             open_page(page, board.url, "prompts")
             page.get_by_text("5 groups are ready to be drawn").wait_for()
             page.wait_for_selector(".uplot canvas")
             said = [each.split(" ") for each in page.locator(".states li").all_inner_texts()]
             assert {state: int(many) for state, many in said} == expected
-            widths = {
-                each.get_attribute("class"): float(each.get_attribute("width"))
-                for each in page.locator(".states rect").all()
-            }
-            assert {name: round(width * 40 / 1000) for name, width in widths.items()} == {
-                k: v for k, v in expected.items() if v
-            }
-            assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
-            found = axe.Axe().run(page).response["violations"]
-            assert [f"{each['id']}: {node['html'][:200]}" for each in found for node in each["nodes"]] == []
+            parts = page.locator(".states rect").all()
+            widths = {each.get_attribute("class"): float(each.get_attribute("width")) * 40 / 1000 for each in parts}
+            assert {k: round(width) for k, width in widths.items()} == {k: v for k, v in expected.items() if v}
+            check_drawn(page, size, "prompts")
     with window(browser, board.url) as page:
         open_page(page, board.url, "prompts")
         page.get_by_text("Who holds prompts").first.wait_for()
         (row,) = page.locator("table", has_text="The oldest began").locator("tbody tr").all()
         cells = row.locator("td").all_inner_texts()
         assert cells[:2] == [worker[:8], "6"] and cells[-1] == "home"
-        assert prompts_fact(page, "Groups without signal") == "3" and prompts_fact(page, "Workers with a lease") == "1"
-        tokens = [
-            row.locator("td").nth(1).inner_text()
-            for row in page.locator("table", has_text="Of the mean").locator("tbody tr").all()
-        ]
+        assert fact(page, "Groups without signal") == "3" and fact(page, "Workers with a lease") == "1"
+        rows = page.locator("table", has_text="Of the mean").locator("tbody tr").all()
+        tokens = [row.locator("td").nth(1).inner_text() for row in rows]
         assert len(tokens) == 2 and all(int(each.replace(",", "")) > 1000 for each in tokens)
         assert page.locator("table", has_text="Reason").locator("tbody tr").all_inner_texts() == ["no signal\t3"]
 
@@ -268,21 +243,16 @@ def rollouts_scene():
 def test_entries_that_were_taken_too_old_or_overwritten_are_said(browser, rollouts_scene):
     stats, board = rollouts_scene
     shown = {
-        "fragments held": stats.held_caches,
-        "entries held": stats.held_samples,
-        "entries taken": 30,
-        "entries too old": 16,
-        "entries overwritten": 48,
-        "fragments split": 1,
-    }
+        "fragments held": stats.held_caches, "entries held": stats.held_samples, "entries taken": 30,
+        "entries too old": 16, "entries overwritten": 48, "fragments split": 1,
+    }  # fmt: skip
     assert shown["entries held"] == 128 - 30 - 16 - 48
     with window(browser, board.url) as page:
         open_page(page, board.url, "memory")
         card = page.locator("section.card", has_text="Table rollouts")
         card.wait_for()
         for name, number in shown.items():
-            row = card.locator("dt", has_text=name)
-            assert row.locator("xpath=following-sibling::dd[1]").inner_text() == str(number), name
+            assert fact(card, name) == str(number), name
         assert not card.get_by_text("samples per insert").count()
         open_page(page, board.url, "overview")
         page.get_by_text(f"{stats.held_caches} fragments").wait_for()

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from memoire.nodes.http import NodePages
-from netkit import Cluster, record, until
-from pageskit import watch
+from pageskit import three_actors, watch
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 
@@ -26,22 +25,12 @@ MAX_REQUEST = 16 << 10
 
 
 @pytest.fixture(scope="module")
-def described():
+def described(shared_cluster):
     """What the API says of itself, while it answers for a server that has something to show."""
-    cluster = Cluster()
-    server = cluster.server(name="home", run="r-1")
-    client = cluster.client(server)
-    record(client, episodes=2)
-    client.log("a line")
-    client.scalars({"epsilon": 0.5})
-    assert client.push_cache(100.0)
-    client.update(100.0)
-    until(lambda: server.total_caches == 1)
-    server.get_batch(8, timeout=100.0)
-    with NodePages("127.0.0.1:0", server) as pages, watch(pages.url) as board:
-        until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 40)
+    server = shared_cluster.server(name="home", run="r-1")
+    three_actors(shared_cluster, server, "")
+    with NodePages("127.0.0.1:0", server) as pages, watch(pages, steps=120) as board:
         yield schemathesis.openapi.from_url(f"{board.url}/api/openapi.json")
-    cluster.close()
 
 
 ENDLESS = "/api/stream"

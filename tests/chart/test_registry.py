@@ -35,12 +35,6 @@ def test_a_hub_is_told_what_an_installation_pulls_and_under_which_license():
 
 
 @pytest.mark.parametrize("helm", helms(), ids=str)
-def test_helm_has_nothing_to_say_against_it(helm):
-    code, out, err = run(helm, "lint", "--strict", CHART)
-    assert code == 0 and "[" not in out, out + err
-
-
-@pytest.mark.parametrize("helm", helms(), ids=str)
 def test_a_registry_gives_back_the_chart_that_was_pushed(helm, tmp_path):
     if helm is None:
         pytest.skip("helm is not installed")
@@ -56,10 +50,8 @@ def test_a_registry_gives_back_the_chart_that_was_pushed(helm, tmp_path):
         assert layer["digest"] == "sha256:" + hashlib.sha256(package.read_bytes()).hexdigest()
 
         for name in (here.url("charts/memoire"), f"{here.url('charts/memoire')}@{digest}"):
-            version_of = () if "@" in name else ("--version", version)
-            code, out, err = run(
-                helm, "template", "memoire", name, *version_of, "--plain-http", "--kube-version", "1.34.0"
-            )
+            given = ("--plain-http", "--kube-version", "1.34.0", *(() if "@" in name else ("--version", version)))
+            code, out, err = run(helm, "template", "memoire", name, *given)
             assert code == 0, err
             objects = [each for each in yaml.safe_load_all(out) if each]
             assert of(objects, "StatefulSet", "memoire-server")["spec"]["replicas"] == 1

@@ -43,11 +43,8 @@ def test_a_proxy_says_where_its_pages_are_and_those_of_all_servers_behind_it(clu
 def test_a_server_says_where_its_own_pages_are_and_is_not_counted_a_client(cluster):
     server, page = cluster["b"]
     before = server.clients()
-    assert addresses.pages_of([server.endpoint, page, "dns:name:1", "host:8080"], say=str) == [
-        page,
-        "dns:name:1",
-        "host:8080",
-    ]
+    found = addresses.pages_of([server.endpoint, page, "dns:name:1", "host:8080"], say=str)
+    assert found == [page, "dns:name:1", "host:8080"]
     assert server.clients() == before
 
 
@@ -66,10 +63,8 @@ def test_the_page_of_a_proxy_leads_to_those_of_its_servers_where_it_is_given_alo
 def test_a_proxy_whose_servers_have_no_pages_is_looked_at_alone(times):
     said = []
     times(page_asked=0.5)
-    with (
-        memoire.Proxy("tcp://127.0.0.1:0", ["tcp://127.0.0.1:1"]) as proxy,
-        NodePages("127.0.0.1:0", proxy) as pages,
-    ):
+    proxy = memoire.Proxy("tcp://127.0.0.1:0", ["tcp://127.0.0.1:1"])
+    with proxy, NodePages("127.0.0.1:0", proxy) as pages:
         assert addresses.pages_of([pages.url], say=said.append) == [pages.url]
     assert said[0].startswith(f"only {pages.url} is looked at, and no server behind it: ") and len(said) == 1
 
@@ -98,7 +93,7 @@ def test_nobody_there_is_told_with_the_address(times):
         port = gone.getsockname()[1]
     with pytest.raises(EndpointError, match=rf"cannot ask 'http://127.0.0.1:{port}': .*refused"):
         addresses.endpoint_of(f"http://127.0.0.1:{port}")
-    with pytest.raises(EndpointError, match=rf"cannot ask 'tcp://127.0.0.1:{port}': cannot connect|nobody answered"):
+    with pytest.raises(EndpointError, match=f"cannot ask 'tcp://127.0.0.1:{port}': .*nothing listens at"):
         addresses.pages_of([f"tcp://127.0.0.1:{port}"])
     with pytest.raises(ParameterError, match="http://HOST:PORT of a node's pages"):
         addresses.endpoint_of("http://proxy")
@@ -111,10 +106,8 @@ def test_a_node_without_pages_is_told_how_to_have_some():
 
 
 def test_pages_that_ask_for_a_token_or_are_of_no_node_are_told_so():
-    with (
-        memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server,
-        NodePages("127.0.0.1:0", server, token="t" * 20) as pages,
-    ):
+    server = memoire.Server("tcp://127.0.0.1:0", SCHEMA)
+    with server, NodePages("127.0.0.1:0", server, token="t" * 20) as pages:
         with pytest.raises(EndpointError, match="it answers with status 401. Give the tcp:// address of this node"):
             addresses.endpoint_of(pages.url)
     with NodePages("127.0.0.1:0") as nothing, pytest.raises(EndpointError, match="no server, proxy or relay"):
@@ -148,10 +141,8 @@ def locked(tmp_path_factory):
     """A server with keys and pages, and the folder of all keys."""
     keys = tmp_path_factory.mktemp("keys") / "keys"
     assert main.main(["keys", "new", str(keys)]) == 0
-    with (
-        memoire.Server("tcp://127.0.0.1:0", SCHEMA, keys=str(keys)) as server,
-        NodePages("127.0.0.1:0", server) as pages,
-    ):
+    server = memoire.Server("tcp://127.0.0.1:0", SCHEMA, keys=str(keys))
+    with server, NodePages("127.0.0.1:0", server) as pages:
         yield server, pages.url, str(keys)
 
 
@@ -168,11 +159,3 @@ def test_a_command_with_a_key_finds_the_pages_of_the_address(command, locked, tm
     given = [*LOOKS[command], *([str(tmp_path)] if command == "report" else [])]
     assert main.main([*given, locked[0].endpoint, "--keys", locked[2]]) == 0
     assert f"asked {locked[0].endpoint} for pages: {locked[1]}" in capsys.readouterr().err
-
-
-def test_where_nothing_listens_the_advice_says_so(times):
-    times(page_asked=0.3)
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        with pytest.raises(EndpointError, match="nothing listens at"):
-            addresses.pages_of([f"tcp://127.0.0.1:{unused.getsockname()[1]}"], say=str)

@@ -64,10 +64,6 @@ class FakeApi(http.server.ThreadingHTTPServer):
         """A Secret's files, decoded."""
         return {key: base64.b64decode(text).decode() for key, text in self.secrets[name]["data"].items()}
 
-    def drop(self, *names):
-        for name in names:
-            del self.secrets[name]
-
     def close(self):
         self.shutdown()
         self.server_close()
@@ -98,9 +94,7 @@ class Asked(http.server.BaseHTTPRequestHandler):
             api.tokens.append(self.headers.get("Authorization"))
             status, until = api.refused.get(self.command, (0, 0.0))
             if status and time.monotonic() < until:
-                text = (
-                    f'secrets "{name}" is forbidden: User "system:serviceaccount:rl:memoire-keys" cannot {self.command}'
-                )
+                text = f'{name} is forbidden: User "system:serviceaccount:rl:memoire-keys" cannot {self.command}'
                 return self.answer(status, {"kind": "Status", "message": text})
             assert prefix == "/api/v1/namespaces/rl", prefix
             return self.answer(*getattr(self, self.command.lower())(api, name, body))
@@ -134,6 +128,11 @@ def api():
     made = FakeApi()
     yield made
     made.close()
+
+
+def encoded(files):
+    """Files as a Secret has them."""
+    return {name: base64.b64encode(text.encode()).decode() for name, text in files.items()}
 
 
 def make(api, timeout=20.0, patience=0.0, keys="k", tokens="t"):
@@ -180,10 +179,8 @@ def test_keys_and_tokens_are_made_where_there_are_none(api, tmp_path):
     assert "BEGIN" not in text and api.files("t")["nodes"] not in text  # no secret is printed
     # The same files as those that a person makes and applies.
     by_hand = {role: secret_files(role, files) for role, files in cluster_files().items()}
-    assert {role: files.keys() for role, files in by_hand.items()} == {
-        role: api.files(f"k-{role}").keys() for role in ROLES
-    }
     for role in ROLES:
+        assert by_hand[role].keys() == api.files(f"k-{role}").keys()
         dialled = [key.role for key in read_blocks(api.files(f"k-{role}")["server.pub"].encode())]
         assert dialled == [key.role for key in read_blocks(by_hand[role]["server.pub"].encode())]
 
@@ -203,7 +200,8 @@ def test_a_secret_that_is_missing_is_made_anew_and_the_others_keep_their_keys(ap
     make(api)
     own = {role: api.files(f"k-{role}")["own.key"] for role in ROLES}
     before = {role: api.files(f"k-{role}") for role in ROLES}
-    api.drop(*(f"k-{role}" for role in gone))
+    for role in gone:
+        del api.secrets[f"k-{role}"]
     api.asked = []
     make(api)
     assert_whole(api, tmp_path)
@@ -218,9 +216,7 @@ def test_a_secret_that_is_missing_is_made_anew_and_the_others_keep_their_keys(ap
 
 def test_a_key_that_somebody_revoked_is_not_let_in_again(api):
     make(api)
-    data = dict(api.secrets["k-server"]["data"])
-    data["authorized-actor.pub"] = base64.b64encode(b"# nobody\n").decode()
-    api.put("k-server", data)
+    api.put("k-server", api.secrets["k-server"]["data"] | encoded({"authorized-actor.pub": "# nobody\n"}))
     make(api)
     assert api.files("k-server")["authorized-actor.pub"] == "# nobody\n"
 
@@ -233,7 +229,7 @@ def test_what_another_one_made_before_it_ended_is_gone_on_with(api, tmp_path, co
     def meanwhile(method, name):
         if method == "POST" and not api.secrets:
             for role, files in theirs.items():
-                api.put(f"k-{role}", {path: base64.b64encode(text.encode()).decode() for path, text in files.items()})
+                api.put(f"k-{role}", encoded(files))
 
     api.before = meanwhile
     said = make(api)
@@ -244,17 +240,14 @@ def test_what_another_one_made_before_it_ended_is_gone_on_with(api, tmp_path, co
 
 def test_a_secret_that_changes_while_it_is_changed_is_looked_at_again(api, tmp_path):
     make(api)
-    api.drop("k-actor")
+    del api.secrets["k-actor"]
     changed = []
 
     def meanwhile(method, name):
         if method == "PATCH" and not changed:
             changed.append(name)
-            data = dict(api.secrets[name]["data"])
-            data["authorized-reader.pub"] = base64.b64encode(
-                api.files(name)["authorized-reader.pub"].encode() + b"# mine\n"
-            ).decode()
-            api.put(name, data)
+            text = api.files(name)["authorized-reader.pub"] + "# mine\n"
+            api.put(name, api.secrets[name]["data"] | encoded({"authorized-reader.pub": text}))
 
     api.before = meanwhile
     make(api)
@@ -264,7 +257,7 @@ def test_a_secret_that_changes_while_it_is_changed_is_looked_at_again(api, tmp_p
 
 def test_somebody_who_changes_everything_all_the_time_is_given_up_on(api):
     make(api)
-    api.drop("k-actor")
+    del api.secrets["k-actor"]
     api.before = lambda method, name: api.put(name, api.secrets[name]["data"]) if method == "PATCH" else None
     with pytest.raises(Refused, match="changed 20 times meanwhile"):
         make(api)
@@ -316,6 +309,12 @@ def test_a_server_that_comes_late_is_found(times):
             one.close()
 
 
+def certify(certificate, key, *more):
+    """Make a certificate, which is its own authority, and its key."""
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=kubernetes"]
+    subprocess.run([*command, *more, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=60)
+
+
 @pytest.fixture
 def account(tmp_path):
     """What the kubelet mounts for an account, beside a certificate of 127.0.0.1 and its key."""
@@ -323,11 +322,7 @@ def account(tmp_path):
         pytest.skip("openssl is not installed")
     folder = tmp_path / "serviceaccount"
     folder.mkdir()
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=kubernetes",
-         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "tls.pem", "-out", folder / "ca.crt"],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
+    certify(folder / "ca.crt", tmp_path / "tls.pem", "-addext", "subjectAltName=IP:127.0.0.1")
     (folder / "token").write_text("first\n")
     (folder / "namespace").write_text("rl\n")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -358,10 +353,7 @@ def test_an_api_server_with_another_certificate_hears_no_token(account, tmp_path
     folder, context = account
     other = tmp_path / "other"
     shutil.copytree(folder, other)
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=other",
-         "-keyout", tmp_path / "other.pem", "-out", other / "ca.crt"], check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
+    certify(other / "ca.crt", tmp_path / "other.pem")
     with contextlib.closing(FakeApi(context)) as api:
         with pytest.raises(MemoireTimeout, match="certificate verify failed"):
             ApiServer(ServiceAccount.of_pod(in_pod(api), other), 1.0).read("k-actor")
@@ -401,17 +393,13 @@ def test_the_command_makes_them_by_an_address_that_is_named(api, capsys):
     [
         ("k-actor", {}, "secret/k-actor has no own.key"),
         ("k-proxy", {"own.key": "rubbish"}, "secret/k-proxy has an own.key that is no file of keys"),
-        (
-            "k-proxy",
-            {"own.key": keypairs.make("actor").text(secret=True)},
-            "no own.key with one key of the role proxy",
-        ),
+        ("k-proxy", {"own.key": keypairs.make("actor").text(secret=True)}, "with one key of the role proxy"),
         ("t", {"nodes": "short", "dashboard": "x" * 40}, r"secret/t \(nodes\) is not .*16 to 256"),
         ("t", {"nodes": ""}, r"secret/t \(nodes\) is not"),
     ],
 )
 def test_a_secret_that_cannot_be_used_is_named_and_nothing_is_changed(api, secret, data, words):
-    api.put(secret, {name: base64.b64encode(text.encode()).decode() for name, text in data.items()})
+    api.put(secret, encoded(data))
     with pytest.raises(KeyFileError, match=words) as caught:
         make(api, keys="k" if secret != "t" else "")
     assert "short" not in str(caught.value) and api.secrets.keys() == {secret}
@@ -451,12 +439,8 @@ def test_secrets_that_can_be_used_are_told_with_their_fingerprints(mounted, caps
     status, said = check(mounted, capsys)
     assert status == 0 and "secret/t: has both tokens" in said
     for role in ROLES:
-        assert fingerprint(mounted / role) in said
-
-
-def fingerprint(folder):
-    (key,) = public_keys(folder)
-    return key.fingerprint
+        (key,) = public_keys(mounted / role)
+        assert key.fingerprint in said
 
 
 def test_keys_from_before_there_were_inference_nodes_are_enough(mounted, capsys):

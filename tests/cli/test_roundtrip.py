@@ -81,14 +81,11 @@ def test_several_go_there_and_back_at_once(cluster):
 
 def test_a_cache_that_is_refused_is_said_to_be(cluster, monkeypatch):
     server = cluster.server(schema=SCHEMA)
-    monkeypatch.setattr(Pool, "check", refuse)
+    refused = memoire.errors.ProtocolError("column", "not today")
+    monkeypatch.setattr(Pool, "check", mock.Mock(side_effect=refused))
     status, said = examine(server.endpoint)
     assert status == doctor.STUCK
     assert "FAIL a cache did not arrive: column" in said
-
-
-def refuse(*_, **__):
-    raise memoire.errors.ProtocolError("column", "not today")
 
 
 def test_a_cache_that_nobody_acknowledges_is_waited_for_until_the_deadline():

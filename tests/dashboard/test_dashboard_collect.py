@@ -1,49 +1,69 @@
-"""The deciding parts of the dashboard, one by one: nodes, ledgers of runs, counters, learners, forecasts, actors."""
+"""The deciding parts of the dashboard: nodes, ledgers of runs, counters, forecasts, actors, and how figures of many nodes
+become one.
+"""
+
+import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memoire.accounting.account import Totals
-from memoire.dashboard.collect.actors import MAX_RUNS, ActorList, KeptRun, RunLedgers
-from memoire.dashboard.collect.answers import LearnerRow, NodeRow, TableRow
-from memoire.dashboard.collect.cluster import FULL, Cluster, Forecasts, until
-from memoire.dashboard.collect.counters import (
-    LONG_WINDOW,
-    NOT_ASKED,
-    WINDOW,
-    Counters,
-    NodeAnswer,
-    NodeState,
-    embedded,
-    quantile,
-    waited,
+from memoire.dashboard.collect.actors import (
+    MAX_RUNS,
+    QUANTILES,
+    RECENT_EPISODES,
+    RECENT_SECONDS,
+    ActorList,
+    KeptRun,
+    RecentReturns,
+    RunLedgers,
 )
-from memoire.dashboard.collect.overview import freshness_of, learning_of, open_addresses, tables_of
+from memoire.dashboard.collect.answers import EpisodeRow, NodeRow, TableRow
+from memoire.dashboard.collect.cluster import FULL, Cluster, EventWatcher, Forecasts, until
+from memoire.dashboard.collect.counters import LONG_WINDOW, NOT_ASKED, Counters, NodeAnswer, NodeState, quantile
+from memoire.dashboard.collect.history import stretches_away
+from memoire.dashboard.collect.overview import freshness_of, learning_of, open_addresses, reachable
 from memoire.dashboard.settings import Settings
 from memoire.figures import BOUNDS
 from memoire.tables.inspection import SampleFreshness
 from memoire.wire.frames import name_hash
 from memoire.wire.rows import ACCOUNT
 
-A = "http://a:1"
+A, B = "http://a:1", "http://b:1"
 
 
 def settings(**changes):
     return Settings(nodes=(A,), **changes)
 
 
+def table(**figures):
+    """What a server says of a table of caches."""
+    plain = dict.fromkeys(
+        ("clients", "held_caches", "held_bytes", "byte_limit", "unused_samples", "samples", "batches", "waited",
+         "overwritten_caches", "episodes", "steps", "capacity"), 0)  # fmt: skip
+    rate = {"draws_wait": "", "inserts_wait": ""}
+    return plain | {"storage": "caches", "samples_per_insert": 1.0, "rate": rate, "freshness": None} | figures
+
+
+def status_of(name, *, tables=None, **stats):
+    """What a server says of itself."""
+    made = {"t": table(samples=stats.get("samples", 0))} if tables is None else tables
+    plain = {"name": name, "run": "r", "epoch": 1, "samples": 0, "tables": made}
+    return {"role": "server", "ready": True, "stats": plain | stats}
+
+
 def server(name="a", **stats):
     made = NodeState(A, 0.0)
-    made.apply(
-        NodeAnswer(A, 1.0, status={"role": "server", "ready": True, "stats": {"name": name, "run": "r"} | stats})
-    )
+    made.apply(NodeAnswer(A, 1.0, status=status_of(name, **stats)))
     return made
 
 
-def rows_of(*clients, **columns):
+def rows_of(*clients, home="a", **columns):
     rows = np.zeros(len(clients), ACCOUNT)
     rows["client"] = [(client, client) for client in clients]
-    rows["home"], rows["since"], rows["last_seen"] = name_hash("a"), 1, 5.0
+    rows["home"], rows["since"], rows["last_seen"] = name_hash(home), 1, 5.0
     for name, value in columns.items():
         rows[name] = value
     return rows
@@ -96,13 +116,22 @@ def test_only_a_node_that_never_answered_is_said_to_be_silent():
 
 
 def test_the_run_that_is_counted_stays_at_hand_however_many_are_asked_for():
-    ledgers = RunLedgers(lambda run: b"")
+    ledgers = RunLedgers(lambda run: rows_of(1, steps=5).tobytes())
     counted = ledgers.of("counted", "counted")
+    assert counted.totals().steps == 5, "as it was kept"
     former = ledgers.of("former", "counted")
     for number in range(MAX_RUNS):
         ledgers.of(f"r{number}", "counted")
     assert ledgers.of("counted", "counted") is counted
     assert ledgers.of("former", "counted") is not former
+
+
+def test_what_a_server_has_forgotten_and_what_another_one_inherited_counts_once_however_late_it_comes():
+    kept, first = KeptRun(), rows_of(1, steps=50, accepted_caches=3)
+    later = rows_of(1, since=2, steps=80, accepted_caches=2), rows_of(1, home="b", steps=70, accepted_caches=4)
+    for rows in (first, *later, first):
+        kept.take(rows)
+    assert (kept.totals().steps, kept.totals().accepted_caches, len(kept.clients())) == (80, 9, 1)
 
 
 # ---------------------------------------------------------------------------------------------- counters and learners
@@ -141,29 +170,10 @@ def test_nothing_has_no_quantile_and_the_last_bucket_no_end():
     assert quantile([*counts, 3.0], 0.5) == BOUNDS[-1]
 
 
-def learner(name, batches, seconds, share=None):
-    return LearnerRow(name, "gpu", 0.0, batches, 0.0, seconds, share, {})
-
-
-def test_the_waiting_share_is_of_the_learner_that_waits_most():
-    rows = [learner("a", 0.0, 0.0, 0.2), learner("b", 0.0, 0.0, 0.7), learner("c", 0.0, 0.0)]
-    assert Counters().rates(rows).waiting_share == 0.7
-    assert Counters().rates(rows[2:]).waiting_share is None
-
-
-def test_a_learner_in_a_server_that_began_anew_has_waited_since_then_alone():
-    counters = Counters()
-    name = embedded(server())
-    for now, epoch, batches, seconds in ((0.0, 1, 50.0, 30.0), (10.0, 2, 20.0, 4.0)):
-        counters.remember(now, Totals(), [server(epoch=epoch)], [learner(name, batches, seconds)])
-    assert counters.gained(waited(name), WINDOW) == (4.0, 10.0)
-    assert counters.rates([]).batches == 2.0
-
-
 # -------------------------------------------------------------------------------------------------------- forecasts
 
 
-def table(held, limit, full):
+def filled(held, limit, full):
     made = dict.fromkeys(TableRow.__dataclass_fields__, 0)
     return TableRow(**made | {"held_bytes": held, "byte_limit": limit, "full": full})
 
@@ -180,28 +190,29 @@ def watched(made, *nodes, every=60.0):
 def test_what_grows_reaches_its_end_at_the_rate_that_it_grows_at():
     made = Forecasts(settings(goal_steps=1000))
     up = watched(made, (0, 100, 900), (60, 160, 840), (120, 220, 780))
-    found = made.forecast(Totals(steps=120), [table(220, 420, 220 / 420)], up)
+    found = made.forecast(Totals(steps=120), [filled(220, 420, 220 / 420)], up)
     assert (found.memory_full, found.disk_full, found.goal) == (200.0, 780.0, 880.0)
     made.clear()
-    found = made.forecast(Totals(steps=120), [table(220, 420, 220 / 420)], up)
+    found = made.forecast(Totals(steps=120), [filled(220, 420, 220 / 420)], up)
     assert (found.memory_full, found.disk_full, found.goal) == (None, None, None)
 
 
 def test_what_goes_up_and_down_fills_nothing_and_what_is_full_is_full_now():
     made = Forecasts(settings(goal_episodes=10))
     up = watched(made, (0, 100, None), (0, 300, None), (0, 200, None))
-    found = made.forecast(Totals(episodes=10), [table(200, 400, 0.5)], up)
+    found = made.forecast(Totals(episodes=10), [filled(200, 400, 0.5)], up)
     assert (found.memory_full, found.disk_full, found.goal) == (None, None, 0.0)
-    assert made.forecast(Totals(), [table(200, 400, FULL)], up).memory_full == 0.0
-    assert made.forecast(Totals(), [table(200, 0, None)], up).memory_full is None
+    assert made.forecast(Totals(), [filled(200, 400, FULL)], up).memory_full == 0.0
+    assert made.forecast(Totals(), [filled(200, 0, None)], up).memory_full is None
 
 
 @pytest.mark.parametrize(
     ("left", "rate", "seconds"),
-    [(0.0, 1.0, 0.0), (-5.0, 0.0, 0.0), (6.0, 3.0, 2.0), (1.0, 0.0, None), (4e7, 1.0, None)],
-)
-def test_more_than_a_year_is_never(left, rate, seconds):
-    assert until(left, rate) == seconds
+    [(0.0, 1.0, 0.0), (-5.0, 0.0, 0.0), (6.0, 3.0, 2.0), (1.0, 0.0, None), (4e7, 1.0, None), (math.inf, 1.0, None),
+     (100.0, -1.0, None), (0.0, 0.0, 0.0)],
+)  # fmt: skip
+def test_what_does_not_grow_and_more_than_a_year_is_never(left, rate, seconds):
+    assert until(left, rate) == seconds and 0.9 < FULL < 1.0
 
 
 # ----------------------------------------------------------------------------------------------------------- actors
@@ -227,32 +238,8 @@ def test_the_list_of_actors_is_made_once_a_second_unless_accounts_change():
     assert len(made.rows(kept, 6.1)) == 2
 
 
-# --------------------------------------------------------------------------------------------------------- overview
-
-
-def of_table(**figures):
-    rate = {"draws_wait": "", "inserts_wait": ""}
-    return {"storage": "caches", "samples_per_insert_target": 2.0, "rate": rate, "freshness": None} | figures
-
-
-def test_a_table_is_the_sum_of_its_servers_and_as_full_as_its_fuller_limit():
-    a = of_table(held_bytes=10, byte_limit=100, held_caches=3, capacity=4, rate={"draws_wait": "", "inserts_wait": "x"})
-    b = of_table(held_bytes=30, byte_limit=100, held_caches=1, capacity=4, clients=2)
-    (found, other) = tables_of(
-        [server("a", tables={"t": a}), server("b", tables={"t": b, "u": of_table()}), server("c")]
-    )
-    assert (found.held_bytes, found.byte_limit, found.clients, found.samples) == (40, 200, 2, 0)
-    assert (found.full, found.rate.inserts_wait, found.rate.draws_wait, sorted(found.facts)) == (
-        0.5,
-        "x",
-        "",
-        ["a", "b"],
-    )
-    assert (other.name, other.full) == ("u", None)
-
-
 def test_without_episodes_and_batches_there_is_no_mean_and_nothing_fresh():
-    up = [server(scalars={"loss": {"mean": 0.0, "count": 0}}, recent={"count": 0}, tables={"t": of_table()})]
+    up = [server(scalars={"loss": {"mean": 0.0, "count": 0}}, recent={"count": 0}, tables={"t": table()})]
     found = learning_of(up)
     assert (found.return_mean, found.client_scalars, freshness_of(up)) == (None, {}, SampleFreshness())
 
@@ -266,15 +253,12 @@ def test_what_is_open_is_listed_with_its_node_and_the_dashboard_last():
 
 # ---------------------------------------------------------------------------------------------------------- cluster
 
-B = "http://b:1"
 
-
-def asked(cluster, url=A, run="r", *, time=1.0, rows=(), row_bytes=ACCOUNT.itemsize, **more):
+def asked(cluster, url=A, run="r", *, time=1.0, status=None, rows=(), row_bytes=ACCOUNT.itemsize, **more):
     """The cluster hears what a server says that counts this run."""
-    status = {"role": "server", "ready": True, "stats": {"name": url[7], "run": run, "tables": {}}}
     packed = np.concatenate(rows).tobytes() if rows else b""
     told = {"run": run, "runs": [run], "row_bytes": row_bytes, "rows": packed}
-    cluster.apply(NodeAnswer(url, time, status=status, accounts=[told], **more))
+    cluster.apply(NodeAnswer(url, time, status=status or status_of(url[7], run=run), accounts=[told], **more))
 
 
 def cluster_of(*urls):
@@ -315,3 +299,226 @@ def test_actors_have_accounts_and_homes_of_the_run_that_is_counted():
     asked(cluster, run="q", rows=[rows_of(3, steps=5)])
     cluster.look(2.0)
     assert [row.client for row in cluster.actors()] == [key(3).hex()] and cluster.actor(key(2).hex()) is None
+
+
+# ------------------------------------------------------------------------------------------- figures of many nodes
+
+FRESH = {"age_median": 1.0, "age_p90": 5.0, "age_max": 9.0, "lag_mean": 2.0, "lag_max": 7.0, "left_out": 0.3, "effective": 0.9}  # fmt: skip
+FAR = {"age_median": 4.0, "age_p90": 4.5, "age_max": 5.0, "lag_mean": 3.0, "lag_max": 3.5, "left_out": 0.1, "effective": 0.4}  # fmt: skip
+
+
+def reader(learner, *, seen, waited, batches=0.0, **figures):
+    figures |= {"batches": batches, "samples": 0.0, "waited": waited}
+    return {"learner": learner, "host": "gpu", "last_seen": seen, "figures": figures, "scalars": {}}
+
+
+class Watched:
+    """Two servers, asked one after the other at the same moment."""
+
+    def __init__(self):
+        self.cluster = cluster_of(A, B)
+
+    def look(self, now, a, b, *rows):
+        asked(self.cluster, A, time=now, status=a, rows=rows)
+        asked(self.cluster, B, time=now, status=b)
+        return self.cluster.look(now)[0]
+
+
+def request_counts(place, count):
+    return {"HELLO": {"counts": [count if each == place else 0 for each in range(len(BOUNDS) + 1)]}}
+
+
+def test_shares_of_actors_that_skip_are_of_all_their_caches_together():
+    watched = Watched()
+    one = {"pushed_caches": 1000, "skipped": 500}
+    watched.look(
+        0.0, status_of("a"), status_of("b"), rows_of(1, **one), rows_of(2, home="b", pushed_caches=10, skipped=90)
+    )
+    rows = rows_of(1, pushed_caches=1030, skipped=510), rows_of(2, home="b", pushed_caches=20, skipped=140)
+    found = watched.look(10.0, status_of("a"), status_of("b"), *rows)
+    assert found.rates.skipped_share == pytest.approx(60 / 100)  # in these ten seconds, and no mean of 25 % and 83 %
+    assert (found.totals.pushed_caches, found.totals.skipped_caches) == (1050, 650)
+
+
+def test_of_learners_the_one_that_waits_most_is_told_and_of_freshness_the_worst():
+    watched = Watched()
+
+    def status(now):
+        far = reader("r1", seen=now, waited=50.0 + 0.7 * now, batches=5.0 * now, **FAR)
+        former = reader("r1", seen=now - 9.0, waited=0.0)  # as another server knew it before
+        figures = {"batches": int(10 + 3 * now), "waited": 100.0 + 0.1 * now, "learners": [former]}
+        return status_of("a", tables={"t": table(freshness=FRESH)}, **figures), status_of("b", learners=[far])
+
+    for now in (0.0, 10.0, 20.0):  # shares are of the looks before
+        found = watched.look(now, *status(now))
+    shares = {row.learner: row.waiting_share for row in found.learners}
+    assert shares == {"server:a": pytest.approx(0.1), "r1": pytest.approx(0.7)}
+    assert found.rates.waiting_share == pytest.approx(0.7) and found.rates.batches == pytest.approx(8.0)
+    worst = {name: getattr(found.freshness, name) for name in FRESH}
+    assert worst == {name: max(FRESH[name], FAR[name]) for name in FRESH} | {"effective": 0.4}
+    assert found.freshness.effective == 0.4  # the least: the only figure of which more is better
+
+
+def test_means_are_over_all_episodes_and_clients_and_not_over_servers():
+    def status(name, count, mean, least, most, length, scalar):
+        recent = {"count": count, "return_mean": mean, "return_min": least, "return_max": most, "length_mean": length}
+        return status_of(name, recent=recent, scalars={"loss": scalar}, learner_scalars={f"of {name}": mean})
+
+    a = status("a", 30, 10.0, -5.0, 20.0, 100.0, {"count": 1, "mean": 8.0})
+    b = status("b", 10, 50.0, 40.0, 60.0, 20.0, {"count": 3, "mean": 4.0})
+    found = Watched().look(0.0, a, b).learning
+    assert (found.return_mean, found.return_min, found.return_max, found.length_mean) == (20.0, -5.0, 60.0, 80.0)
+    assert found.client_scalars == {"loss": 5.0} and found.learner_scalars == {"of a": 10.0, "of b": 50.0}
+    empty = status_of("b", recent={"count": 0, "return_mean": None})
+    assert Watched().look(0.0, a, empty).learning.return_mean == 10.0
+
+
+def counted(name, epoch, number):
+    """A server that has counted so much of everything in this life of it."""
+    refused, requests = {"schema": number, "missing": 7 * number}, request_counts(2, number)
+    made = status_of(name, epoch=epoch, samples=number, refused=refused, requests=requests, log_lines=number)
+    made["stats"] |= {"batches": number, "waited": number / 1000}
+    return made
+
+
+def test_what_a_server_counted_before_it_began_anew_is_kept_also_where_the_new_count_overtook():
+    watched = Watched()
+    quiet = status_of("b", samples=1_000_000)
+    watched.look(0.0, counted("a", 1, 100), quiet)
+    watched.look(5.0, counted("a", 1, 200), quiet)
+    found = watched.look(10.0, counted("a", 2, 900), quiet)  # 100 in its first life, 900 in the next
+    rates = found.rates
+    assert (rates.samples, rates.log_lines, rates.refused, rates.batches) == (100.0, 100.0, 100.0, 100.0)
+    (row,) = watched.look(15.0, counted("a", 2, 900), quiet).learners  # shares are of the looks before
+    assert row.waiting_share == pytest.approx(0.1)  # a second of the ten, not 0.8 of one
+
+
+def test_tables_add_up_and_what_holds_them_up_is_told_of_any_server():
+    one = {"clients": 1, "held_caches": 2, "held_bytes": 30, "byte_limit": 100, "unused_samples": 5, "batches": 6,
+           "waited": 7.0, "overwritten_caches": 8, "episodes": 9, "steps": 10, "capacity": 4}  # fmt: skip
+    two = {name: 10 * value for name, value in one.items()} | {"rate": {"draws_wait": "more", "inserts_wait": "less"}}
+    by_bytes = table(held_bytes=90, byte_limit=100, held_caches=1, capacity=4)
+    a = status_of("a", tables={"t": table(samples=3, **one)})
+    b = status_of("b", tables={"t": table(samples=30, **two), "u": by_bytes, "v": table()})
+    row, other, unbounded = Watched().look(0.0, a, b).tables
+    assert {name: getattr(row, name) for name in one} == {name: 11 * value for name, value in one.items()}
+    assert (row.samples, row.rate.draws_wait, row.rate.inserts_wait, row.full) == (33, "more", "less", 22 / 44)
+    assert row.facts.keys() == {"a", "b"} and (other.full, unbounded.full) == (0.9, None)
+
+
+def test_latency_is_of_all_requests_and_a_disk_is_the_first_to_be_full():
+    watched = Watched()
+
+    def status(now):
+        a = status_of(
+            "a", requests=request_counts(2, 9 * now), folder={"free_bytes": 5000 - 10 * now, "disk_bytes": 8000}
+        )
+        b = status_of(
+            "b", requests=request_counts(9, 1 * now), folder={"free_bytes": 900 - 5 * now, "disk_bytes": 1000}
+        )
+        return a, b
+
+    for now in range(0, 100, 10):
+        found = watched.look(float(now), *status(now))
+    assert BOUNDS[1] < found.latency.p50 <= BOUNDS[2] and BOUNDS[8] < found.latency.p99 <= BOUNDS[9]
+    assert found.forecast.disk_full == pytest.approx((900 - 5 * 90) / 5)  # of b, at half the rate of a
+
+
+class Look:
+    """One node and its watcher: `look` says which kinds of events a moment brings."""
+
+    def __init__(self):
+        self.node, self.watcher, self.text = NodeState(A, 0.0), EventWatcher(), ""
+
+    def look(self, now, began, *, run="r", finished=False):
+        """`began`: when the node's process did; None: it does not answer."""
+        status = {"role": "server", "ready": True, "time": now, "stats": {"name": "a", "uptime": now - (began or 0.0)}}
+        error, told = ("", status) if began is not None else ("refused", None)
+        self.node.apply(NodeAnswer(A, now, error=error, status=told))
+        found = self.watcher.look(now, run, [self.node], finished=finished)
+        self.text = found[-1].text if found else ""
+        return [each.kind for each in found]
+
+
+HAPPENS = {
+    "a node that comes back": ([1.0, 1.0, None, None, 1.0], ["run_began", "", "node_down", "", "node_back"], "a answers again, after 2 s."),
+    "another process": ([1.0, 10.9, None, None, 14.0], ["run_began", "node_restarted", "node_down", "", "node_restarted"], "a started again."),
+    "a clock that drifts": ([1.0, 2.9], ["run_began", ""], ""),
+    "what was away at first": ([None, 10.5], ["run_began", ""], ""),
+}  # fmt: skip
+"""When the node's process began (None: it does not answer) at 10, 11, 12 s ..; what is told each time, and the last words."""
+
+
+@pytest.mark.parametrize(("began", "kinds", "text"), HAPPENS.values(), ids=HAPPENS)
+def test_each_thing_that_happens_to_a_node_is_told_once(began, kinds, text):
+    seen = Look()
+    assert [seen.look(10.0 + n, each) for n, each in enumerate(began)] == [[kind] if kind else [] for kind in kinds]
+    assert seen.text == text
+
+
+def test_a_run_begins_once_and_is_finished_once_and_so_is_the_next():
+    seen, found = Look(), []
+    for run, finished in (("", False), ("r", False), ("r", True), ("r", True), ("s", False), ("s", True)):
+        found += seen.look(10.0 + len(found), 1.0, run=run, finished=finished)
+    assert found == ["run_began", "run_finished"] * 2
+
+
+def ended(client, returned, time=0.0):
+    return EpisodeRow(client, time, 1, returned)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.floats(-1e6, 1e6)), max_size=120))
+def test_quantiles_are_those_of_each_actors_newest_episodes(episodes):
+    made = RecentReturns()
+    made.add(ended(*each) for each in episodes)
+    newest = [[value for who, value in episodes if who == actor][-RECENT_EPISODES:] for actor in "abcd"]
+    means = [math.fsum(values) / len(values) for values in newest if values]
+    figures = made.figures()
+    if len(means) < 2:
+        assert figures == {}
+    else:
+        found = [figures[f"return_p{part}"].mean for part in QUANTILES]
+        assert found == pytest.approx(np.percentile(means, QUANTILES).tolist())
+
+
+def test_an_actor_that_ended_long_ago_counts_no_more():
+    made = RecentReturns()
+    made.add([ended("old", 100.0, 0.0), ended("a", 1.0, RECENT_SECONDS + 1.0), ended("b", 3.0, RECENT_SECONDS + 2.0)])
+    assert made.figures()["return_p90"].mean == pytest.approx(2.8)
+    made.clear()
+    assert made.figures() == {}
+
+
+def test_a_return_that_is_no_number_is_left_out():
+    made = RecentReturns()
+    made.add([ended("a", math.nan), ended("a", 1.0), ended("b", 3.0), ended("b", math.inf)])
+    assert made.figures()["return_p50"].mean == 2.0
+
+
+@pytest.mark.parametrize(
+    ("times", "bucket", "found"),
+    [
+        ([], 1.0, []),
+        ([0.0, 1.0, 2.0, 60.0, 61.0], 1.0, [[3.0, 60.0]]),
+        ([0.0, 6.0], 1.0, []),
+        ([0.0, 6.1], 1.0, [[1.0, 6.1]]),
+        ([0.0, 300.0, 900.0], 300.0, [[600.0, 900.0]]),
+    ],
+)
+def test_curves_have_a_gap_where_nobody_looked_for_longer_than_is_usual(times, bucket, found):
+    assert stretches_away(times, bucket, 5.0) == found
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "shown"),
+    [
+        ("tcp://127.0.0.1:5560", "tcp://127.0.0.1:5560"),
+        ("tcp://0.0.0.0:5560", "tcp://server-0:5560"),
+        ("tcp://*:5560", "tcp://server-0:5560"),
+        ("tcp://[::]:5560", "tcp://server-0:5560"),
+        ("ipc:///run/memoire", "ipc:///run/memoire"),
+        ("", ""),
+    ],
+)
+def test_an_address_is_shown_as_others_reach_it(endpoint, shown):
+    assert reachable(endpoint, "http://server-0:8080") == shown

@@ -1,112 +1,41 @@
-"""The parts of the dashboard that decide: ledgers that are merged for ever, curves, verdicts, pages of log lines, exports."""
+"""The parts of the dashboard that decide: curves, verdicts, pages of log lines, exports, settings, and how
+long a login holds."""
 
 import contextlib
 import csv
 import io
-import math
+import logging
 import sqlite3
-import struct
+import threading
+import time
+import urllib.request
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.datastructures import Headers
 
 from memoire import loggers
 from memoire.dashboard.collect import nodes, opened
-from memoire.dashboard.collect.actors import KeptRun
-from memoire.dashboard.collect.cluster import until
 from memoire.dashboard.collect.counters import CounterSums, RateWindow
 from memoire.dashboard.collect.history import MAX_SERIES, History
 from memoire.dashboard.collect.nodes import LogRow, NodeAddresses, NodeError
-from memoire.dashboard.collect.verdict import verdicts
+from memoire.dashboard.collect.verdict import LITTLE, verdicts
 from memoire.dashboard.settings import Settings
-from memoire.errors import HistoryError, ParameterError
+from memoire.dashboard.terminal.log_tail import tail
+from memoire.dashboard.web import access
+from memoire.dashboard.web.serve import Dashboard
+from memoire.errors import HistoryError, ParameterError, ProtocolError
 from memoire.net.addresses import NameResolver
-from memoire.wire.rows import ACCOUNT
+from memoire.security.access import Tokens
 from netkit import Book
-from pageskit import account, one, well_but
-
-# ---------------------------------------------------------------------------------------------------------- ledgers
-
-
-class Servers:
-    """Two servers without state folders, and what clients really did: the slow truth."""
-
-    def __init__(self):
-        self.life = [1, 1]
-        self.accounts = [{}, {}]  # client -> [steps, accepted caches, since]
-        self.steps, self.caches = {}, 0
-        self.said = []  # rows as they were read, for answers that come late
-        self.now = 1.0
-
-    def work(self, client, home, steps, caches):
-        self.now += 1.0
-        self.steps[client] = self.steps.get(client, 0) + steps
-        self.caches += caches
-        mine = self.accounts[home].setdefault(client, [0, 0, self.life[home]])
-        mine[0], mine[1] = self.steps[client], mine[1] + caches
-
-    def forget(self, home):
-        self.life[home] += 1
-        self.accounts[home] = {}
-
-    def read(self, home):
-        mine = self.accounts[home].items()
-        rows = [account(c, home, steps=s, accepted=a, seen=self.now, since=opened) for c, (s, a, opened) in mine]
-        self.said.append(np.concatenate(rows) if rows else np.empty(0, ACCOUNT))
-        return self.said[-1]
-
-
-steps_of_it = st.one_of(
-    st.tuples(st.just("work"), st.integers(0, 3), st.integers(0, 1), st.integers(0, 9), st.integers(0, 2)),
-    st.tuples(st.just("forget"), st.integers(0, 1)),
-    st.tuples(st.just("late"), st.integers(0, 50)),
-    st.tuples(st.just("restart")),
-)
-
-
-@given(st.lists(steps_of_it, max_size=40))
-@settings(max_examples=60)
-def test_kept_totals_are_what_clients_did_though_servers_forget_and_answers_come_late(walk):
-    """Each server is read before it forgets, as the dashboard does every two seconds; an answer may come again later."""
-    servers, kept = Servers(), KeptRun()
-    for step, *arguments in walk:
-        if step == "work":
-            servers.work(*arguments)
-        elif step == "forget":
-            kept.take(servers.read(*arguments))
-            servers.forget(*arguments)
-        elif step == "late" and servers.said:
-            kept.take(servers.said[arguments[0] % len(servers.said)])
-        elif step == "restart":
-            kept = KeptRun(np.frombuffer(kept.rows.tobytes(), ACCOUNT))
-    for home in (0, 1):
-        kept.take(servers.read(home))
-    totals = kept.totals()
-    assert totals.steps == sum(servers.steps.values())
-    assert totals.accepted_caches == servers.caches
-    assert totals.clients == len(servers.steps) == len(kept.clients())
-
-
-def test_what_a_drained_server_handed_over_counts_once():
-    kept = KeptRun()
-    mine = account(7, 0, steps=50, accepted=3, seen=2.0, since=11)
-    kept.take(mine)
-    kept.take(np.concatenate([mine, account(7, 1, steps=80, accepted=2, seen=3.0, since=21)]))
-    assert (kept.totals().steps, kept.totals().accepted_caches, kept.totals().clients) == (80, 5, 1)
-
+from pageskit import one, well_but
+from poolkit import Clock
 
 # ---------------------------------------------------------------------------------------------------------- history
 
 NOW = 1_800_000_000.0
-
-
-@pytest.fixture
-def history():
-    made = History(None)
-    yield made
-    made.close()
 
 
 @given(
@@ -132,17 +61,16 @@ def test_curves_keep_the_spikes_and_the_means_of_everything_that_was_added(added
 def test_a_history_goes_on_in_its_file(tmp_path):
     path = str(tmp_path / "history.db")
     for value in (1.0, 3.0):  # the same second twice: merged, not replaced
-        history = History(path)
-        history.add("r", NOW, {"x": one(value), "steps": one(10 * value)})
-        history.keep_run("r", NOW + value, {}, b"rows")
-        history.close()
+        with History(path) as history:
+            history.add("r", NOW, {"x": one(value), "steps": one(10 * value)})
+            history.keep_run("r", NOW + value, {"n": value}, b"rows")
     history = History(path)
     curves = history.curves("r", ["x"], NOW, NOW + 10, 10, NOW + 10)
     assert curves.mean["x"] == [2.0] and curves.steps == [30.0]
     assert (curves.least["x"], curves.greatest["x"]) == ([1.0], [3.0])
     (row,) = history.runs()
-    assert (row.name, row.began, row.seen) == ("r", NOW + 1, NOW + 3)
-    assert history.ledger("r") == b"rows" and history.ledger("none") == b""
+    assert (row.name, row.began, row.seen, row.facts) == ("r", NOW + 1, NOW + 3, {"n": 3.0})
+    assert history.ledger("r") == b"rows" and history.ledger("none") == b"" and not list(history.all("x", "r"))
     history.close()
 
 
@@ -188,26 +116,12 @@ def test_names_beyond_the_bound_are_counted_and_not_kept(history):
     assert len(history.names("r")) == MAX_SERIES and history.left_out == 2
 
 
-def test_an_event_file_is_read_by_the_rules_of_its_format(history):
+def test_an_exported_event_file_has_the_means_at_their_steps(history):
     assert loggers.crc32c(b"123456789") == 0xE3069283  # RFC 3720's check value
     for second in range(3):
         history.add("r", NOW + second, {"loss": one(second + 0.5), "steps": one(200.0 * second)})
-    data = b"".join(opened.events_of(history, "r", ["loss"]))
-    records = []
-    while data:
-        (length,) = struct.unpack_from("<Q", data)
-        body = data[12 : 12 + length]
-        assert struct.unpack_from("<I", data, 8)[0] == loggers.masked(data[:8])
-        assert struct.unpack_from("<I", data, 12 + length)[0] == loggers.masked(body)
-        records.append(body)
-        data = data[16 + length :]
-    assert b"brain.Event:2" in records[0] and len(records) == 4
-    assert records[3][:9] == b"\x09" + struct.pack("<d", NOW + 2)
-    assert records[3][9:12] == b"\x10\x90\x03"  # step 400 as a varint
-    assert records[3].endswith(b"\x0a\x04loss\x15" + struct.pack("<f", 2.5))
-
-
-# ------------------------------------------------------------------------------------------------------------ rates
+    written = [loggers.scalars({"loss": second + 0.5}, 200 * second, NOW + second) for second in range(3)]
+    assert b"".join(opened.events_of(history, "r", ["loss"])) == loggers.first_event() + b"".join(written)
 
 
 def test_counters_of_nodes_add_up_over_their_restarts():
@@ -230,60 +144,33 @@ def test_rates_are_over_the_window_and_zero_before_there_is_one():
     assert ring.gained("none", 10.0) == (0.0, 0.0)
 
 
-def test_a_forecast_is_none_where_nothing_moves():
-    assert (until(100.0, 10.0), until(100.0, 0.0), until(100.0, -1.0), until(-5.0, 1.0)) == (10.0, None, None, 0.0)
-    assert until(math.inf, 1.0) is None
-
-
 # ---------------------------------------------------------------------------------------------------------- verdicts
 
 
-def test_nobody_is_said_to_wait_only_where_nobody_does():
-    assert verdicts(well_but())[0].text.endswith("go out; the learner waits 5% of its time.")
-    assert verdicts(well_but(waiting_share=0.01))[0].text.endswith("go out; nobody waits.")
-    some = well_but(waiting_share=0.1, skipped_share=0.05)
-    assert verdicts(some)[0].text.endswith("the learner waits 10% of its time and actors skip 5% of their caches.")
+@pytest.mark.parametrize(
+    ("waiting", "skipped", "words"),
+    [
+        (0.05, 0.0, "go out; the learner waits 5% of its time."),
+        (0.01, 0.0, "go out; nobody waits."),
+        (0.1, 0.05, "the learner waits 10% of its time and actors skip 5% of their caches."),
+        (0.0, LITTLE, "go out; nobody waits."),
+        (0.0, LITTLE + 0.01, "go out; actors skip 3% of their caches."),
+    ],
+)
+def test_nobody_is_said_to_wait_only_where_nobody_does(waiting, skipped, words):
+    (found,) = verdicts(well_but(waiting_share=waiting, skipped_share=skipped))
+    assert found.code == "balanced" and found.text.endswith(words)
 
 
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({}, "balanced"),
-        ({"nodes_down": ("a", "b"), "nodes": 0}, "no_node"),
-        ({"servers_up": 0, "nodes_down": ("a",)}, "no_server"),
-        ({"nodes_down": ("a",)}, "node_down"),
-        ({"unready": ("a",)}, "node_unready"),
-        ({"active": 0}, "waiting_for_actors"),
-        ({"active": 0, "gone": 2}, "actors_gone"),
-        ({"active": 0, "gone": 2, "lost": 1}, "no_actors"),
-        ({"expected_servers": 2}, "servers_missing"),
-        ({"expected_proxies": 2, "proxies_up": 1}, "proxies_missing"),
-        ({"is_still": True}, "no_inserts"),
-        ({"nothing_arrives": True}, "no_caches"),
         ({"ratios": [(0.49, 1.0)]}, "learner_behind"),
         ({"ratios": [(0.5, 1.0)]}, "balanced"),
         ({"early_ratios": [(0.19, 8.0)]}, "settling"),
         ({"early_ratios": [(4.0, 8.0)]}, "balanced"),
         ({"sample_age": 60.0, "stale_after": 59.0}, "samples_old"),
-        ({"outdated": 1}, "models_behind"),
-        ({"rejected_share": 0.5}, "caches_rejected"),
-        ({"expected": 6}, "actors_missing"),
-        ({"silent": 2}, "actors_silent"),
-        ({"idle": 2}, "actors_idle"),
-        ({"waiting_share": 0.8}, "learner_waits"),
-        ({"skipped_share": 0.5}, "actors_ahead"),
-        ({"waiting_share": None, "samples_per_second": 0.0}, "no_learner"),
-        ({"waiting_share": 0.0, "is_idle": True}, "no_learner"),
-        ({"finished": True, "active": 0}, "finished"),
-        ({"inserts_wait": ("demo: 300 samples ahead",), "waiting_share": 0.0}, "inserts_limited"),
-        ({"inserts_wait": ("demo: full",), "waiting_share": 0.47, "only_rollouts": True}, "learner_waits"),
-        ({"inserts_wait": ("demo: full",), "waiting_share": 0.2, "only_rollouts": True}, "inserts_limited"),
-        ({"inserts_wait": ("demo: 300 samples ahead",), "waiting_share": 0.47}, "inserts_limited"),
-        ({"draws_wait": ("demo: 37 more entries",), "waiting_share": 0.9}, "draws_limited"),
-        ({"disk_used": 0.99}, "disk_full"),
         ({"disk_trouble": "Server a: the disk is full since 3 s"}, "disk_full"),
-        ({"refused_per_second": 5.0}, "refused"),
-        ({"left_out": 0.5}, "left_out"),
     ],
 )
 def test_the_headline_names_what_holds_the_run_up(changes, code):
@@ -436,11 +323,16 @@ def test_a_name_server_that_is_silent_for_one_name_keeps_nobody_from_the_others(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"nodes": ()}, "at least one node"),
+        ({"nodes": ()}, "--node.*at least one node"),
         ({"nodes": ("server-0:8080",)}, "http://HOST:PORT, or dns:NAME:PORT"),
+        ({"open": "x.gz"}, "--open"),
         ({"listen": "0.0.0.0:8265"}, "a token"),
         ({"listen": "*:8265"}, "a token"),
         ({"poll_every": 0.0}, "seconds above 0"),
+        ({"lost_after": 0.0}, "lost_after"),
+        ({"stale_after": 0.0}, "stale_after"),
+        ({"expected_servers": -1}, "expected_servers"),
+        ({"goal_return": float("nan")}, "goal_return"),
         ({"root_path": "a"}, "begins with /"),
     ],
 )
@@ -454,9 +346,6 @@ def test_secrets_are_not_shown():
         nodes=("http://a:1",), listen="*:1", token="s3cret-s3cret-s3", node_token="n0de-n0de-n0de-n"
     ).shown()
     assert shown["token"] is True and "s3cret" not in repr(shown) and "n0de" not in repr(shown)
-
-
-# ------------------------------------------------------------------------------------------------------ how it is spread
 
 
 def said(total, effective, first, counts, **more):
@@ -490,8 +379,130 @@ def test_actors_are_counted_in_buckets_of_equal_width():
 
 def test_one_dashboard_has_a_file_of_curves_at_a_time(tmp_path):
     path = str(tmp_path / "kept.db")
-    history = History(path)
-    with pytest.raises(HistoryError, match="it is in use by this process"):
+    with History(path), pytest.raises(HistoryError, match="it is in use by this process"):
         History(path)
-    history.close()
     History(path).close()
+
+
+# ------------------------------------------------------------------------------------------- bounds, and logins
+
+
+@pytest.mark.parametrize(
+    ("length", "status"),
+    [
+        (None, None),
+        ("0", None),
+        (str(access.MAX_BODY_BYTES), None),
+        (str(access.MAX_BODY_BYTES + 1), 413),
+        ("-1", 411),
+        ("", 411),
+    ],
+)
+def test_a_body_is_refused_by_its_length_before_it_is_read(length, status):
+    refused = access.too_long(Headers({} if length is None else {"content-length": length}))
+    assert (refused and refused.status_code) == status
+
+
+@pytest.mark.parametrize(("every", "timeout"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (float("nan"), 1.0)])
+def test_lines_are_followed_with_a_pause_and_a_deadline(every, timeout):
+    with pytest.raises(ParameterError, match="seconds above 0"):
+        tail(["http://127.0.0.1:1"], {}, every=every, timeout=timeout)
+
+
+def test_names_are_looked_up_again_one_pause_after_the_last_time():
+    waited = []
+
+    class Closed(threading.Event):
+        def wait(self, timeout):
+            waited.append(timeout)
+            self.set()
+
+    slow = NameResolver(lambda host: time.sleep(0.2) or [])
+    addresses = nodes.NodeAddresses(["dns:name:1"], slow)
+    addresses._closed = Closed()
+    addresses._run()
+    assert len(waited) == 1 and 0.1 <= waited[0] <= nodes.RESOLVE_INTERVAL - 0.2
+
+
+def test_a_dashboard_logs_no_request_and_ends_its_thread(caplog):
+    caplog.set_level(logging.INFO)
+    board = Dashboard(Settings(nodes=("http://127.0.0.1:1",), listen="127.0.0.1:0"))
+    try:
+        with urllib.request.urlopen(f"{board.url}/livez", timeout=60) as answer:  # noqa: S310
+            names = {name.lower() for name in answer.headers}
+    finally:
+        board.close()
+    assert not {"server", "date"} & names
+    assert not [record for record in caplog.records if record.name == "uvicorn.access"]
+    assert "memoire-dashboard-http" not in {thread.name for thread in threading.enumerate()}
+
+
+OLD, NEW = "old-token-old-token", "new-token-new-token"
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "token"
+    path.write_text(f"{OLD}\n{NEW}\n")
+    return path
+
+
+@pytest.fixture
+def clock():
+    return Clock(1000.0)
+
+
+@pytest.fixture
+def door(path, clock):
+    return access.Logins(Tokens(path), clock)
+
+
+HERE = access.RequestOrigin("10.0.0.1", "10.0.0.1")
+
+
+def by(number):
+    """A browser that keeps this number."""
+    return Headers({"cookie": f"other=1; {access.COOKIE}={number}"})
+
+
+def is_in(door, number):
+    found = {door.has_login(by(number)), door.admits(by(number), HERE), door.still_admits(by(number))}
+    assert len(found) == 1
+    return found.pop()
+
+
+def test_a_login_holds_for_a_week_and_not_a_moment_longer(door, clock):
+    number = door.log_in(OLD, HERE)
+    clock.now += 7 * 86_400 - 0.001
+    assert is_in(door, number)
+    clock.now += 0.001
+    assert not is_in(door, number)
+
+
+def test_a_login_too_many_ends_none_that_is_used_and_the_page_says_so(door, path, clock):
+    numbers = [door.log_in(number % 2 and OLD or NEW, HERE) for number in range(access.MAX_LOGINS)]
+    clock.now += access.LOGIN_IDLE_TIMEOUT
+    path.write_text(f"{NEW}\n")
+    assert [is_in(door, number) for number in numbers[:4]] == [True, False, True, False]
+    used = [door.log_in(NEW, HERE) for _ in range(access.MAX_LOGINS - 2)]
+    with pytest.raises(ProtocolError, match="1000 logins are known here, the most"):
+        door.log_in(NEW, HERE)
+    assert [is_in(door, number) for number in (*numbers[:4], *used)] == [True, False] * 2 + [True] * len(used)
+
+
+def test_nobody_is_let_in_without_a_number_or_by_a_wrong_one(door, path, clock):
+    assert door.log_in("wrong-token-wrong", HERE) is None
+    number = door.log_in(OLD, HERE)
+    assert is_in(door, number) and not is_in(access.Logins(Tokens(path), clock), number)  # of another process
+    door.log_out(by("of nobody"))
+    assert is_in(door, number)
+    for headers in ({}, {"cookie": ""}, {"cookie": f"{access.COOKIE}="}, {"cookie": f"{access.COOKIE}={OLD}"}):
+        assert not door.has_login(Headers(headers)) and not door.still_admits(Headers(headers))
+    assert door.refused["http_token"] == 1  # a wrong number is no guess at a token
+
+
+def test_whoever_came_with_a_token_in_a_header_stays_as_long_as_it_holds(door, path):
+    mine = Headers({"authorization": f"Bearer {OLD}"})
+    assert door.admits(mine, HERE) and door.still_admits(mine)
+    path.write_text(f"{NEW}\n")
+    assert not door.still_admits(mine)

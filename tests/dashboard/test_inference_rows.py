@@ -24,11 +24,8 @@ def timing(seconds, place, count):
 
 def inference(now, *, version=3, pid=1, **changes):
     """A node that answers 100 requests of 8 rows a second in batches of 16, mostly in 4 ms, and refuses two."""
-    answered = {
-        "full": timing(0.2 * now, 5, 90 * now),
-        "wait": timing(0.6 * now, 9, 10 * now),
-        "everyone": timing(0, 0, 0),
-    }
+    answered = {"full": timing(0.2 * now, 5, 90 * now), "wait": timing(0.6 * now, 9, 10 * now)}
+    answered["everyone"] = timing(0, 0, 0)
     stats = {
         "name": "i-0", "topic": "policy", "version": version, "clients": 5, "queue_rows": 7, "rows": 800 * now,
         "batched_rows": 800 * now, "computed_seconds": 0.25 * now, "refused": {"busy": 2 * now, "failed": 0},
@@ -121,16 +118,14 @@ json = st.recursive(
 
 
 def node_with(starts, state="up"):
-    return NodeState(
-        "http://a:1", 0.0, state, status={"role": "agent", "stats": {"name": "a", "starts": starts}}, name="a"
-    )
+    status = {"role": "agent", "stats": {"name": "a", "starts": starts}}
+    return NodeState("http://a:1", 0.0, state, status=status, name="a")
 
 
 def test_archives_of_start_states_are_read_from_any_node_that_answers():
     wanted = StartsRow("circuits", "a", 3, 40, 41.0, 60.0, [(60.0, 0), (41.0, 7)])
-    assert (
-        starts_of([node_with(TOLD), node_with([TOLD, TOLD]), node_with(TOLD, "down"), node_with(None)]) == [wanted] * 3
-    )
+    nodes = [node_with(TOLD), node_with([TOLD, TOLD]), node_with(TOLD, "down"), node_with(None)]
+    assert starts_of(nodes) == [wanted] * 3
     assert starts_of([node_with({})]) == [StartsRow("a", "a", 0, 0, None, None, [])]
     long = node_with(TOLD | {"lineage": [[float(-n), n] for n in range(5 * MAX_LINEAGE)]})
     assert [step for _, step in starts_of([long])[0].lineage] == list(range(4 * MAX_LINEAGE, 5 * MAX_LINEAGE))
@@ -147,18 +142,12 @@ def test_nothing_that_a_user_s_program_says_of_start_states_breaks_the_overview(
 def test_ranks_and_holders_of_several_servers_are_added_up():
     def node(name, state="up", **changed):
         figures = {"given": 0, "oldest_lease": 0.0, "lag": 0} | changed
-        found = NodeState(f"http://{name}", 0.0, state=state, name=name)
-        found.status = {
-            "stats": {
-                "tables": {"math": {"storage": "prompts", "own": figures}, "other": {"storage": "caches", "own": None}}
-            }
-        }
-        return found
+        tables = {"math": {"storage": "prompts", "own": figures}, "other": {"storage": "caches", "own": None}}
+        return NodeState(f"http://{name}", 0.0, state=state, name=name, status={"stats": {"tables": tables}})
 
     holder = {"worker": "ab", "leases": 2, "oldest": 9.0, "left": 1.0}
-    one = node(
-        "a", ready=3, given=3, oldest_lease=9.0, lag=2, rank_tokens=[5, 7], holders=[holder], reasons={"full": 1}
-    )
+    held = {"ready": 3, "given": 3, "oldest_lease": 9.0, "lag": 2, "holders": [holder]}
+    one = node("a", rank_tokens=[5, 7], reasons={"full": 1}, **held)
     two = node("b", ready=1, given=2, leased=1, oldest_lease=4.0, lag=5, rank_tokens=[1], reasons={"full": 2})
     ((row,),) = own_of([one, two, node("c", "down", ready=50, given=50)]).values()
     said = row.figures

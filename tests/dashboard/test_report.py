@@ -20,42 +20,7 @@ from memoire.cli import main
 from memoire.dashboard.terminal import log_tail as report
 from memoire.errors import EndpointError, NotInstalled, ParameterError
 from memoire.nodes.http import NodePages
-from netkit import Cluster, record
-
-TRACKIO = """
-import json, pathlib
-class Run:
-    def __init__(self, path, project, name):
-        self.path = path
-        self.put(["init", project, name])
-    def put(self, row):
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + chr(10))
-    def log(self, metrics, step=None):
-        self.put(["log", metrics, step])
-    def finish(self):
-        self.put(["finish"])
-def init(project, name=None):
-    return Run(pathlib.Path(__file__).with_suffix(".log"), project, name)
-"""
-"""What stands for Trackio: the calls that memoire makes of it, written down."""
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """Two servers with an actor each: 80 steps in all; and their pages."""
-    made = Cluster()
-    with contextlib.ExitStack() as stack:
-        servers = [made.server(name=f"server-{n}", run="a run/of mine") for n in range(2)]
-        clients = [made.client(server, seed=n) for n, server in enumerate(servers)]
-        for client in clients:
-            record(client, episodes=2, length=20)
-            assert client.push_cache(100.0)
-            client.update(100.0)
-        made.servers_there = servers
-        made.urls = [stack.enter_context(NodePages("127.0.0.1:0", server)).url for server in servers]
-        yield made
-        made.close()
+from netkit import Cluster
 
 
 @pytest.fixture(autouse=True)
@@ -77,61 +42,41 @@ class Kept:
         self.is_closed = True
 
 
-def varint(data, at):
-    value = shift = 0
-    while True:
-        value |= (data[at] & 0x7F) << shift
-        shift, at = shift + 7, at + 1
-        if data[at - 1] < 0x80:
-            return value, at
+def part(field, content):
+    """A text or message of a protocol buffer, of less than 128 bytes."""
+    return bytes([field << 3 | 2, len(content)]) + content
 
 
-def fields(data):
-    """(number, value) of each field of a protocol buffer; texts and messages are bytes."""
-    at = 0
-    while at < len(data):
-        key, at = varint(data, at)
-        if key & 7 == 2:
-            size, at = varint(data, at)
-            yield key >> 3, data[at : at + size]
-            at += size
-        elif key & 7 == 0:
-            value, at = varint(data, at)
-            yield key >> 3, value
-        else:
-            kind = {1: "<d", 5: "<f"}[key & 7]
-            yield key >> 3, struct.unpack_from(kind, data, at)[0]
-            at += struct.calcsize(kind)
+def event(seconds, step, **figures):
+    """A record of an event file; `step` is the bytes of a varint."""
+    values = [part(1, part(1, name.encode()) + b"\x15" + struct.pack("<f", value)) for name, value in figures.items()]
+    return b"\x09" + struct.pack("<d", seconds) + b"\x10" + step + part(5, b"".join(values))
 
 
 def events(path):
-    """(seconds, step, figures) of each record of an event file with figures; checksums are compared."""
+    """The records behind the first one of an event file; checksums are compared."""
     data, found = path.read_bytes(), []
     while data:
         (length,) = struct.unpack_from("<Q", data)
         head, body = data[:8], data[12 : 12 + length]
         assert struct.unpack_from("<I", data, 8)[0] == loggers.masked(head)
         assert struct.unpack_from("<I", data, 12 + length)[0] == loggers.masked(body)
-        event = dict(fields(body))
-        if 5 in event:
-            values = [dict(fields(value)) for _, value in fields(event[5])]
-            found.append((event[1], event[2], {value[1].decode(): value[2] for value in values}))
-        else:
-            assert event[3] == b"brain.Event:2"
+        found.append(body)
         data = data[16 + length :]
-    return found
+    assert found[0].endswith(part(3, b"brain.Event:2"))
+    return found[1:]
 
 
 def test_an_event_file_has_every_finite_figure_at_its_step_while_it_is_written(tmp_path):
     with contextlib.closing(loggers.TensorBoard(tmp_path / "runs" / "a", clock=lambda: 1234.5)) as logger:
         logger.log({"loss": 0.5, "näme": -2.0, "bad": math.nan, "huge": 1e300}, 7)
         assert logger.path.name.startswith("events.out.tfevents.1234.")
-        huge = pytest.approx(3.4e38, rel=0.01)
-        assert events(logger.path) == [(1234.5, 7, {"loss": 0.5, "näme": -2.0, "huge": huge})]
+        first = event(1234.5, b"\x07", loss=0.5, näme=-2.0, huge=3.4028234663852886e38)
+        assert events(logger.path) == [first]
         logger.log({"loss": 0.25}, 1 << 40)
         logger.log({"only": math.inf}, 9)
     logger.close()
-    assert [row[1:] for row in events(logger.path)][1:] == [(1 << 40, {"loss": 0.25})]
+    assert events(logger.path) == [first, event(1234.5, b"\x80\x80\x80\x80\x80\x20", loss=0.25)]
 
 
 def test_a_step_that_no_event_file_has_is_refused(tmp_path):
@@ -160,32 +105,37 @@ def test_figures_of_a_node_are_all_its_numbers_by_name(cluster):
     assert loggers.figures({"a": math.nan, "b": True, "c": [1], "d": 2}) == {"d": 2.0}
 
 
-def test_trackio_is_named_where_it_is_not_installed(monkeypatch):
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(NotInstalled, match="pip install trackio"):
-        loggers.Trackio("mine")
-
-
-def test_trackio_gets_the_figures_that_were_asked_for(cluster, tmp_path, monkeypatch):
-    (tmp_path / "trackio.py").write_text(TRACKIO)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "trackio", raising=False)
-    arguments = ["report", *cluster.urls, "--to", "trackio", "--project", "p", "--only", "ste*", "--only", "episodes"]
+def test_trackio_gets_the_figures_that_were_asked_for(cluster, monkeypatch):
+    said = []
+    run = SimpleNamespace(
+        log=lambda metrics, step: said.append((set(metrics), step)), finish=lambda: said.append("end")
+    )
+    fake = SimpleNamespace(init=lambda project, name: said.append((project, name)) or run)
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    arguments = [
+        "report",
+        *cluster.urls[:2],
+        "--to",
+        "trackio",
+        "--project",
+        "p",
+        "--only",
+        "ste*",
+        "--only",
+        "episodes",
+    ]
     assert main.main([*arguments, "--once"]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "trackio.log").read_text().splitlines()]
-    assert rows[0] == ["init", "p", "a run/of mine"] and rows[-1] == ["finish"]
-    assert set(rows[1][1]) == {"steps", "steps_per_second", "episodes"} and rows[1][2] == 80
-    monkeypatch.delitem(sys.modules, "trackio")
+    assert said == [("p", "r-1"), ({"steps", "steps_per_second", "episodes"}, 80), "end"]
 
 
 def test_a_node_that_is_away_is_said_by_the_exit_status_and_nobody_is_an_error(cluster, capsys):
     free = f"http://127.0.0.1:{block(1)}"
     kept = Kept()
-    assert report.report([*cluster.urls, free], lambda run: kept, once=True, say=lambda line: None) == 3
+    assert report.report([*cluster.urls[:2], free], lambda run: kept, once=True, say=lambda line: None) == 3
     assert kept.rows[0][1] == 80 and kept.is_closed
     with pytest.raises(EndpointError):
         report.report([free], lambda run: Kept())
-    assert main.main(["report", *cluster.urls, "--to", "tensorboard", "--every", "0"]) == 1
+    assert main.main(["report", *cluster.urls[:2], "--to", "tensorboard", "--every", "0"]) == 1
     assert "--every" in capsys.readouterr().err
 
 
@@ -246,10 +196,9 @@ def test_a_full_disk_loses_whole_records_with_a_warning_a_minute_and_training_go
     said = [f"{path}: {lost} records are lost so far: No space left on device" for lost in (1, 61, 121, 181)]
     assert done.stderr.splitlines() == said
     if kind == "JsonLines":
-        steps = [json.loads(line)["step"] for line in Path(path).read_text().splitlines()]
+        assert [json.loads(line)["step"] for line in Path(path).read_text().splitlines()] == [1, 200]
     else:
-        steps = [step for _, step, _ in events(Path(path))]
-    assert steps == [1, 200]
+        assert events(Path(path)) == [event(0.0, b"\x01", loss=0.5), event(198.0, b"\xc8\x01", loss=0.5)]
 
 
 class FakeWandb:
@@ -295,10 +244,11 @@ def test_lines_of_json_go_on_where_wandb_cannot_be_reached(monkeypatch: pytest.M
     assert [(row["step"], row["loss"], "nan" in row) for row in rows] == [(0, 0.0, False), (1, 1.0, False)]
 
 
-def test_wandb_that_is_not_there_is_said_with_the_line_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(NotInstalled, match="pip install wandb"):
-        loggers.Wandb("p")
+@pytest.mark.parametrize(("name", "kind"), [("trackio", loggers.Trackio), ("wandb", loggers.Wandb)])
+def test_a_tool_that_is_not_there_is_said_with_the_line_to_write(name: str, kind: Any, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(NotInstalled, match=f"pip install {name}"):
+        kind("mine")
 
 
 def test_partials_are_described_by_keyword_and_arguments_without_names_are_refused() -> None:

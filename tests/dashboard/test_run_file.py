@@ -16,7 +16,7 @@ from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.history import MAX_EVENTS, EventRow, History
 from memoire.dashboard.collect.opened import OpenedRun
 from memoire.dashboard.settings import Settings
-from memoire.errors import ParameterError, RunFileError
+from memoire.errors import RunFileError
 from pageskit import one
 
 NOW = 1_700_000_000.0
@@ -39,13 +39,6 @@ def run(history, minutes=90, name="r"):
 def exported(history, name="r"):
     row = next(each for each in history.runs() if each.name == name)
     return b"".join(run_file.written(history, row, NOW + 9_999.0))
-
-
-@pytest.fixture
-def history():
-    made = History(None)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -142,15 +135,6 @@ def test_no_bytes_raise_anything_else(tmp_path_factory, data):
         run_file.read(str(path), other)
 
 
-def test_a_file_and_a_cluster_are_not_shown_together():
-    with pytest.raises(ParameterError, match="--open"):
-        Settings(nodes=("http://a:1",), open="x.gz")
-    with pytest.raises(ParameterError, match="--node"):
-        Settings(nodes=())
-    with pytest.raises(ParameterError, match="goal_return"):
-        Settings(nodes=("http://a:1",), goal_return=float("nan"))
-
-
 BEGAN = EventRow(1.0, "run_began", "", "The run began.")
 
 
@@ -168,12 +152,6 @@ def recorder(path):
     history.close()
 
 
-def refuse(path, table):
-    """Let the file take no more rows of a table."""
-    with sqlite3.connect(path, isolation_level=None) as db:
-        db.execute(f"CREATE TRIGGER full BEFORE INSERT ON {table} BEGIN SELECT RAISE(ABORT, 'no room here'); END")
-
-
 def test_what_happened_is_kept_once_and_a_run_that_ended_is_kept_at_once(recorder):
     made, first, history = recorder
     made.record(first, None, [BEGAN], 101.0)
@@ -187,7 +165,8 @@ def test_what_happened_is_kept_once_and_a_run_that_ended_is_kept_at_once(recorde
 @pytest.mark.parametrize("table", ["events", "runs"])
 def test_a_history_that_takes_something_no_more_says_so_and_keeps_the_rest(recorder, path, caplog, table):
     made, first, history = recorder
-    refuse(path, table)
+    with sqlite3.connect(path, isolation_level=None) as db:
+        db.execute(f"CREATE TRIGGER full BEFORE INSERT ON {table} BEGIN SELECT RAISE(ABORT, 'no room here'); END")
     second = dataclasses.replace(first, run="second")
     made.record(first, None, [BEGAN], 101.0)
     made.record(second, first, [BEGAN], 102.0)

@@ -27,44 +27,16 @@ from memoire.dashboard.terminal import log_tail, top
 from memoire.errors import EndpointError, ParameterError
 from memoire.nodes.http import NodePages
 from memoire.tables.inspection import SampleFreshness
-from netkit import Cluster, record, until
+from netkit import until
 
 TOKEN = "a-token-that-nobody-knows"
 HOSTILE = "\x1b[2Jgone\r\nagain [bold]x[/bold] \u2028"
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00,[0-9a-f]{8},[^\n]*")
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """Two servers with two actors and a line every turn, a proxy, and their pages."""
-    made = Cluster()
-    with contextlib.ExitStack() as stack:
-        servers = [made.server(name=f"server-{n}", run="r-1") for n in range(2)]
-        clients = [made.client(server, seed=n) for n, server in enumerate(servers)]
-        proxy = made.proxy(servers)
-        made.pages = [stack.enter_context(NodePages("127.0.0.1:0", node)) for node in (*servers, proxy)]
-        for turn in range(5):
-            for number, client in enumerate(clients):
-                client.log(f"line {turn} of {number}")
-                client.update(100.0)
-        clients[0].log(HOSTILE)
-        for client in clients:
-            record(client, episodes=2, length=20)
-            assert client.push_cache(100.0)
-            client.update(100.0)
-        until(lambda: all(server.total_caches == 1 for server in servers))
-        made.servers_there, made.clients_there = servers, clients
-        yield made
-        made.close()
-
-
-def urls(cluster):
-    return [pages.url for pages in cluster.pages]
-
-
 def lines_of(cluster, *arguments, capsys):
     """(exit status, lines, what was said on stderr) of `memoire logs`."""
-    status = main.main(["logs", *urls(cluster), *arguments])
+    status = main.main(["logs", *cluster.urls, *arguments])
     out, err = capsys.readouterr()
     return status, out.splitlines(), err
 
@@ -95,7 +67,7 @@ def test_pages_of_any_size_leave_out_no_line_and_repeat_none(cluster, capsys):
 
     def found(size, last=None):
         said = []
-        assert log_tail.tail(urls(cluster), {}, last=last, page_lines=size, say=said.append) == 0
+        assert log_tail.tail(cluster.urls, {}, last=last, page_lines=size, say=said.append) == 0
         return said
 
     for size in (1, 2, 3):
@@ -103,13 +75,21 @@ def test_pages_of_any_size_leave_out_no_line_and_repeat_none(cluster, capsys):
         assert found(size, 7) == everything[-7:]
 
 
-def test_followed_lines_come_once_each_and_ctrl_c_ends_it_quietly(cluster):
-    heard, client = [], cluster.clients_there[0]
+def listener(last):
+    """Texts of lines that are heard, and who hears them until this one comes, and then presses Ctrl-C."""
+    heard = []
 
     def say(line):
         heard.append(line.split(",", 2)[2])
-        if heard[-1] == "the last of them":
+        if heard[-1] == last:
             raise KeyboardInterrupt
+
+    return heard, say
+
+
+def test_followed_lines_come_once_each_and_ctrl_c_ends_it_quietly(cluster):
+    client = cluster.clients_there[0]
+    heard, say = listener("the last of them")
 
     def speak():
         until(lambda: len(heard) >= 2)
@@ -121,14 +101,14 @@ def test_followed_lines_come_once_each_and_ctrl_c_ends_it_quietly(cluster):
     speaker.start()
     with pytest.raises(KeyboardInterrupt):
         # Those at the beginning are found on several pages.
-        log_tail.tail(urls(cluster), {}, follow=True, last=2, every=0.02, page_lines=1, say=say)
+        log_tail.tail(cluster.urls, {}, follow=True, last=2, every=0.02, page_lines=1, say=say)
     speaker.join()
     assert heard[2:] == ["a new line", "another", "the last of them"]
     assert len(heard) == 5
 
 
 def test_a_server_that_forgot_its_lines_is_followed_from_its_first_line_again(cluster):
-    heard = []
+    heard, say = listener("afterwards")
     with contextlib.ExitStack() as stack:
 
         def life(number, *lines):
@@ -148,11 +128,6 @@ def test_a_server_that_forgot_its_lines_is_followed_from_its_first_line_again(cl
             pages.close()
             stack.enter_context(NodePages(pages.address, again))
 
-        def say(line):
-            heard.append(line.split(",", 2)[2])
-            if heard[-1] == "afterwards":
-                raise KeyboardInterrupt
-
         thread = threading.Thread(target=restart)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
@@ -162,7 +137,7 @@ def test_a_server_that_forgot_its_lines_is_followed_from_its_first_line_again(cl
 
 
 def test_a_node_that_does_not_answer_is_said_and_the_others_lines_come(cluster, capsys):
-    status = main.main(["logs", *urls(cluster), "http://127.0.0.1:1", "--last", "1"])
+    status = main.main(["logs", *cluster.urls, "http://127.0.0.1:1", "--last", "1"])
     out, err = capsys.readouterr()
     assert status == 3 and len(out.splitlines()) == 1
     assert err == "memoire: http://127.0.0.1:1 does not answer: Connection refused: its lines are missing\n"
@@ -190,9 +165,9 @@ def test_what_cannot_be_shown_is_explained_in_a_line(arguments, words, capsys):
 
 def test_a_run_that_no_server_knows_and_a_proxy_alone_are_explained(cluster):
     with pytest.raises(ParameterError, match="r-404"):
-        log_tail.tail(urls(cluster), {"run": "r-404"})
+        log_tail.tail(cluster.urls, {"run": "r-404"})
     with pytest.raises(EndpointError, match="is no server"):
-        log_tail.tail(urls(cluster)[2:], {})
+        log_tail.tail(cluster.urls[2:], {})
 
 
 def test_tokens_are_taken_from_a_file(cluster, tmp_path, capsys):
@@ -210,7 +185,7 @@ def test_tokens_are_taken_from_a_file(cluster, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_names_are_looked_up_before_the_first_look(cluster, capsys):
-    names = [f"dns:localhost:{url.rpartition(':')[2]}" for url in urls(cluster)]
+    names = [f"dns:localhost:{url.rpartition(':')[2]}" for url in cluster.urls]
     assert top.top(names, once=True) in (0, top.INCOMPLETE)  # the latter: it has an IPv6 address, where no node listens
     assert "server-1" in capsys.readouterr().out
 
@@ -218,7 +193,7 @@ def test_names_are_looked_up_before_the_first_look(cluster, capsys):
 def test_a_node_that_is_away_is_shown_and_said_by_the_exit_status(cluster, capsys, times):
     times(top_rates=0.05)
     free = f"http://127.0.0.1:{block(1)}"
-    assert main.main(["top", *urls(cluster), free, "--once"]) == 3
+    assert main.main(["top", *cluster.urls, free, "--once"]) == 3
     assert f"bad: {free} does not answer." in capsys.readouterr().out
 
 
@@ -232,7 +207,7 @@ def test_it_looks_again_and_again_until_ctrl_c_ends_it_quietly(cluster, times):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        top.top(urls(cluster), every=0.05, say=say)
+        top.top(cluster.urls, every=0.05, say=say)
 
 
 def overview(**changes):
@@ -278,6 +253,8 @@ def test_a_node_that_is_away_shows_no_figure_of_before_and_tables_say_what_is_mi
     shown = [line.text for line in top.lines(overview(nodes=[up, away]), [])]
     assert next(line for line in shown if line.startswith("server-0")).split()[3:8] == ["5.0", "s", "50", "%", "1.05"]
     (row,) = [line for line in shown if line.startswith("server-1")]
+    styles = {line.text.partition(" ")[0]: line.style for line in top.lines(overview(nodes=[up, away]), [])}
+    assert (styles["server-0"], styles["server-1"]) == ("", "red")
     assert "away" in row and row.endswith("since 60 s ago: refused") and "1.05" not in row
     assert "incomplete: server-1 does not answer: what it holds is in no figure of the tables" in shown
 

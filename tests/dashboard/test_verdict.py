@@ -18,7 +18,6 @@ from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.counters import NodeAnswer
 from memoire.dashboard.collect.verdict import verdicts
 from memoire.dashboard.settings import Settings
-from memoire.errors import ParameterError
 from memoire.wire.frames import name_hash
 from memoire.wire.rows import ACCOUNT
 from pageskit import WELL, signs_of
@@ -47,57 +46,47 @@ signs = st.builds(
 )  # fmt: skip
 
 
+def those(*findings):
+    return {(level, code) for level, code, holds in findings if holds}
+
+
 def plain(s):
     """(level, code) of each finding, one question after the other."""
-    said = set()
+    said = those(
+        ("bad", "no_server", s.servers_up == 0),
+        ("bad", "node_down", s.nodes_down),
+        ("notice", "node_unready", s.unready),
+    )
     if s.nodes_down and not s.unready and s.nodes == 0:
-        said.add(("bad", "no_node"))
-    else:
-        said |= {("bad", "no_server")} if s.servers_up == 0 else set()
-        said |= {("bad", "node_down")} if s.nodes_down else set()
-        said |= {("notice", "node_unready")} if s.unready else set()
-    if s.disk_used is not None and s.disk_used > 0.95:
-        said.add(("bad", "disk_full"))
-    if s.refused_per_second > 1.0:
-        said.add(("notice", "refused"))
+        said = {("bad", "no_node")}
+    said |= those(("bad", "disk_full", (s.disk_used or 0.0) > 0.95), ("notice", "refused", s.refused_per_second > 1.0))
     if s.finished:
         return said | {("good", "finished")}
-    if s.servers_up < s.expected_servers:
-        said.add(("bad", "servers_missing"))
-    if s.proxies_up < s.expected_proxies:
-        said.add(("notice" if s.proxies_up else "bad", "proxies_missing"))
-    if len(s.inference) < s.expected_inference:
-        said.add(("notice" if s.inference else "bad", "inference_missing"))
-    if s.idle:
-        said.add(("notice", "actors_idle"))
-    if s.silent:
-        said.add(("notice", "actors_silent"))
+    said |= those(
+        ("bad", "servers_missing", s.servers_up < s.expected_servers),
+        ("notice" if s.proxies_up else "bad", "proxies_missing", s.proxies_up < s.expected_proxies),
+        ("notice" if s.inference else "bad", "inference_missing", len(s.inference) < s.expected_inference),
+        ("notice", "actors_idle", s.idle),
+        ("notice", "actors_silent", s.silent),
+    )
     if s.active == 0:
         if s.servers_up == 0:
             return said
         away = s.silent + s.lost
         code = "no_actors" if away else "actors_gone" if s.gone else "waiting_for_actors"
         return said | {("bad" if away else "notice", code)}
-    if s.active < s.expected and s.servers_up:
-        said.add(("notice", "actors_missing"))
-    if s.left_out is not None and s.left_out > 0.2:
-        said.add(("notice", "left_out"))
-    if s.sample_age is not None and s.sample_age > s.stale_after and not s.is_idle:
-        said.add(("notice", "samples_old"))
-    if s.outdated > 0:
-        said.add(("notice", "models_behind"))
-    if [node for node in s.inference if node.is_outdated]:
-        said.add(("notice", "inference_behind"))
-    if [node for node in s.inference if node.refused_per_second > 0.1]:
-        said.add(("notice", "inference_refuses"))
-    if [lag for lag in s.lags if lag > 8.0] and not s.is_idle:
-        said.add(("notice", "lag"))
-    if [part for part in s.stale if part > 0.1]:
-        said.add(("notice", "learner_skips_stale"))
-    if s.feedback is not None and s.feedback[0] > s.feedback[1] / 2:
-        said.add(("notice", "feedback_late"))
-    if s.rejected_share > 0.01:
-        said.add(("notice", "caches_rejected"))
+    said |= those(
+        ("notice", "actors_missing", s.active < s.expected and s.servers_up),
+        ("notice", "left_out", (s.left_out or 0.0) > 0.2),
+        ("notice", "samples_old", (s.sample_age or 0.0) > s.stale_after and not s.is_idle),
+        ("notice", "models_behind", s.outdated > 0),
+        ("notice", "inference_behind", any(node.is_outdated for node in s.inference)),
+        ("notice", "inference_refuses", any(node.refused_per_second > 0.1 for node in s.inference)),
+        ("notice", "lag", any(lag > 8.0 for lag in s.lags) and not s.is_idle),
+        ("notice", "learner_skips_stale", any(part > 0.1 for part in s.stale)),
+        ("notice", "feedback_late", s.feedback is not None and s.feedback[0] > s.feedback[1] / 2),
+        ("notice", "caches_rejected", s.rejected_share > 0.01),
+    )
     held = len(s.inserts_wait) > 0
     slow = [node for node in s.inference if (node.busy or 0.0) > 0.9 or (node.p99 or 0.0) > 0.25]
     order = [
@@ -135,123 +124,46 @@ def test_verdicts_are_those_of_the_plain_rule_the_worst_first(s):
 # ------------------------------------------------------------------------------------ from what nodes say to a verdict
 
 
-def table(steps, samples, asked):
-    return {
-        "storage": "caches", "samples_per_insert_target": asked, "steps": steps, "samples": samples, "batches": samples,
-        "rate": {"draws_wait": "", "inserts_wait": ""}, "freshness": None,
-    }  # fmt: skip
-
-
-def rows_of(home, actors, now):
-    rows = np.zeros(len(actors), ACCOUNT)
-    for row, (number, steps, caches, silence, is_gone) in zip(rows, actors, strict=True):
-        row["client"], row["home"], row["since"] = (number, number), name_hash(home), 1
-        row["steps"], row["pushed_caches"], row["accepted_caches"] = steps, caches[0], caches[1]
-        row["last_seen"], row["flags"] = now - silence, is_gone
-    return {"run": "r", "row_bytes": ACCOUNT.itemsize, "rows": rows.tobytes(), "runs": ["r"]}
-
-
-class Nodes:
-    """Servers and proxies that never were, which answer a cluster every five seconds."""
-
-    def __init__(self, servers, proxies=0, **given):
-        self.servers = [f"http://s{n}:1" for n in range(servers)]
-        self.proxies = [f"http://p{n}:1" for n in range(proxies)]
-        self.cluster = Cluster(Settings(nodes=("http://s0:1",), **given))
-
-    def live(self, seconds, *, steps=100.0, samples=100.0, asked=1.0, caches=(1.0, 1.0), actors=(), models=(), uses=()):
-        """Let time pass; rates are of each server. `actors`: how long each has been silent at the end, None: goodbye."""
-        for now in np.arange(0.0, seconds + 1.0, 5.0):
-            self.cluster.listed([*self.servers, *self.proxies], 1000.0 + now)
-            for place, url in enumerate(self.servers):
-                self.cluster.apply(
-                    self.answer(place, url, float(now), seconds, steps, samples, asked, caches, actors, models, uses)
-                )
-            for url in self.proxies:
-                self.cluster.apply(NodeAnswer(url, 1000.0 + now, status={"role": "proxy", "ready": True, "stats": {}}))
-            overview, _ = self.cluster.look(1000.0 + now)
-        return overview
-
-    def answer(self, place, url, now, seconds, steps, samples, asked, caches, actors, models, uses):
-        name = f"s{place}"
-        mine = [
-            (16 * place + n + 1, int(steps * now / max(1, len(actors))), tuple(int(each * now) for each in caches),
-             0.0 if silence is None else max(0.0, silence - (seconds - now)), silence is None)
-            for n, silence in enumerate(actors)
-        ]  # fmt: skip
-        stats = {
-            "name": name, "run": "r", "epoch": 1, "batches": samples * now, "samples": samples * now, "waited": 0.0,
-            "tables": {"t": table(int(steps * now), int(samples * now), asked)}, "models": dict(models), "guests": 0,
-        }  # fmt: skip
-        clients = [{"client": np.array((n, n), "<u8").tobytes().hex(), "models": dict(uses), "name": f"actor-{n}",
-                    "last_seen": 1000.0 + now} for n, *_ in mine]  # fmt: skip
-        return NodeAnswer(
-            url, 1000.0 + now, status={"role": "server", "ready": True, "stats": stats},
-            accounts=[rows_of(name, mine, 1000.0 + now)], clients=clients,
-        )  # fmt: skip
+def live(seconds, *, steps=100.0, samples=100.0, caches=(1.0, 1.0)):
+    """What is said of a server whose only actor and whose learner have gone on for so long at these rates; one sample a
+    step is asked for.
+    """
+    cluster = Cluster(Settings(nodes=("http://s:1",)))
+    cluster.listed(["http://s:1"], 1000.0)
+    for now in range(0, int(seconds) + 1, 5):
+        row = np.zeros(1, ACCOUNT)
+        row["client"], row["home"], row["since"], row["last_seen"] = (1, 1), name_hash("s"), 1, 1000.0 + now
+        row["steps"], row["pushed_caches"], row["accepted_caches"] = (int(each * now) for each in (steps, *caches))
+        drawn = {"batches": int(samples * now), "samples": int(samples * now)}
+        table = {"storage": "caches", "samples_per_insert_target": 1.0, "steps": int(steps * now), "freshness": None,
+                 "rate": {"draws_wait": "", "inserts_wait": ""}} | drawn  # fmt: skip
+        stats = {"name": "s", "run": "r", "epoch": 1, "waited": 0.0, "tables": {"t": table}, "guests": 0} | drawn
+        told = {"run": "r", "row_bytes": ACCOUNT.itemsize, "rows": row.tobytes(), "runs": ["r"]}
+        status = {"role": "server", "ready": True, "stats": stats}
+        cluster.apply(NodeAnswer("http://s:1", 1000.0 + now, status=status, accounts=[told]))
+        overview, _ = cluster.look(1000.0 + now)
+    return overview
 
 
 def codes(overview):
     return [each.code for each in overview.verdicts]
 
 
-@pytest.mark.slow
-@given(
-    st.integers(1, 3),
-    st.integers(0, 4),
-    st.integers(0, 2),
-    st.integers(0, 3),
-    st.lists(st.none() | st.sampled_from([0.0, 5.0, 40.0, 290.0, 310.0, 5000.0]), min_size=1, max_size=4),
-    st.sampled_from([0.0, 10.0, 1000.0]),
-    st.sampled_from([0.0, 4.0, 10.0, 990.0]),
-)
-@settings(max_examples=60, deadline=None)
-@example(1, 0, 0, 0, [0.0], 1000.0, 90.0)
-def test_a_random_cluster_gets_what_the_plain_rule_says_of_it(
-    servers, expected, proxies, awaited, silences, steps, samples
-):
-    made = Nodes(servers, proxies, expected_servers=expected, expected_proxies=awaited)
-    overview = made.live(65.0, steps=steps, samples=samples, actors=silences)
-    active = servers * sum(each is not None and each <= 20.0 for each in silences)
-    silent = servers * sum(each is not None and 20.0 < each <= 300.0 for each in silences)
-    lost = servers * sum(each is not None and each > 300.0 for each in silences)
-    gone = servers * len(silences) - active - silent - lost
-    counts = overview.actors
-    assert (counts.active, counts.silent, counts.lost, counts.gone) == (active, silent, lost, gone)
-    said = set(codes(overview))
-    assert ("servers_missing" in said) == (servers < expected)
-    assert ("proxies_missing" in said) == (proxies < awaited)
-    assert ("actors_silent" in said) == (silent > 0)
-    assert ("no_actors" in said) == (active == 0 and silent + lost > 0)
-    assert ("no_inserts" in said) == (active > 0 and steps == 0.0)
-    if active and steps:
-        assert ("no_learner" in said) == (samples == 0.0)
-        assert ("learner_behind" in said) == (0.0 < samples < steps / 2)
-        assert ("balanced" in said) == (samples >= steps / 2)
-    missing = {each.role: (each.expected, each.missing) for each in overview.roles if each.expected}
-    wanted = {"server": (expected, max(0, expected - servers)), "proxy": (awaited, max(0, awaited - proxies))}
-    assert missing == {role: each for role, each in wanted.items() if each[0]}
-
-
 @pytest.mark.parametrize(
-    ("seconds", "samples", "code"),
+    ("seconds", "rates", "code"),
     [
-        (5.0, 40.0, "settling"), (29.0, 40.0, "settling"), (35.0, 40.0, "learner_behind"), (29.0, 60.0, "balanced"),
-        (35.0, 60.0, "balanced"),
+        (5.0, {"samples": 40.0}, "settling"), (29.0, {"samples": 40.0}, "settling"), (35.0, {"samples": 40.0}, "learner_behind"),
+        (29.0, {"samples": 60.0}, "balanced"), (35.0, {"samples": 60.0}, "balanced"), (65.0, {"samples": 0.0}, "no_learner"),
+        (65.0, {"steps": 0.0}, "no_inserts"), (65.0, {"caches": (1.0, 0.0)}, "no_caches"),
+        (65.0, {"caches": (0.02, 0.0)}, "balanced"), (65.0, {"caches": (0.0, 0.0)}, "balanced"),
     ],
 )  # fmt: skip
-def test_a_learner_that_is_behind_is_called_well_at_no_time(seconds, samples, code):
-    overview = Nodes(1).live(seconds, steps=100.0, samples=samples, actors=[0.0])
+def test_rates_become_a_verdict_when_they_have_lasted_and_one_cache_on_its_way_is_none_that_is_lost(
+    seconds, rates, code
+):
+    overview = live(seconds, **rates)
     assert codes(overview) == [code]
-    assert ("0.4 samples for each step" in overview.verdicts[0].text) == (samples == 40.0)
-
-
-@pytest.mark.parametrize(
-    ("caches", "code"),
-    [((1.0, 1.0), "balanced"), ((1.0, 0.0), "no_caches"), ((0.02, 0.0), "balanced"), ((0.0, 0.0), "balanced")],
-)
-def test_caches_that_do_not_arrive_are_named_and_one_on_its_way_is_not(caches, code):
-    assert codes(Nodes(1).live(65.0, caches=caches, actors=[0.0])) == [code]
+    assert ("0.4 samples for each step" in overview.verdicts[0].text) == (rates.get("samples") == 40.0)
 
 
 def test_a_model_is_awaited_once_it_was_there_for_a_while_and_not_when_its_numbers_begin_anew():
@@ -260,19 +172,6 @@ def test_a_model_is_awaited_once_it_was_there_for_a_while_and_not_when_its_numbe
         found.append(newest.replaced(now, {"p": version}))
     assert found == [{}, {}, {"p": 5}, {"p": 6}, {"p": 2}]
     assert newest.replaced(201.0, {"q": 1}) == {}
-
-
-@pytest.mark.parametrize(
-    ("given_", "named"),
-    [
-        ({"lost_after": 0.0}, "lost_after"),
-        ({"stale_after": 0.0}, "stale_after"),
-        ({"expected_servers": -1}, "expected_servers"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(given_, named):
-    with pytest.raises(ParameterError, match=named):
-        Settings(nodes=("http://a:1",), **given_)
 
 
 # ------------------------------------------------------------------------------------------------- recorded clusters

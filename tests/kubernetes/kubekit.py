@@ -36,8 +36,6 @@ HELM = os.environ.get("MEMOIRE_HELM", "helm").split(":")[0]
 NAMESPACE = os.environ.get("MEMOIRE_NAMESPACE", "memoire-test")
 KEYS, TOKENS = "demo-keys", "demo-tokens"
 """What values.yaml calls the Secrets."""
-ADDED = ("since", "ended_through", "applied", "stale", "lost_feedback")
-"""Columns of accounts that servers of an earlier version do not tell: trials upgrade such servers."""
 UNTOLD = re.compile(r"ends before (\d+) steps, (\d+) episodes and \d+ log lines were acknowledged")
 """What an actor says whose home was away at its end, for longer than a Pod has to end (docs/guarantees.md)."""
 # One node's page, or the dashboard's, as from its own container: no NetworkPolicy is in the way, and no token leaves it.
@@ -80,6 +78,27 @@ def until(condition, seconds, what):
     raise AssertionError(f"not within {seconds:g} s: {what}; last: {last}")
 
 
+def at_once(call, given):
+    """What a call returns for each of these, in order; all at the same time."""
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(given))) as threads:
+        return list(threads.map(call, given))
+
+
+def component_of(pod):
+    return pod["metadata"]["labels"].get("app.kubernetes.io/component")
+
+
+def is_ready(pod):
+    conditions = pod["status"].get("conditions", [])
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def await_more(counts):
+    """Wait until each of the counts that this returns has grown."""
+    before = counts()
+    until(lambda: all(now > then for now, then in zip(counts(), before, strict=True)), 120.0, "more of each")
+
+
 def missing():
     """Why there is no cluster to try a release on; "" when there is one."""
     for tool in ("kubectl", HELM):
@@ -90,18 +109,6 @@ def missing():
     except (AssertionError, subprocess.TimeoutExpired) as error:
         return f"no cluster answers: {str(error).strip().splitlines()[-1]}"
     return ""
-
-
-def accounts_of(told):
-    """Rows of a page of accounts; those of an earlier version lack some columns, and have their epochs beside them."""
-    if told["row_bytes"] == ACCOUNT.itemsize:
-        return np.frombuffer(told["rows"], ACCOUNT)
-    kept = [name for name in ACCOUNT.names if name not in ADDED]
-    former = np.frombuffer(told["rows"], np.dtype([(name, ACCOUNT[name]) for name in kept]))
-    rows = np.zeros(len(former), ACCOUNT)
-    rows[kept] = former
-    rows["since"] = np.frombuffer(told["since"], "<i8") if told["since"] else 0
-    return rows
 
 
 class Report:
@@ -209,26 +216,30 @@ class Release:
 
     # ------------------------------------------------------------------------------------------------- what is there
 
-    def pods(self, component=None):
-        """Names of the Pods that are not about to end."""
+    def of(self, component=None):
+        """Pods of a component, or of all, as the API server has them."""
         label = f"app.kubernetes.io/instance={self.name}"
         label += f",app.kubernetes.io/component={component}" if component else ""
-        found = json.loads(self.kubectl("get", "pods", "-l", label, "-o", "json"))["items"]
-        return [pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"]]
+        return json.loads(self.kubectl("get", "pods", "-l", label, "-o", "json"))["items"]
+
+    def staying(self, component=None):
+        """Those that are not about to end."""
+        return [pod for pod in self.of(component) if "deletionTimestamp" not in pod["metadata"]]
+
+    def pods(self, component=None):
+        """Names of the Pods that are not about to end."""
+        return [pod["metadata"]["name"] for pod in self.staying(component)]
 
     def is_gone(self, component):
         """Whether no Pod of this component is left, not even one that is about to end."""
-        label = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
-        return not self.kubectl("get", "pods", "-l", label, "-o", "name").strip()
+        return not self.of(component)
 
     def addresses(self):
         """{component: [where each of its Pods is]}."""
-        label = f"app.kubernetes.io/instance={self.name}"
         found: dict[str, list[str]] = {}
-        for pod in json.loads(self.kubectl("get", "pods", "-l", label, "-o", "json"))["items"]:
-            if "deletionTimestamp" not in pod["metadata"] and "podIP" in pod["status"]:
-                component = pod["metadata"]["labels"]["app.kubernetes.io/component"]
-                found.setdefault(component, []).append(pod["status"]["podIP"])
+        for pod in self.staying():
+            if "podIP" in pod["status"]:
+                found.setdefault(component_of(pod), []).append(pod["status"]["podIP"])
         return found
 
     @property
@@ -242,14 +253,13 @@ class Release:
         return json.loads(self.kubectl("get", "service", name, "-o", "json"))["spec"]["clusterIP"]
 
     def are_ready(self, component, count):
-        label = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
-        found = json.loads(self.kubectl("get", "pods", "-l", label, "-o", "json"))["items"]
-        ready = [
-            any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", []))
-            for pod in found
-            if "deletionTimestamp" not in pod["metadata"]
-        ]
-        return len(ready) == count and all(ready)
+        there = self.staying(component)
+        return len(there) == count and all(map(is_ready, there))
+
+    def await_ready(self, seconds=60.0, **counts):
+        """Wait until as many Pods of each of these components are ready, and no others are meant to stay."""
+        for component, count in counts.items():
+            until(lambda component=component, count=count: self.are_ready(component, count), seconds, component)
 
     def page(self, pod, path, *, port=8080, token="nodes", container=None):
         chosen = ["-c", container] if container else []
@@ -263,31 +273,22 @@ class Release:
         return json.loads(self.page(f"deploy/{self.full}-dashboard", "/api/overview", port=8265, token="dashboard"))
 
     def servers(self):
-        pods = self.pods("server")
-        with concurrent.futures.ThreadPoolExecutor(max(1, len(pods))) as threads:
-            return list(threads.map(self.status, pods))
+        return at_once(self.status, self.pods("server"))
 
     def accounts(self):
         """{client: {"episodes", "steps", "pushed", "settled"}} of all servers, merged as the cluster's totals are."""
-        pods = self.pods("server")
-        with concurrent.futures.ThreadPoolExecutor(max(1, len(pods))) as threads:
-            found = by_client(merge(*threads.map(self.account_rows, pods)))
-        return {
-            row["client"].tobytes().hex(): {
-                "episodes": int(row["episodes"]),
-                "steps": int(row["steps"]),
-                "pushed": int(row["pushed_caches"]),
-                "settled": int(row["accepted_caches"] + row["rejected_caches"] + row["lost_caches"]),
-            }
-            for row in found
-        }
+        found = by_client(merge(*at_once(self.account_rows, self.pods("server"))))
+        settled = found["accepted_caches"] + found["rejected_caches"] + found["lost_caches"]
+        counts = zip(found["episodes"], found["steps"], found["pushed_caches"], settled, strict=True)
+        each = [dict(zip(("episodes", "steps", "pushed", "settled"), map(int, row), strict=True)) for row in counts]
+        return dict(zip([row.tobytes().hex() for row in found["client"]], each, strict=True))
 
     def account_rows(self, pod):
         """Every account that a server has, those that are not in its memory included."""
         parts, after = [np.empty(0, ACCOUNT)], ""
         while len(parts) == 1 or after:
             told = msgspec.msgpack.decode(base64.b64decode(self.page(pod, f"/accounts?after={after}")))
-            parts.append(accounts_of(told))
+            parts.append(np.frombuffer(told["rows"], ACCOUNT))
             after = told.get("next", "")
         return np.concatenate(parts)
 
@@ -303,22 +304,16 @@ class Release:
         found = {pod: self.account_rows(pod) for pod in self.pods("server")}
         return [(pod, row) for pod, rows in found.items() for row in rows[(rows["client"] == me).all(axis=1)]]
 
-    def differences(self, words, *, may_move=False):
+    def differences(self, words):
         """Where the cluster's accounts and totals are not what its actors have counted, by their last words. An actor that
         ended before its home had acknowledged all says how much: so much may be missing.
-
-        Args:
-            may_move: Whether proxies give the clients of a server that is away to another one at once, as they did before
-                they waited for a minute. Of what such a client pushed last, its former home may not have heard. It is
-                marked "moved" in `words`.
         """
         counted = {client: one for client, one in self.accounts().items() if one["steps"] or client in words}
         found = [f"client {client} is counted and said no word" for client in counted.keys() - words.keys()]
         for client, said in words.items():
             has = counted.get(client, {"episodes": 0, "steps": 0, "pushed": 0, "settled": 0})
-            did = {name: said[name] for name in ("episodes", "steps")} | dict.fromkeys(
-                ("pushed", "settled"), said["caches"]
-            )
+            did = {"episodes": said["episodes"], "steps": said["steps"]}
+            did |= dict.fromkeys(("pushed", "settled"), said["caches"])
             if did == has:
                 continue
             missing = [did[name] - has[name] for name in ("steps", "episodes")]
@@ -326,10 +321,6 @@ class Release:
             if is_told and "untold" in said and has["settled"] <= has["pushed"] <= did["pushed"]:  # it said no goodbye
                 continue
             rows = self._rows_of(client)
-            homes = {int(row["home"]) for _, row in rows}
-            if may_move and is_told and len(homes) > 1 and has["settled"] <= has["pushed"] <= did["pushed"]:
-                said["moved"] = True
-                continue
             shown = ("home", "since", "flags", "pushed_caches", "received_caches", "lost_caches")
             listed = "; ".join(f"{pod}: " + ", ".join(f"{name} {row[name]}" for name in shown) for pod, row in rows)
             found.append(f"client {client} did {did}, and {has} are counted: {listed}")
@@ -449,13 +440,14 @@ with memoire.RemotePolicy(sys.argv[1], inputs, outputs, timeout=20.0, keys=sys.a
 """
 GET = """
 import sys, urllib.error, urllib.request
-request = urllib.request.Request(sys.argv[1])
-if len(sys.argv) > 2:
-    request.add_header("Authorization", "Bearer " + sys.argv[2])
+url, token, host = sys.argv[1:]
+headers = ({"Authorization": "Bearer " + token} if token else {}) | ({"Host": host} if host else {})
 try:
-    print(urllib.request.urlopen(request, timeout=10).status)
+    print(urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10).status)
 except urllib.error.HTTPError as error:
     print(error.code)
+except OSError:
+    print("no connection")
 """
 CLIENT = {"memoire.io/client": "true"}
 PORTS = (5560, 5561, 5562, 5570, 8080, 8081, 8265)
@@ -474,20 +466,13 @@ class Visitor:
         self.release, self.name, self.namespace = release, name, namespace or release.namespace
         server = json.loads(release.kubectl("get", "pod", release.pods("server")[0], "-o", "json"))["spec"]
         closed = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        same = {name: server["containers"][0][name] for name in ("image", "imagePullPolicy")}
+        same["volumeMounts"] = [{"name": each, "mountPath": f"/keys/{each}"} for each in mounts]
         pod = {
             "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
             "nodeSelector": server.get("nodeSelector", {}),
             "terminationGracePeriodSeconds": 0,
-            "containers": [
-                {
-                    "name": "visitor",
-                    "image": server["containers"][0]["image"],
-                    "imagePullPolicy": server["containers"][0]["imagePullPolicy"],
-                    "command": ["sleep", "infinity"],
-                    "securityContext": closed,
-                    "volumeMounts": [{"name": each, "mountPath": f"/keys/{each}"} for each in mounts],
-                }
-            ],
+            "containers": [same | {"name": "visitor", "command": ["sleep", "infinity"], "securityContext": closed}],
             "volumes": [{"name": each, "secret": {"secretName": each, "defaultMode": 0o440}} for each in mounts],
         }
         about = {"name": name, "labels": {"visitor": name, **(labels or {})}}
@@ -540,18 +525,17 @@ class Visitor:
         """(actions, version of the weights) that an inference node gives for three rows."""
         return json.loads(self.python(ASK, address, f"/keys/{keys}"))
 
-    def gets(self, url, token=None):
-        """Status of a page."""
-        return int(self.python(GET, url, *([token] if token else [])))
+    def gets(self, url, token="", host=""):
+        """Status of a page as a text, or that there is no connection."""
+        return self.python(GET, url, token, host)
 
 
 def refused(release):
     """{reason: how often} of all servers and proxies."""
-    pods, total = [*release.pods("server"), *release.pods("proxy")], {}
-    with concurrent.futures.ThreadPoolExecutor(len(pods)) as threads:
-        for status in threads.map(release.status, pods):
-            for reason, count in status["security"]["refused"].items():
-                total[reason] = total.get(reason, 0) + count
+    total = {}
+    for status in at_once(release.status, [*release.pods("server"), *release.pods("proxy")]):
+        for reason, count in status["security"]["refused"].items():
+            total[reason] = total.get(reason, 0) + count
     return total
 
 
@@ -610,8 +594,7 @@ def taken_up(release, folder, named):
 
         until(has_it, 150.0, f"{pod} has the new {named[component]}")
 
-    with concurrent.futures.ThreadPoolExecutor(len(pods)) as threads:
-        list(threads.map(wait, pods))
+    at_once(wait, [*pods])
 
 
 def spread(release):

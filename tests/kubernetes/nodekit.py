@@ -20,7 +20,7 @@ import urllib.request
 from collections import defaultdict
 from pathlib import Path
 
-from kubekit import Release, Report, run, until
+from kubekit import Release, Report, component_of, is_ready, run, until
 
 HERE = Path(__file__).resolve().parent
 LOST_AFTER = 5
@@ -66,19 +66,10 @@ def placed():
     """Values that keep every component on the trial's nodes, and move it soon from one that is lost."""
     where = [{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": nodes()}]}]
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": where}}}
-    lost = [
-        {
-            "key": f"node.kubernetes.io/{state}",
-            "operator": "Exists",
-            "effect": "NoExecute",
-            "tolerationSeconds": LOST_AFTER,
-        }
-        for state in ("not-ready", "unreachable")
-    ]
-    return {
-        component: {"affinity": affinity, "tolerations": lost}
-        for component in ("server", "proxy", "dashboard", "learner", "actors")
-    }
+    soon = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_AFTER}
+    lost = [soon | {"key": f"node.kubernetes.io/{state}"} for state in ("not-ready", "unreachable")]
+    components = ("server", "proxy", "dashboard", "learner", "actors")
+    return {component: {"affinity": affinity, "tolerations": lost} for component in components}
 
 
 class Api:
@@ -167,8 +158,7 @@ class Trial(Report, Release):
             except (AssertionError, ValueError):
                 continue
             for pod in found:
-                uid, labels = pod["metadata"]["uid"], pod["metadata"]["labels"]
-                component = labels.get("app.kubernetes.io/component")
+                uid, component = pod["metadata"]["uid"], component_of(pod)
                 thread = self._followed.get(uid)
                 if component in ("actor", "learner") and (thread is None or not thread.is_alive()):
                     states = pod["status"].get("containerStatuses") or [{"state": {}}]
@@ -204,25 +194,13 @@ class Trial(Report, Release):
         path = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector=app.kubernetes.io/instance%3D{self.name}"
         return self.api.get(path)["items"]
 
-    def pods(self, component=None):
-        return [pod["metadata"]["name"] for pod in self.of(component) if "deletionTimestamp" not in pod["metadata"]]
-
     def of(self, component=None):
-        found = self.found()
-        key = "app.kubernetes.io/component"
-        return [pod for pod in found if component in (None, pod["metadata"]["labels"].get(key))]
+        return [pod for pod in self.found() if component in (None, component_of(pod))]
 
     def ready(self, component):
         """Names of its Pods that are ready, not about to end, and not on a node that is away."""
-        return [
-            pod["metadata"]["name"]
-            for pod in self.of(component)
-            if "deletionTimestamp" not in pod["metadata"]
-            and pod["spec"].get("nodeName") != self.lost
-            and any(
-                each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", [])
-            )
-        ]
+        there = [pod for pod in self.staying(component) if pod["spec"].get("nodeName") != self.lost]
+        return [pod["metadata"]["name"] for pod in there if is_ready(pod)]
 
     def has(self, component, count):
         """Whether as many of a component are ready, and no others are meant to stay."""
@@ -230,8 +208,7 @@ class Trial(Report, Release):
 
     def on(self, node):
         """Components that have a Pod on a node."""
-        found = [pod for pod in self.found() if pod["spec"].get("nodeName") == node]
-        return {pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in found}
+        return {component_of(pod) for pod in self.found() if pod["spec"].get("nodeName") == node}
 
     def batches(self):
         """Batches that learners took, as far as was heard."""
@@ -315,17 +292,13 @@ class Trial(Report, Release):
 
     def settled(self):
         counted = self.accounts()
-        return all(
-            counted[client]["pushed"] == counted[client]["settled"]
-            for client, said in self.words.items()
-            if said.get("last")
-        )
+        ended = [counted[client] for client, said in self.words.items() if said.get("last")]
+        return all(each["pushed"] == each["settled"] for each in ended)
 
     def compare(self, who, said, has):
         if has is None:
-            self.check(
-                said["confirmed"][0] == 0, f"client {who} was told that {said['confirmed']} count, and has no account"
-            )
+            otherwise = f"client {who} was told that {said['confirmed']} count, and has no account"
+            self.check(said["confirmed"][0] == 0, otherwise)
             return
         counts = [has["episodes"], has["steps"]]
         if said.get("last"):

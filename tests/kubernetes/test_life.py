@@ -7,7 +7,6 @@ goes on where the one before it ended.
 """
 
 import json
-import os
 import time
 
 import nodekit
@@ -17,6 +16,8 @@ from kubekit import (
     Release,
     Visitor,
     WithInference,
+    await_more,
+    component_of,
     is_refused,
     memoire,
     replace_key,
@@ -53,15 +54,7 @@ def progress(release):
 
 
 def test_everything_is_ready_under_restricted_pod_security_and_a_default_deny(release):
-    for component, count in (
-        ("server", 2),
-        ("proxy", 2),
-        ("dashboard", 1),
-        ("learner", 1),
-        ("actor", 2),
-        ("inference", 1),
-    ):
-        until(lambda component=component, count=count: release.are_ready(component, count), 60.0, component)
+    release.await_ready(server=2, proxy=2, dashboard=1, learner=1, actor=2, inference=1)
 
 
 def test_a_cache_goes_there_and_back_and_the_inference_node_answers_a_row(release):
@@ -79,9 +72,7 @@ def test_the_agent_learns(release):
 
 
 def test_dashboard_and_metrics_answer_through_their_services(release):
-    overview = until(
-        lambda: (seen := release.overview())["totals"]["steps"] > 0 and seen, 60.0, "steps on the dashboard"
-    )
+    overview = until(lambda: (seen := release.overview())["totals"]["steps"] > 0 and seen, 60.0, "steps that are shown")
     assert {node["state"] for node in overview["nodes"]} == {"up"}
     assert sorted(node["role"] for node in overview["nodes"]) == ["inference", *["proxy"] * 2, *["server"] * 2]
     for component, figure in (("server", "memoire_steps_total"), ("inference", "memoire_inference_rows_total")):
@@ -127,7 +118,7 @@ def test_the_dashboard_asks_for_its_token_and_takes_another_one_once_that_is_cha
     stranger, _ = strangers
     url = f"http://{release.service('dashboard')}/api/overview"
     new, old = replace_tokens(release)
-    until(lambda: (stranger.gets(url), stranger.gets(url, old), stranger.gets(url, new)) == (401, 401, 200), 60.0, url)
+    until(lambda: [stranger.gets(url, each) for each in ("", old, new)] == ["401", "401", "200"], 60.0, url)
     until(lambda: {node["state"] for node in release.overview()["nodes"]} == {"up"}, 60.0, "nodes that answer it")
 
 
@@ -158,26 +149,20 @@ def test_after_a_kill_everything_goes_on(release, component, count):
     began = time.monotonic()
     uid = release.kubectl("get", "pod", killed, "-o", "jsonpath={.metadata.uid}")
     release.kill(killed)
-    until(
-        lambda: uid not in release.kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.uid}"), 60.0, "it is gone"
-    )
-    until(lambda: release.are_ready(component, count), 120.0, f"a new {component}")
+    there = ("get", "pods", "-o", "jsonpath={.items[*].metadata.uid}")
+    until(lambda: uid not in release.kubectl(*there), 60.0, "it is gone")
+    release.await_ready(120.0, **{component: count})
     since = progress(release)
     assert all(now >= then for now, then in zip(since, before, strict=True) if component != "server")
     assert since[0] >= before[0]  # on disk
-    until(lambda: all(now > then for now, then in zip(progress(release), since, strict=True)), 120.0, "more of both")
+    await_more(lambda: progress(release))
     RECOVERED[component] = time.monotonic() - began
 
 
 def stay_on(release, node):
     """Pods of a node that are not about to end, of those that have no volume."""
-    chosen = (
-        "-l",
-        "app.kubernetes.io/component in (proxy, dashboard, actor)",
-        f"--field-selector=spec.nodeName={node}",
-    )
-    found = json.loads(release.kubectl("get", "pods", *chosen, "-o", "json"))["items"]
-    return [pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"]]
+    there = [pod for pod in release.staying() if pod["spec"].get("nodeName") == node]
+    return [pod for pod in there if component_of(pod) in ("proxy", "dashboard", "actor")]
 
 
 @pytest.mark.skipif(not nodekit.nodes(), reason="MEMOIRE_NODES names no node that a trial may have")
@@ -189,23 +174,21 @@ def test_a_node_is_lost_and_comes_back(release):
     nodekit.do("kill", node)
     try:
         until(lambda: not stay_on(release, node), 180.0, "the node is given up")
-        for component, count in (("proxy", 2), ("dashboard", 1), ("actor", 2)):
-            until(lambda c=component, n=count: release.are_ready(c, n), 180.0, f"{component} on other nodes")
+        release.await_ready(180.0, proxy=2, dashboard=1, actor=2)  # on other nodes
         RECOVERED["node: what has no volume"] = time.monotonic() - began
     finally:
         began = time.monotonic()
         nodekit.do("start", node)
-    for component, count in (("server", 2), ("learner", 1)):
-        until(lambda c=component, n=count: release.are_ready(c, n), 180.0, f"{component} on the node that is back")
+    release.await_ready(180.0, server=2, learner=1)
     since = until(lambda: progress(release), 60.0, "both servers answer")
     assert since[0] >= before[0]
-    until(lambda: all(now > then for now, then in zip(progress(release), since, strict=True)), 120.0, "more of both")
+    await_more(lambda: progress(release))
     RECOVERED["node: all, once it is back"] = time.monotonic() - began
 
 
 def test_actors_and_proxies_are_scaled_and_all_take_part(release):
     release.install("--set", "actors.replicas=4", "--set", "proxy.replicas=3")
-    until(lambda: release.are_ready("actor", 4) and release.are_ready("proxy", 3), 60.0, "four actors, three proxies")
+    release.await_ready(actor=4, proxy=3)
     before = {client: one["steps"] for client, one in release.accounts().items()}
 
     def moving():
@@ -263,7 +246,4 @@ def settings(release):
 def test_uninstalling_leaves_nothing_but_the_volumes_that_are_to_be_kept(release):
     expected = {f"persistentvolumeclaim/state-{release.full}-server-{number}" for number in range(2)}
     assert set(release.uninstall()) == expected
-    if path := os.environ.get("MEMOIRE_RECOVERY"):
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(RECOVERED, file)
     print("\n".join(f"{component:26} {seconds:5.1f} s" for component, seconds in RECOVERED.items()))

@@ -18,7 +18,7 @@ import sys
 import urllib.request
 
 import pytest
-from kubekit import CLIENT, ROOT, Release, Visitor, run, until
+from kubekit import CLIENT, ROOT, Release, Visitor, await_more, run, until
 
 from memoire.security.roles import ROLES
 
@@ -43,18 +43,6 @@ with memoire.connect(sys.argv[1], keys=sys.argv[2], timeout=20.0) as client:
     client.update(20.0)
     client.log("kept")
     client.update(20.0)
-"""
-
-LOOK = """
-import sys, urllib.error, urllib.request
-url, host, token = sys.argv[1:]
-request = urllib.request.Request(url, headers={"Host": host} | ({"Authorization": "Bearer " + token} if token else {}))
-try:
-    print(urllib.request.urlopen(request, timeout=5).status)
-except urllib.error.HTTPError as error:
-    print(error.code)
-except OSError:
-    print("no connection")
 """
 
 
@@ -82,7 +70,7 @@ class Page:
         mark, text = self._take()
         assert text.startswith(begins), f"the page goes on with\n{text}"
         if mark == "docker":
-            text = in_place(text)
+            (text,) = [instead for begins, instead in IN_PLACE.items() if text.startswith(begins)]
         script = f'source "{self.known}"\n{text}\ndeclare -f > "{self.known}"\n'
         return run("bash", "-euo", "pipefail", "-c", f"cd {self.folder}\n{script}", timeout=seconds)
 
@@ -96,12 +84,6 @@ class Page:
         while self.left[0][0] == "elsewhere":
             self.left.pop(0)
         return self.left.pop(0)
-
-
-def in_place(text):
-    """What is run in place of a block that takes docker."""
-    (found,) = [instead for begins, instead in IN_PLACE.items() if text.startswith(begins)]
-    return found
 
 
 class PageRelease(Release):
@@ -167,8 +149,7 @@ def test_one_line_installs_a_cluster_that_lives_with_keys_tokens_and_policies(pa
     page.next("make image")
     page.next("helm install memoire")
     run("kubectl", "label", "namespace", "rl", "pod-security.kubernetes.io/enforce=restricted")
-    for component, count in (("server", 1), ("proxy", 1), ("dashboard", 1), ("learner", 1), ("actor", 2)):
-        until(lambda component=component, count=count: release.are_ready(component, count), 90.0, component)
+    release.await_ready(90.0, server=1, proxy=1, dashboard=1, learner=1, actor=2)
     assert len(release.secrets()) == 1 + len(ROLES) and not release.leftovers()
     (server,) = release.servers()
     assert server["security"]["keys"] is True and not server["security"]["open"]
@@ -249,18 +230,12 @@ def key_in(file):
 
 @pytest.fixture
 def controller(release):
-    """A Pod in the namespace in which an Ingress controller is; it looks at the dashboard, as a host, with a token."""
+    """A Pod in the namespace in which an Ingress controller is."""
     run("kubectl", "create", "namespace", "ingress-nginx")
     try:
-        yield looks_from(Visitor(release, "controller", namespace="ingress-nginx"), release)
+        yield Visitor(release, "controller", namespace="ingress-nginx")
     finally:
         run("kubectl", "delete", "namespace", "ingress-nginx", "--wait=false")
-
-
-def looks_from(pod, release):
-    """What a Pod gets of the dashboard: a status, or that there is no connection."""
-    url = f"http://{release.service('dashboard')}/api/overview"
-    return lambda host, token="": pod.python(LOOK, url, host, token)
 
 
 @pytest.mark.long
@@ -273,10 +248,11 @@ def test_behind_an_oidc_proxy_the_dashboard_opens_for_the_controller_alone(relea
     assert host in release.kubectl("get", "ingress", "memoire-dashboard", "-o", "jsonpath={.spec.rules[*].host}")
     secret = json.loads(release.kubectl("get", "secret", "my-tokens", "-o", "json"))["data"]["dashboard"]
     token = base64.b64decode(secret).decode()
-    until(lambda: controller(host, token) == "200", 60.0, "the policy lets the controller in")
-    assert [controller(host), controller("other.example.com", token)] == ["401", "421"]
+    url = f"http://{release.service('dashboard')}/api/overview"
+    until(lambda: controller.gets(url, token, host) == "200", 60.0, "the policy lets the controller in")
+    assert [controller.gets(url, "", host), controller.gets(url, token, "other.example.com")] == ["401", "421"]
     with Visitor(release, "stranger") as stranger:
-        assert looks_from(stranger, release)(host, token) == "no connection"
+        assert stranger.gets(url, token, host) == "no connection"
     release.helm("rollback", "memoire", "--wait", "--timeout", "150s")
 
 
@@ -297,10 +273,9 @@ def test_programs_of_ones_own_run_and_a_learner_that_is_killed_goes_on(page, min
     before, uid = steps_and_samples()[0], release.kubectl("get", "pod", learner, "-o", "jsonpath={.metadata.uid}")
     release.kill(learner)
     until(lambda: uid not in release.kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.uid}"), 60.0, "gone")
-    until(lambda: release.are_ready("learner", 1), 120.0, "another learner")
+    release.await_ready(120.0, learner=1)
     assert steps_and_samples()[0] >= before  # on its volume
-    since = steps_and_samples()
-    until(lambda: all(a > b for a, b in zip(steps_and_samples(), since, strict=True)), 120.0, "more of both")
+    await_more(steps_and_samples)
 
 
 @pytest.mark.long
@@ -308,7 +283,7 @@ def test_servers_come_and_go(page, release):
     page.next("helm upgrade memoire")
     assert release.are_ready("server", 2)
     page.next("kubectl -n rl exec memoire-server-0")
-    until(lambda: release.are_ready("server", 1), 60.0, "one server")
+    release.await_ready(server=1)
 
 
 @pytest.mark.long
@@ -326,7 +301,7 @@ def test_a_release_is_backed_up_taken_away_and_restored(page, release):
     assert not release.kubectl("get", "pvc", "-o", "name") and not release.secrets()
     release.kubectl("delete", "secret", "my-tokens", *(f"my-keys-{role}" for role in ROLES))
     page.next("kubectl create namespace rl")
-    until(lambda: release.are_ready("server", 2), 60.0, "as many servers as the values say")
+    release.await_ready(server=2)  # as the values say
     assert release.accounts() == before
     now = release.totals()
     assert (now["steps"], now["episodes"]) == (totals["steps"], totals["episodes"])

@@ -1,17 +1,16 @@
 """What Prometheus reads of a node: every metric of the catalogue and none besides, right values, and words that promtool takes."""
 
 import contextlib
-import http.client
 import re
 import runpy
 import shutil
 import subprocess
-import urllib.parse
 
 import numpy as np
 import pytest
 
 import memoire
+from httpkit import ask
 from memoire.errors import NotEnoughSamples
 from memoire.figures import Timings
 from memoire.nodes.http import NodePages
@@ -28,14 +27,11 @@ pytest.importorskip("memoire.nodes.metrics")
 PROCESS = ("process_", "python_")
 
 
-def scrape(pages, accept=""):
+def scrape(pages, accept=None):
     """(content type, text) of /metrics."""
-    parts = urllib.parse.urlsplit(pages.url)
-    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=100.0)) as connection:
-        connection.request("GET", "/metrics", headers={"Accept": accept} if accept else {})
-        response = connection.getresponse()
-        assert response.status == 200
-        return response.headers["Content-Type"], response.read().decode()
+    status, headers, body = ask(pages, "/metrics", headers={"Accept": accept} if accept else {})
+    assert status == 200
+    return headers["Content-Type"], body.decode()
 
 
 def values(text):

@@ -4,7 +4,6 @@ import base64
 import contextlib
 import dataclasses
 import errno
-import http.client
 import json
 import os
 import re
@@ -20,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import httpkit
 import memoire
 from memoire.accounting.merge import totals_of
 from memoire.errors import EndpointError, InsecureWarning
@@ -36,23 +36,16 @@ from statekit import Faulty, failing
 OLD, NEW = "old-token-old-token", "new-token-new-token"
 
 
-def ask(pages, path="/status", method="GET", host=None, timeout=DEADLINE, headers=()):
+def ask(pages, path="/status", method="GET", host=None, headers=()):
     """(status, headers, JSON body) of one request."""
-    parts = urllib.parse.urlsplit(pages.url)
-    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)) as connection:
-        connection.request(method, path, headers=dict(headers) | ({"Host": host} if host else {}))
-        response = connection.getresponse()
-        body = response.read()
-        return response.status, dict(response.headers), json.loads(body) if body else None
+    status, answered, body = httpkit.ask(pages, path, method, dict(headers) | ({"Host": host} if host else {}))
+    return status, answered, json.loads(body) if body else None
 
 
 def fetch(pages, path, headers=(), url=None):
     """(status, body) of one request."""
-    parts = urllib.parse.urlsplit(url or pages.url)
-    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=DEADLINE)) as connection:
-        connection.request("GET", path, headers=dict(headers))
-        response = connection.getresponse()
-        return response.status, response.read()
+    status, _, body = httpkit.ask(url or pages, path, headers=headers)
+    return status, body
 
 
 def dial(pages):
@@ -282,22 +275,12 @@ def test_status_and_metrics_say_what_is_open_to_everybody(server, address, token
         assert f"\nmemoire_open_endpoints {float(is_open)}\n" in text
 
 
-def test_an_open_server_says_so():
-    with pytest.warns(InsecureWarning):
-        server = memoire.Server("tcp://*:0", SCHEMA, name="home")
-    with server, NodePages("127.0.0.1:0", server) as pages:
-        said = ask(pages)[2]["security"]
-        assert said["open"] == [server.endpoint, server.push_endpoint, server.pub_endpoint]
-        assert "\nmemoire_open_endpoints 3.0\n" in fetch(pages, "/metrics")[1].decode()
-
-
 def test_a_server_with_keys_is_open_to_nobody_and_counts_who_is_refused(tmp_path):
     write_cluster(tmp_path)
     with memoire.Server("tcp://*:0", SCHEMA, keys=tmp_path) as server, NodePages("127.0.0.1:0", server) as pages:
         assert ask(pages)[2]["security"] == {"keys": True, "open": [], "refused": {}, "hung_up": 0}
-        with socket.create_connection(
-            ("127.0.0.1", int(server.endpoint.rpartition(":")[2])), timeout=100.0
-        ) as stranger:
+        port = int(server.endpoint.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=100.0) as stranger:
             stranger.sendall(b"\xff" + 8 * b"\0" + b"\x01\x7f\x03\x00NULL".ljust(55, b"\0"))
             hear(stranger)
         until(lambda: sum(ask(pages)[2]["security"]["refused"].values()) == 1, 30.0)
@@ -391,10 +374,8 @@ def test_a_thread_that_died_is_told(server, pages):
 def test_a_full_disk_makes_a_server_unready_until_there_is_room(tmp_path, store_by):
     fault = Faulty("before commit")
     store_by(fault.open_store)
-    with (
-        memoire.Server("tcp://127.0.0.1:0", SCHEMA, state=tmp_path / "state") as server,
-        NodePages("127.0.0.1:0", server) as pages,
-    ):
+    server = memoire.Server("tcp://127.0.0.1:0", SCHEMA, state=tmp_path / "state")
+    with server, NodePages("127.0.0.1:0", server) as pages:
         assert ask(pages, "/readyz")[0] == 200 and ask(pages)[2]["stats"]["durable"]
         fault.error = failing(sqlite3.SQLITE_FULL, "SQLITE_FULL")
         server.finish()

@@ -1,15 +1,14 @@
 """Lines that a server finds: the same with a state folder and without, as a slow search would, and over HTTP."""
 
 import contextlib
-import http.client
 import itertools
 import json
-import urllib.parse
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import httpkit
 import memoire
 from memoire.accounting.runs import escape
 from memoire.errors import ParameterError
@@ -51,10 +50,8 @@ def test_what_is_found_is_what_a_slow_search_finds(server, data):
     client = data.draw(st.none() | st.sampled_from(lines).map(lambda entry: entry.client))
     label = data.draw(st.none() | st.sampled_from([*LABELS, 5]))
     since, up_to = data.draw(times), data.draw(times)
-    after = data.draw(st.integers(0, 30))
-    before = data.draw(st.none() | st.integers(0, 30))
-    most = data.draw(st.integers(1, 30))
-    newest_first = data.draw(st.booleans())
+    after, before = data.draw(st.integers(0, 30)), data.draw(st.none() | st.integers(0, 30))
+    most, newest_first = data.draw(st.integers(1, 30)), data.draw(st.booleans())
     expected = [
         entry.escaped
         for entry in (lines[::-1] if newest_first else lines)
@@ -66,18 +63,8 @@ def test_what_is_found_is_what_a_slow_search_finds(server, data):
         and after < entry.index
         and (before is None or entry.index < before)
     ][:most]
-    found = server.search(
-        text,
-        client=client,
-        label=label,
-        since=since,
-        until=up_to,
-        after=after,
-        before=before,
-        most=most,
-        newest_first=newest_first,
-    )
-    assert found == expected
+    bounds = {"since": since, "until": up_to, "after": after, "before": before, "most": most}
+    assert server.search(text, client=client, label=label, newest_first=newest_first, **bounds) == expected
 
 
 def test_a_run_or_number_that_cannot_be_is_refused(server):
@@ -89,11 +76,8 @@ def test_a_run_or_number_that_cannot_be_is_refused(server):
 
 
 def ask(pages, query):
-    parts = urllib.parse.urlsplit(pages.url)
-    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=100.0)) as connection:
-        connection.request("GET", f"/logs{query}")
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
+    status, _, body = httpkit.ask(pages, f"/logs{query}")
+    return status, json.loads(body)
 
 
 def test_lines_are_read_over_http_a_page_at_a_time(server):
@@ -108,15 +92,8 @@ def test_lines_are_read_over_http_a_page_at_a_time(server):
         assert [row["text"] for row in said["rows"]] == ["BEGINS"] and said["is_all"]
         assert [row["text"] for row in ask(pages, "?newest&most=3&text=line%5Cn")[1]["rows"]] == ["line\\nbreak"] * 3
         (row,) = ask(pages, "?most=1")[1]["rows"]
-        assert row == {
-            "index": 1,
-            "time": row["time"],
-            "received": row["received"],
-            "client": server.lines()[0].client.hex(),
-            "label": "00000001",
-            "name": "",
-            "text": "begins",
-        }
+        same = {name: row[name] for name in ("time", "received")} | {"client": server.lines()[0].client.hex()}
+        assert row == same | {"index": 1, "label": "00000001", "name": "", "text": "begins"}
         assert row["time"].endswith("+00:00")
 
 

@@ -1,19 +1,25 @@
-"""Settings of a node: file, environment and command line, which of them holds, and what is said of a wrong one."""
+"""Settings of a node: file, environment and command line, which of them holds, and what is said of a wrong one. Also
+the tables of a server in a file."""
 
 import json
 import runpy
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from memoire.cli import main
 from memoire.errors import ParameterError
 from memoire.nodes import roles, settings
-from memoire.nodes.roles import read_parameters, read_table, schema_of
+from memoire.nodes.roles import read_parameters, read_table, read_tables, schema_of
 from memoire.tables.table import Table
 from netkit import SCHEMA
 
 ROOT = Path(__file__).parents[2]
+
+
+TOKENS = {"columns": [["tokens", "<i4", [None], "plain"], ["reward", "<f4", [], "plain"]], "tuples": []}
 
 
 def parsed(words, environment=None):
@@ -46,14 +52,11 @@ def test_a_parameter_that_is_text_is_read_as_on_the_command_line(tmp_path):
 
 
 def test_settings_of_prompts_are_said_as_parameters_are(tmp_path):
-    columns = {"columns": [["tokens", "<i4", [None], "plain"], ["reward", "<f4", [], "plain"]], "tuples": []}
-    wanted = {"group": 4, "at_least": 3, "required": ["tokens"], "score": "variance", "lease": 60, "on_stale": "pace"}
-    wanted |= {"attempts": 2, "max_model_lag": 2}
-    server = {"schema": columns, "storage": "prompts", "set": wanted}
-    given = parsed(["server", "--settings", written(tmp_path, {"server": server}), "--set", "lease=30.5"])
-    table = Table(
-        schema_of(given.schema, None, given.storage), storage="prompts", **read_table(given.set, given.storage)
-    )
+    wanted = {"group": 4, "at_least": 3, "required": ["tokens"], "lease": 60, "attempts": 2, "max_model_lag": 2}
+    file = written(tmp_path, {"server": {"schema": TOKENS, "storage": "prompts", "set": wanted}})
+    given = parsed(["server", "--settings", file, "--set", "lease=30.5"])
+    own = read_table(given.set, given.storage)
+    table = Table(schema_of(given.schema, None, given.storage), storage="prompts", **own)
     assert (table.own.group, table.own.at_least, table.own.required) == (4, 3, ["tokens"])
     assert (table.own.lease, table.own.attempts, table.parameters.max_model_lag) == (30.5, 2, 2)
     with pytest.raises(ParameterError, match="group must be nothing with storage='caches'"):
@@ -96,20 +99,11 @@ def test_null_and_an_empty_variable_say_nothing(tmp_path):
         ({"proxy": {"http_prot": "x"}}, "proxy.http_prot must be one of beside, endpoint, http"),
         ({"server": {"settings": "x"}}, "server.settings must be one of"),
         ({"server": {"capacity": "many"}}, "server.capacity must be a whole number, got 'many'"),
-        (
-            {"server": {"byte-limit": "many"}},
-            "server.byte-limit must be a size in bytes, such as 1GiB, 500MB or 4096, got 'many'",
-        ),
-        (
-            {"server": {"byte-limit": 1.5}},
-            "server.byte-limit must be a size in bytes, such as 1GiB, 500MB or 4096, got 1.5",
-        ),
+        ({"server": {"byte-limit": "many"}}, "server.byte-limit must be a size in bytes, such as 1GiB"),
+        ({"server": {"byte-limit": 1.5}}, "500MB or 4096, got 1.5"),
         ({"server": {"capacity": True}}, "server.capacity must be a number, got True"),
         ({"server": {"snapshot-every": "soon"}}, "server.snapshot-every must be a number, got 'soon'"),
-        (
-            {"server": {"storage": "tapes"}},
-            "server.storage must be one of 'caches', 'episodes', 'rollouts', 'prompts', 'keyed', got 'tapes'",
-        ),
+        ({"server": {"storage": "tapes"}}, "'rollouts', 'prompts', 'keyed', got 'tapes'"),
         ({"server": {"name": ["a"]}}, "server.name must be text, got ['a']"),
         ({"server": {"snapshot-caches": "yes"}}, "server.snapshot-caches must be true or false, got 'yes'"),
         ({"server": {"restore": "a"}}, "server.restore must be a list, got 'a'"),
@@ -128,11 +122,7 @@ def test_a_wrong_file_is_explained_with_name_and_key(tmp_path, content, words):
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        (
-            "MEMOIRE_BYTE_LIMIT",
-            "1GX",
-            r"\$MEMOIRE_BYTE_LIMIT must be a size in bytes, such as 1GiB, 500MB or 4096, got '1GX'",
-        ),
+        ("MEMOIRE_BYTE_LIMIT", "1GX", r"\$MEMOIRE_BYTE_LIMIT must be a size in bytes, .*, got '1GX'"),
         ("MEMOIRE_SNAPSHOT_CACHES", "maybe", r"\$MEMOIRE_SNAPSHOT_CACHES must be true or false"),
         ("MEMOIRE_SET", "'", r"\$MEMOIRE_SET must be words with blanks between them"),
         ("MEMOIRE_SETTINGS", "/no/such.toml", r"--settings must be a TOML file .*No such file"),
@@ -204,3 +194,73 @@ def test_ports_beside_the_endpoint_are_two(ports):
         roles.relay("tcp://127.0.0.1:0", ["tcp://127.0.0.1:9"], beside=ports)
     with pytest.raises(ParameterError, match="beside a tcp:// address"):
         roles.relay("ipc:///run/relay", ["tcp://127.0.0.1:9"], beside="1,2")
+
+
+# --- The tables of a server in a file
+
+PROMPTS = {
+    "group": 4, "at_least": 3, "required": ["tokens"], "score": "variance", "drop_dead": True, "on_stale": "pace",
+    "lease": 60, "attempts": 2, "keep": 1, "replay_limit": 9,
+}  # fmt: skip
+
+
+PLAIN = {"schema": json.loads(SCHEMA.to_json())}
+
+
+def test_tables_are_read_in_order_with_schema_and_settings(tmp_path: Path) -> None:
+    (tmp_path / "demo.json").write_text(SCHEMA.to_json(), encoding="utf-8")
+    given = {"priority_exponent": 1, "discount": 0.5, "prev": None}
+    made = {"storage": "rollouts", "rollout_length": 128, "capacity": 4096, "on_full": "oldest", "max_model_lag": 4}
+    made_of = {
+        "online": PLAIN | {"multi_step": 3, "discount": [0.9], "client_capacity": 500},
+        "demo": {"schema": "demo.json", "byte_limit": "64MiB", "cache_limit": 7, "parameters": given},
+        "rollouts": {"schema": "demo.json"} | made,
+        "math": {"schema": TOKENS, "storage": "prompts", "max_model_lag": 2} | PROMPTS,
+    }
+    tables = read_tables(written(tmp_path, made_of))
+    assert list(tables) == ["online", "demo", "rollouts", "math"]
+    assert tables["online"] == Table(SCHEMA, multi_step=3, discount=0.9, client_capacity=500)
+    assert tables["demo"].schema == SCHEMA and (tables["demo"].byte_limit, tables["demo"].cache_limit) == (64 << 20, 7)
+    parameters = tables["demo"].parameters
+    assert (parameters.priority_exponent, parameters.discount, parameters.prev) == (1.0, (0.5,), None)
+    assert tables["rollouts"] == Table(SCHEMA, **made)
+    columns = {"tokens": (np.int32, (None,)), "reward": np.float32}
+    assert tables["math"] == Table(columns, storage="prompts", max_model_lag=2, **PROMPTS)
+    assert tables["math"].own.group == 4 and tables["math"].own.score == "variance"
+
+
+def test_a_schema_is_read_off_an_environment(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    tables = read_tables(written(tmp_path, {"agent-0": {"env": "CartPole-v1"}}))
+    assert tables["agent-0"].schema["obs"].shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "a JSON file:"),
+        ("[]", "an object with a table under each name"),
+        ({}, "an object with a table under each name"),
+        ({"demo": 3}, "demo must be an object with the settings of a table"),
+        ({"demo": {}}, '"schema" or "env", one of both'),
+        ({"demo": {**PLAIN, "env": "CartPole-v1"}}, '"schema" or "env", one of both'),
+        ({"demo": {**PLAIN, "multistep": 3}}, "demo takes no 'multistep'. Did you mean 'multi_step'"),
+        ({"demo": {**PLAIN, "multi_step": 0}}, "demo must be .*multi_step must be"),
+        ({"demo": {**PLAIN, "parameters": {"alpha": 1}}}, "demo must be .*priority_exponent"),
+        ({"demo": {**PLAIN, "parameters": 7}}, "demo must be"),
+        ({"demo": {**PLAIN, "byte_limit": "much"}}, "such as 1GiB"),
+        ({"demo": {"schema": "nowhere.json"}}, "nowhere.json"),
+        ({"demo": {"schema": 7}}, "demo must be"),
+        ({"demo": {"schema": {"columns": 7}}}, "not the JSON form of a schema"),
+        ({"demo": {**PLAIN, "storage": "tapes"}}, "'caches', 'episodes'"),
+        ({"demo": {**PLAIN, "on_full": "oldest"}}, "demo must be .*storage='rollouts'"),
+    ],
+)
+def test_what_is_no_table_is_explained_with_its_name(tmp_path: Path, text: Any, words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
+        read_tables(written(tmp_path, text))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="a JSON file that can be read: .*No such file"):
+        read_tables(str(tmp_path / "nothing.json"))

@@ -29,98 +29,72 @@ ENOUGH = 60.0
 class Drip:
     """A server that begins each answer at once and goes on with it for ever, a piece now and then."""
 
-    def __init__(self, begin, pieces, seconds=0.05):
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.asked, self._ended = 0, threading.Event()
-        self._begin, self._pieces, self._seconds = begin, pieces, seconds
-        threading.Thread(target=self._accept, daemon=True).start()
+    def __init__(self, begin, pieces, seconds):
+        self.listener, self.asked, self.ended = socket.create_server(("127.0.0.1", 0)), 0, threading.Event()
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.url = f"http://{self.address}"
+        threading.Thread(target=self._accept, args=(begin, pieces, seconds), daemon=True).start()
 
-    @property
-    def address(self):
-        return f"127.0.0.1:{self.listener.getsockname()[1]}"
-
-    @property
-    def url(self):
-        return f"http://{self.address}"
-
-    def close(self):
-        self._ended.set()
-        self.listener.close()
-
-    def _accept(self):
+    def _accept(self, *what):
         with contextlib.suppress(OSError):
             while True:
                 made = self.listener.accept()[0]
                 self.asked += 1
-                threading.Thread(target=self._answer, args=(made,), daemon=True).start()
+                threading.Thread(target=self._answer, args=(made, *what), daemon=True).start()
 
-    def _answer(self, made):
+    def _answer(self, made, begin, pieces, seconds):
         with made, contextlib.suppress(OSError):
-            made.sendall(self._begin)
-            for piece in self._pieces:
+            made.sendall(begin)
+            for piece in pieces:
                 made.sendall(piece)
-                if self._ended.wait(self._seconds):
+                if self.ended.wait(seconds):
                     return
 
 
 @contextlib.contextmanager
 def drip(begin, pieces, seconds=0.05):
-    with contextlib.closing(Drip(begin, pieces, seconds)) as made:
+    made = Drip(begin, pieces, seconds)
+    with made.listener, contextlib.ExitStack() as stack:
+        stack.callback(made.ended.set)
         yield made
-
-
-def in_time(call, *arguments, **options):
-    """What a call raised or returned; it must do either."""
-    told = []
-
-    def run():
-        try:
-            told.append(call(*arguments, **options))
-        except Exception as error:
-            told.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(ENOUGH)
-    assert told, f"{call} hangs"
-    return told[0]
 
 
 @pytest.mark.parametrize("answer", [HEAD, BODY, CHUNKS, CONTINUE], ids=["head", "body", "chunks", "continue"])
 def test_a_page_that_comes_a_byte_at_a_time_is_given_up(answer):
-    with drip(*answer) as node:
-        error = in_time(nodes.ask, node.url, "/status", timeout=0.3)
-        assert isinstance(error, nodes.NodeError)
-        assert str(error) == f"{node.url} does not answer: /status did not come as a whole within 0.3 s"
+    said = "does not answer: /status did not come as a whole within 0.3 s"
+    with drip(*answer) as node, pytest.raises(nodes.NodeError, match=said):
+        nodes.ask(node.url, "/status", timeout=0.3)
 
 
 def test_a_page_that_is_too_long_is_refused():
     with drip(OK + b"\r\n", itertools.repeat(bytes(1 << 20)), seconds=0.0) as node:
-        error = in_time(nodes.ask, node.url, "/status", timeout=ENOUGH)
-        assert str(error) == f"{node.url}/status answered with more than {nodes.MAX_ANSWER_BYTES} bytes"
+        with pytest.raises(nodes.NodeError, match=f"/status answered with more than {nodes.MAX_ANSWER_BYTES} bytes"):
+            nodes.ask(node.url, "/status", timeout=ENOUGH)
 
 
 def test_pages_without_end_are_given_up():
     with drip(PAGE, [b""], seconds=0.0) as node:
         asked = nodes.NodeQuestions(node.url, None, ENOUGH, ENOUGH, lambda: False, max_bytes=400)
-        error = in_time(aggregator._clients, asked)
-        assert str(error) == f"{node.url} answered with more than 400 bytes in all" and node.asked == 11
+        with pytest.raises(nodes.NodeError, match=f"{node.url} answered with more than 400 bytes in all"):
+            aggregator._clients(asked)
+        assert node.asked == 11
         late = nodes.NodeQuestions(node.url, None, ENOUGH, 0.0, lambda: False)
-        assert "its pages took more than 0 s" in str(in_time(aggregator._clients, late))
+        with pytest.raises(nodes.NodeError, match="its pages took more than 0 s"):
+            aggregator._clients(late)
 
 
 def test_the_terminal_does_not_hang_on_a_node_that_answers_a_byte_at_a_time(times, capsys):
     times(node_answer=0.3, page_asked=0.3)
     times(top_answer=ENOUGH)  # for all nodes to answer, or to be given up
     with drip(*BODY) as node:
-        assert in_time(main.main, ["logs", node.address, "--timeout", "0.3"]) == 1
+        assert main.main(["logs", node.address, "--timeout", "0.3"]) == 1
         assert "/status?clients=no did not come as a whole within 0.3 s" in capsys.readouterr().err
-        assert in_time(main.main, ["top", node.address, "--once"]) == 1
+        assert main.main(["top", node.address, "--once"]) == 1
         assert "does not answer" in capsys.readouterr().err
 
 
 def test_the_doctor_does_not_hang_on_a_port_that_answers_a_byte_at_a_time():
     said = []
     with drip(*ZEROMQ, seconds=0.2) as node:
-        status = in_time(doctor.examine, f"tcp://{node.address}", timeout=0.5, say=said.append)
+        status = doctor.examine(f"tcp://{node.address}", timeout=0.5, say=said.append)
         assert status == doctor.NOT_MEMOIRE, said

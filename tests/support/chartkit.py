@@ -2,23 +2,28 @@
 
 import contextlib
 import functools
-import http.client
 import json
 import os
 import shutil
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
+from httpkit import ask
+from netkit import until
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "memoire"
-FOLDERS = (ROOT / "deploy" / "examples", "*.yaml"), (ROOT / "tests" / "kubernetes", "*.yaml")
-CASES = [path for folder, names in ((CHART / "ci", "*-values.yaml"), *FOLDERS) for path in sorted(folder.glob(names))]
-"""Values with which it is rendered: every kind of cluster, what the examples say, and what is installed for tests."""
+CASES = [
+    None,
+    *sorted((CHART / "ci").glob("*-values.yaml")),
+    *sorted((ROOT / "deploy" / "examples").glob("*.yaml")),
+    *sorted((ROOT / "tests" / "kubernetes").glob("*.yaml")),
+]
+"""Values with which it is rendered: none, every kind of cluster, what the examples say, and what tests install."""
 INSECURE = ("security.insecure=true", "server.env=CartPole-v1")
 KUBERNETES = "1.34.0"
 
@@ -38,17 +43,17 @@ def run(helm, *arguments):
     return done.returncode, done.stdout, done.stderr
 
 
-def flags(sets):
-    """The options of helm that set these values."""
-    return [part for one in sets for part in ("--set-json" if "=[" in one or "={" in one else "--set", one)]
+def _given(values, sets):
+    """Options of helm for these values."""
+    parts = [part for one in sets for part in ("--set-json" if "=[" in one or "={" in one else "--set", one)]
+    return [*(["--values", values] if values else []), *parts]
 
 
 @functools.cache
 def text(*, helm=None, values=None, sets=(), chart=CHART, kubernetes=KUBERNETES, release="memoire"):
     """The chart as it is rendered; `values` is one of the CASES."""
-    given = [*(["--values", values] if values else []), *flags(sets)]
-    where = ["--namespace", "rl", "--kube-version", kubernetes]
-    code, out, err = run(helm or helms()[0], "template", release, chart, *where, *given)
+    where = ("--namespace", "rl", "--kube-version", kubernetes)
+    code, out, err = run(helm or helms()[0], "template", release, chart, *where, *_given(values, sets))
     assert code == 0, err
     return out
 
@@ -63,25 +68,26 @@ def render(**how):
     return _objects(text(**how))
 
 
-def refusal(*sets):
+def refusal(*sets, values=None):
     """What the chart says to values that it does not take."""
-    code, _, err = run(helms()[0], "template", "memoire", CHART, "--kube-version", KUBERNETES, *flags(sets))
+    where = ("--kube-version", KUBERNETES, *_given(values, sets))
+    code, _, err = run(helms()[0], "template", "memoire", CHART, *where)
     assert code != 0, "it was taken"
     return err
 
 
-NOTES = '{"apiVersion": "v1", "kind": "Notes", "metadata": {"name": "notes"}, "text": {{ include "notes" . | toJson }}}'
-
-
-def notes(tmp_path, *sets):
+def notes(tmp_path, *sets, values=None):
     """What Helm prints at the end of an installation."""
     shown = tmp_path / "memoire"
     shutil.rmtree(shown, ignore_errors=True)
     shutil.copytree(CHART, shown)
     written = (shown / "templates" / "NOTES.txt").read_text(encoding="utf-8")
-    made = '{{ define "notes" }}' + written + "{{ end }}" + NOTES
-    (shown / "templates" / "notes.yaml").write_text(made, encoding="utf-8")
-    return of(filter(None, yaml.safe_load_all(text.__wrapped__(chart=shown, sets=sets))), "Notes")["text"]
+    made = (
+        '{"apiVersion": "v1", "kind": "Notes", "metadata": {"name": "notes"}, "text": {{ include "notes" . | toJson }}}'
+    )
+    template = '{{ define "notes" }}' + written + "{{ end }}" + made
+    (shown / "templates" / "notes.yaml").write_text(template, encoding="utf-8")
+    return of(_objects(text.__wrapped__(chart=shown, sets=sets, values=values)), "Notes")["text"]
 
 
 def of(objects, kind, name=None):
@@ -107,37 +113,28 @@ def containers(spec):
     return [*spec.get("initContainers", ()), *spec["containers"]]
 
 
+def pod(kind, name, **how):
+    """The spec of the Pods of a workload."""
+    return of(render(**how), kind, f"memoire-{name}")["spec"]["template"]["spec"]
+
+
+def container(name, **how):
+    """A container by its name, among all Pods that are made."""
+    (found,) = [one for _, spec, _ in pods(render(**how)) for one in containers(spec) if one["name"] == name]
+    return found
+
+
+def variables(container):
+    """Its environment."""
+    return {one["name"]: one.get("value") for one in container["env"]}
+
+
+def told(**how):
+    """What its nodes are told in their file."""
+    return json.loads(of(render(**how), "ConfigMap", "memoire")["data"]["memoire.json"])
+
+
 # ------------------------------------------------------------------------------------------------- NetworkPolicies
-
-
-def _matches(selector, labels):
-    assert set(selector) <= {"matchLabels"}, selector
-    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
-
-
-def _allows(rules, peers, labels, port):
-    for rule in rules:
-        ports = [each.get("port", port) for each in rule.get("ports", ())]
-        if ports and port not in ports:
-            continue
-        among = rule.get(peers)
-        if not among or any("podSelector" in peer and _matches(peer["podSelector"], labels) for peer in among):
-            return True
-    return False
-
-
-def connects(policies, source, target, port):
-    """Whether Pods with these labels may connect, in a namespace in which everything else is denied.
-
-    `source` or `target` None is somebody outside, who has no labels and no policies.
-    """
-    here = [each["spec"] for each in policies if each["kind"] == "NetworkPolicy"]
-
-    def passes(half, peers, pod, other):
-        chosen = [each for each in here if pod is not None and _matches(each["podSelector"], pod)]
-        return pod is None or any(_allows(each.get(half, ()), peers, other or {}, port) for each in chosen)
-
-    return passes("egress", "to", source, target) and passes("ingress", "from", target, source)
 
 
 def halves(policies):
@@ -184,6 +181,7 @@ class Registry:
 
     def __init__(self, port):
         self.address = f"127.0.0.1:{port}"
+        self.web = f"http://{self.address}"
 
     def url(self, name):
         """What helm calls a chart here."""
@@ -191,17 +189,13 @@ class Registry:
 
     def manifest(self, name, version):
         """(digest, content) of a chart's manifest, as anybody reads it."""
-        with contextlib.closing(http.client.HTTPConnection(self.address, timeout=10.0)) as connection:
-            connection.request("GET", f"/v2/{name}/manifests/{version}", headers={"Accept": MANIFEST})
-            answer = connection.getresponse()
-            body = answer.read()
-            assert answer.status == 200, body
-            return answer.headers["Docker-Content-Digest"], json.loads(body)
+        status, headers, body = ask(self.web, f"v2/{name}/manifests/{version}", headers={"Accept": MANIFEST})
+        assert status == 200, body
+        return headers["Docker-Content-Digest"], json.loads(body)
 
     def is_up(self):
-        with contextlib.suppress(OSError), contextlib.closing(http.client.HTTPConnection(self.address)) as connection:
-            connection.request("GET", "/v2/")
-            return connection.getresponse().status == 200
+        with contextlib.suppress(OSError):
+            return ask(self.web, "v2/")[0] == 200
         return False
 
 
@@ -223,11 +217,8 @@ def registry(folder):
     with (folder / "registry.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen([PROGRAM, "serve", str(file)], stdout=log, stderr=subprocess.STDOUT)
         try:
-            deadline = time.monotonic() + 30.0
-            while not made.is_up():
-                assert process.poll() is None, (folder / "registry.log").read_text(encoding="utf-8")
-                assert time.monotonic() < deadline, "the registry did not start within 30 s"
-                time.sleep(0.05)
+            until(lambda: process.poll() is not None or made.is_up(), 30.0)
+            assert process.poll() is None, (folder / "registry.log").read_text(encoding="utf-8")
             yield made
         finally:
             process.kill()

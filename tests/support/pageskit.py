@@ -2,57 +2,38 @@
 
 import contextlib
 import functools
-import http.client
 import json
 import re
 import runpy
-import shutil
 import urllib.parse
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from memoire.dashboard.collect.history import HistoryPoint
 from memoire.dashboard.collect.verdict import Signs
-from memoire.wire.frames import name_hash
-from memoire.wire.rows import ACCOUNT
 from netkit import record, until
 
 serving = pytest.importorskip("memoire.dashboard.web.serve", reason="fastapi is not installed")
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 Settings = pytest.importorskip("memoire.dashboard.settings").Settings
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = [
-    *(
-        f"--{flag}"
-        for flag in ("no-sandbox", "disable-background-networking", "disable-component-update", "disable-sync")
-    ),
-    "--host-resolver-rules=MAP stranger.example 127.0.0.1",
-]
 NAMES = (
     "overview", "live", "learning", "lag", "inference", "starts", "prompts", "runs", "memory", "actors", "nodes", "logs", "settings",
 )  # fmt: skip
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+BOTH = (("light", DESKTOP), ("dark", PHONE))
+"""Themes, each with a size of window."""
 PATIENCE = 100_000
 """Milliseconds for which a test waits for what a page should show."""
 
 
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
-
-
-def watch(*urls, **options):
-    """A dashboard of these nodes."""
-    return serving.Dashboard(Settings(**{"nodes": urls, "listen": "127.0.0.1:0", "poll_every": 0.1} | options))
+def watch(*nodes, steps=0, **options):
+    """A dashboard of these nodes, which are URLs or have one, that has looked and has counted so many steps."""
+    urls = tuple(getattr(node, "url", node) for node in nodes)
+    board = serving.Dashboard(Settings(**{"nodes": urls, "listen": "127.0.0.1:0", "poll_every": 0.1} | options))
+    until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps >= steps)
+    return board
 
 
 @contextlib.contextmanager
@@ -80,20 +61,30 @@ def open_page(page, url, name):
     page.wait_for_selector("#live[data-state=live]")
 
 
+def complaints(page):
+    """What axe finds wrong with what is shown, in words."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    found = axe.Axe().run(page).response["violations"]
+    return [f"{each['id']}: {each['help']}: {node['html'][:200]}" for each in found for node in each["nodes"]]
+
+
+def check_drawn(page, size, name):
+    """A page is no wider than its window, and axe finds nothing wrong with it."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], name
+    assert complaints(page) == [], name
+
+
+def fact(where, name):
+    """What stands beside a name in a list of facts."""
+    return where.locator("dt", has_text=name).locator("xpath=following-sibling::dd[1]").first.inner_text()
+
+
 def tiles(page):
     """The totals that the overview shows, as numbers, by their names in the API."""
     found = page.locator(".tile[data-figure]").evaluate_all(
         "all => all.map(each => [each.dataset.figure, each.querySelector('.value').textContent])"
     )
     return {name: int(re.sub(r"\D", "", value)) for name, value in found if name in ("steps", "episodes", "caches")}
-
-
-def ask(url, path, headers=None, method="GET", body=None):
-    """(status, headers, body) of one request."""
-    with contextlib.closing(http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=100.0)) as connection:
-        connection.request(method, f"/{path}", body=body, headers=headers or {})
-        answer = connection.getresponse()
-        return answer.status, answer.headers, answer.read()
 
 
 def three_actors(cluster, server, line):
@@ -111,22 +102,14 @@ def three_actors(cluster, server, line):
     return clients
 
 
-def account(client, home, *, steps, accepted, seen, since=0):
-    """One row: this client's steps in all, and its caches that this account of this home has taken."""
-    row = np.zeros(1, ACCOUNT)
-    row["client"] = np.frombuffer(bytes([client]) * 16, "<u8")
-    row["home"], row["since"] = name_hash(f"server-{home}"), since
-    row["steps"], row["accepted_caches"], row["received_caches"], row["pushed_caches"] = steps, *[accepted] * 3
-    row["first_seen"], row["last_seen"] = 1.0, seen
-    return row
-
-
 def one(value):
     return HistoryPoint(value, value, value)
 
 
 ROOT = Path(__file__).resolve().parents[2]
+
 FOLDER = ROOT / "deploy" / "monitoring"
+
 BOARDS = {"overview.json": "memoire-overview", "servers-and-proxies.json": "memoire-nodes"}
 
 
