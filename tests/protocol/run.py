@@ -31,19 +31,18 @@ def search(task: Task) -> tuple[str, Found]:
     logging.disable(logging.CRITICAL)
     with mock.patch.object(time, "monotonic", lambda: 0.0):
         if task.mutation:
-            MUTATIONS[task.mutation].apply()
+            MUTATIONS[task.mutation][0]()
         return task.mutation, Search(task.world, task.states).run()
 
 
 def main() -> int:
-    """Run them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", default="", help="worlds and mutations whose name has this word")
     parser.add_argument("--states", type=int, default=MAX_STATES, help="states of a world at most")
     given = parser.parse_args()
     tasks = [Task(world, "", given.states) for world in WORLDS.values()]
-    tasks += [Task(each.world, name, given.states) for name, each in MUTATIONS.items()]
+    tasks += [Task(world, name, given.states) for name, (_, world) in MUTATIONS.items()]
     tasks = [task for task in tasks if given.only in (task.mutation or task.world.name)]
     began, failed = time.monotonic(), 0
     with multiprocessing.get_context("spawn").Pool(given.workers, maxtasksperchild=1) as pool:
@@ -56,13 +55,10 @@ def main() -> int:
 
 
 def _told(mutation: str, found: Found) -> str:
-    if not mutation:
-        return f"{found}\n" + (
-            "\n".join([f"  {found.violation}:", *_steps(found)]) if found.violation else "  no error"
-        )
-    if not found.violation:
-        return f"{mutation}: NOT FOUND ({found})"
-    return "\n".join([f"{mutation}: {found.violation}:", *_steps(found)])
+    steps = "\n".join([f"{found.violation}:", *_steps(found)]) if found.violation else ""
+    if mutation:
+        return f"{mutation}: {steps or f'NOT FOUND ({found})'}"
+    return f"{found}\n  {steps or 'no error'}"
 
 
 def _steps(found: Found) -> list[str]:

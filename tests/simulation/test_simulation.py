@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 
 from netkit import DEADLINE
+from simulation.plants import PLANTS
 from simulation.run import REMEMBERED, remembered
 from simulation.trial import Settings
 
 TESTS = Path(__file__).resolve().parent.parent
+NOTHING_ENDS = "kills=0 terms=0 eio=0 power=0 resets=0"
 
 
 def python(*words: str, tests: Path = TESTS, **more: str) -> subprocess.CompletedProcess[str]:
@@ -30,10 +32,8 @@ def python(*words: str, tests: Path = TESTS, **more: str) -> subprocess.Complete
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False)
 
 
-def digest_of(output: str) -> str:
-    found = re.search(r"turns, ([0-9a-f]{16})", output)
-    assert found is not None, output
-    return found[1]
+def digests(output: str) -> list[str]:
+    return re.findall(r"turns, ([0-9a-f]{16})", output)
 
 
 def older_processor() -> dict[str, str]:
@@ -60,40 +60,28 @@ def test_the_same_seed_is_the_same_trial_in_every_process(tmp_path: Path) -> Non
         there = python(*words, tests=elsewhere / "tests", **strange)
     finally:
         os.sched_setaffinity(0, cores)
-    second, third = re.findall(r"turns, ([0-9a-f]{16})", there.stdout)
-    assert digest_of(here.stdout) == third != second
-
-
-def test_what_a_power_failure_leaves_is_enough_to_go_on_from() -> None:
-    words = ["seconds=40", "kills=0", "power=6"]
-    done = python("simulation.run", "--seeds", "2", "--workers", "1", *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 of 2 seeds failed" in done.stdout
+    (first,), (second, third) = digests(here.stdout), digests(there.stdout)
+    assert first == third != second
 
 
 @pytest.mark.parametrize(
-    ("storage", "runs"), [("caches", 1), ("caches", 2), ("rollouts", 1), ("prompts", 1), ("jobs", 1)]
+    ("seeds", "words"),
+    [
+        pytest.param(3, "storage=caches", id="caches"),
+        pytest.param(3, "storage=caches runs=2", id="another run"),
+        pytest.param(3, "storage=rollouts", id="rollouts"),
+        pytest.param(3, "storage=prompts", id="prompts"),
+        pytest.param(3, "storage=jobs", id="jobs"),
+        pytest.param(2, "seconds=40 kills=0 power=6", id="power failures"),
+        pytest.param(2, "seconds=40 kills=0 terms=0 full=4 eio=3", id="full and broken disks"),
+        # Nothing ends here, so that each entry of rollouts that was accepted has to come, also while nodes are stopped.
+        pytest.param(2, "storage=rollouts seconds=40 stops=8 slow=6 pause=0.5 rate=2 " + NOTHING_ENDS, id="stops"),
+    ],
 )
-def test_nothing_is_lost_or_counted_twice(storage: str, runs: int) -> None:
-    done = python("simulation.run", "--seeds", "3", "--workers", "1", f"storage={storage}", f"runs={runs}")
+def test_nothing_is_lost_or_counted_twice(seeds: int, words: str) -> None:
+    done = python("simulation.run", "--seeds", str(seeds), "--workers", "1", *words.split())
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 of 3 seeds failed" in done.stdout
-
-
-def test_each_entry_of_rollouts_is_handed_out_once_and_none_is_lost_while_nodes_are_stopped() -> None:
-    """Nothing ends here, so that all that was accepted has to come."""
-    calm = [f"{name}=0" for name in ("kills", "terms", "eio", "power", "resets")]
-    words = ["storage=rollouts", "seconds=40", "stops=8", "slow=6", "pause=0.5", "rate=2", *calm]
-    done = python("simulation.run", "--seeds", "2", "--workers", "1", *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 of 2 seeds failed" in done.stdout
-
-
-def test_disks_that_are_full_or_break_lose_nothing_that_was_acknowledged() -> None:
-    words = ["seconds=40", "kills=0", "terms=0", "full=4", "eio=3"]
-    done = python("simulation.run", "--seeds", "2", "--workers", "1", *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 of 2 seeds failed" in done.stdout
+    assert f"0 of {seeds} seeds failed" in done.stdout
 
 
 def test_seeds_that_failed_once_are_remembered_with_their_settings() -> None:
@@ -102,24 +90,13 @@ def test_seeds_that_failed_once_are_remembered_with_their_settings() -> None:
     assert all(isinstance(each, Settings) for each in remembered(REMEMBERED.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize(
-    ("plant", "found"),
-    [
-        ("lost_lines", "log: "),
-        ("added_answers", "caches: "),
-        ("increments", "counts: "),
-        ("endless_runs", "endings: "),
-        ("forgotten_accounts", "copies: "),
-        ("unnumbered_lines", "log: "),
-        ("early_replies", "log: "),
-        ("feedback_dropped_when_sent", "feedback: "),
-    ],
-)  # fmt: skip
-def test_a_planted_fault_is_found(plant: str, found: str) -> None:
+@pytest.mark.parametrize("plant", ["lost_lines", "added_answers", "increments", "endless_runs", "forgotten_accounts",
+                                   "unnumbered_lines", "early_replies", "feedback_dropped_when_sent"])  # fmt: skip
+def test_a_planted_fault_is_found(plant: str) -> None:
     words = ["--seeds", "30", "--stop-after", "1", "--workers", "1", "--plant", plant, "--whole"]
     done = python("simulation.run", *words, "seconds=40")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert any(line.startswith(found) for line in done.stdout.splitlines()), done.stdout
+    assert any(line.startswith(PLANTS[plant].found_by) for line in done.stdout.splitlines()), done.stdout
 
 
 def test_a_schedule_that_fails_is_made_short() -> None:
