@@ -32,8 +32,6 @@ import memoire.limits
 from memoire.client import pushes
 from memoire.disk import state_folder
 from memoire.net import poller, process, sockets, thread
-from memoire.net import process as descriptors
-from memoire.net import thread as progress
 from memoire.proxy import io as io_backend
 from memoire.reader import directory, rounds
 from memoire.replay import memory
@@ -67,23 +65,12 @@ RARER: Final = {
 ask who is there, of a store to which nobody has said anything, of a server that ends, and of a thread that has nothing
 to do. Each look takes a turn, and those of readers and proxies messages to each server.
 """
-NAMES: Final = ("Lock", "RLock", "Condition", "Event", "Thread")
 
 
-class NoGuard:
-    """The guard of descriptors of a process that has enough."""
-
-    look_at = float("inf")
-
-    def turn(self, now: float) -> None:
-        """Nothing is due."""
-
-    def forget(self, made: Any) -> None:
-        """Nothing was known."""
-
-    def trouble(self) -> str:
-        """There is none."""
-        return ""
+NO_GUARD: Final = types.SimpleNamespace(
+    look_at=float("inf"), turn=lambda now: None, forget=lambda made: None, trouble=lambda: ""
+)
+"""The guard of descriptors of a process that has enough."""
 
 
 @contextlib.contextmanager
@@ -109,16 +96,17 @@ def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[No
             stack.callback(setattr, where, name, getattr(where, name))
             setattr(where, name, what)
 
-        put(
-            logging, "time", types.SimpleNamespace(**vars(time))
-        )  # a line that is logged or not takes no time of this world
+        # A line that is logged or not takes no time of this world.
+        put(logging, "time", types.SimpleNamespace(**vars(time)))
         clocks = {time.monotonic: world.monotonic, time.time: world.wall}
         for function, positional, named in _functions_with_clocks():
             put(function, "__defaults__", tuple(_of_world(clocks, each) for each in positional))
             put(function, "__kwdefaults__", {name: _of_world(clocks, each) for name, each in named.items()})
-        for name in (*NAMES, "current_thread", "get_ident"):
+        for name in ("Lock", "RLock", "Thread", "current_thread", "get_ident"):
             put(threading, name, getattr(made, name))
-        put(queue, "SimpleQueue", made.SimpleQueue)
+        put(threading, "_allocate_lock", made.Lock)
+        put(threading, "_time", world.monotonic)
+        put(queue, "SimpleQueue", queue.Queue)  # the other one is not made of locks of `threading`
         put(time, "monotonic", world.monotonic)
         put(time, "perf_counter", world.monotonic)
         put(time, "time", world.wall)
@@ -126,8 +114,8 @@ def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[No
         put(time, "sleep", lambda seconds: world.park(seconds))
         put(zmq, "Poller", lambda: network.Poller(world))
         put(poller, "Waker", lambda: network.Waker(world))
-        put(descriptors, "shared_guard", NoGuard)
-        put(descriptors, "guard_listener", lambda fd, listener: None)
+        put(process, "shared_guard", lambda: NO_GUARD)
+        put(process, "guard_listener", lambda fd, listener: None)
         put(secrets, "token_bytes", lambda n=32: rng.randbytes(n))
         put(secrets, "token_hex", lambda n=32: rng.randbytes(n).hex())
         put(secrets, "randbits", rng.getrandbits)
@@ -137,7 +125,7 @@ def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[No
         put(os, "getpid", lambda: 1)
         put(Path, "absolute", lambda path: path)  # errors name the folders of a trial, which no program leaves
         put(process, "tune", lambda: None)
-        put(progress, "waited_for_cores", lambda *tasks: 0.0)
+        put(thread, "waited_for_cores", lambda *tasks: 0.0)
         replaced = {
             "shared_context": (sockets, shared_context),
             "close_at_exit": (thread, lambda node: node._guard()),
