@@ -59,7 +59,6 @@ class Disk:
     # In the place of the system's calls
 
     def connect(self, *given: Any, **named: Any) -> Database:
-        """As sqlite3's."""
         made: Database = self._connect(*given, **{**named, "check_same_thread": False, "factory": Database})
         made.process, made.disk, process = self._world.process, self, self._world.process
         made.path = Path(os.path.relpath(made.execute("PRAGMA database_list").fetchone()[2] or "."))
@@ -70,7 +69,6 @@ class Disk:
         return made
 
     def lock(self, opened: int, how: int) -> None:
-        """As fcntl's."""
         self._lock(opened, how)
         if how & fcntl.LOCK_EX:
             found = os.fstat(opened)

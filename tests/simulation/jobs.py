@@ -33,7 +33,6 @@ PATIENCE: Final = 90.0
 
 
 def act(columns: dict[str, Any]) -> dict[str, Any]:
-    """The agent's function."""
     return {"action": columns["obs"][:, 1].astype(np.int64), "value": columns["obs"].sum(1)}
 
 
@@ -105,12 +104,10 @@ class Playing:
             self.seen.append(f"jobs: episode {mark} of {steps} steps came back as {obs.astype(int).tolist()}")
 
     def figures_of(self, events: list[dict[str, Any]]) -> dict[str, Any]:
-        """What came of it, in numbers."""
         done = Counter(event["do"] for event in events)
         return {name: done[name] for name in ("killed", "stopped", "cut")} | dict(self.figures)
 
     def violations(self) -> Iterator[str]:
-        """Everything that was wrong, each in words."""
         yield from self.seen[:10]
         if not self.figures["episodes"]:
             yield "jobs: no episode came back"

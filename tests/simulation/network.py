@@ -27,13 +27,9 @@ SPINNING: Final = 1000
 """Polls in a row that find something of which nobody takes anything: whoever polls so burns a core."""
 SILENCE: Final = 20.0
 """Seconds after which a connection through a cut ends (keepalives)."""
-POLLIN: Final = int(zmq.POLLIN)
-POLLOUT: Final = int(zmq.POLLOUT)
-NOBLOCK: Final = int(zmq.NOBLOCK)
-SNDMORE: Final = int(zmq.SNDMORE)
-ROUTER: Final = int(zmq.ROUTER)
-XPUB: Final = int(zmq.XPUB)
-PAIR: Final = int(zmq.PAIR)
+POLLIN, POLLOUT, NOBLOCK, SNDMORE, ROUTER, XPUB, PAIR = map(
+    int, (zmq.POLLIN, zmq.POLLOUT, zmq.NOBLOCK, zmq.SNDMORE, zmq.ROUTER, zmq.XPUB, zmq.PAIR)
+)
 EVENT: Final = struct.Struct("=HI")
 AGAIN: Final = zmq.Again()
 """Raised whenever nothing is there, which is often."""
@@ -46,7 +42,6 @@ class Frame(bytes):
 
     @property
     def bytes(self) -> bytes:
-        """What it says."""
         return self
 
     def get(self, name: Any) -> Any:
@@ -63,8 +58,8 @@ class Network:
         self.cut: set[tuple[str, str]] = set()
         """Hosts from which nothing reaches another one: (from, to)."""
         self.sockets: dict[Process, list[Socket]] = {}
-        self._all: dict[int, Connection] = {}
-        self._ports = itertools.count(40_000)
+        self.connections: dict[int, Connection] = {}
+        self.ports = itertools.count(40_000)
         self.slow = 0.0
         """How likely a message takes much longer than usual."""
 
@@ -76,47 +71,37 @@ class Network:
         return LATENCY * (1.0 + rng.random())
 
     def reaches(self, here: str, there: str) -> bool:
-        """Whether messages get from here to there."""
         return (here, there) not in self.cut
 
-    def port(self) -> int:
-        """A free one."""
-        return next(self._ports)
-
-    def add(self, connection: Connection) -> None:
-        """It is there."""
-        self._all[connection.number] = connection
-
-    def remove(self, connection: Connection) -> None:
-        """It is gone."""
-        self._all.pop(connection.number, None)
+    def joins(self, one: str, other: str) -> bool:
+        """Whether messages get through in both directions."""
+        return self.reaches(one, other) and self.reaches(other, one)
 
     def isolate(self, host: str, hosts: list[str], way: str = "both") -> None:
         """Cut a host off: "out" what it sends, "in" what it is sent, or both."""
-        for other in hosts:
-            if way in ("both", "out"):
-                self.cut.add((host, other))
-            if way in ("both", "in"):
-                self.cut.add((other, host))
-        for connection in list(self._all.values()):
-            connection.look()
+        self.cut |= {(host, other) for other in hosts if way != "in"}
+        self.cut |= {(other, host) for other in hosts if way != "out"}
+        self._look()
 
     def heal(self, host: str) -> None:
         """Everything reaches it again, and it everything."""
         self.cut = {pair for pair in self.cut if host not in pair}
-        for connection in list(self._all.values()):
+        self._look()
+
+    def _look(self) -> None:
+        for connection in list(self.connections.values()):
             connection.look()
 
     def reset(self, host: str) -> None:
         """End all connections of a host at once, as a device on the way that restarts."""
-        for connection in list(self._all.values()):
+        for connection in list(self.connections.values()):
             if host in (connection.dialer.host, connection.listener.host):
                 connection.end(graceful=False)
 
     def killed(self, process: Process) -> None:
         """The system closes what a process has left open."""
         for made in self.sockets.pop(process, []):
-            made.abandon()
+            made.close()
 
 
 class Context:
@@ -128,7 +113,6 @@ class Context:
         self.monitored: dict[str, Socket] = {}
 
     def socket(self, kind: int) -> Socket:
-        """As ZeroMQ's."""
         made = Socket(self, kind)
         self.network.sockets.setdefault(self.process, []).append(made)
         return made
@@ -146,7 +130,6 @@ class Side:
 
     @property
     def has_room(self) -> bool:
-        """Whether another message may be sent."""
         return not self.most or len(self.on_way) + len(self.here) < self.most
 
 
@@ -161,10 +144,7 @@ class Connection:
         self.is_open = True
         self.subscriptions: dict[bytes, int] = {}
         self._silent: int = 0
-        self.ways = {
-            dialer: Side(_room(dialer, listener)),
-            listener: Side(_room(listener, dialer)),
-        }
+        self.ways = {dialer: Side(_room(dialer, listener)), listener: Side(_room(listener, dialer))}
         """By who sends."""
 
     def other(self, one: Socket) -> Socket:
@@ -172,11 +152,9 @@ class Connection:
         return self.listener if one is self.dialer else self.dialer
 
     def has_room(self, sender: Socket) -> bool:
-        """Whether the sender may send."""
         return self.is_open and self.ways[sender].has_room
 
     def send(self, sender: Socket, frames: list[bytes]) -> None:
-        """Put a message on its way."""
         way = self.ways[sender]
         way.on_way.append(frames)
         way.last = max(way.last, self.world.now + self.network.latency())
@@ -222,14 +200,10 @@ class Connection:
         """Who reaches whom has changed: what waited goes on, or its end begins."""
         if not self.is_open:
             return
-        both = (
-            self.network.reaches(self.dialer.host, self.listener.host),
-            self.network.reaches(self.listener.host, self.dialer.host),
-        )
-        if not all(both):
-            self._stall()
-        else:
+        if self.network.joins(self.dialer.host, self.listener.host):
             self._silent = 0
+        else:
+            self._stall()
         for sender, way in self.ways.items():
             if self.network.reaches(sender.host, self.other(sender).host):
                 for _ in range(len(way.on_way)):
@@ -237,7 +211,6 @@ class Connection:
                     self.world.at(way.last, lambda sender=sender: self._arrive(sender))
 
     def received(self, receiver: Socket) -> list[bytes]:
-        """Take the oldest message that has come."""
         way = self.ways[self.other(receiver)]
         frames = way.here.popleft()
         if not way.here:
@@ -252,7 +225,7 @@ class Connection:
         if not self.is_open:
             return
         self.is_open = False
-        self.network.remove(self)
+        self.network.connections.pop(self.number, None)
         for sender, way in self.ways.items():
             if not graceful or sender is not by:
                 kept = self.world.rng.randrange(len(way.on_way) + 1) if way.on_way and sender is by else 0
@@ -291,12 +264,8 @@ class Dial:
         made, network = self.made, self.made.network
         if not self.is_wanted or made.closed or not made.process.is_alive:
             return
-        there = self.place[0]
-        is_cut = not (network.reaches(made.host, there) and network.reaches(there, made.host))
-        if is_cut:
-            made.world.after(CONNECT_TIMEOUT, lambda: self._settle(is_cut=True))
-        else:
-            made.world.after(2.0 * network.latency(), lambda: self._settle(is_cut=False))
+        is_cut = not network.joins(made.host, self.place[0])
+        made.world.after(CONNECT_TIMEOUT if is_cut else 2.0 * network.latency(), lambda: self._settle(is_cut=is_cut))
 
     def _settle(self, *, is_cut: bool) -> None:
         made = self.made
@@ -309,7 +278,7 @@ class Dial:
             return
         self._pause = self._usual
         self.connection = connection = Connection(made, listener, self.address)
-        made.network.add(connection)
+        made.network.connections[connection.number] = connection
         made.connections.append(connection)
         listener.connections.append(connection)
         made.world.note("connected", made.process.name, listener.process.name, made.kind)
@@ -330,7 +299,6 @@ class Dial:
         self._pause = min(most, self._pause * 2.0)
 
     def stop(self) -> None:
-        """It is not wanted any more."""
         self.is_wanted = False
         if self.connection is not None:
             self.connection.end(graceful=True, by=self.made)
@@ -340,7 +308,6 @@ class Socket(int):
     """What `zmq.Socket` is; its number makes sets of sockets the same everywhere, and is looked up at the speed of C."""
 
     def __new__(cls, context: Context, kind: int) -> Socket:
-        """With a number that nothing else has."""
         return super().__new__(cls, context.network.world.next_number())
 
     def __init__(self, context: Context, kind: int) -> None:
@@ -369,7 +336,6 @@ class Socket(int):
     # Options and addresses
 
     def setsockopt(self, option: int, value: Any) -> None:
-        """As ZeroMQ's."""
         if option in (zmq.SUBSCRIBE, zmq.UNSUBSCRIBE):
             self._subscribe(bytes(value), option == zmq.SUBSCRIBE)
         else:
@@ -384,18 +350,15 @@ class Socket(int):
             connection.send(self, [(b"\x01" if is_wanted else b"\x00") + topic])
 
     def getsockopt(self, option: int) -> Any:
-        """As ZeroMQ's."""
         return self.kind if option == zmq.TYPE else self.options.get(option, 0)
 
     def get_string(self, option: int) -> str:
-        """As ZeroMQ's."""
         assert option == zmq.LAST_ENDPOINT
         return self._last
 
     def bind(self, address: str) -> None:
-        """As ZeroMQ's."""
         host, _, port = address.removeprefix("tcp://").rpartition(":")
-        number = self.network.port() if port in ("*", "0", "!") else int(port)
+        number = next(self.network.ports) if port in ("*", "0", "!") else int(port)
         place = (self.host if host in ("*", "0.0.0.0") else host), number
         if place in self.network.listeners:
             raise zmq.ZMQError(errno.EADDRINUSE)
@@ -404,11 +367,9 @@ class Socket(int):
         self._bound[self._last] = place
 
     def unbind(self, address: str) -> None:
-        """As ZeroMQ's."""
         self.network.listeners.pop(self._bound.pop(address), None)
 
     def connect(self, address: str) -> None:
-        """As ZeroMQ's."""
         if address.startswith("inproc://"):
             watched = self.context.monitored.pop(address)
             watched.heard = self
@@ -417,7 +378,6 @@ class Socket(int):
         self._dials[address] = Dial(self, address)
 
     def disconnect(self, address: str) -> None:
-        """As ZeroMQ's."""
         dial = self._dials.pop(address, None)
         if dial is None:
             raise zmq.ZMQError(errno.ENOENT)
@@ -426,16 +386,13 @@ class Socket(int):
     # Monitors
 
     def monitor(self, address: str, events: int) -> None:
-        """As ZeroMQ's."""
         self.context.monitored[address] = self
         self._events = int(events)
 
     def disable_monitor(self) -> None:
-        """As ZeroMQ's."""
         self.heard = None
 
     def tell(self, event: int, address: str) -> None:
-        """Tell whoever listens to this socket's monitor."""
         if self.heard is not None and int(event) & self._events:
             self.heard.inbox.append([EVENT.pack(event, 0), address.encode()])
             self.heard.changed()
@@ -443,11 +400,9 @@ class Socket(int):
     # Messages
 
     def readable(self) -> bool:
-        """Whether a message is there."""
         return bool(self.ready or self.inbox)
 
     def writable(self) -> bool:
-        """Whether there is room for one."""
         return any(each.has_room(self) for each in self.connections)
 
     def changed(self) -> None:
@@ -469,11 +424,9 @@ class Socket(int):
         return frame
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
-        """As ZeroMQ's."""
         return list(self._next(int(flags)))
 
     def poll(self, timeout: int | None = None, flags: int = zmq.POLLIN) -> int:
-        """As ZeroMQ's, without waiting."""
         return zmq.POLLIN if self.readable() else 0
 
     def _next(self, flags: int) -> list[bytes]:
@@ -511,7 +464,6 @@ class Socket(int):
             self.send_multipart(frames, flags, copy, track)
 
     def send_multipart(self, frames: Any, flags: int = 0, copy: bool = True, track: bool = False) -> None:
-        """As ZeroMQ's, without waiting."""
         if self.closed:
             raise zmq.ZMQError(zmq.ENOTSOCK)
         parts = [bytes(memoryview(frame)) for frame in frames]
@@ -544,7 +496,6 @@ class Socket(int):
     # Ends
 
     def lost(self, connection: Connection, *, tell: bool) -> None:
-        """A connection has ended."""
         if connection in self.connections and connection not in self.ready:
             self.connections.remove(connection)
         if self.closed or not self.process.is_alive:
@@ -558,23 +509,15 @@ class Socket(int):
         self.changed()
 
     def close(self, linger: int | None = None) -> None:
-        """As ZeroMQ's."""
-        if not self.closed:
-            self._leave(graceful=bool(linger))
-
-    def abandon(self) -> None:
-        """Its process is gone."""
-        if not self.closed:
-            self._leave(graceful=False)
-
-    def _leave(self, *, graceful: bool) -> None:
+        if self.closed:
+            return
         self.closed = True
         for place in self._bound.values():
             self.network.listeners.pop(place, None)
         for dial in self._dials.values():
             dial.is_wanted = False
         for connection in list(self.connections):
-            connection.end(graceful=graceful, by=self)
+            connection.end(graceful=bool(linger), by=self)
         mine = self.network.sockets.get(self.process)
         if mine is not None and self in mine:
             mine.remove(self)
@@ -592,12 +535,10 @@ class Poller:
         """Polls in a row that found something at once, of which nobody took anything."""
 
     def register(self, what: Any, events: int) -> None:
-        """As ZeroMQ's."""
         self._watched[what] = int(events)
         what.poller = self
 
     def unregister(self, what: Any) -> None:
-        """As ZeroMQ's."""
         del self._watched[what]
         what.poller = None
 
@@ -620,7 +561,6 @@ class Poller:
         return found
 
     def poll(self, timeout: int) -> list[tuple[Any, int]]:
-        """As ZeroMQ's."""
         until, has_waited = self.world.now + timeout / 1000.0, False
         while not (found := self._ready()):
             left = until - self.world.now
@@ -646,7 +586,6 @@ class Waker(int):
     """What `memoire.net.poller.Waker` is."""
 
     def __new__(cls, world: World) -> Waker:
-        """With a number, as a socket has one."""
         return super().__new__(cls, world.next_number())
 
     def __init__(self, world: World) -> None:

@@ -164,7 +164,6 @@ class Prompting:
         self._trial.over.add(name)
 
     def figures_of(self, events: list[dict[str, Any]]) -> dict[str, Any]:
-        """What came of it, in numbers."""
         done = Counter(event["do"] for event in events)
         lives = sum(event["do"] == "started" and event["target"] == "learner-0" for event in events)
         saved = [event["t"] for event in events if event["do"] == "saved"]
@@ -175,7 +174,6 @@ class Prompting:
         }  # fmt: skip
 
     def violations(self) -> Iterator[str]:
-        """Everything that was wrong, each in words."""
         yield from self.seen[:10]
         trained = Counter(key for keys in self.checkpoints.values() for key in keys)
         expected = {("d", epoch, index) for epoch in range(EPOCHS) for index in range(PROMPTS)}

@@ -59,11 +59,9 @@ class Rarely:
 
     @property
     def limits(self) -> Limits:
-        """Of servers."""
         return Limits.of(**self._limits)  # type: ignore[arg-type]
 
     def put(self, put: Callable[[Any, str, Any], None]) -> None:
-        """Have the constants be so."""
         for (module, name), value in self.constants.items():
             put(module, name, value)
 

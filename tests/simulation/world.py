@@ -142,12 +142,10 @@ class World:
         return self.now
 
     def wall(self) -> float:
-        """Seconds since 1970."""
         return SINCE_1970 + self.monotonic()
 
     @property
     def process(self) -> Process:
-        """Whose turn it is."""
         return self.outside if self.task is None else self.task.process
 
     def spins(self) -> None:
@@ -169,7 +167,6 @@ class World:
         heapq.heappush(self._due, (when, self.next_number(), call))
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call this in so many seconds."""
         self.at(self.now + seconds, call)
 
     def park(self, timeout: float | None = None) -> bool:
