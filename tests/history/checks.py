@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .players import Event
+from .players import STATS, Event
 
 SLACK = 2.0
 """Seconds by which a call may exceed its timeout: a machine with few cores and many processes is late itself. More if
@@ -41,6 +41,9 @@ class Story:
     """What it records."""
     amiss: int = 0
     """Caches, bytes and steps of which its servers may lack entries: refused, lost, or passed for want of room."""
+
+    def __str__(self) -> str:
+        return f"client {self.client[:8]} ({self.by})"
 
 
 @dataclass
@@ -86,7 +89,7 @@ def stories(events: Iterable[Event]) -> dict[str, Story]:
                 story.pushed_after += 1
             case "stats":
                 story.pushed_caches = event["pushed_caches"]
-                story.amiss = sum(event["rejected"].values()) + event["lost"] + event.get("passed", 0)
+                story.amiss = sum(event["rejected"].values()) + event["lost_bytes"] + event["passed_steps"]
             case "left":
                 story.left, story.delivered = event, event["delivered"]
                 if event["delivered"]:
@@ -120,12 +123,9 @@ def counts(told: Mapping[str, Story], kept: Kept) -> Iterator[str]:
         held = merged.get(story.client, (0, 0))
         for name, least, have, most in zip(("episodes", "steps"), story.acked, held, story.done, strict=True):
             if not least <= have <= most:
-                yield (
-                    f"counts: {have} {name} of client {story.client[:8]} ({story.by}); "
-                    f"{least} were acknowledged, {most} begun"
-                )
+                yield f"counts: {have} {name} of {story}; {least} were acknowledged, {most} begun"
             elif story.delivered and have != most:
-                yield f"counts: {have} {name} of client {story.client[:8]}, which left with {most} delivered"
+                yield f"counts: {have} {name} of {story}, which left with {most} delivered"
 
 
 def copies(kept: Kept) -> Iterator[str]:
@@ -197,24 +197,21 @@ def log(told: Mapping[str, Story], kept: Kept) -> Iterator[str]:
         yield f"log: lines of client {client[:8]}, which never wrote one"
     for story in told.values():
         numbers = [number for here in found[story.client].values() for number in here]
-        who = f"client {story.client[:8]} ({story.by})"
         doubled = [number for number, count in Counter(numbers).items() if count > 1]
         if doubled:
-            yield f"log: {who}: lines {doubled[:5]} are there more than once"
+            yield f"log: {story}: lines {doubled[:5]} are there more than once"
         for server, here in found[story.client].items():
             if here != sorted(here):
-                yield f"log: {who}: lines are out of order at {server}: {here[:20]}"
+                yield f"log: {story}: lines are out of order at {server}: {here[:20]}"
         there = set(numbers)
         unknown = {number for number in there if number > story.lines} | there & story.dropped
         if unknown:
-            yield f"log: {who}: lines {sorted(unknown)[:5]} are there and were not written"
+            yield f"log: {story}: lines {sorted(unknown)[:5]} are there and were not written"
         through = story.lines if story.delivered else max([story.acked_line, *there])
         missing = set(range(1, through + 1)) - there - story.dropped
         if missing:
-            yield (
-                f"log: {who}: lines {sorted(missing)[:5]} are missing; those up to {story.acked_line} were "
-                f"acknowledged, {story.lines} written"
-            )
+            of = f"{story.acked_line} were acknowledged, {story.lines} written"
+            yield f"log: {story}: lines {sorted(missing)[:5]} are missing; {of}"
 
 
 def caches(events: Iterable[Event], told: Mapping[str, Story], kept: Kept) -> Iterator[str]:
@@ -228,12 +225,10 @@ def caches(events: Iterable[Event], told: Mapping[str, Story], kept: Kept) -> It
             case "stats":
                 former = last.get(event["client"], event)
                 last[event["client"]] = event
-                if (
-                    event["pushed"] != event["received"] + event["lost"] + event["in_flight"]
-                    or min(event["lost"], event["in_flight"], event["received"]) < 0
-                ):
+                ends = [event[f"{end}_bytes"] for end in ("received", "lost", "in_flight")]
+                if event["pushed_bytes"] != sum(ends) or min(ends) < 0:
                     yield f"caches: client {event['client'][:8]} does not add up: {_numbers(event)}"
-                if event["accepted_caches"] < former["accepted_caches"] or event["received"] < former["received"]:
+                if event["accepted_caches"] < former["accepted_caches"] or ends[0] < former["received_bytes"]:
                     yield f"caches: client {event['client'][:8]} had more before: {_numbers(former)}, {_numbers(event)}"
                 if event["accepted_caches"] + sum(event["rejected"].values()) > event["pushed_caches"]:
                     yield f"caches: client {event['client'][:8]} has more answered than pushed: {_numbers(event)}"
@@ -249,18 +244,14 @@ def caches(events: Iterable[Event], told: Mapping[str, Story], kept: Kept) -> It
     for story in told.values():
         has = kept.pushed.get(story.client, (0, 0))
         if story.delivered and has != (story.pushed_caches, story.pushed_caches):
-            yield (
-                f"caches: client {story.client[:8]} left and has pushed {story.pushed_caches}; the servers have {has[0]}, "
-                f"of which {has[1]} were received or are lost"
-            )
+            servers = f"the servers have {has[0]}, of which {has[1]} were received or are lost"
+            yield f"caches: {story} left and has pushed {story.pushed_caches}; {servers}"
     for server, clients in kept.accepted.items():
         for client, accepted in clients.items():
             # It may have been killed between the push and the record of it.
             if client in told and accepted > max_pushed(told[client]):
-                yield (
-                    f"caches: {server} accepted {accepted} of client {client[:8]}, "
-                    f"which pushed {told[client].pushed_after}"
-                )
+                pushed = told[client].pushed_after
+                yield f"caches: {server} accepted {accepted} of {told[client]}, which pushed {pushed}"
 
 
 def max_pushed(story: Story) -> int:
@@ -306,8 +297,7 @@ def _torment(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _numbers(event: Event) -> str:
-    names = ("pushed_caches", "accepted_caches", "rejected", "pushed", "received", "lost", "in_flight")
-    return ", ".join(f"{name} {event[name]}" for name in names)
+    return ", ".join(f"{name} {event[name]}" for name in STATS)
 
 
 def models(events: Iterable[Event], told: Mapping[str, Story]) -> Iterator[str]:
@@ -325,16 +315,14 @@ def models(events: Iterable[Event], told: Mapping[str, Story]) -> Iterator[str]:
             if event["content"] not in published:
                 yield f"models: client {event['client'][:8]} has {event['content']!r}, which nobody published"
             if number < seen.get(event["client"], 0):
-                yield (
-                    f"models: client {event['client'][:8]} had model {seen[event['client']]} and went back to {number} "
-                    f"(version {event['version']})"
-                )
+                before = seen[event["client"]]
+                yield f"models: {told[event['client']]} had model {before} and went back to {number}"
             seen[event["client"]] = number
             contents[event["client"]] = event["content"]
     for story in told.values():
         if story.left and story.left["finished"] and last and "last" not in contents.get(story.client, ""):
             have = contents.get(story.client)
-            yield f"models: client {story.client[:8]} ended with model {have!r}; the last one is {last}"
+            yield f"models: {story} ended with model {have!r}; the last one is {last}"
 
 
 def deadlines(events: Iterable[Event]) -> Iterator[str]:
@@ -367,14 +355,12 @@ def endings(events: Iterable[Event], told: Mapping[str, Story]) -> Iterator[str]
             case "failed":
                 yield f"endings: {event['by']} failed: {event['error']}"
             case "ended" if event["status"] != 0 or event["took"] > event["grace"]:
-                yield (
-                    f"endings: {event['target']} ended with {event['status']} after {event['took']:.1f} s: "
-                    f"{event['tail']}"
-                )
+                how = f"{event['status']} after {event['took']:.1f} s: {event['tail']}"
+                yield f"endings: {event['target']} ended with {how}"
             case "died":
                 yield f"endings: {event['target']} died by itself with {event['status']}: {event['tail']}"
             case "late":
                 yield f"endings: {event['target']} {event['what']}"
     for story in told.values():
         if story.left and story.left["finished"] and not story.delivered:
-            yield f"endings: client {story.client[:8]} ({story.by}) stayed to the end and did not deliver: {story.left}"
+            yield f"endings: {story} stayed to the end and did not deliver: {story.left}"

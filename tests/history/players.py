@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +74,10 @@ LAST = 30.0
 """Seconds that a client has to deliver everything, once all is healed."""
 PUSH = 0.2
 TOPIC = "policy"
+STATS = (
+    "pushed_caches", "accepted_caches", "rejected", "pushed_bytes", "received_bytes", "lost_bytes", "in_flight_bytes",
+    "passed_steps", "faults",
+)  # fmt: skip
 OPERATIONS = {"episode": 9, "push": 5, "log": 4, "update": 2, "look": 2}
 
 
@@ -156,30 +160,17 @@ class Play:
         self.operations += 1
         facts = {"op": self.operations, "episodes": self.episodes, "steps": self.steps, "lines": self.lines}
         began = self.tell("update", **facts)
+        error = ""
         try:
             self.client.update(timeout)
-        except MemoireError as error:
-            self.tell("updated", **facts, ok=False, error=repr(error), took=time.monotonic() - began, timeout=timeout)
-        else:
-            self.tell("updated", **facts, ok=True, took=time.monotonic() - began, timeout=timeout)
+        except MemoireError as why:
+            error = repr(why)
+        self.tell("updated", **facts, ok=not error, error=error, took=time.monotonic() - began, timeout=timeout)
 
     def look(self) -> None:
         self.see()
         stats = self.client.stats()
-        self.tell(
-            "stats",
-            home=stats.home,
-            pushed_caches=stats.pushed_caches,
-            accepted_caches=stats.accepted_caches,
-            rejected=stats.rejected,
-            pushed=stats.pushed_bytes,
-            received=stats.received_bytes,
-            lost=stats.lost_bytes,
-            in_flight=stats.in_flight_bytes,
-            passed=stats.passed_steps,
-            faults=stats.faults,
-            refused=stats.refused,
-        )
+        self.tell("stats", **{name: getattr(stats, name) for name in STATS})
 
     def see(self) -> str:
         """The newest model's content, written down."""
@@ -321,21 +312,23 @@ def begin_run(reader: Reader, record: Recorder, name: str) -> None:
             return
 
 
-class Line(Protocol):
-    """By whom the learner is told to finish, or to end."""
-
-    stopping: bool
-
-    def wait(self, seconds: float) -> bool:
-        """Wait so long; False once it is to finish or to end."""
+def ask_totals(reader: Reader, record: Recorder, runs: Sequence[str], seconds: float) -> None:
+    """What all servers say of each run, as anybody may ask from far away."""
+    for run in runs:
+        until = time.monotonic() + seconds
+        while (told := reader.totals(run, seconds)).missing and time.monotonic() < until:
+            time.sleep(1.0)  # a proxy looks again every few seconds for a server that was cut off from it
+        totals = {"episodes": told.totals.episodes, "steps": told.totals.steps}
+        record("totals", run=run, missing=sorted(told.missing), **totals)
 
 
 def learn(
-    line: Line, reader: Reader, record: Recorder, runs: Sequence[str], every: float, storage: str, pause: float = PAUSE
+    line: Any, reader: Reader, record: Recorder, runs: Sequence[str], every: float, storage: str, pause: float = PAUSE
 ) -> None:
     """Publish, and use what comes, until the line says that it is over; then end the run.
 
     Args:
+        line: By whom the learner is told to finish, or to end: `wait(seconds)` is False then, and `stopping` says which.
         runs: To begin, one after the other.
         every: Seconds for each of them.
         storage: Of the servers' table.

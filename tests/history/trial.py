@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import random
 import signal
@@ -28,11 +27,7 @@ from . import checks, players, ports
 TESTS = Path(__file__).resolve().parent.parent
 SUPPORT = TESTS / "support"
 SCHEMA = Schema(
-    {
-        "obs": Column(np.float32, (4,), "state"),
-        "action": Column(np.int32),
-        "reward": Column(np.float32, (), "reward"),
-    }
+    {"obs": Column(np.float32, (4,), "state"), "action": Column(np.int32), "reward": Column(np.float32, (), "reward")}
 )
 SETTINGS = ("--set", "cache_size=16", "--set", "priority_exponent=0.0")
 """Of the servers' table."""
@@ -71,16 +66,16 @@ class Fault:
         return f"{self.at:6.2f} s {self.kind} {self.target} for {self.seconds:.2f} s"
 
 
-AWAY = {"kill": (0.05, 1.5), "term": (0.3, 1.5), "stop": (0.3, 3.0), "cut": (0.5, 8.0)}
-"""Least and most seconds that each kind of fault takes."""
-AWAY |= {"in": (0.5, 8.0), "out": (0.5, 8.0), "slow": (0.5, 5.0), "reset": (0.0, 0.1)}
-"""Those that only a simulated network has: cut in one direction, slow, and all connections of a host reset."""
-AWAY |= {"full": (0.5, 8.0), "eio": (0.5, 3.0), "power": (0.5, 3.0)}
-"""Those of a simulated disk: full, broken until its server is killed and started again, and without power."""
+AWAY = {
+    "kill": (0.05, 1.5, 1.0), "term": (0.3, 1.5, 4.0), "stop": (0.3, 3.0, 0.2), "cut": (0.5, 8.0, 1.0),
+    # Those that only a simulated network has: cut in one direction, slow, and all connections of a host reset.
+    "in": (0.5, 8.0, 1.0), "out": (0.5, 8.0, 1.0), "slow": (0.5, 5.0, 0.0), "reset": (0.0, 0.1, 0.2),
+    # Those of a simulated disk: full, broken until its server is killed and started again, and without power.
+    "full": (0.5, 8.0, 1.0), "eio": (0.5, 3.0, 1.0), "power": (0.5, 3.0, 1.0),
+}  # fmt: skip
+"""Least and most seconds that each kind of fault takes, and those after it in which its target is left alone: a process
+that never gets up shows nothing new."""
 DISK = ("full", "eio", "power")
-RECOVERS = {"kill": 1.0, "term": 4.0, "stop": 0.2, "cut": 1.0, "in": 1.0, "out": 1.0, "slow": 0.0, "reset": 0.2}
-RECOVERS |= {"full": 1.0, "eio": 1.0, "power": 1.0}
-"""Seconds after a fault in which its target is left alone: a process that never gets up shows nothing new."""
 
 
 def faults(seed: int, seconds: float, targets: Sequence[str], counts: Mapping[str, int]) -> list[Fault]:
@@ -97,7 +92,8 @@ def faults(seed: int, seconds: float, targets: Sequence[str], counts: Mapping[st
     made = []
     for place, kind in enumerate(kinds):
         at = SETTLE + span * (place + rng.random())
-        away = rng.uniform(*AWAY[kind])
+        least, most, recovers = AWAY[kind]
+        away = rng.uniform(least, most)
         able = [target for target in targets if kind != "cut" or not target.startswith("actor")]
         able = [target for target in able if kind not in DISK or target.startswith("server")]
         classes = sorted({target.partition("-")[0] for target in able})
@@ -109,7 +105,7 @@ def faults(seed: int, seconds: float, targets: Sequence[str], counts: Mapping[st
         if not (of_class or free):
             continue  # everybody is down: a fault less
         target = rng.choice(of_class or free)
-        free_at[target] = at + away + RECOVERS[kind]
+        free_at[target] = at + away + recovers
         made.append(Fault(round(at, 3), kind, target, round(away, 3)))
     return sorted(made, key=lambda fault: fault.at)
 
@@ -147,6 +143,11 @@ class Outcome:
         return "\n".join([figures, *self.violations[:40]])
 
 
+def names(**counts: int) -> dict[str, list[str]]:
+    """So many names of each kind of process: server-0, server-1, and so on."""
+    return {kind: [f"{kind}-{number}" for number in range(count)] for kind, count in counts.items()}
+
+
 class Trial:
     """Runs once, in a folder of its own; everything that it wrote stays there."""
 
@@ -155,11 +156,7 @@ class Trial:
         for name in ("history", "state"):
             (folder / name).mkdir()
         self.record = players.Recorder(folder / "history" / "nemesis.jsonl", "nemesis")
-        self.kinds = {
-            "server": [f"server-{number}" for number in range(settings.servers)],
-            "proxy": [f"proxy-{number}" for number in range(settings.proxies)],
-            "actor": [f"actor-{number}" for number in range(settings.actors)],
-        }
+        self.kinds = names(server=settings.servers, proxy=settings.proxies, actor=settings.actors)
         nodes = self.kinds["server"] + self.kinds["proxy"]
         self.endpoints = {name: f"tcp://127.0.0.1:{ports.block()}" for name in nodes}
         targets = [name for names in self.kinds.values() for name in names]
@@ -190,7 +187,8 @@ class Trial:
         events = players.read(self.folder / "history")
         kept = kept_in(self.folder / "state", self.kinds["server"], self.runs, self.final)
         violations = [*checks.check(events, kept), *self._traces()]
-        return Outcome(violations, self._figures(events, kept, time.monotonic() - began))
+        spent = {"seed": self.settings.seed, "seconds": round(time.monotonic() - began, 1)}
+        return Outcome(violations, spent | figures(events, kept))
 
     # ------------------------------------------------------------------------------------------------ processes
 
@@ -384,18 +382,11 @@ class Trial:
                         self.running[name].is_stopping = True
                         self.running[name].process.kill()
                 break
-        self._ask_totals()
+        with Reader([self._fronts[-1]], timeout=READY) as reader:
+            players.ask_totals(reader, self.record, self.runs, READY)
         self._end(self.kinds["proxy"])
         self._end([name for name in self.kinds["server"] if self.running[name].status is None])
         self.final = {name: self.running[name].reports for name in self.kinds["server"]}
-
-    def _ask_totals(self) -> None:
-        """As anybody may, from far away."""
-        with Reader([self._fronts[-1]], timeout=READY) as reader:
-            for run in self.runs:
-                told = reader.totals(run, READY)
-                totals = {"episodes": told.totals.episodes, "steps": told.totals.steps}
-                self.record("totals", run=run, missing=sorted(told.missing), **totals)
 
     def _traces(self) -> list[str]:
         """What Python said on its way down."""
@@ -403,30 +394,27 @@ class Trial:
         found = [line for line in text.splitlines() if "Traceback (most recent call last)" in line]
         return [f"output: {len(found)} tracebacks, the first: {found[0]}"] if found else []
 
-    def _figures(self, events: list[players.Event], kept: checks.Kept, seconds: float) -> dict[str, Any]:
-        told = checks.stories(events)
-        merged = checks.merge(kept.counted).values()
-        done = Counter(event["do"] for event in events)
-        killed = Counter(event["target"].partition("-")[0] for event in events if event["do"] == "killed")
-        took = [event["took"] for event in events if event["do"] == "updated" and event["ok"]]
-        return {
-            "seed": self.settings.seed,
-            "seconds": round(seconds, 1),
-            "clients": len(told),
-            "killed": dict(killed),
-            "stopped": done["stopped"],
-            "ended": done["ended"],
-            "runs": len(self.runs),
-            "operations": sum(done[name] for name in ("count", "log", "update", "push", "saw")),
-            "episodes": sum(episodes for episodes, _ in merged),
-            "steps": sum(steps for _, steps in merged),
-            "lines": sum(map(len, kept.lines.values())),
-            "delivered": sum(story.delivered for story in told.values()),
-            "caches_pushed": sum(story.pushed_after for story in told.values()),
-            "caches_accepted": sum(sum(rows.values()) for rows in kept.accepted.values()),
-            "samples_drawn": sum(event["samples"] for event in events if event["do"] in ("drew", "took")),
-            "slowest_update": round(max(took, default=0.0), 2),
-        }
+
+def figures(events: list[players.Event], kept: checks.Kept) -> dict[str, Any]:
+    """What came of a trial, in numbers."""
+    told = checks.stories(events).values()
+    merged = checks.merge(kept.counted).values()
+    done = Counter(event["do"] for event in events)
+    killed = Counter(event["target"].partition("-")[0] for event in events if event["do"] == "killed")
+    took = [event["took"] for event in events if event["do"] == "updated" and event["ok"]]
+    return {
+        "clients": len(told),
+        "killed": dict(killed), "stopped": done["stopped"], "cut": done["cut"], "ended": done["ended"],
+        "operations": sum(done[name] for name in ("count", "log", "update", "push", "saw")),
+        "episodes": sum(episodes for episodes, _ in merged),
+        "steps": sum(steps for _, steps in merged),
+        "lines": sum(map(len, kept.lines.values())),
+        "delivered": sum(story.delivered for story in told),
+        "caches_pushed": sum(story.pushed_after for story in told),
+        "caches_accepted": sum(sum(rows.values()) for rows in kept.accepted.values()),
+        "samples_drawn": sum(event["samples"] for event in events if event["do"] in ("drew", "took")),
+        "slowest_update": round(max(took, default=0.0), 2),
+    }  # fmt: skip
 
 
 def kept_in(folder: Path, servers: list[str], runs: list[str], final: dict[str, dict[str, Any]]) -> checks.Kept:
@@ -471,22 +459,3 @@ def pages(store: Store, run: str) -> Iterator[list[str]]:
 def run(settings: Settings, folder: Path) -> Outcome:
     """One trial; `folder` must be empty."""
     return Trial(settings, folder).run()
-
-
-def main() -> int:
-    """python -m history.trial FOLDER [name=value ...]: one trial by hand."""
-    import sys
-
-    folder, *given = sys.argv[1:]
-    Path(folder).mkdir(parents=True)
-    values = {name: json.loads(value) for name, _, value in (word.partition("=") for word in given)}
-    settings = Settings(**{"seed": 1, "seconds": 8.0, **values})
-    trial = Trial(settings, Path(folder))
-    print(*trial.faults, sep="\n")
-    outcome = trial.run()
-    print(outcome)
-    return 1 if outcome.violations else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

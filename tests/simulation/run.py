@@ -16,8 +16,6 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from history.trial import Fault
-
 from .plants import PLANTS
 from .trial import Outcome, Settings, run, value_of
 
@@ -79,7 +77,6 @@ def outcomes(every: list[Settings], workers: int) -> Iterator[tuple[Settings, Ou
 
 
 def main() -> int:
-    """Run them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=1)
@@ -113,15 +110,12 @@ def main() -> int:
         _prepare(given.plant)
         settings, outcome = failed[0]
         best = shortened(settings, outcome)
-        print(f"\nThe shortest schedule that fails so:\n{_schedule(best.faults)}\n{best}")
+        schedule = "\n".join(map(str, best.faults)) or "(no faults at all)"
+        print(f"\nThe shortest schedule that fails so:\n{schedule}\n{best}")
         words = " ".join(given.more)
         print(f"To see it again: python -m simulation.trial {settings.seed} {words}")
     print(f"{len(failed)} of {len(every)} seeds failed")
     return 1 if failed else 0
-
-
-def _schedule(faults: list[Fault]) -> str:
-    return "\n".join(map(str, faults)) or "(no faults at all)"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -21,8 +20,8 @@ from typing import Any, Final, TextIO
 from unittest import mock
 
 from history import checks
-from history.players import LAST, PLAYS, learn
-from history.trial import SCHEMA, Fault, faults, kept_in
+from history.players import LAST, PLAYS, ask_totals, learn
+from history.trial import SCHEMA, Fault, faults, figures, kept_in, names
 from memoire.accounting.packing import StoredAccounts
 from memoire.errors import InsecureWarning
 from memoire.limits import Limits
@@ -31,6 +30,7 @@ from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.replay import files as file_lock
 from memoire.server.server import Server
+from statekit import folder_in_memory
 
 from . import network, prompts
 from .installed import installed
@@ -55,8 +55,6 @@ CALM: Final = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a trial is made of."""
-
     seed: int
     seconds: float = 120.0
     servers: int = 2
@@ -87,7 +85,6 @@ class Settings:
 
     @property
     def wanted(self) -> dict[str, int]:
-        """How many of each kind of fault."""
         ways = {"in": (self.one_way + 1) // 2, "out": self.one_way // 2}
         disks = {} if self.storage == "jobs" else {"full": self.full, "eio": self.eio, "power": self.power}
         return {
@@ -98,8 +95,6 @@ class Settings:
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of it."""
-
     seed: int
     violations: list[str]
     digest: str
@@ -131,8 +126,6 @@ class Line:
 
 
 class Trial:
-    """Runs once."""
-
     def __init__(
         self, settings: Settings, folder: Path, chosen: list[Fault] | None = None, trace: TextIO | None = None
     ) -> None:
@@ -157,11 +150,8 @@ class Trial:
         self.errors: list[str] = []
         self.runs = [f"trial-{number}" for number in range(1, settings.runs + 1)]
         is_apart = settings.storage == "jobs"  # an agent and its observers need no server
-        self.names = {
-            "server": [f"server-{number}" for number in range(0 if is_apart else settings.servers)],
-            "proxy": [f"proxy-{number}" for number in range(0 if is_apart else settings.proxies)],
-            "actor": [f"actor-{number}" for number in range(settings.actors)],
-        }
+        nodes = {} if is_apart else {"server": settings.servers, "proxy": settings.proxies}
+        self.names = {"server": [], "proxy": []} | names(**nodes, actor=settings.actors)
         self.line = Line(self.world)
         made = {"prompts": Prompting, "jobs": Playing}.get(settings.storage)
         self.play: Prompting | Playing | None = None if made is None else made(self)
@@ -178,12 +168,10 @@ class Trial:
         return [*self.names["actor"], "learner-0", *(self.play.others if self.play else ())]
 
     def host(self, name: str) -> str:
-        """Its address."""
         kind, _, number = name.partition("-")
         return f"10.0.{HOSTS[kind]}.{int(number) + 1}"
 
     def endpoint(self, name: str) -> str:
-        """Where a node takes requests."""
         return f"tcp://{self.host(name)}:{PORT}"
 
     @property
@@ -285,7 +273,6 @@ class Trial:
     # What happens
 
     def run(self) -> Outcome:
-        """Do it all, and check."""
         began = time.process_time()
         # Paths of state folders are part of what servers say: they are the same wherever the trial runs.
         with warnings.catch_warnings(), installed(self.world, self.net, self.rarely), chdir(self.folder):
@@ -318,7 +305,8 @@ class Trial:
             violations += self.play.violations()
         return Outcome(
             self.settings.seed, violations, digest, self.world.now - 1000.0, time.process_time() - began,
-            self.world.turns, self._figures(events, kept), self.faults, str(self.rarely),
+            self.world.turns, self.play.figures_of(events) if self.play else figures(events, kept), self.faults,
+            str(self.rarely),
         )  # fmt: skip
 
     def _run(self) -> None:
@@ -455,12 +443,7 @@ class Trial:
 
         def ask() -> None:
             with Reader([self.fronts[-1]], timeout=20.0) as reader:
-                for run in self.runs:
-                    until = self.world.now + 20.0
-                    while (told := reader.totals(run, 20.0)).missing and self.world.now < until:
-                        time.sleep(1.0)  # a proxy looks again every few seconds for a server that was cut off from it
-                    totals = {"episodes": told.totals.episodes, "steps": told.totals.steps}
-                    self.record("asker-0")("totals", run=run, missing=sorted(told.missing), **totals)
+                ask_totals(reader, self.record("asker-0"), self.runs, 20.0)  # type: ignore[arg-type]
             asked.append(True)
 
         self.world.spawn(process, "main", ask)
@@ -469,21 +452,6 @@ class Trial:
     def _failed(self, task: Any, error: BaseException) -> None:
         text = "".join(traceback.format_exception(error)).strip().replace("\n", "\n    ")
         self.errors.append(f"endings: {task.process.name}/{task.name} failed: {error!r}\n    {text}")
-
-    def _figures(self, events: list[dict[str, Any]], kept: checks.Kept) -> dict[str, Any]:
-        if self.play:
-            return self.play.figures_of(events)
-        told, done = checks.stories(events), Counter(event["do"] for event in events)
-        merged = checks.merge(kept.counted).values()
-        return {
-            "clients": len(told),
-            "delivered": sum(story.delivered for story in told.values()),
-            "killed": done["killed"], "stopped": done["stopped"], "cut": done["cut"], "ended": done["ended"],
-            "steps": sum(steps for _, steps in merged),
-            "lines": sum(map(len, kept.lines.values())),
-            "caches": sum(story.pushed_after for story in told.values()),
-            "samples": sum(event["samples"] for event in events if event["do"] in ("drew", "took")),
-        }  # fmt: skip
 
 
 AS_IT_IS: Final = [
@@ -502,14 +470,6 @@ def as_it_is() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def in_memory() -> Iterator[Path]:
-    """A folder on no disk, if the system has one."""
-    place = Path("/dev/shm")  # noqa: S108
-    with tempfile.TemporaryDirectory(dir=place if place.is_dir() else None, prefix="memoire-") as name:
-        yield Path(name)
-
-
 def run(settings: Settings, chosen: list[Fault] | None = None, trace: TextIO | None = None) -> Outcome:
     """One trial.
 
@@ -517,7 +477,7 @@ def run(settings: Settings, chosen: list[Fault] | None = None, trace: TextIO | N
         chosen: Faults in place of those that the seed gives.
         trace: Gets a line for everything that happens.
     """
-    with in_memory() as folder:
+    with folder_in_memory() as folder:
         return Trial(settings, folder, chosen, trace).run()
 
 
@@ -534,7 +494,6 @@ def value_of(word: str) -> tuple[str, Any]:
 
 
 def main() -> int:
-    """One trial by hand."""
     seed, *given = (word for word in sys.argv[1:] if not word.startswith("--trace="))
     traces = [word.removeprefix("--trace=") for word in sys.argv[1:] if word.startswith("--trace=")]
     settings = Settings(int(seed), **dict(map(value_of, given)))
