@@ -15,7 +15,7 @@ import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from places import ROOT, Place, numbered
+from places import ROOT, SWAPS, Place, numbered
 
 FILES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "memoire").rglob("*.p[yx][xd]")))
 """The kernels' sources: modules, and declarations with functions that several modules compile in."""
@@ -53,27 +53,10 @@ def reached_mutants():
     return found
 
 '''
-SWAPS = {
-    "<": ("comparison", "<="),
-    "<=": ("comparison", "<"),
-    ">": ("comparison", ">="),
-    ">=": ("comparison", ">"),
-    "==": ("comparison", "!="),
-    "!=": ("comparison", "=="),
-    "+": ("arithmetic", "-"),
-    "-": ("arithmetic", "+"),
-    "*": ("arithmetic", "+"),
-    "//": ("arithmetic", "*"),
-    "%": ("arithmetic", "+"),
-    "<<": ("arithmetic", ">>"),
-    ">>": ("arithmetic", "<<"),
-    "+=": ("arithmetic", "-="),
-    "-=": ("arithmetic", "+="),
-    "and": ("boolean", "or"),
-    "or": ("boolean", "and"),
-    "True": ("boolean", "False"),
-    "False": ("boolean", "True"),
-}
+NEW = {**SWAPS, "*": "+", "%": "+", "+=": "-=", "-=": "+=", "True": "False", "False": "True"}
+"""What each sign becomes."""
+SIGNS = {"comparison": "< <= > >= == !=", "arithmetic": "+ - * // % << >> += -=", "boolean": "and or True False"}
+KIND_OF = {sign: kind for kind, signs in SIGNS.items() for sign in signs.split()}
 WORDS = {"and", "or", "not", "if", "else", "in", "is", "return", "while", "elif", "lambda", "yield"}
 OTHERS = frozenset(
     """
@@ -163,9 +146,8 @@ def _changes(line: Tokens) -> Iterator[tuple[str, int, str]]:
             yield "constant", index, str(int(token.string) + 1)
         elif token.type == tokenize.NUMBER and re.fullmatch(r"\d+\.\d+", token.string):
             yield "constant", index, repr(float(token.string) * 2 or 1.0)
-        elif token.string in SWAPS and (binary or token.string in ("True", "False")):
-            kind, new = SWAPS[token.string]
-            yield kind, index, new
+        elif token.string in KIND_OF and (binary or token.string in ("True", "False")):
+            yield KIND_OF[token.string], index, NEW[token.string]
         elif token.string == "not" and index and line[index - 1].string != "is" and line[index + 1].string != "in":
             yield "boolean", index, ""
 
@@ -216,26 +198,13 @@ class Source:
         for function, line in statements(self.text):
             start, end = self.span(line)
             head = self.text[start:end].partition("\n")[0]
-            for kind, index, new in _changes(line):
-                token = line[index]
-                found.append(
-                    Place(
-                        self.file,
-                        function,
-                        token.start[0],
-                        kind,
-                        token.string,
-                        new,
-                        self.at(token.start),
-                        self.at(token.end),
-                        head,
-                    )
-                )
+            made = [(kind, line[at].string, new, line[at : at + 1]) for kind, at, new in _changes(line)]
             if _can_be_dropped(line):
-                old = " ".join(self.text[start:end].split())
-                found.append(
-                    Place(self.file, function, line[0].start[0], "dropped statement", old, "pass", start, end, head)
-                )
+                made.append(("dropped statement", " ".join(self.text[start:end].split()), "pass", line))
+            found += [
+                Place(self.file, function, part[0].start[0], kind, old, new, *self.span(part), head)
+                for kind, old, new, part in made
+            ]
         return numbered(found)
 
     def with_mistakes(self, places: Mapping[int, Place]) -> tuple[str, list[int]]:
@@ -266,28 +235,6 @@ class Source:
             return f"{word} ({new}) if planted({number}) else ({old}):"
         indent = "\n" + " " * line[0].start[1]
         return f"if planted({number}): {new}{indent}else: {old}"
-
-
-class Kernels:
-    """The sources of all compiled modules, with what these share."""
-
-    def __init__(self) -> None:
-        self.sources = {file: Source(file) for file in FILES}
-
-    def places(self) -> list[Place]:
-        """All places of all sources."""
-        return [place for source in self.sources.values() for place in source.places()]
-
-    def statement_of(self, place: Place) -> tuple[str, int]:
-        """File of a place, and where the statement starts that it belongs to."""
-        return place.file, self.sources[place.file].statement_at(place.start)
-
-    def with_mistakes(self, places: list[Place]) -> dict[str, tuple[str, list[int]]]:
-        """`Source.with_mistakes` of each source, by file. The first place is number 1."""
-        by_file: dict[str, dict[int, Place]] = {file: {} for file in self.sources}
-        for number, place in enumerate(places, 1):
-            by_file[place.file][number] = place
-        return {file: source.with_mistakes(by_file[file]) for file, source in self.sources.items()}
 
 
 def build(folder: Path, texts: Mapping[str, str]) -> str:

@@ -14,69 +14,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 KERNELS = "kernels"
 QUOTAS = {
-    "memoire": 15,
-    "memoire/replay": 40,
-    "memoire/wire": 20,
-    "memoire/tables": 25,
-    "memoire/models": 15,
-    "memoire/security": 20,
-    "memoire/accounting": 20,
-    "memoire/net": 30,
-    "memoire/disk": 30,
-    "memoire/reader": 20,
-    "memoire/proxy": 15,
-    "memoire/client": 25,
-    "memoire/server": 25,
-    "memoire/classic": 15,
-    "memoire/nodes": 30,
-    "memoire/rl/demo": 15,
-    "memoire/cli": 20,
-    "dashboard": 5,
-    "dashboard/collect": 25,
-    "dashboard/web": 20,
-    "dashboard/terminal": 15,
-    KERNELS: 35,
-}
+    "memoire": 15, "memoire/replay": 40, "memoire/wire": 40, "memoire/tables": 25, "memoire/models": 15,
+    "memoire/security": 20, "memoire/accounting": 20, "memoire/net": 30, "memoire/disk": 30, "memoire/reader": 20,
+    "memoire/proxy": 15, "memoire/client": 25, "memoire/server": 25, "memoire/classic": 15, "memoire/nodes": 30,
+    "memoire/rl/demo": 15, "memoire/cli": 20, "dashboard": 5, "dashboard/collect": 25, "dashboard/web": 20,
+    "dashboard/terminal": 15, KERNELS: 35,
+}  # fmt: skip
 """How many places are drawn: in each folder with what is in it and has no number of its own, and in the kernels, which
 need a build."""
 NEEDS = {"memoire/torch.py": "torch", "memoire/sb3.py": "stable_baselines3"}
 """Files whose tests run only where a package is installed; elsewhere no place is drawn in them."""
 KINDS = (
-    "comparison",
-    "arithmetic",
-    "constant",
-    "boolean",
-    "return",
-    "dropped statement",
-    "swapped arguments",
-    "default",
-)
-
-COMPARISONS = {
-    ast.Lt: ("<", "<="),
-    ast.LtE: ("<=", "<"),
-    ast.Gt: (">", ">="),
-    ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
-    ast.Is: ("is", "is not"),
-    ast.IsNot: ("is not", "is"),
-    ast.In: ("in", "not in"),
-    ast.NotIn: ("not in", "in"),
-}
-ARITHMETIC = {
-    ast.Add: ("+", "-"),
-    ast.Sub: ("-", "+"),
-    ast.Mult: ("*", "/"),
-    ast.Div: ("/", "*"),
-    ast.FloorDiv: ("//", "*"),
-    ast.Mod: ("%", "*"),
-    ast.Pow: ("**", "*"),
-    ast.BitAnd: ("&", "|"),
-    ast.BitOr: ("|", "&"),
-    ast.LShift: ("<<", ">>"),
-    ast.RShift: (">>", "<<"),
-}
+    "comparison", "arithmetic", "constant", "boolean", "return", "dropped statement", "swapped arguments", "default",
+)  # fmt: skip
+SWAPS = {
+    "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==",
+    "is": "is not", "is not": "is", "in": "not in", "not in": "in", "and": "or", "or": "and",
+    "+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "*", "**": "*", "&": "|", "|": "&", "<<": ">>", ">>": "<<",
+}  # fmt: skip
+"""What each operator becomes."""
 SYMMETRIC = {"min", "max", "isinstance", "maximum", "minimum", "array_equal", "cast", "getattr"}
 """Calls whose swapped arguments are the same call, or no call at all."""
 
@@ -125,6 +81,14 @@ def python_files() -> list[str]:
     return [file for file in files if file not in NEEDS or importlib.util.find_spec(NEEDS[file])]
 
 
+A, B = ast.Name("a"), ast.Name("b")
+
+
+def sign_of(node: ast.expr) -> str:
+    """The operator between A and B, as it is written."""
+    return ast.unparse(node)[2:-2]
+
+
 class Finder(ast.NodeVisitor):
     """Collects the places of one Python file."""
 
@@ -151,27 +115,18 @@ class Finder(ast.NodeVisitor):
         return self.source[start:end].decode()
 
     def _add(self, kind: str, start: int, end: int, new: str) -> None:
-        old = self.source[start:end].decode()
-        place = Place(
-            self.file,
-            self._functions[-1] if self._functions else "",
-            bisect.bisect_right(self._starts, start),
-            kind,
-            " ".join(old.split()),
-            new,
-            start,
-            end,
-            self._statement,
-        )
-        self.found.append(place)
+        old = " ".join(self.source[start:end].decode().split())
+        function, line = ["", *self._functions][-1], bisect.bisect_right(self._starts, start)
+        self.found.append(Place(self.file, function, line, kind, old, new, start, end, self._statement))
 
-    def _between(self, kind: str, left: ast.AST, right: ast.AST, old: str, new: str) -> None:
+    def _between(self, kind: str, left: ast.AST, right: ast.AST, sign: str, equals: str = "") -> None:
         """Replace the operator between two operands."""
-        start, end = self._span(left)[1], self._span(right)[0]
-        pattern = r"\s+".join(map(re.escape, old.split()))
-        found = re.search(pattern, self.source[start:end].decode())
-        if found and found.group() in (old, " ".join(found.group().split())):
-            self._add(kind, start + found.start(), start + found.end(), new)
+        if sign not in SWAPS:
+            return
+        old, (start, end) = sign + equals, (self._span(left)[1], self._span(right)[0])
+        found = re.search(r"\s+".join(map(re.escape, old.split())), self.source[start:end].decode())
+        if found and " ".join(found.group().split()) == old:
+            self._add(kind, start + found.start(), start + found.end(), SWAPS[sign] + equals)
 
     # ------------------------------------------------------------------------------------------------- what is left out
 
@@ -225,7 +180,7 @@ class Finder(ast.NodeVisitor):
     def visit_Compare(self, node: ast.Compare) -> None:
         operands = [node.left, *node.comparators]
         for left, operator, right in zip(operands, node.ops, operands[1:], strict=False):
-            self._between("comparison", left, right, *COMPARISONS[type(operator)])
+            self._between("comparison", left, right, sign_of(ast.Compare(A, [operator], [B])))
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
@@ -233,21 +188,18 @@ class Finder(ast.NodeVisitor):
         texts = any(isinstance(side, (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp)) for side in pair) or any(
             isinstance(side, ast.Constant) and isinstance(side.value, (str, bytes)) for side in pair
         )
-        if not texts and type(node.op) in ARITHMETIC:
-            self._between("arithmetic", *pair, *ARITHMETIC[type(node.op)])
+        if not texts:
+            self._between("arithmetic", *pair, sign_of(ast.BinOp(A, node.op, B)))
         self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self._drop(node, node.target, always=True)
-        if type(node.op) in ARITHMETIC:
-            old, new = ARITHMETIC[type(node.op)]
-            self._between("arithmetic", node.target, node.value, old + "=", new + "=")
+        self._between("arithmetic", node.target, node.value, sign_of(ast.BinOp(A, node.op, B)), "=")
         self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
         for left, right in zip(node.values, node.values[1:], strict=False):
-            self._between("boolean", left, right, old, new)
+            self._between("boolean", left, right, sign_of(ast.BoolOp(node.op, [A, B])))
         self.generic_visit(node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:

@@ -18,9 +18,10 @@ import threading
 import time
 import tomllib
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 import kernels
@@ -53,25 +54,15 @@ def toml(name: str, table: str) -> list[dict[str, Any]]:
 
 def function_at(file: str, line: int) -> str:
     """Qualified name of the innermost function at a line of a Python file."""
-    name, best = "", -1
-
-    def look(node: ast.AST, prefix: str) -> None:
-        nonlocal name, best
-        for child in ast.iter_child_nodes(node):
-            inner = prefix
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                full = prefix + child.name
-                if (
-                    child.lineno <= line <= child.end_lineno
-                    and child.lineno > best
-                    and not isinstance(child, ast.ClassDef)
-                ):
-                    name, best = full, child.lineno
-                inner = full + ("." if isinstance(child, ast.ClassDef) else ".<locals>.")
-            look(child, inner)
-
-    if file.endswith(".py"):
-        look(ast.parse((ROOT / file).read_text(encoding="utf-8")), "")
+    name = prefix = ""
+    nodes: list[Any] = ast.parse((ROOT / file).read_text(encoding="utf-8")).body if file.endswith(".py") else []
+    while inner := next((each for each in nodes if each.lineno <= line <= each.end_lineno), None):
+        if isinstance(inner, ast.ClassDef):
+            prefix += f"{inner.name}."
+        elif isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+            name = prefix + inner.name
+            prefix = f"{name}.<locals>."
+        nodes = [each for each in ast.iter_child_nodes(inner) if hasattr(each, "lineno")]
     return name
 
 
@@ -99,23 +90,28 @@ def places_by_hand() -> list[Place]:
 
 def kernels_built(tree: Tree, seed: int) -> list[Place]:
     """Build the copy's compiled modules with all mistakes that Cython takes; the list of them, the first is number 1."""
-    sources, left_out = kernels.Kernels(), set()
-    by_hand = [place for place in places_by_hand() if place.file in kernels.FILES]
-    taken = {sources.statement_of(place) for place in by_hand}
-    every = [place for place in sources.places() if sources.statement_of(place) not in taken]
+    sources, left_out = {file: kernels.Source(file) for file in kernels.FILES}, set()
+    by_hand = [place for place in places_by_hand() if place.file in sources]
+
+    def statement_of(place: Place) -> tuple[str, int]:
+        return place.file, sources[place.file].statement_at(place.start)
+
+    taken = {statement_of(place) for place in by_hand}
+    every = [place for source in sources.values() for place in source.places() if statement_of(place) not in taken]
     while True:
         left = [place for place in every if place.key not in left_out]
         places = draw(seed, left, QUOTAS[KERNELS], lambda _: True) + by_hand
-        planted = sources.with_mistakes(places)
+        numbers = {file: {n: place for n, place in enumerate(places, 1) if place.file == file} for file in sources}
+        planted = {file: source.with_mistakes(numbers[file]) for file, source in sources.items()}
         said = kernels.build(tree.folder, {file: text for file, (text, _) in planted.items()})
         if not said:
-            for file, source in sources.sources.items():
+            for file, source in sources.items():
                 (tree.folder / file).write_text(source.text, encoding="utf-8")
             return places
-        numbers = kernels.refused(said, {file: owners for file, (_, owners) in planted.items()})
-        if not numbers:
+        refused = kernels.refused(said, {file: owners for file, (_, owners) in planted.items()})
+        if not refused:
             raise SystemExit(f"{tree.folder} cannot be built:\n{said[-3000:]}")
-        left_out |= {places[number - 1].key for number in numbers}
+        left_out |= {places[number - 1].key for number in refused}
 
 
 def all_but_compiled(folder: str, names: list[str]) -> set[str]:
@@ -336,31 +332,26 @@ def jobs_of(seed: int) -> list[Job]:
     return python + built + by_hand
 
 
-def work(tree: Tree, recording: Recording, queue: "SimpleQueue[Job]", results: Results, limit: float) -> None:
-    examiner = Examiner(tree, recording)
-    while True:
+def in_parallel(trees: list[Tree], recording: Recording, jobs: list[Job], results: Results, limit: float) -> None:
+    """Try these mistakes, each in a copy that is free."""
+    free: SimpleQueue[Examiner] = SimpleQueue()
+    for tree in trees:
+        free.put(Examiner(tree, recording))
+
+    def work(job: Job) -> None:
+        (place, number, tests), examiner, began = job, free.get(), time.monotonic()
         try:
-            place, number, tests = queue.get_nowait()
-        except Empty:
-            return
-        began = time.monotonic()
-        verdict, tried = examiner.examine(place, number, tests, limit)
+            verdict, tried = examiner.examine(place, number, tests, limit)
+        finally:
+            free.put(examiner)
         seconds = time.monotonic() - began
         row = {"found": verdict.found, "by": verdict.by, "tried": tried, "limit": limit, "seconds": round(seconds, 1)}
         results.put(place.key, row)
         words = f"found by {verdict.by}" if verdict.found else f"NOT FOUND by {tried} tests"
         say(f"{place.file}:{place.line} {place.kind}: {place.old[:60]} -> {place.new[:60]}: {words} ({seconds:.0f} s)")
 
-
-def in_parallel(trees: list[Tree], recording: Recording, jobs: list[Job], results: Results, limit: float) -> None:
-    queue: SimpleQueue[Job] = SimpleQueue()
-    for job in jobs:
-        queue.put(job)
-    threads = [threading.Thread(target=work, args=(tree, recording, queue, results, limit)) for tree in trees]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(trees)) as pool:
+        list(pool.map(work, jobs))
 
 
 def main() -> int:

@@ -128,16 +128,9 @@ class Tree:
     def pytest(self, arguments: list[str], limit: float, **environment: str) -> tuple[int | None, str]:
         """(exit status, output); None if it did not end in time."""
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--hypothesis-profile=ci", *arguments]
-        process = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=self.environment(**environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            errors="replace",
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+        surroundings = self.environment(**environment)
+        process = subprocess.Popen(command, cwd=self.folder, env=surroundings, start_new_session=True, **pipes)
         try:
             return_code: int | None = None
             output, _ = process.communicate(timeout=limit)
