@@ -7,7 +7,6 @@ A target is a module, or one of the targets of `messages` and `texts`, with
                                whatever else comes out of it, an exception above all, is a finding
     REACHED                    what a short run must have come to: a harness that is refused at the door shows nothing
 
-`make test` tries a few thousand inputs of each with a fixed seed, and everything in `corpus/` (what once was a finding,
-and what guided runs found new). `make soak SOAK=fuzz_inputs` tries a million, also on a build under AddressSanitizer and
-UBSan; with atheris installed `fuzz_guided` is led by what the code does.
+`make test` tries a few thousand inputs of each with a fixed seed. `make soak SOAK=fuzz_inputs` tries a million, also on
+a build under AddressSanitizer and UBSan; with atheris installed `fuzz_guided` is led by what the code does.
 """

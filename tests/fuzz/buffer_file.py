@@ -4,6 +4,7 @@ The bytes are decisions (see `choices`): which file, and which numbers of it bec
 entries lie and what draws follow from, and the file is taken, each sample is one that was recorded.
 """
 
+import functools
 import io
 import json
 import random
@@ -14,16 +15,15 @@ import numpy as np
 
 import memoire
 from fuzz.choices import FLOATS, INTEGERS, Choices
+from fuzz.engine import mutate_json
 from memoire.errors import DataError, MemoireError, ParameterError, SchemaError
 from memoire.replay.memory_state import ABOUT, ARRAYS, STATE
 from memory_checks import check_memory
 
 REACHED = {"taken", "DataError"}
-ODD: tuple[Any, ...] = (None, True, False, "", "a", [], {}, [0], [[]], 0.5, -0.5, 1e308, float("nan"), 10**400)
 SMALL = tuple(range(-3, 20))
 _PLAIN = {"obs": (np.float32, (2,)), "action": np.int64, "reward": np.float32}
 _RAGGED = {"obs": memoire.Column(np.float32, (None,), "state"), "action": np.int64, "reward": np.float32}
-_files: list[dict[str, bytes]] = []
 
 
 def _step(writer: Any, step: int, members: int, is_ragged: bool) -> None:
@@ -54,15 +54,14 @@ def _made(schema: Any, members: int, **options: Any) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+@functools.cache
 def _templates() -> list[dict[str, bytes]]:
-    if not _files:
-        _files.append(_made(_PLAIN, 1))
-        _files.append(_made(_PLAIN, 3, multi_step=2, sampler=memoire.RankBased(), max_times_sampled=50))
-        _files.append(_made(_RAGGED, 1, ragged_limit=3000, samples_per_insert_tolerance=1e6))
-        _files.append(
-            _made(_PLAIN, 2, sequence_length=4, sampler=memoire.Prioritized(0.5, beta=memoire.Linear(0, 1, 9)))
-        )
-    return _files
+    return [
+        _made(_PLAIN, 1),
+        _made(_PLAIN, 3, multi_step=2, sampler=memoire.RankBased(), max_times_sampled=50),
+        _made(_RAGGED, 1, ragged_limit=3000, samples_per_insert_tolerance=1e6),
+        _made(_PLAIN, 2, sequence_length=4, sampler=memoire.Prioritized(0.5, beta=memoire.Linear(0, 1, 9))),
+    ]
 
 
 def seeds() -> list[bytes]:
@@ -71,35 +70,9 @@ def seeds() -> list[bytes]:
     return [b"", *(bytes([file]) for file in range(4)), *(rng.randbytes(rng.choice((8, 20, 60))) for _ in range(40))]
 
 
-def _places(of: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Every value inside of JSON, as its holder and its name there."""
-    for name in of if isinstance(of, dict) else range(len(of)):
-        found.append((of, name))
-        if isinstance(of[name], dict | list):
-            _places(of[name], found)
-    return found
-
-
-def _edit_json(part: bytes, choices: Choices) -> bytes:
-    _header, text = part[: 12 + int.from_bytes(part[8:12], "little")], part[12 + int.from_bytes(part[8:12], "little") :]
-    told = json.loads(text)
-    under = told.get(choices.pick(("memory", "owner", "memory", "owner", "parameters"))) if choices.below(8) else told
-    if not isinstance(under, dict) or not under:
-        return part
-    holder, name = choices.pick(_places(under, []))
-    former, kind = holder[name], choices.below(5)
-    if kind == 0:
-        holder[name] = choices.pick(ODD)
-    elif kind == 1 and type(former) in (int, float):
-        holder[name] = former + choices.pick((-1, 1, 2, 32, -32, 2**32))
-    elif kind == 2 and isinstance(former, list) and former:
-        holder[name] = former * 2 if choices.below(2) else former[1:]
-    elif kind == 3 and isinstance(holder, dict):
-        del holder[name]
-    else:
-        holder[name] = choices.pick((*SMALL, *INTEGERS, *FLOATS))
-    text = json.dumps(told).encode()
-    return _array(np.frombuffer(text, np.uint8))
+def _text(part: bytes) -> bytes:
+    """The JSON of what a file says about itself."""
+    return np.load(io.BytesIO(part)).tobytes()
 
 
 def _array(array: Any) -> bytes:
@@ -141,7 +114,8 @@ def _crafted(choices: Choices) -> tuple[bytes, set[str], int]:
         names = sorted(name for name in parts if name.startswith(STATE)) if choices.below(3) else sorted(parts)
         name = choices.pick(names) if choices.below(3) else f"{ABOUT}.npy"
         if name == f"{ABOUT}.npy":
-            parts[name] = _edit_json(parts[name], choices)
+            text = mutate_json(_text(parts[name]), random.Random(choices.take(8)))
+            parts[name] = _array(np.frombuffer(text, np.uint8))
         else:
             dtype = ARRAYS.get(name.removeprefix(STATE).removesuffix(".npy"))
             if name.startswith(STATE) and dtype is None:
@@ -170,8 +144,7 @@ def one(data: bytes) -> str:
 
 
 def _parameters(which: int) -> Any:
-    part = _templates()[which][f"{ABOUT}.npy"]
-    return json.loads(part[12 + int.from_bytes(part[8:12], "little") :])["parameters"]
+    return json.loads(_text(_templates()[which][f"{ABOUT}.npy"]))["parameters"]
 
 
 def _go_on(buffer: memoire.Buffer, which: int, is_as_recorded: bool) -> None:

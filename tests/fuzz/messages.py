@@ -27,21 +27,8 @@ from memoire.wire.messages import Refused
 from memoire.wire.parts import ContainerKind, Part
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_sums
 
-from .engine import Target
+from .engine import target
 
-WIRE_MESSAGE_REACHED = {
-    "taken",
-    "tail",
-    "checksum",
-    "short",
-    "long",
-    "magic",
-    "size",
-    "frames",
-    "type",
-    "flags",
-    "payload",
-}
 LIMITS = Limits.of(tail_bytes=1 << 15, request_bytes=1 << 15, message_bytes=1 << 16)
 VECTORS = Path(__file__).parent.parent / "vectors"
 
@@ -72,7 +59,11 @@ def frames_of(data: bytes) -> tuple[list[bytes], int]:
     return [bytes(head), *([payload] if payload else [])], flags
 
 
-def one_of_wire_message(data: bytes) -> str:
+@target(
+    seeds_of_wire_message,
+    {"taken", "tail", "checksum", "short", "long", "magic", "size", "frames", "type", "flags", "payload"},
+)
+def wire_message(data: bytes) -> str:
     """Frames of a message: `frames.parse` takes them or raises ProtocolError, and what it took can be sent on as it is.
 
     1 byte   what is set right before they are parsed: 1 lengths, 2 checksums; 4 as a notice, with its topic in front
@@ -100,18 +91,6 @@ def one_of_wire_message(data: bytes) -> str:
     return "taken"
 
 
-CONTAINER_REACHED = {
-    "cache",
-    "drawn",
-    "episode",
-    "feedback",
-    "rows",
-    "container",
-    "value",
-    "index",
-    "parameters",
-    "schema",
-}
 CONTAINER_LIMITS = Limits(message_bytes=1 << 20)
 WINDOWS, SEQUENCES = Parameters(frame_stack=2, multi_step=2), Parameters(sequence_length=3)
 RAGGED = Parameters(multi_step=2)
@@ -130,7 +109,6 @@ KINDS = (
 )
 """Golden container, and under which schema and parameters it is one."""
 ME, READER = b"m" * 16, b"r" * 16
-CONTAINER_IN_PLACE = 0.8  # nearly every other length is wrong
 
 
 def seeds_of_container() -> list[bytes]:
@@ -146,7 +124,12 @@ def seeds_of_container() -> list[bytes]:
     return made
 
 
-def one_of_container(data: bytes) -> str:
+@target(
+    seeds_of_container,
+    {"cache", "drawn", "episode", "feedback", "rows", "container", "value", "index", "parameters", "schema"},
+    IN_PLACE=0.8,
+)
+def container(data: bytes) -> str:
     """Containers: `containers.check` refuses them, or whatever is done with held samples goes well with what it took.
 
     1 byte   which kind of container is asked for; the rest is the payload
@@ -179,8 +162,8 @@ def _use_rows(payload, schema, parameters):
     made = row_container.pack_rows(schema, columns, rows)
     again, _ = row_container.unpack_rows(made, schema, CONTAINER_LIMITS)
     for name, values in columns.items():
-        one_of_container, other = (getattr(each, "values", each) for each in (values, again[name]))
-        assert len(values) == rows and np.array_equal(one_of_container, other)
+        one, other = (getattr(each, "values", each) for each in (values, again[name]))
+        assert len(values) == rows and np.array_equal(one, other)
 
 
 def _use_cache(payload, schema, parameters):
@@ -247,21 +230,10 @@ def _use_feedback(payload, schema, parameters):
         assert len(owner) == 16 and len(numbers) == len(errors) and np.isfinite(errors).all()
 
 
-MODEL_BODY_REACHED = {"taken", "refused"}
 MODEL_BODY_WORDS = (
-    b'"F32"',
-    b'"BF16"',
-    b'"BOOL"',
-    b'"shape"',
-    b'"data_offsets"',
-    b"[0,24]",
-    b"[2,3]",
-    b"[]",
-    b"-1",
-    b"9" * 300,
-    b"NaN",
-    b"{",
-)
+    b'"F32"', b'"BF16"', b'"BOOL"', b'"shape"', b'"data_offsets"', b"[0,24]", b"[2,3]", b"[]", b"-1", b"9" * 300,
+    b"NaN", b"{",
+)  # fmt: skip
 
 
 def _array(dtype: str, *shape: int) -> Array:
@@ -284,7 +256,8 @@ def seeds_of_model_body() -> list[bytes]:
     ]
 
 
-def one_of_model_body(data: bytes) -> str:
+@target(seeds_of_model_body, {"taken", "refused"}, MODEL_BODY_WORDS)
+def model_body(data: bytes) -> str:
     """A model's body of named arrays: WrongModel, or arrays that make the same body again."""
     try:
         arrays = unpack(data)
@@ -302,7 +275,6 @@ def one_of_model_body(data: bytes) -> str:
     return "taken"
 
 
-MODEL_TRANSFER_REACHED = {"delivered", "nothing"}
 MODEL_TRANSFER_LIMITS = Limits.of(model_bytes=1000, inline_model=100, model_chunk=30, model_window=3, model_spread=0.0)
 BODY = bytes(range(200))
 CHECKSUM = _bytes.checksum(BODY)
@@ -402,7 +374,8 @@ def _answer(choices: Choices, topic: str, version: int, offset: int) -> object:
     return parse(encode(chunk, payload=body or None))
 
 
-def one_of_model_transfer(data: bytes) -> str:
+@target(seeds_of_model_transfer, {"delivered", "nothing"})
+def model_transfer(data: bytes) -> str:
     """A model on its way to whoever follows its topic: notices and chunks of a server that says anything at all.
 
     The bytes are decisions (see `choices`). Nothing is ever delivered but whole bodies with the announced hash, the books of
@@ -412,11 +385,3 @@ def one_of_model_transfer(data: bytes) -> str:
     _assemble(choices)
     _store(choices)
     return _follow(choices)
-
-
-TARGETS = {
-    "wire_message": Target(seeds_of_wire_message, one_of_wire_message, WIRE_MESSAGE_REACHED),
-    "container": Target(seeds_of_container, one_of_container, CONTAINER_REACHED, IN_PLACE=CONTAINER_IN_PLACE),
-    "model_body": Target(seeds_of_model_body, one_of_model_body, MODEL_BODY_REACHED, WORDS=MODEL_BODY_WORDS),
-    "model_transfer": Target(seeds_of_model_transfer, one_of_model_transfer, MODEL_TRANSFER_REACHED),
-}

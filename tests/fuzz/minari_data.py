@@ -38,18 +38,16 @@ def seeds() -> list[bytes]:
 
 def _odd(choices: Choices) -> Any:
     """Something in place of an array."""
-    kind = choices.below(6)
-    if kind == 0:
-        return np.zeros(choices.pick(SHAPES), choices.pick(DTYPES))
-    if kind == 1:
-        return choices.pick((None, 1, "text", b"\xff" * 4, [], {}, (), [[1], [2, 3]], object(), float("nan"), 10**400))
-    if kind == 2:
-        return np.full(choices.pick(SHAPES), choices.real())
-    if kind == 3:
-        return [_odd(choices) for _ in range(choices.below(5))]
-    if kind == 4:
-        return {choices.pick(("image", "speed", "extra")): _odd(choices) for _ in range(choices.below(4))}
-    return np.full(choices.pick(SHAPES), choices.integer(0, 2**63 - 1))
+    plain = (None, 1, "text", b"\xff" * 4, [], {}, (), [[1], [2, 3]], object(), float("nan"), 10**400)
+    kinds = (
+        lambda: np.zeros(choices.pick(SHAPES), choices.pick(DTYPES)),
+        lambda: choices.pick(plain),
+        lambda: np.full(choices.pick(SHAPES), choices.real()),
+        lambda: [_odd(choices) for _ in range(choices.below(5))],
+        lambda: {choices.pick(("image", "speed", "extra")): _odd(choices) for _ in range(choices.below(4))},
+        lambda: np.full(choices.pick(SHAPES), choices.integer(0, 2**63 - 1)),
+    )
+    return choices.pick(kinds)()
 
 
 def _episode(choices: Choices) -> Any:

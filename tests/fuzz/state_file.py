@@ -3,6 +3,7 @@
 1 byte   which row of the database; the rest is what stands in it
 """
 
+import functools
 import json
 import shutil
 import sqlite3
@@ -30,23 +31,21 @@ WORDS = (b"../../../../tmp/x", b"\xc0", b"\xdf" + b"\x7f" * 4)
 _PLACE = Path("/dev/shm") if Path("/dev/shm").is_dir() else None  # noqa: S108
 _FOLDER = tempfile.TemporaryDirectory(prefix="memoire-fuzz-", dir=_PLACE)
 TEMPLATE, FOLDER = Path(_FOLDER.name) / "template", Path(_FOLDER.name) / "state"
-_rows: list[tuple[int, bytes, bytes]] = []
 
 
+@functools.cache
 def _template() -> list[tuple[int, bytes, bytes]]:
     """Kind, key and body of every row of a folder with something of everything; made once."""
-    if not _rows:
-        keeper = keeper_of_all(TEMPLATE)
-        whole = Parameters().to_wire()
-        parameters = json.dumps({"given": whole, "now": whole, "version": 3})
-        keeper.save(settings={"parameters": parameters, "run": "ant/7", "restored": "00ff"})
-        keeper.close()
-        connection = sqlite3.connect(TEMPLATE / "state.db")
-        found = connection.execute("SELECT kind, key, body FROM facts WHERE kind != ?", (records.SEAL,)).fetchall()
-        found += connection.execute("SELECT ?, key, body FROM accounts", (ACCOUNTS,)).fetchall()
-        connection.close()
-        _rows.extend(found)
-    return _rows
+    keeper = keeper_of_all(TEMPLATE)
+    whole = Parameters().to_wire()
+    parameters = json.dumps({"given": whole, "now": whole, "version": 3})
+    keeper.save(settings={"parameters": parameters, "run": "ant/7", "restored": "00ff"})
+    keeper.close()
+    connection = sqlite3.connect(TEMPLATE / "state.db")
+    found = connection.execute("SELECT kind, key, body FROM facts WHERE kind != ?", (records.SEAL,)).fetchall()
+    found += connection.execute("SELECT ?, key, body FROM accounts", (ACCOUNTS,)).fetchall()
+    connection.close()
+    return found
 
 
 def seeds() -> list[bytes]:

@@ -35,9 +35,8 @@ from memoire.wire.messages import Line
 from memoire.wire.parts import ContainerKind
 from netkit import SCHEMA
 
-from .engine import Target
+from .engine import target
 
-KEY_FILE_REACHED = {"keys", "no key", "passport", "no passport"}
 KEY_FILE_WORDS = (
     b"-----BEGIN MEMOIRE PUBLIC KEY-----\n", b"-----END MEMOIRE SECRET KEY-----\n", b"Name: ", b"Role: ", b"actor", b"server", b"\n\n",
     b"# comment\n", b"=", b"\r\n", b"\x0c", b"\x1c", b"../x", b"MEMP", b"\xff",
@@ -52,7 +51,8 @@ def seeds_of_key_file() -> list[bytes]:
     return [*(b"\0" + text.encode() for text in files), *(b"\1" + passport(Peer(r, "a-1")) for r in roles.ROLES)]
 
 
-def one_of_key_file(data: bytes) -> str:
+@target(seeds_of_key_file, {"keys", "no key", "passport", "no passport"}, KEY_FILE_WORDS)
+def key_file(data: bytes) -> str:
     """The text of keys and of passports: keys that say the same again, or one error that repeats nothing secret.
 
     1 byte   even: a file of keys; odd: a passport
@@ -80,7 +80,6 @@ def one_of_key_file(data: bytes) -> str:
     return "keys"
 
 
-SETTINGS_FILE_REACHED = {"taken", "refused"}
 SETTINGS_FILE_WORDS = (
     b"[server]\n", b"[proxy]\n", b'"server"', b"keys", b"insecure = true", b"listen", b"1979-05-27", b"[[a]]", b"{}", b"[]", b"= ", b"\n",
     b"inf", b"nan", b"9" * 400, b"a.b.c", b'"""', b"\\u0000", b"0x", b"1_000", b"true",
@@ -99,7 +98,8 @@ def seeds_of_settings_file() -> list[bytes]:
     ]  # fmt: skip
 
 
-def one_of_settings_file(data: bytes) -> str:
+@target(seeds_of_settings_file, {"taken", "refused"}, SETTINGS_FILE_WORDS)
+def settings_file(data: bytes) -> str:
     """A file of settings, TOML or JSON: ParameterError with a text for people, or a command line.
 
     1 byte   even: TOML, odd: JSON
@@ -120,8 +120,6 @@ def one_of_settings_file(data: bytes) -> str:
     return "taken"
 
 
-SCHEMA_TEXT_IS_JSON = True
-SCHEMA_TEXT_REACHED = {"taken", "refused"}
 SMALL = 1 << 16
 """Bytes of an entry of which a memory is made here."""
 SCHEMA_TEXT_WORDS = (
@@ -152,7 +150,8 @@ def seeds_of_schema_text() -> list[bytes]:
     ]  # fmt: skip
 
 
-def one_of_schema_text(data: bytes) -> str:
+@target(seeds_of_schema_text, {"taken", "refused"}, SCHEMA_TEXT_WORDS, IS_JSON=True)
+def schema_text(data: bytes) -> str:
     """The JSON form of a schema: SchemaError, or a schema that says the same again and that memories can be made of."""
     try:
         schema = Schema.from_json(data)
@@ -173,8 +172,6 @@ def one_of_schema_text(data: bytes) -> str:
     return "taken"
 
 
-TABLE_FILE_IS_JSON = True
-TABLE_FILE_REACHED = {"taken", "refused"}
 TABLE_FILE_WORDS = (
     b'"schema"', b'"parameters"', b'"capacity"', b'"byte_limit"', b'"multi_step"', b'"discount"', b'"storage"', b'"frame_stack"',
     b'"episodes"', b"null", b"true", b"[]", b"{}", b"1e400", b"-1", b"9" * 400, b"NaN", b"Infinity", b'"\\u0000"', b"[[", b'"x.json"',
@@ -186,13 +183,7 @@ PATH = Path(_FOLDER.name) / "tables.json"
 def seeds_of_table_file() -> list[bytes]:
     """Tables with every setting, and files that are too deep or too large in a number."""
     schema = json.loads(SCHEMA.to_json())
-    parameters = {
-        "priority_exponent": 0.7,
-        "discount": [0.9],
-        "prev": ["obs"],
-        "model_topic": None,
-        "min_size": 5,
-    }
+    parameters = {"priority_exponent": 0.7, "discount": [0.9], "prev": ["obs"], "model_topic": None, "min_size": 5}
     full = {
         "online": {"schema": schema, "multi_step": 3, "discount": 0.9, "frame_stack": 2, "parameters": parameters},
         "demo": {"schema": schema, "storage": "episodes", "capacity": 7, "byte_limit": 12345, "client_capacity": 9},
@@ -202,7 +193,8 @@ def seeds_of_table_file() -> list[bytes]:
     return [json.dumps(full).encode(), json.dumps(wrong).encode(), deep, b'{"a": {"schema": "../../../etc/passwd"}}']
 
 
-def one_of_table_file(data: bytes) -> str:
+@target(seeds_of_table_file, {"taken", "refused"}, TABLE_FILE_WORDS, IS_JSON=True)
+def table_file(data: bytes) -> str:
     """The file with a server's tables: ParameterError with a text for people, or tables."""
     if b'"env"' in data:
         return "names an environment"  # which is a module to import: whoever writes the file may do that
@@ -216,33 +208,21 @@ def one_of_table_file(data: bytes) -> str:
     return "taken"
 
 
-LOG_LINE_REACHED = {"taken"}
 LOG_LINE_WORDS = (
-    b"\n",
-    b"\r\n",
-    b"\x1b[2J",
-    "\u2028".encode(),
-    "\u202e".encode(),
-    b"\x00",
-    b"\xc2\x85",
-    b"\xed\xa0\x80",
-    b"\\x1b",
-    b",",
-)
+    b"\n", b"\r\n", b"\x1b[2J", "\u2028".encode(), "\u202e".encode(), b"\x00", b"\xc2\x85", b"\xed\xa0\x80",
+    b"\\x1b", b",",
+)  # fmt: skip
 _UPPER = str.maketrans(ascii_lowercase, ascii_uppercase)
 
 
 def seeds_of_log_line() -> list[bytes]:
     """Plain lines, and some with everything."""
-    return [
-        b"a line",
-        "zwölf \U0001f600 lines\nand\r\x1b]0;title\x07".encode(),
-        b"\xed\xa0\x80 half a pair",
-        b"x" * 9000,
-    ]
+    everything = "zwölf \U0001f600 lines\nand\r\x1b]0;title\x07".encode()
+    return [b"a line", everything, b"\xed\xa0\x80 half a pair", b"x" * 9000]
 
 
-def one_of_log_line(data: bytes) -> str:
+@target(seeds_of_log_line, {"taken"}, LOG_LINE_WORDS)
+def log_line(data: bytes) -> str:
     """A log line of a client: whatever its text, one line of the file that moves no terminal, and is found again."""
     text = data.decode("utf-8", "surrogatepass" if len(data) % 2 else "replace") if _is_text(data) else repr(data)
     safe = escape(text)
@@ -273,7 +253,6 @@ def _is_text(data: bytes) -> bool:
     return True
 
 
-HTTP_REQUEST_REACHED = {"200", "400", "404"}
 HTTP_REQUEST_WORDS = (
     b"GET ", b"HEAD ", b"POST ", b" HTTP/1.1", b"\r\n", b"Host: ", b"localhost", b"[::1", b"?", b"&", b"%00", b"%ff", b"%0d%0a", b"//",
     b"most=", b"after=", b"since=", b"nan", b"1e999", b"client=", b"label=", b"text=", b"table=", b"run=", b"newest", b"-1",
@@ -294,7 +273,8 @@ def seeds_of_http_request() -> list[bytes]:
     return [*asked, *(f"GET {query} HTTP/1.1\r\nHost: 127.0.0.1:80\r\nAccept: */*".encode() for query in queries)]
 
 
-def one_of_http_request(data: bytes) -> str:
+@target(seeds_of_http_request, {"200", "400", "404"}, HTTP_REQUEST_WORDS)
+def http_request(data: bytes) -> str:
     """A request to a node's pages: always a whole response, never of our own making what the request says, never 500."""
     peer = f"10.0.{len(data) % 256}.{sum(data) % 256}"
     closed = _status(_closed.answer(data, _closed._doors[0], peer))
@@ -314,23 +294,3 @@ def _status(response: bytes) -> str:
     if body and headers["Content-Type"] == "application/json":
         json.loads(body)
     return status
-
-
-TARGETS = {
-    "key_file": Target(seeds_of_key_file, one_of_key_file, KEY_FILE_REACHED, WORDS=KEY_FILE_WORDS),
-    "settings_file": Target(
-        seeds_of_settings_file, one_of_settings_file, SETTINGS_FILE_REACHED, WORDS=SETTINGS_FILE_WORDS
-    ),
-    "schema_text": Target(
-        seeds_of_schema_text,
-        one_of_schema_text,
-        SCHEMA_TEXT_REACHED,
-        WORDS=SCHEMA_TEXT_WORDS,
-        IS_JSON=SCHEMA_TEXT_IS_JSON,
-    ),
-    "table_file": Target(
-        seeds_of_table_file, one_of_table_file, TABLE_FILE_REACHED, WORDS=TABLE_FILE_WORDS, IS_JSON=TABLE_FILE_IS_JSON
-    ),
-    "log_line": Target(seeds_of_log_line, one_of_log_line, LOG_LINE_REACHED, WORDS=LOG_LINE_WORDS),
-    "http_request": Target(seeds_of_http_request, one_of_http_request, HTTP_REQUEST_REACHED, WORDS=HTTP_REQUEST_WORDS),
-}

@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import math
 import os
 import platform
 import re
@@ -15,23 +16,11 @@ from pathlib import Path
 from _kit import CANNOT, ROOT, TESTS, end, run_named, say, table
 
 SHARES = {
-    "wire_message": 620_000,
-    "container": 200_000,
-    "key_file": 50_000,
-    "log_line": 50_000,
-    "http_request": 15_000,
-    "schema_text": 10_000,
-    "model_body": 10_000,
-    "table_file": 10_000,
-    "model_transfer": 6_000,
-    "minari_data": 5_000,
-    "dispatcher": 3_000,
-    "prompts": 20_000,
-    "snapshot_file": 1_500,
-    "state_file": 300,
-    "buffer_file": 20_000,
+    "wire_message": 620_000, "container": 200_000, "key_file": 50_000, "log_line": 50_000, "http_request": 15_000,
+    "schema_text": 10_000, "model_body": 10_000, "table_file": 10_000, "model_transfer": 6_000, "minari_data": 5_000,
+    "dispatcher": 3_000, "prompts": 20_000, "snapshot_file": 1_500, "state_file": 300, "buffer_file": 20_000,
     "settings_file": 200,
-}
+}  # fmt: skip
 """Inputs of each target, of a million."""
 MAX_GROWTH = 32 << 20
 
@@ -54,6 +43,26 @@ def row(name: str, found: dict) -> list[object]:
     return [name, found["inputs"], f"{found['seconds']:.0f}", f"{found['grown'] / 2**20:.1f}", words]
 
 
+def try_all(shares: dict[str, int], inputs: int, seed: str, most: float = math.inf, **environment: str) -> int:
+    """Try so many inputs, of each target its share; the exit status.
+
+    Args:
+        most: Bytes by which a target's process may grow.
+    """
+    rows, violations = [], []
+    for name, share in shares.items():
+        found, why = run(name, max(100, share * inputs // sum(shares.values())), seed, **environment)
+        if why:
+            violations.append(why)
+            continue
+        rows.append(row(name, found))
+        if found["grown"] > most:
+            violations.append(f"{name}: memory grew by {found['grown'] >> 20} MiB")
+    print(f"Seed {seed}; {sum(row[1] for row in rows)} inputs, {len(violations)} findings.\n")
+    print(table(["target", "inputs", "seconds", "MiB more", "came to"], rows))
+    return end(violations)
+
+
 def fuzz_inputs() -> int:
     """One million hostile inputs: does anything come of them but what is promised, and does memory stay flat?
 
@@ -65,31 +74,13 @@ def fuzz_inputs() -> int:
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", default=time.strftime("%Y-%m-%d", time.gmtime()))
     given = parser.parse_args()
-    rows, violations = [], []
-    for name, share in SHARES.items():
-        found, why = run(name, max(100, share * given.inputs // 1_000_000), given.seed)
-        if why:
-            violations.append(why)
-            continue
-        rows.append(row(name, found))
-        if found["grown"] > MAX_GROWTH:
-            violations.append(f"{name}: memory grew by {found['grown'] >> 20} MiB")
-    print(f"Seed {given.seed}; {sum(row[1] for row in rows)} inputs, {len(violations)} findings.\n")
-    print(table(["target", "inputs", "seconds", "MiB more", "came to"], rows))
-    return end(violations)
+    return try_all(SHARES, given.inputs, given.seed, MAX_GROWTH)
 
 
 TARGETS = (
-    "wire_message",
-    "container",
-    "schema_text",
-    "model_body",
-    "table_file",
-    "key_file",
-    "log_line",
-    "http_request",
+    "wire_message", "container", "schema_text", "model_body", "table_file", "key_file", "log_line", "http_request",
     "snapshot_file",
-)
+)  # fmt: skip
 FOLDER = ROOT / "build" / "fuzz"
 
 
@@ -114,21 +105,13 @@ def run_of_fuzz_guided(name: str, seconds: float) -> tuple[list[object], str]:
     corpus, seeds = FOLDER / name / "corpus", FOLDER / name / "seeds"
     for folder in (corpus, seeds):
         folder.mkdir(parents=True, exist_ok=True)
-    code = f"from fuzz import engine\nfor i, data in enumerate([*engine.load({name!r}).seeds(), *engine.corpus({name!r})]):\n"
+    code = f"from fuzz import engine\nfor i, data in enumerate(engine.load({name!r}).seeds()):\n"
     code += f"    open({str(seeds)!r} + f'/{{i}}', 'wb').write(data)"
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS), os.environ.get("PYTHONPATH", "")])}
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | path)
-    command = [
-        sys.executable,
-        __file__,
-        "fuzz_guided",
-        "--guide",
-        name,
-        str(corpus),
-        str(seeds),
-        f"-max_total_time={seconds:.0f}",
-    ]
-    command += ["-max_len=20000", f"-artifact_prefix={FOLDER / name}/", "-timeout=60", "-rss_limit_mb=4096"]
+    command = [sys.executable, __file__, "fuzz_guided", "--guide", name, str(corpus), str(seeds)]
+    command += [f"-max_total_time={seconds:.0f}", "-max_len=20000", f"-artifact_prefix={FOLDER / name}/"]
+    command += ["-timeout=60", "-rss_limit_mb=4096"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | path)
     inputs = re.findall(r"Done (\d+) runs", done.stderr)
     reached = re.findall(r"cov: (\d+) ft: (\d+)", done.stderr) or [("0", "0")]
@@ -161,13 +144,9 @@ def fuzz_guided() -> int:
     return end(violations)
 
 
-FUZZ_SANITIZED_SHARES = {
-    "container": 60_000,
-    "wire_message": 60_000,
-    "dispatcher": 1_000,
-    "snapshot_file": 600,
-    "minari_data": 2_000,
-}
+SANITIZED_SHARES = {
+    "container": 60_000, "wire_message": 60_000, "dispatcher": 1_000, "snapshot_file": 600, "minari_data": 2_000,
+}  # fmt: skip
 """Inputs of each target, of about 120000."""
 BASE = ROOT / "build" / "sanitized"
 FLAGS = "-g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"
@@ -221,16 +200,7 @@ def fuzz_sanitized() -> int:
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     }
-    rows, violations = [], []
-    for name, share in FUZZ_SANITIZED_SHARES.items():
-        found, why = run(name, max(100, share * given.inputs // 120_000), f"sanitized {given.seed}", **environment)
-        if why:
-            violations.append(why)
-        else:
-            rows.append(row(name, found))
-    print(f"Seed {given.seed}; {sum(row[1] for row in rows)} inputs, {len(violations)} reports.\n")
-    print(table(["target", "inputs", "seconds", "MiB more", "came to"], rows))
-    return end(violations)
+    return try_all(SANITIZED_SHARES, given.inputs, f"sanitized {given.seed}", **environment)
 
 
 if __name__ == "__main__":
