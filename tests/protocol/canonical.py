@@ -54,55 +54,21 @@ class Walk:
         kind = type(value)
         if kind in PLAIN:
             return value
-        how = _way_of(kind)
-        if how in UNMARKED:
-            return how(self, value)
-        met = self._met.get(id(value))
-        if met is not None:
-            return "met", met
-        self._met[id(value)] = len(self._met)
-        return how(self, value)
+        is_marked, walk = _way_of(kind)
+        if is_marked:
+            met = self._met.get(id(value))
+            if met is not None:
+                return "met", met
+            self._met[id(value)] = len(self._met)
+        return walk(self, value)
 
     def every(self, values: Any) -> list[Any]:
-        """Of several values."""
         return [each if type(each) in PLAIN else self.of(each) for each in values]
-
-
-def _left_out(walk: Walk, value: Any) -> Any:
-    return type(value).__name__
-
-
-def _method(walk: Walk, value: Any) -> Any:
-    return value.__name__, walk.of(value.__self__)
 
 
 def _mapping(walk: Walk, value: Any) -> Any:
     keys = list(value) if len(value) < 2 else sorted(value, key=repr)
     return walk.every(keys), walk.every([value[key] for key in keys])
-
-
-def _counts(walk: Walk, value: Any) -> Any:
-    return sorted((repr(key), count) for key, count in value.items() if count)
-
-
-def _unordered(walk: Walk, value: Any) -> Any:
-    return walk.every(sorted(value, key=repr))
-
-
-def _text(walk: Walk, value: Any) -> Any:
-    return str(value)
-
-
-def _bytes(walk: Walk, value: Any) -> Any:
-    return value.tobytes()
-
-
-def _together(walk: Walk, value: Any) -> Any:
-    return walk.every(value)
-
-
-def _partial(walk: Walk, value: Any) -> Any:
-    return walk.every([value.func, value.args, value.keywords])
 
 
 def _function(walk: Walk, value: Any) -> Any:
@@ -117,27 +83,28 @@ def _object(walk: Walk, value: Any) -> Any:
     return kind.__name__, names, walk.every([getattr(value, name, None) for name in names])
 
 
-WAYS: Final[dict[Any, Callable[[Walk, Any], Any]]] = {
-    LEFT_OUT: _left_out,
-    (MethodType, BuiltinFunctionType): _method,
-    Counter: _counts,
-    dict: _mapping,
-    (set, frozenset): _unordered,
-    (Enum, PurePath, itertools.count): _text,
-    (np.ndarray, np.void): _bytes,
-    tuple: _together,
-    (list, deque): Walk.every,
-    functools.partial: _partial,
-    FunctionType: _function,
-}
-"""How values of each kind are walked; the first that fits."""
-UNMARKED: Final = (_left_out, _method, _text, _bytes, _together)
-"""Ways of values that nobody changes: whether two of them are the same one does not matter."""
+WAYS: Final[tuple[tuple[Any, bool, Callable[[Walk, Any], Any]], ...]] = (
+    (LEFT_OUT, False, lambda walk, value: type(value).__name__),
+    ((MethodType, BuiltinFunctionType), False, lambda walk, value: (value.__name__, walk.of(value.__self__))),
+    (Counter, True, lambda walk, value: sorted((repr(key), count) for key, count in value.items() if count)),
+    (dict, True, _mapping),
+    ((set, frozenset), True, lambda walk, value: walk.every(sorted(value, key=repr))),
+    ((Enum, PurePath, itertools.count), False, lambda walk, value: str(value)),
+    ((np.ndarray, np.void), False, lambda walk, value: value.tobytes()),
+    (tuple, False, Walk.every),
+    ((list, deque), True, Walk.every),
+    (functools.partial, True, lambda walk, value: walk.every([value.func, value.args, value.keywords])),
+    (FunctionType, True, _function),
+    (object, True, _object),
+)
+"""How values of each kind are walked, the first that fits; and whether it matters which of equal values they are, since
+somebody may change them.
+"""
 
 
 @functools.cache
-def _way_of(kind: type) -> Callable[[Walk, Any], Any]:
-    return next((way for kinds, way in WAYS.items() if issubclass(kind, kinds)), _object)
+def _way_of(kind: type) -> tuple[bool, Callable[[Walk, Any], Any]]:
+    return next((is_marked, walk) for kinds, is_marked, walk in WAYS if issubclass(kind, kinds))
 
 
 @functools.cache

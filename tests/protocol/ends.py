@@ -10,7 +10,6 @@ happen at any moment.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import itertools
 import random
@@ -20,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fake_store import Disk, MemoryStore
-from memoire.accounting.merge import Rows, ServerAccounts, merge
+from memoire.accounting.merge import Rows, ServerAccounts
 from memoire.cli.drain import clients_here
 from memoire.client.io import Connection
 from memoire.client.pushes import Pusher
@@ -40,8 +39,6 @@ from memoire.tables.table import Table, Tables
 from memoire.wire import containers, messages
 from memoire.wire.frames import Message, MessageHeader, encode, name_hash, parse, reply
 from memoire.wire.rows import ACCOUNT
-
-from .canonical import name_of
 
 ME: Final = b"a" * 16
 """The id of every client as it sees itself: clients are told apart by who carries their messages."""
@@ -85,19 +82,11 @@ class Contents:
             self.messages.append(parse(frames))
         return self._numbers[key]
 
-    def frames(self, content: int) -> list[Any]:
-        """Its frames again."""
+    def frames(self, content: int, client: int = 0) -> list[Any]:
+        """Its frames again, of this client as servers see it."""
         header, body, payload = (getattr(self.messages[content], name) for name in ("header", "body", "payload"))
-        return encode(body, client=ME, payload=payload, **_facts(header))
-
-    def at_server(self, content: int, client: int) -> Message:
-        """The message as a server gets it from this client."""
-        message = self.messages[content]
-        return parse(encode(message.body, client=CLIENTS[client], payload=message.payload, **_facts(message.header)))
-
-
-def _facts(header: MessageHeader) -> dict[str, int]:
-    return {name: getattr(header, name) for name in ("sequence", "run", "home", "table", "fingerprint")}
+        facts = {name: getattr(header, name) for name in ("sequence", "run", "home", "table", "fingerprint")}
+        return encode(body, client=CLIENTS[client], payload=payload, **facts)
 
 
 CONTENTS: Final = Contents()
@@ -115,7 +104,6 @@ class Earliest(random.Random):
     """Chance that always takes the least."""
 
     def uniform(self, a: float, b: float) -> float:
-        """The lower end."""
         return a
 
 
@@ -147,7 +135,6 @@ class Requests(Channel):
             self._calls.sent(call, 0.0)
 
     def take(self, content: int) -> None:
-        """An answer came."""
         self._take([b"", *CONTENTS.frames(content)])
 
     def open(self) -> tuple[int, ...]:
@@ -165,11 +152,9 @@ class Nothing:
     is_kept = True
 
     def open(self, *given: Any) -> bool:
-        """Nothing to open."""
         return False
 
     def versions(self) -> dict[str, int]:
-        """No models."""
         return {}
 
     def announced(self, *given: Any) -> None:
@@ -178,15 +163,12 @@ class Nothing:
     begin_run = restarted = opened = saw_models = configure = announced
 
     def sums(self) -> MemorySums:
-        """Nothing to draw."""
         return MemorySums()
 
     def choose_side(self, storage: str) -> Any:
-        """What it pushes says nothing of usual sizes."""
         return self
 
     def usual_bytes(self, *given: Any) -> int:
-        """They cannot be known."""
         return 0
 
 
@@ -202,7 +184,6 @@ class Offline(Connection):
         self.channel = Requests(numbers)
 
     def tell(self) -> None:
-        """An UPDATE is sent."""
         self._send_update()
 
 
@@ -210,13 +191,10 @@ class CachePusher(Pusher):
     """Pushes caches that are all the same."""
 
     def push(self) -> None:
-        """Push one."""
-        self.enqueue(
-            PAYLOAD,
-            1,
-            lambda since, number, pushed: messages.Cache(since=since, number=number, pushed_bytes=pushed),
-            list,
-        )
+        def body(since: int, number: int, pushed: int) -> messages.Cache:
+            return messages.Cache(since=since, number=number, pushed_bytes=pushed)
+
+        self.enqueue(PAYLOAD, 1, body, list)
 
 
 class ClientFacts(NamedTuple):
@@ -240,14 +218,10 @@ class ClientFacts(NamedTuple):
     """Lines up to this one are acknowledged."""
     is_leaving: bool
     is_delivered: bool
-    is_finished: bool
     pushed: tuple[tuple[tuple[int, int, int], int], ...]
     """By run, home and since: caches that it has pushed there."""
-    accepted: int
     in_flight: int
     epoch: int
-    number: int
-    """Of its newest message."""
 
 
 class ClientEnd:
@@ -264,7 +238,6 @@ class ClientEnd:
         self.waiting.wake = Nothing().sums  # type: ignore[assignment]
         self.pushed: dict[tuple[int, int, int], int] = {}
         self.ticket = 0
-        self.newest = 0
         self.told: messages.Update | None = None
         """What the newest UPDATE said."""
         self.accepted = 0
@@ -277,7 +250,6 @@ class ClientEnd:
         sent, self.io.channel.sent = self.io.channel.sent, []  # type: ignore[attr-defined]
         while self.pusher.queue:
             sent.append(CONTENTS.number(self.pusher.queue.popleft()))
-        self.newest = max([self.newest, *(CONTENTS.messages[content].header.sequence for content in sent)])
         return [Sent(0, content) for content in sent]
 
     def _begin(self) -> None:
@@ -320,7 +292,6 @@ class ClientEnd:
         return history
 
     def facts(self) -> ClientFacts:
-        """What holds now."""
         session, schedule = self.session, self.session.schedule
         due, acked, sums = session.update_due(), session.counts.acknowledged, session.windows.sums()
         oldest = session.outbox.oldest
@@ -336,12 +307,9 @@ class ClientEnd:
             acked_line=session.outbox.newest if oldest == float("inf") else int(oldest) - 1,
             is_leaving=session.is_leaving,
             is_delivered=bool(self.ticket) and schedule.answered >= self.ticket and not session.has_remainder,
-            is_finished=session.is_finished,
             pushed=tuple(sorted(self.pushed.items())),
-            accepted=sums.accepted_caches,
             in_flight=sums.in_flight_caches,
             epoch=0 if session.welcome is None else session.told.epoch,
-            number=self.newest,
         )  # fmt: skip
 
     def _is_due(self, due: float) -> bool:
@@ -355,10 +323,6 @@ class ClientEnd:
 
     def _report(self) -> messages.Update | None:
         return None if self.session.welcome is None else report_of(self.session, MemorySums(), {})
-
-    def name(self) -> bytes:
-        """The same for states that nobody can tell apart."""
-        return name_of(self)
 
 
 # ------------------------------------------------------------------------------------------------------------ a server
@@ -378,7 +342,6 @@ class AccountFacts(NamedTuple):
     client: int
     since: int
     pushed: int
-    received: int
 
 
 class ServerFacts(NamedTuple):
@@ -409,7 +372,6 @@ class FrugalDisk(Disk):
     """A disk that does not remember what was written when."""
 
     def save(self, group: Any) -> None:
-        """As the other one."""
         super().save(group)
         self.saved.clear()
 
@@ -422,17 +384,6 @@ class FrugalDisk(Disk):
         twin.words = copy.deepcopy(self.words)
         return twin
 
-    def swapped(self) -> FrugalDisk:
-        """Another one on which the first two clients have changed places."""
-        other = {CLIENTS[0]: CLIENTS[1], CLIENTS[1]: CLIENTS[0]}
-        twin = self.copied()
-        twin.accounts = {(run, other[key[:16]] + key[16:]): body for (run, key), body in self.accounts.items()}
-        twin.lines = {
-            run: [dataclasses.replace(entry, client=other[entry.client]) for entry in entries]
-            for run, entries in self.lines.items()
-        }
-        return twin
-
 
 DISKS: Final[list[tuple[int, FrugalDisk]]] = []
 """The life of a server that has just begun, and what is on its disk."""
@@ -443,22 +394,6 @@ def tables(server: int) -> Tables:
     """A server's tables: what they hold decides nothing here."""
     table = Table(SCHEMA, parameters=Parameters(cache_size=2))
     return Tables({"default": table}, lambda name, table: Pool(table.schema, table.parameters, seed=0))
-
-
-@functools.cache
-def swapped_disk(disk: int) -> int:
-    """The number of the same disk with the clients in each other's place."""
-    life, kept = DISKS[disk]
-    DISKS.append((life, kept.swapped()))
-    return len(DISKS) - 1
-
-
-def swapped_rows(packed: bytes) -> bytes:
-    """Packed accounts with the clients in each other's place."""
-    rows = np.frombuffer(packed, ACCOUNT).copy()
-    for row in rows:
-        row["client"] = np.frombuffer(CLIENTS[1 - CLIENTS.index(row["client"].tobytes())], "<u8")
-    return merge(rows).tobytes()
 
 
 class ServerEnd:
@@ -515,7 +450,7 @@ class ServerEnd:
         """It has begun."""
 
     def _ask(self, client: int, content: int) -> None:
-        message = CONTENTS.at_server(content, client)
+        message = parse(CONTENTS.frames(content, client))
         self.unanswered.add((client, message.header.sequence))
         self.dispatcher.send(
             message.header, self.dispatcher.answer(message), functools.partial(self._reply, client, message.header)
@@ -528,7 +463,7 @@ class ServerEnd:
         self.sent.append(Sent(client, CONTENTS.number(frames)))
 
     def _cache(self, client: int, content: int) -> None:
-        message = CONTENTS.at_server(content, client)
+        message = parse(CONTENTS.frames(content, client))
         try:
             self.dispatcher.arrived(message.header, message.body, message.payload)  # type: ignore[arg-type]
         except Exception as error:
@@ -580,7 +515,6 @@ class ServerEnd:
         return {run: reader.accounts(run).rows(b"", 100) for run in sorted({run for run, _ in self.disk.accounts})}
 
     def facts(self) -> ServerFacts:
-        """What holds now."""
         dispatcher, rows = self.dispatcher, self.rows()
         return ServerFacts(
             memory=_merged(rows),
@@ -608,14 +542,10 @@ class ServerEnd:
 
     def _accounts(self) -> list[AccountFacts]:
         return [
-            AccountFacts(run.number, CLIENTS.index(each.client), each.since, each.pushed_caches, each.received_caches)
+            AccountFacts(run.number, CLIENTS.index(each.client), each.since, each.pushed_caches)
             for run in self.dispatcher.runs
             for each in run.ledger
         ]
-
-    def name(self) -> bytes:
-        """The same for states that nobody can tell apart."""
-        return name_of(self)
 
 
 def here(mine: ServerFacts, home: int, others: list[ServerFacts]) -> bool:

@@ -1,5 +1,4 @@
-"""All orders of events of a world, breadth first: a state that was met before is not gone through again, and neither is
-one in which the clients have only changed places.
+"""All orders of events of a world, breadth first: a state that was met before is not gone through again.
 
     state = clients, servers, messages on their way, what may still go wrong, how far the world's script is
 
@@ -16,20 +15,7 @@ from typing import Any, Final, NamedTuple
 from memoire.wire import messages
 from memoire.wire.frames import reply
 
-from .ends import (
-    CONTENTS,
-    HOMES,
-    NEWS,
-    SERVERS,
-    ClientEnd,
-    ClientFacts,
-    Sent,
-    ServerEnd,
-    ServerFacts,
-    here,
-    swapped_disk,
-    swapped_rows,
-)
+from .ends import CONTENTS, HOMES, NEWS, SERVERS, ClientEnd, ClientFacts, Sent, ServerEnd, ServerFacts, here
 from .replays import Broken, Event, Replays
 from .rules import broken, unsettled
 
@@ -129,32 +115,23 @@ class Found:
 
 
 class Ways:
-    """Messages as numbers, and which number the same message of the other client has."""
+    """Messages on their way, as numbers."""
 
-    def __init__(self, clients: int) -> None:
-        self._clients = clients
+    def __init__(self) -> None:
         self._numbers: dict[Way, int] = {}
         self.ways: list[Way] = []
-        self.mirrors: list[int] = []
 
     def number(self, kind: str, client: int, content: int) -> int:
-        """Of a message."""
         way = Way(kind, client, content)
         if way not in self._numbers:
-            pair = [Way(kind, each, content) for each in range(self._clients)]
-            first = len(self.ways)
-            for each in pair:
-                self._numbers[each] = len(self.ways)
-                self.ways.append(each)
-            self.mirrors += range(len(self.ways) - 1, first - 1, -1)
+            self._numbers[way] = len(self.ways)
+            self.ways.append(way)
         return self._numbers[way]
 
     def of_client(self, client: int, sent: tuple[Sent, ...]) -> list[int]:
-        """What a client has sent."""
         return [self.number(_kind(each.content), client, each.content) for each in sent]
 
     def of_server(self, sent: tuple[Sent, ...]) -> list[int]:
-        """What a server has sent."""
         return [self.number("answer", each.client, each.content) for each in sent if each != NEWS]
 
 
@@ -162,28 +139,15 @@ def _kind(content: int) -> str:
     return "cache" if isinstance(CONTENTS.messages[content].body, messages.Cache) else "ask"
 
 
-def _swapped(event: Event) -> Event:
-    """The event of a server with the clients in each other's place."""
-    what, *given = event
-    match what:
-        case "ask" | "cache":
-            return what, 1 - given[0], *given[1:]
-        case "wake":
-            return what, swapped_disk(given[0])
-        case "inherit":
-            return what, given[0], swapped_rows(given[1])
-    return event
-
-
 class Search:
     """One world, gone through."""
 
     def __init__(self, world: World, max_states: int = MAX_STATES) -> None:
         self.world, self.max_states = world, max_states
-        self.ways = Ways(world.clients)
+        self.ways = Ways()
         self.clients = Replays(ClientEnd)
         self.servers = [
-            Replays(lambda index=index: ServerEnd(index, world.is_durable), _swapped)  # type: ignore[misc]
+            Replays(lambda index=index: ServerEnd(index, world.is_durable))  # type: ignore[misc]
             for index in range(world.servers)
         ]
         self._checked: dict[Any, str] = {}
@@ -359,18 +323,6 @@ class Search:
 
     # All of it
 
-    def canonical(self, state: State) -> State:
-        """The one of two states that are the same but for the clients' names."""
-        first, *others = state.clients
-        if self.world.clients != 2 or first < others[0]:
-            return state
-        net = tuple(sorted(self.ways.mirrors[number] for number in state.net))
-        servers = tuple(
-            self.servers[each].mirror(at) if at >= 0 else ~self.servers[each].mirror(~at)
-            for each, at in enumerate(state.servers)
-        )
-        return min(state, state._replace(clients=(others[0], first), net=net, servers=servers))
-
     def begin(self) -> State:
         """Clients are at home at the first server, and have told it that they are there; everything is on disk."""
         state = State((0,) * self.world.clients, (0,) * self.world.servers, (), (0, 0, 0, 0), 0)
@@ -393,7 +345,7 @@ class Search:
     def run(self, *, stop_at: str = "") -> Found:
         """Go through the world, until a rule is broken or everything was met."""
         began, found = time.process_time(), Found(self.world.name)
-        start = self.canonical(self.begin())
+        start = self.begin()
         numbers, states, parents, depths = {start: 0}, [start], [(0, Move("begin"))], [0]
         for place, state in _growing(states):
             if len(states) > self.max_states:
@@ -408,10 +360,9 @@ class Search:
                 found.moves += 1
                 if isinstance(after, Broken):
                     found.violation = after.what
+                elif after in numbers:
+                    continue
                 else:
-                    after = self.canonical(after)
-                    if after in numbers:
-                        continue
                     numbers[after] = len(states)
                     states.append(after)
                     parents.append((place, move))
@@ -447,27 +398,11 @@ class Search:
     # What is told to people
 
     def _example(self, states: list[State], parents: list[tuple[int, Move]], place: int, last: Move) -> list[str]:
-        moves = [last]
+        steps = [(place, last)]
         while place:
             place, move = parents[place]
-            moves.append(move)
-        begun = self.begin()
-        state, told = self.canonical(begun), list[str]()
-        is_swapped = state != begun
-        for move in reversed(moves):
-            if move.what != "begin":
-                told.append(self._words(state, self._renamed(move) if is_swapped else move))
-            after = self.after(state, move)
-            if isinstance(after, Broken):
-                break
-            canonical = self.canonical(after)
-            is_swapped = is_swapped != (canonical != after)
-            state = canonical
-        return told
-
-    def _renamed(self, move: Move) -> Move:
-        way = -1 if move.way < 0 else self.ways.mirrors[move.way]
-        return move._replace(client=-1 if move.client < 0 else 1 - move.client, way=way)
+            steps.append((place, move))
+        return [self._words(states[at], move) for at, move in reversed(steps) if move.what != "begin"]
 
     def _words(self, state: State, move: Move) -> str:
         who = f"client {move.client}" if move.client >= 0 else f"server {move.server}"
@@ -487,25 +422,19 @@ class Search:
 
     def _message(self, way: int) -> str:
         message = CONTENTS.messages[self.ways.ways[way].content]
-        body, number = message.body, message.header.sequence
-        match body:
-            case messages.Update():
-                return f"UPDATE {number} ({body.steps} steps, {len(body.lines)} lines, {body.caches} caches)"
-            case messages.Updated():
-                return f"UPDATED {number} ({body.steps} steps, lines up to {body.lines_through}, {body.caches} caches)"
-            case messages.Cache():
-                return f"CACHE {number} (number {body.number})"
-            case messages.Refused():
-                return f"REFUSED {number} ({body.code})"
-            case _:
-                return f"{message.type.name} {number}"
+        facts = [f"{name} {getattr(message.body, name)}" for name in TOLD.get(type(message.body), ())]
+        return ", ".join([f"{message.type.name} {message.header.sequence}", *facts])
 
 
+TOLD: Final[dict[type, tuple[str, ...]]] = {
+    messages.Update: ("steps", "caches"), messages.Updated: ("steps", "lines_through", "caches"),
+    messages.Cache: ("number",), messages.Refused: ("code",),
+}  # fmt: skip
+"""What is told to people of each kind of message."""
 WORDS: Final = {
     "work": "records an episode and a line", "push": "pushes a cache", "tell": "sends an UPDATE",
     "heartbeat": "sends an UPDATE without news", "leave": "says goodbye", "collect": "collects what is to be saved",
     "write": "has it on disk", "said": "hears that it is on disk, and answers", "kill": "is killed, and begins again",
-    "begin": "begins",
 }  # fmt: skip
 
 

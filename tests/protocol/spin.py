@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -90,20 +89,14 @@ def _run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-def verdicts() -> Iterator[tuple[Check, Verdict]]:
-    """Of every check, one after the other."""
-    for asked in CHECKS:
-        with tempfile.TemporaryDirectory() as name:
-            yield asked, check(asked, Path(name))
-
-
 def main() -> int:
-    """Check them all."""
     if shutil.which("spin") is None:
         print(MISSING, file=sys.stderr)
         return 77
     failed, began = 0, time.monotonic()
-    for asked, verdict in verdicts():
+    for asked in CHECKS:
+        with tempfile.TemporaryDirectory() as name:
+            verdict = check(asked, Path(name))
         is_right = asked.holds == (not verdict.errors)
         failed += not is_right
         what = "holds" if not verdict.errors else f"does not hold: {verdict.why}"
