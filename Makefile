@@ -220,17 +220,14 @@ bench: setup-dev
 	$(BIN)/python benchmarks/waiting.py --write docs/benchmarks
 	$(BIN)/python benchmarks/farlearner.py --write docs/benchmarks
 	$(BIN)/python benchmarks/feedback.py --write docs/benchmarks
-	$(BIN)/python benchmarks/encryption.py --write docs/benchmarks
 	$(BIN)/python benchmarks/storage.py --write docs/benchmarks
 	$(BIN)/python benchmarks/frames.py --write docs/benchmarks
 	$(BIN)/python benchmarks/scaling.py --write docs/benchmarks
 	$(BIN)/python benchmarks/cartpole.py --write docs/benchmarks
 	$(BIN)/python tools/pictures.py
 	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
-	$(BIN)/python benchmarks/demonstrations.py --write docs/benchmarks
 	$(BIN)/python benchmarks/generic_memory.py --write docs/benchmarks
 	$(BIN)/python benchmarks/checkpoint.py --write docs/benchmarks
-	$(BIN)/python benchmarks/profiles.py --write docs/benchmarks
 
 curves: setup-torch
 	PYTHONPATH=$(MEMOIRE_TORCH) OMP_NUM_THREADS=1 $(BIN)/python benchmarks/curves.py --write docs/benchmarks $(CURVES_ARGS)
@@ -245,8 +242,6 @@ bench-peers: setup-dev
 	$(BIN)/python benchmarks/endtoend.py --write docs/benchmarks
 	$(BIN)/python benchmarks/inference.py --write docs/benchmarks
 	$(BIN)/python benchmarks/onpolicy.py --write docs/benchmarks
-	$(BIN)/python benchmarks/startup.py --write docs/benchmarks
-	$(BIN)/python benchmarks/footprint.py --write docs/benchmarks
 	$(BIN)/python benchmarks/transfer.py --write docs/benchmarks
 
 # Without valgrind (Debian, Ubuntu: apt-get install valgrind) it says so and exits with 77.

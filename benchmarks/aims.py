@@ -96,7 +96,21 @@ socket buffers than the system makes by itself; a single arena of the C library;
 rest of 0.2 ms for the thread that takes caches in, so that it is woken once for several of them. Past
 the processor's caches, what is gathered, summed up and copied goes at the speed of memory. A second thread for a large
 batch was not built: a learner's batches come ahead on a thread of their own ([waiting](waiting.md)), and in a server it
-would take the core of those who bring the next ones."""
+would take the core of those who bring the next ones.
+
+## What was measured once
+
+No script of these is left. Memoire loses in some of them. All are from two cores of an AMD EPYC.
+
+* From the start of a Python to the first batch of 256, out of 1000 steps of W1, memoire took 0.157 s, cpprb 0.114 s,
+  Stable-Baselines3 1.51 s, Reverb 2.14 s, and a Python that only imports NumPy 0.0865 s. With an actor in another
+  process memoire took 0.558 s over TCP, cpprb 0.122 s in shared memory, and Reverb 3.79 s.
+* A sample of W1 took 366 bytes in a process, at a server 641 in caches and 334 in episodes. It took 327 bytes in cpprb,
+  556 in Stable-Baselines3, 603 in TorchRL and 4,430 in Reverb. A sample of W2 took 7.12 kB in a process, at a server
+  52.5 kB in caches and 9.98 kB in episodes. It took 20 kB in cpprb, 62.1 kB in Stable-Baselines3, 62.2 kB in TorchRL
+  and 12.4 kB in Reverb.
+* With keys a server took in 0.38 to 0.5 of the bytes that it takes in without. Senders, proxies and server shared the
+  cores, and both ends of a connection encrypt on them."""
 
 CONTESTS = """
 ## How long until a task is learned
