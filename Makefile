@@ -226,8 +226,7 @@ bench: setup-dev
 	$(BIN)/python benchmarks/cartpole.py --write docs/benchmarks
 	$(BIN)/python tools/pictures.py
 	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
-	$(BIN)/python benchmarks/generic_memory.py --write docs/benchmarks
-	$(BIN)/python benchmarks/checkpoint.py --write docs/benchmarks
+	$(BIN)/python benchmarks/trainer.py --write docs/benchmarks
 
 curves: setup-torch
 	PYTHONPATH=$(MEMOIRE_TORCH) OMP_NUM_THREADS=1 $(BIN)/python benchmarks/curves.py --write docs/benchmarks $(CURVES_ARGS)

@@ -11,15 +11,15 @@ steps: a step is drawn once on average. Everybody's server is in the learner's p
 
 import os
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from aims import read
-from learner import schema_of
-from measure import TCP, Child, Report, Side, cells, contest, family_of, spent_by
-from measure import arguments as flags
-from peers import NAMES, Company, PeerUnavailable, RemoteSide
-from peers.tasks import ALPHA, BATCH, BETA, Task, from_the_first
+from measure import Embedded, Report, Side, cells, close, family_of, spent_by
+from peers import RemoteSide
+from peers.tasks import BATCH, Task
+from workloads import server_of
 
 import memoire
 import wire
@@ -28,9 +28,8 @@ from memoire.wire import containers
 RAW = "plain ZeroMQ, PULL of as many bytes"
 
 
-def act(pipe: Connection, endpoint: str, name: str, entries: int, rank: int) -> None:
+def act(pipe: Connection, endpoint: str, task: Task, rank: int) -> None:
     """An actor: an episode of 256 steps, a cache; as often as it is told."""
-    task = Task(name, entries)
     block = task.frames[:BATCH], task.actions[:BATCH], task.rewards[:BATCH]
     with memoire.connect(endpoint, seed=rank, capacity=task.ring, on_full="block", timeout=60) as client:
         memory = client.memory
@@ -51,48 +50,6 @@ def act(pipe: Connection, endpoint: str, name: str, entries: int, rank: int) -> 
                     pass
 
 
-class Ours:
-    """A server in this process, its actors in others."""
-
-    def __init__(self, task: Task, actors: int, count: int) -> None:
-        self.most = count
-        self.server = memoire.Server(
-            TCP, schema_of(task), sampler=memoire.Prioritized(ALPHA, beta=BETA), multi_step=task.multi_step,
-            frame_stack=task.stack, discount=0.99, byte_limit=wire.UNDRAWN_BYTES, seed=0,
-        )  # fmt: skip
-        endpoint = self.server.endpoint
-        self.children = [Child(act, endpoint, task.name, task.entries, rank) for rank in range(actors)]
-        self.message_bytes = int(self.children[0].first_answer)
-
-    def __call__(self) -> None:
-        self.clock(len(self.children))
-
-    def clock(self, count: int) -> float:
-        """Seconds for `count` batches, from the first on."""
-        for child in self.children:
-            child.tell(count // len(self.children))
-        return from_the_first(lambda: self.server.get_batch(BATCH, timeout=60), count)
-
-    def close(self) -> None:
-        for child in self.children:
-            child.close()
-        self.server.close()
-
-
-class Raw(wire.Raw):
-    """The limit, as a side."""
-
-    def __init__(self, size: int, actors: int, count: int) -> None:
-        super().__init__(size, actors)
-        self.most = count
-
-    def __call__(self) -> None:
-        self.clock(self.most)
-
-    def clock(self, count: int) -> float:
-        return self.take(count) * count / (count - 1)
-
-
 def seconds_of(process: int, parent: int) -> tuple[float, float]:
     """CPU seconds that a process, and the others that descend from `parent`, have used so far."""
     return spent_by([process]), spent_by(each for each in family_of(parent)[1:] if each != process)
@@ -101,7 +58,7 @@ def seconds_of(process: int, parent: int) -> tuple[float, float]:
 def cost(what: str, side: Any, count: int) -> str:
     """A row: what a batch costs the learner's process and the actors, in CPU time, which no other process disturbs."""
     parent = side.peer.process.pid if isinstance(side, RemoteSide) else os.getpid()
-    process = side.receiver.pid if isinstance(side, Raw) else parent
+    process = side.receiver.pid if isinstance(side, wire.Raw) else parent
     before = seconds_of(process, parent)
     side.clock(count)
     learner, actors = (1e6 * (b - a) / count for a, b in zip(before, seconds_of(process, parent), strict=True))
@@ -117,50 +74,39 @@ enough the dearer of the two bounds the rate:
 | --- | ---: | ---: |"""
 
 
-def compare(report: Report, company: Company, task: Task, actors: int, *, count: int, rounds: int) -> None:
+def compare(report: Report, task: Task, actors: int, *, count: int, rounds: int) -> None:
     """The row of a task and so many actors."""
-    ours = Ours(task, actors, count)
-    raw = Raw(ours.message_bytes, actors, count)
+    server = server_of(task, "caches", byte_limit=wire.UNDRAWN_BYTES)
+    ours = Embedded(server, partial(server.get_batch, BATCH, timeout=60), count, act, actors, task)
+    raw = wire.Raw(int(ours.children[0].first_answer), count, actors)
     make = "end_to_end", task.name, min(task.entries, 10_000), actors
     slow = max(2 * actors, count // 8 // actors * actors)
     theirs: dict[str, Side] = {
         RAW: raw,
-        **company.sides({"reverb": make}, most=slow),  # whose turns would take most of the time
-        **company.sides({"cpprb": make}, most=count),
+        **report.company.sides({"reverb": make}, most=slow),  # whose turns would take most of the time
+        **report.company.sides({"cpprb": make}, most=count),
     }
-    settings: dict[str, Any] = {"unit": " samples/s", "per_call": BATCH, "rounds": rounds}
-    while True:
-        aims = {each: f"end-{task.name}-{actors}-{each.split()[0].lower()}" for each in theirs if each != RAW}
-        settings["aims"] = {each: key for each, key in aims.items() if key in read()}
-        try:
-            for side in (ours, *theirs.values()):
-                side.clock(slow)  # type: ignore[attr-defined]  # warm
-            what = f"end to end, {task.name}, {actors} actors"
-            report.add(*contest(what, ours, theirs, **settings))
-            for name, side in {"memoire": ours, **theirs}.items():
-                COSTS.append(cost(f"{what}: {name}", side, getattr(side, "most", count)))
-            break
-        except PeerUnavailable as error:
-            company.leave_out(error)
-            theirs = {each: side for each, side in theirs.items() if NAMES[error.name] not in each}
-    company.part()
-    raw.close()
-    ours.close()
+    aims = {each: f"end-{task.name}-{actors}-{each.split()[0].lower()}" for each in theirs}
+    aims = {each: key for each, key in aims.items() if key in read()}
+    what = f"end to end, {task.name}, {actors} actors"
+    theirs = report.compare(what, ours, theirs, unit=" samples/s", per_call=BATCH, rounds=rounds, aims=aims)
+    for name, side in {"memoire": ours, **theirs}.items():
+        COSTS.append(cost(f"{what}: {name}", side, side.most))
+    report.company.part()
+    close(raw, ours)
 
 
 def main() -> None:
-    chosen = flags(__doc__, peers=True)
-    company, report = Company(chosen.peers), Report(__doc__)
-    report.heading()
+    report = Report.begin(__doc__, peers=True)
     for name, entries, count in (("W1", 50_000, 1200), ("W2", 10_000, 120)):
-        task = Task(name, entries // 5 if chosen.quick else entries)
+        task = Task(name, entries // 5 if report.quick else entries)
         report.facts.append(task.described)
         for actors in (1, 4):
-            if chosen.only in f"{name}, {actors} actors":
-                turn = count // 30 if chosen.quick else count
-                compare(report, company, task, actors, count=turn, rounds=2 if chosen.quick else 7)
-    report.facts += ["\n".join([COST, *COSTS]), *company.facts()]
-    report.finish(chosen.write, "endtoend")
+            if report.wants(f"{name}, {actors} actors"):
+                turn = count // 30 if report.quick else count
+                compare(report, task, actors, count=turn, rounds=2 if report.quick else 7)
+    report.facts.append("\n".join([COST, *COSTS]))
+    report.finish("endtoend")
 
 
 if __name__ == "__main__":

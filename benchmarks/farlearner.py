@@ -20,36 +20,34 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import zmq
 from aims import read
-from learner import play, schema_of
-from measure import TCP, Child, Report, arguments, cells, in_turns, results, spent_by
-from peers import Company, PeerUnavailable, RemoteSide
-from peers.tasks import ALPHA, BATCH, BETA, EPISODE, Task
+from measure import TCP, Child, Report, cells, close, in_turns, results, serve, spent_by, tell
+from peers import PeerUnavailable, RemoteSide
+from peers.tasks import ALPHA, BATCH, Task
+from workloads import extend, play, schema_of, server_of
 
 import memoire
 from memoire.errors import NotEnoughSamples
 from memoire.net import sockets
 from memoire.security import provision
 from memoire.wire import containers
-from wire import raw_sender
+from wire import raw_receiver, raw_sender
 
 TIMEOUT = 60.0
 WARM = 0.7
 """Seconds of each turn before anything is counted."""
 ENTRIES = {"W1": 50_000, "W2": 10_000}
-BLOCK = 64
-"""Steps between two looks at whether the turn is over, and raw messages ordered at once."""
-MAX_REMOTE_ACTORS = 4
 BATCHES_PER_SECOND = {"W1": 40, "W2": 20}
 """About as many as a peer draws, so that its turns last as long as the others'."""
 NEAR = "the server in the learner's process"
@@ -62,15 +60,14 @@ class Cell:
     """A cluster to measure."""
 
     task: str
-    actors: int = 1
+    actors: int = 4
     servers: int = 1
     readers: int = 1
-    storage: str = "caches"
     proxy: bool = False
     keys: bool = False
 
     def __str__(self) -> str:
-        parts = [self.task, f"{self.actors} actors", f"{self.servers} servers", f"{self.readers} readers", self.storage]
+        parts = [self.task, f"{self.actors} actors", f"{self.servers} servers", f"{self.readers} readers", "caches"]
         return ", ".join(parts + ["proxy"] * self.proxy + ["keys"] * self.keys)
 
     @property
@@ -80,25 +77,18 @@ class Cell:
 
     def aims(self, baselines: Iterable[str]) -> dict[str, str]:
         """By the baseline the row of aims.toml that it answers, where there is one."""
-        ends = {name: "near" if name == NEAR else name.partition(" ")[0].lower() for name in baselines if name != RAW}
+        ends = {name: "near" if name == NEAR else name.partition(" ")[0].lower() for name in baselines}
         keys = {name: f"far-{self.task}-{self.actors}-{end}" for name, end in ends.items() if self.is_plain}
         keys |= {ONE: f"far-{self.task}-{self.servers}x{self.readers}"} if ONE in baselines else {}
         return {name: key for name, key in keys.items() if key in read()}
 
 
-def clusters(whole: bool) -> Iterator[Cell]:
-    """Those that matter; or these, and one thing at a time that is different."""
+def clusters() -> Iterator[Cell]:
+    """Those that are measured."""
     for task in ENTRIES:
-        for actors in (1, 4, 16) if whole else (1, 4):
-            yield Cell(task, actors)
-        base, many = Cell(task, 4), Cell(task, 16)
-        yield replace(many, readers=4, servers=4)
-        if whole or task == "W1":
-            yield from (replace(base, proxy=True), replace(base, keys=True))
-        if whole:
-            yield from (replace(base, storage="episodes", actors=actors) for actors in (1, 4))
-            yield from (replace(base, servers=2), replace(base, servers=4), replace(many, readers=4))
-            yield from (replace(many, readers=4, servers=4, proxy=True), replace(base, keys=True, proxy=True))
+        yield from (Cell(task, 1), Cell(task, 4), Cell(task, 16, servers=4, readers=4))
+        if task == "W1":
+            yield from (Cell(task, proxy=True), Cell(task, keys=True))
 
 
 # The processes. Each is told over a pipe to begin and to end a turn; None ends it.
@@ -108,39 +98,26 @@ def act(pipe: Connection, endpoint: str, name: str, rank: int, keys: str | None)
     """An actor: steps, one at a time, while a turn lasts."""
     task = Task(name, ENTRIES[name])
     with memoire.connect(endpoint, seed=rank, capacity=task.ring, on_full="block", timeout=TIMEOUT, keys=keys) as one:
-        play(pipe, one, task, task.ring, BLOCK)
+        play(pipe, one, task, task.ring)
 
 
-def serve(pipe: Connection, name: str, storage: str, keys: str | None) -> None:
-    """A server alone."""
-    with server_of(Task(name, ENTRIES[name]), storage, keys) as server:
-        pipe.send(server.endpoint)
-        while pipe.recv() is not None:
-            pass
+def serve_alone(pipe: Connection, name: str, keys: str | None) -> None:
+    """A server."""
+    serve(pipe, server_of(Task(name, ENTRIES[name]), keys=keys))
 
 
 def forward(pipe: Connection, servers: list[str], keys: str | None) -> None:
     """A proxy."""
-    with memoire.Proxy(TCP, servers, keys=keys) as proxy:
-        while len(proxy.servers) < len(servers):
-            time.sleep(0.01)
-        pipe.send(proxy.endpoint)
-        while pipe.recv() is not None:
-            pass
-
-
-def server_of(task: Task, storage: str, keys: str | None = None, **settings: Any) -> memoire.Server:
-    capacity = task.entries if storage == "episodes" else 0
-    return memoire.Server(
-        TCP, schema_of(task), storage=storage, sampler=memoire.Prioritized(ALPHA, beta=BETA), discount=0.99,
-        multi_step=task.multi_step, frame_stack=task.stack, capacity=capacity, seed=0, keys=keys, **settings,
-    )  # fmt: skip
+    proxy = memoire.Proxy(TCP, servers, keys=keys)
+    while len(proxy.servers) < len(servers):
+        time.sleep(0.01)
+    serve(pipe, proxy)
 
 
 def learn(pipe: Connection, given: str | list[str], cell: Cell, place: int, keys: str | None) -> None:
     """A learner with a reader, or with a server in its process where `given` names the task."""
     if isinstance(given, str):
-        with server_of(Task(given, ENTRIES[given]), cell.storage, keys) as server:
+        with server_of(Task(given, ENTRIES[given]), keys=keys) as server:
             pipe.send(server.endpoint)
             draw_in_turns(pipe, server.get_batch)
         return
@@ -163,12 +140,9 @@ def draw_in_turns(pipe: Connection, draw: Callable[..., Any]) -> None:
                 times.append(now - last)
         pipe.send((len(times), now - begin, times))
         pipe.recv()
-        rest = time.perf_counter() + 5.0  # episodes are never used up
-        try:
-            while time.perf_counter() < rest:
+        with suppress(NotEnoughSamples):
+            while True:
                 draw(BATCH, timeout=0.3)
-        except NotEnoughSamples:
-            pass
         pipe.send(None)
 
 
@@ -188,20 +162,6 @@ def hand_on(pipe: Connection, back: str, size: int) -> None:
         push.close(0)
 
 
-def take(pipe: Connection, size: int) -> None:
-    """A PULL socket at the end."""
-    with zmq.Context() as context, context.socket(zmq.PULL) as pull:
-        pull.set(zmq.RCVHWM, sockets.data_mark(size))
-        pull.bind(TCP)
-        pipe.send(pull.last_endpoint.decode())
-        while (count := pipe.recv()) is not None:
-            pull.recv(copy=False)
-            began = time.perf_counter()
-            for _ in range(count - 1):
-                pull.recv(copy=False)
-            pipe.send(time.perf_counter() - began)
-
-
 # The sides of a comparison: what each turn brought.
 
 
@@ -215,16 +175,6 @@ class Turn:
     """CPU seconds per million samples, by role."""
     times: list[float]
     """Seconds that each batch took."""
-
-
-class Turns(Protocol):
-    """A side."""
-
-    def take(self, seconds: float) -> Turn:
-        """Have a turn of about so many seconds."""
-
-    def close(self) -> None:
-        """End its processes."""
 
 
 class Cluster:
@@ -245,8 +195,7 @@ class Cluster:
 
     def servers_of(self, cell: Cell, keys: str | None) -> list[str]:
         """Start servers, and a proxy before them if there is to be one; returns where to connect to."""
-        given = cell.task, cell.storage, keys
-        servers = [str(self.start("server", serve, *given).first_answer) for _ in range(cell.servers)]
+        servers = [str(self.start("server", serve_alone, cell.task, keys).first_answer) for _ in range(cell.servers)]
         return [str(self.start("proxy", forward, servers, keys).first_answer)] if cell.proxy else servers
 
     def start(self, role: str, work: Callable[..., None], *given: Any) -> Child:
@@ -255,22 +204,16 @@ class Cluster:
         return child
 
     def take(self, seconds: float) -> Turn:
-        for child in self.roles["actors"]:
-            child.tell(1)
-        for child in self.learners:
-            child.tell(seconds)
+        tell(self.roles["actors"], 1)
+        tell(self.learners, seconds)
         time.sleep(WARM)
         before = spent_in(self.roles)
         answers = [child.answer() for child in self.learners]
         spent = {role: used - before[role] for role, used in spent_in(self.roles).items()}
-        for child in self.roles["actors"]:
-            child.tell(0)
-        for child in self.roles["actors"]:
-            child.answer()
-        for child in self.learners:
-            child.tell(0)
-        for child in self.learners:
-            child.answer()
+        for children in (self.roles["actors"], self.learners):
+            tell(children, 0)
+            for child in children:
+                child.answer()
         million = sum(count for count, _, _ in answers) * BATCH / 1e6
         rate = sum(count * BATCH / time for count, time, _ in answers)
         times = [each for *_, times in answers for each in times]
@@ -278,15 +221,14 @@ class Cluster:
 
     def close(self) -> None:
         for role in ("actors", "reader", "learner", "proxy", "server"):
-            for child in self.roles.get(role, ()):
-                child.close()
+            close(*self.roles.get(role, ()))
 
 
 class Raw:
     """The limit: nobody records, draws or looks."""
 
     def __init__(self, cell: Cell, size: int) -> None:
-        self.end = Child(take, size)
+        self.end = Child(raw_receiver, TCP, size)
         self.middle = Child(hand_on, self.end.first_answer, size)
         self.senders = [Child(raw_sender, self.middle.first_answer, size) for _ in range(min(cell.actors, 4))]
         self.count = max(64, (1 << 29) // size) // len(self.senders) * len(self.senders)
@@ -297,17 +239,15 @@ class Raw:
         before = spent_in(self.roles)
         self.middle.tell(1)
         self.end.tell(self.count)
-        for child in self.senders:
-            child.tell(self.count // len(self.senders))
-        taken = float(self.end.answer())
+        tell(self.senders, self.count // len(self.senders))
+        taken, _ = self.end.answer()
         self.middle.tell(0)
         million = self.count * BATCH / 1e6
         costs = {role: (used - before[role]) / million for role, used in spent_in(self.roles).items()}
-        return Turn((self.count - 1) * BATCH / taken, costs, [])
+        return Turn(self.count * BATCH / taken, costs, [])
 
     def close(self) -> None:
-        for child in (*self.senders, self.middle, self.end):
-            child.close()
+        close(*self.senders, self.middle, self.end)
 
 
 @dataclass
@@ -336,9 +276,7 @@ def cache_bytes(task: Task) -> int:
         schema_of(task), task.ring, sampler=memoire.Prioritized(ALPHA), multi_step=task.multi_step,
         frame_stack=task.stack, seed=0,
     )  # fmt: skip
-    buffer.memory.open()
-    buffer.memory.extend(0, (task.frames[:EPISODE], task.actions, task.rewards))
-    buffer.memory.close(terminated=True, final_state=task.frames[EPISODE])
+    extend(buffer.memory, task)
     return containers.build(buffer.memory, BATCH, now=time.time()).nbytes
 
 
@@ -364,67 +302,52 @@ def cost(cell: Cell, side: str, turns: list[Turn]) -> str:
     return row
 
 
-def compare(
-    report: Report, company: Company, cell: Cell, keys: str | None, *, seconds: float, rounds: int
-) -> list[str]:
+def compare(report: Report, cell: Cell, keys: str | None, *, seconds: float, rounds: int) -> list[str]:
     """The rows of a cell; returns what it costs."""
-    sides: dict[str, Turns] = {"far": Cluster(cell, keys, near=False)}
+    sides: dict[str, Any] = {"far": Cluster(cell, keys, near=False)}
     try:
         if cell.servers > 1 and cell.readers > 1:
             sides[ONE] = Cluster(replace(cell, servers=1, readers=1), keys, near=False)
         sides[NEAR] = Cluster(replace(cell, readers=1), keys, near=True)
         sides[RAW] = Raw(cell, cache_bytes(Task(cell.task, ENTRIES[cell.task])))
-        if cell.is_plain and cell.actors <= MAX_REMOTE_ACTORS:
-            sides |= remotes(company, cell, seconds)
-        turns: dict[str, list[Turn]] = {name: [] for name in sides}
-
-        def turn(name: str) -> float:
-            turns[name].append(sides[name].take(seconds))
-            return turns[name][-1].rate
-
-        for side in sides.values():
-            side.take(0.3)
-        rates = in_turns([partial(turn, name) for name in sides], rounds)
-        baselines = list(sides)[1:]
-        report.add(*results(f"far, {cell}", rates, baselines, unit=" samples/s", aims=cell.aims(baselines)))
-        return [cost(cell, name, each) for name, each in turns.items()]
+        if cell.is_plain:
+            sides |= remotes(report, cell, seconds)
+        turns = in_turns([partial(side.take, seconds) for side in sides.values()], rounds)
+        rates, baselines = [[turn.rate for turn in each] for each in turns], list(sides)[1:]
+        report.add(*results(f"far, {cell}", rates, baselines, " samples/s", cell.aims(baselines)))
+        return [cost(cell, name, each) for name, each in zip(sides, turns, strict=True)]
     finally:
-        for side in sides.values():
-            side.close()
-        company.part()
+        close(*sides.values())
+        report.company.part()
 
 
-def remotes(company: Company, cell: Cell, seconds: float) -> dict[str, Turns]:
+def remotes(report: Report, cell: Cell, seconds: float) -> dict[str, Remote]:
     """The sides of Reverb and TorchRL, of those that are here and end their first turn."""
     count = max(4, int(seconds * BATCHES_PER_SECOND[cell.task])) // 4 * 4
-    side = "far_end_to_end", cell.task, ENTRIES[cell.task], cell.actors
-    made = company.sides({"reverb": side, "torchrl_ray": side}, most=count)
-    found: dict[str, Turns] = {}
-    for name, side in made.items():
+    made = "far_end_to_end", cell.task, ENTRIES[cell.task], cell.actors
+    found = {}
+    for name, side in report.company.sides({"reverb": made, "torchrl_ray": made}, most=count).items():
         try:
             side.clock(count)
             found[name] = Remote(side, count)
         except PeerUnavailable as error:
-            company.leave_out(error)
+            report.company.leave_out(error)
     return found
 
 
 def main() -> None:
-    whole = "also 16 actors, episodes, several servers and readers, a proxy, and keys"
-    chosen = arguments(__doc__, whole=whole, peers=True)
-    company, report = Company(chosen.peers), Report(__doc__)
-    report.heading()
-    wanted = [cell for cell in clusters(chosen.whole) if re.search(chosen.only, str(cell))]
+    report = Report.begin(__doc__, peers=True)
     costs = []
     with tempfile.TemporaryDirectory() as folder:
         keys = str(Path(folder, "keys"))
         provision.write_cluster(Path(keys))
-        for cell in wanted:
-            seconds, rounds = (0.3, 1) if chosen.quick else (1.5, 4)
-            costs += compare(report, company, cell, keys if cell.keys else None, seconds=seconds, rounds=rounds)
+        for cell in clusters():
+            if re.search(report.only, str(cell)):
+                seconds, rounds = (0.3, 1) if report.quick else (1.5, 4)
+                costs += compare(report, cell, keys if cell.keys else None, seconds=seconds, rounds=rounds)
     report.facts += [Task(name, ENTRIES[name]).described for name in ENTRIES]
-    report.facts += ["\n".join([COSTS, *costs]), *company.facts()]
-    report.finish(chosen.write, "farlearner")
+    report.facts.append("\n".join([COSTS, *costs]))
+    report.finish("farlearner")
 
 
 if __name__ == "__main__":

@@ -21,9 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
+from measure import Child
+from measure import serve as serve_alone
 
 import memoire
 from memoire.errors import MemoireTimeout
@@ -47,9 +51,6 @@ def answer_of(rng: np.random.Generator, mean: float = 380.0) -> dict:
         "mask": tokens > 9,
         "reward": np.float32(size % 2),
     }
-
-
-# ----------------------------------------------------------------------------------------------------------- draw
 
 
 def filled(prompts: int) -> tuple[memoire.Server, object]:
@@ -82,9 +83,6 @@ def draw(rounds: int) -> None:
     print(f"ratio: {medians[100_000] / medians[1_000]:.2f}")
 
 
-# -------------------------------------------------------------------------------------------------------- balance
-
-
 def balance(steps: int) -> None:
     for name, shared in (("each answer's length by itself", False), ("lengths that a prompt's answers share", True)):
         rng = np.random.default_rng(0)
@@ -99,82 +97,68 @@ def balance(steps: int) -> None:
         print(f"most tokens of {RANKS} ranks over their mean, {name}, mean of {steps} steps: {found}")
 
 
-# -------------------------------------------------------------------------------------------------------- answers
-
-
-def serve(address: str, folder: str) -> None:
+def serve(pipe, address: str, folder: str | None) -> None:
     table = memoire.Table(COLUMNS, storage="prompts", group=GROUP)
-    with memoire.Server(address, tables={"t": table}, state=folder or None):
-        time.sleep(600)
+    serve_alone(pipe, memoire.Server(address, tables={"t": table}, state=folder))
 
 
-def work(address: str, groups: str) -> None:
-    rng, batch = np.random.default_rng(os.getpid()), int(groups)
+def work(pipe, address: str, batch: int) -> None:
+    """A worker, which answers `batch` groups in one request, of those that it leases."""
+    rng = np.random.default_rng(os.getpid())
     made = [answer_of(rng) for _ in range(256)]
-    with memoire.Prompts(address, "t", timeout=60.0) as prompts:
-        print("ready", flush=True)
+    with memoire.Prompts(address, "t", timeout=60.0) as prompts, suppress(MemoireTimeout):
+        pipe.send("ready")
         while True:
-            try:
-                leases = prompts.lease(LEASED, timeout=10.0)
-                picks = iter(rng.integers(0, len(made), GROUP * LEASED).tolist())
-                given = [(lease, {i: made[next(picks)] for i in lease.missing}) for lease in leases]
-                for first in range(0, len(given), batch):
-                    prompts.answer_all(given[first : first + batch], 1)
-            except MemoireTimeout:
-                return
+            leases = prompts.lease(LEASED, timeout=10.0)
+            picks = iter(rng.integers(0, len(made), GROUP * LEASED).tolist())
+            given = [(lease, {i: made[next(picks)] for i in lease.missing}) for lease in leases]
+            for first in range(0, len(given), batch):
+                prompts.answer_all(given[first : first + batch], 1)
 
 
-def start(*arguments: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, __file__, "--role", *arguments], stdout=subprocess.PIPE)
-
-
-def answers(prompts: int, durable: bool = False, batch: int = 32) -> float:
-    """Answers a second, from the first prompt that is given to the last group that is drawn.
-
-    Args:
-        batch: Groups that a worker answers in one request, of 32 that it leases.
-    """
+@contextmanager
+def cluster(workers: int, batch: int = 32, *, durable: bool = False) -> Iterator[memoire.Prompts]:
+    """A server and workers as processes, and a trainer here."""
+    started: list[Child] = []
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{folder}/server"
-        started = [start("server", address, f"{folder}/state" if durable else "")]
         try:
+            started.append(Child(serve, address, f"{folder}/state" if durable else None))
             with memoire.Prompts(address, "t", timeout=60.0) as trainer:
-                started += [start("worker", address, str(batch)) for _ in range(2)]
-                for worker in started[1:]:
-                    assert worker.stdout.readline() == b"ready\n"
-                trainer.add({0: b""}, "warm")
-                trainer.finish("warm")
-                assert len(list(trainer.groups(1))) == 1
-                trainer.commit(0)
-                began = time.perf_counter()
-                trainer.add(dict.fromkeys(range(prompts), b"What is 2 + 2?"), "d")
-                trainer.finish("d")
-                drawn = 0
-                for step in trainer.groups(GROUPS, first=1):
-                    drawn += len(step.group)
-                    trainer.commit(step.step)
-                return drawn / (time.perf_counter() - began)
+                started += [Child(work, address, batch) for _ in range(workers)]
+                yield trainer
         finally:
-            for process in started:
-                process.kill()
-                process.wait()
+            for child in started:
+                child.process.kill()
+                child.process.join()
+
+
+def answers(prompts: int, batch: int = 32, *, durable: bool = False) -> float:
+    """Answers a second, from the first prompt that is given to the last group that is drawn."""
+    with cluster(2, batch, durable=durable) as trainer:
+        trainer.add({0: b""}, "warm")
+        trainer.finish("warm")
+        assert len(list(trainer.groups(1))) == 1
+        trainer.commit(0)
+        began = time.perf_counter()
+        trainer.add(dict.fromkeys(range(prompts), b"What is 2 + 2?"), "d")
+        trainer.finish("d")
+        drawn = 0
+        for step in trainer.groups(GROUPS, first=1):
+            drawn += len(step.group)
+            trainer.commit(step.step)
+        return drawn / (time.perf_counter() - began)
 
 
 def first() -> float:
     """Seconds from the start of a server's process to the first group, with a worker in this process."""
-    with tempfile.TemporaryDirectory() as folder:
-        address, began = f"ipc://{folder}/server", time.perf_counter()
-        process = start("server", address, "")
-        try:
-            with memoire.Prompts(address, "t", timeout=60.0) as prompts:
-                prompts.add({0: b"2+2="})
-                for lease in prompts.lease():
-                    prompts.answers(lease, dict.fromkeys(range(GROUP), answer_of(np.random.default_rng(0))))
-                prompts.draw(0, 1)
-                return time.perf_counter() - began
-        finally:
-            process.kill()
-            process.wait()
+    began = time.perf_counter()
+    with cluster(0) as prompts:
+        prompts.add({0: b"2+2="})
+        for lease in prompts.lease():
+            prompts.answers(lease, dict.fromkeys(range(GROUP), answer_of(np.random.default_rng(0))))
+        prompts.draw(0, 1)
+        return time.perf_counter() - began
 
 
 LOADS = ((4096, 32, ("sampler", "padded")), (1024, 32, ("sampler", "padded")), (512, 1, ("sampler", "padded", "keys")))
@@ -188,7 +172,7 @@ def peer(path: str, rounds: int) -> None:
         ours: list[float] = []
         theirs: dict[str, list[float]] = {way: [] for way in ways}
         for way in ways * rounds:
-            ours.append(answers(prompts, batch=groups))
+            ours.append(answers(prompts, groups))
             rate, first_group = transfer_queue(path, prompts, way, groups)
             theirs[way].append(rate)
             firsts.append(first_group)
@@ -205,10 +189,8 @@ def peer(path: str, rounds: int) -> None:
 
 def transfer_queue(path: str, prompts: int, way: str, groups: int) -> tuple[float, float]:
     """Its answers a second, and the seconds until its first group."""
-    script = str(Path(__file__).parent / "peers" / "with_transferqueue.py")
-    options = ["--prompts", str(prompts), "--ways", way, "--units", "2", "--batches", str(groups)]
-    environment = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, script, *options]
+    script = Path(__file__).parent / "peers" / "with_transferqueue.py"
+    command, environment = [sys.executable, script, str(prompts), way, str(groups)], {**os.environ, "PYTHONPATH": path}
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     rate, first_group = re.findall(r"(\d+) answers/s, first group after ([\d.]+) s", said)[0]
     return float(rate), float(first_group)
@@ -217,21 +199,17 @@ def transfer_queue(path: str, prompts: int, way: str, groups: int) -> tuple[floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["draw", "balance", "answers", "first"])
-    parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--prompts", type=int, default=8192, help="of `answers`")
     parser.add_argument("--rounds", type=int, default=15, help="draws, and starts")
     parser.add_argument("--peer-path", default="", help="PYTHONPATH with TransferQueue and Ray, of `peer`")
     given = parser.parse_args()
-    if given.role:
-        {"server": serve, "worker": work}[given.role[0]](*given.role[1:])
-        return
     if "draw" in given.what:
         draw(given.rounds)
     if "balance" in given.what:
         balance(1000)
     if "answers" in given.what:
-        print(f"whole groups end to end: {answers(given.prompts):.0f} answers/s in memory")
-        print(f"whole groups end to end: {answers(given.prompts, durable=True):.0f} answers/s with a state folder")
+        for durable, where in ((False, "in memory"), (True, "with a state folder")):
+            print(f"whole groups end to end: {answers(given.prompts, durable=durable):.0f} answers/s {where}")
     if "peer" in given.what:
         peer(given.peer_path, given.rounds)
     if "first" in given.what:

@@ -3,13 +3,14 @@
 import os
 import textwrap
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import zmq
-from measure import Child, Report, Result, arguments, clock, family_of, in_turns, results, spent_by
-from peers import Company, RemoteSide
+from measure import TCP, Child, Report, Result, close, family_of, in_turns, results, serve, spent_by, tell
+from peers import RemoteSide
 from peers.tasks import INPUTS, OUTPUTS, computed
 
 import memoire
@@ -41,9 +42,7 @@ COLUMNS: tuple[dict[str, Any], dict[str, Any]] = (
 
 def node(pipe: Connection) -> None:
     """memoire's: a process of its own."""
-    with memoire.Inference("tcp://127.0.0.1:*", *COLUMNS, lambda rows: {"logits": computed(rows["obs"])}) as serving:
-        pipe.send(serving.endpoint)
-        pipe.recv()
+    serve(pipe, memoire.Inference(TCP, *COLUMNS, lambda rows: {"logits": computed(rows["obs"])}))
 
 
 def client(pipe: Connection, endpoint: str) -> None:
@@ -107,41 +106,35 @@ class Asking:
         self.clients = [start(1, ask, self.node.first_answer) for _ in range(clients)]
         self.latencies: list[float] = []
 
-    def __call__(self) -> None:
-        self.clock(len(self.clients))
-
     def clock(self, count: int) -> float:
         """Seconds until all clients together got so many rows."""
         began = time.perf_counter()
-        for child in self.clients:
-            child.tell(max(1, count // len(self.clients)))
+        tell(self.clients, max(1, count // len(self.clients)))
         self.latencies = [each for child in self.clients for each in child.answer()]
         return time.perf_counter() - began
 
     def close(self) -> None:
-        """End all."""
-        for child in (*self.clients, self.node):
-            child.close()
+        close(*self.clients, self.node)
 
 
 COSTS: dict[str, list[float]] = {}
 """By whose processes: in each turn, the microseconds of CPU that all of them took for a row."""
 
 
-def rates_of(asking: Any, whose: str) -> tuple[float, float]:
+def rates_of(asking: Asking, whose: str) -> tuple[float, float]:
     """Rows a second, and answers a second at the median latency, of one turn."""
-    node, clients = [asking.node.pid], [child.pid for child in asking.clients]
-    before = spent_by(node), spent_by(clients)
+    ends = {"node": [asking.node.pid], "clients": [child.pid for child in asking.clients]}
+    before = {end: spent_by(pids) for end, pids in ends.items()}
     seconds = asking.clock(WINDOWS["memoire"])
-    for end, pids, began in (("node", node, before[0]), ("clients", clients, before[1])):
-        COSTS.setdefault(f"{whose}: {end}", []).append(1e6 * (spent_by(pids) - began) / WINDOWS["memoire"])
+    for end, pids in ends.items():
+        COSTS.setdefault(f"{whose}: {end}", []).append(1e6 * (spent_by(pids) - before[end]) / WINDOWS["memoire"])
     return WINDOWS["memoire"] / seconds, 1.0 / float(np.median(asking.latencies))
 
 
 def peer_rates_of(rows: RemoteSide) -> tuple[float, float]:
     window, pids = WINDOWS[rows.peer.name], family_of(rows.peer.process.pid)
     before = spent_by(pids)
-    rate = window / clock(rows, window)
+    rate = window / rows.clock(window)
     if rows.peer.name == "torchrl":  # Ray's processes are nobody's children
         COSTS.setdefault(f"{rows.peer}: all", []).append(1e6 * (spent_by(pids) - before) / window)
     return rate, 1.0 / float(np.median(rows.times()))
@@ -153,61 +146,42 @@ def costs_said() -> str:
     return textwrap.fill(f"Microseconds of CPU for a row with {CLIENTS} processes, medians: {told}.", 100)
 
 
-def eight(company: Company, rounds: int) -> list[Result]:
+def eight(report: Report, rounds: int) -> None:
     """The rows with eight processes."""
     ours, sockets = Asking(node, client, CLIENTS), Asking(echo, plain, CLIENTS)
-    peers = ("ray", "torchrl")
-    rows = company.sides(dict.fromkeys(peers, ("inference_rows", CLIENTS)))
-    takes = [
-        lambda: rates_of(ours, "memoire"),
-        *(lambda side=side: peer_rates_of(side) for side in rows.values()),
-    ]
-    takes.append(lambda: rates_of(sockets, "plain sockets"))
-    for take in takes:
-        take()  # connections are there, and what is compiled at first is compiled
-    pairs = in_turns(takes, rounds)  # type: ignore[arg-type]
-    ours.close()
-    sockets.close()
-    names = [*rows, PLAIN]
-    found: list[Result] = []
+    rows = report.company.sides(dict.fromkeys(("ray", "torchrl"), ("inference_rows", CLIENTS)))
+    takes = [partial(rates_of, ours, "memoire"), *(partial(peer_rates_of, side) for side in rows.values())]
+    pairs = in_turns([*takes, partial(rates_of, sockets, "plain sockets")], rounds)
+    close(ours, sockets)
+    report.company.part()
     for place, (what, unit) in enumerate((("rows", " rows/s"), ("latency", " answers/s of one"))):
         keys = {name: f"inference-{what}-{name.split()[0].lower()}" for name in rows}
         rates = [[pair[place] for pair in each] for each in pairs]
-        found += results(f"{what}, {CLIENTS} processes, 1 row", rates, names, unit=unit, aims=keys)
-    return found
+        report.add(*results(f"{what}, {CLIENTS} processes, 1 row", rates, [*rows, PLAIN], unit, keys))
 
 
-def idle(rounds: int) -> list[Result]:
-    """The rows with one client."""
-    return [round_trip("a core each", rounds, is_pinned=True), round_trip("wherever the system puts them", rounds)]
-
-
-def round_trip(where: str, rounds: int, *, is_pinned: bool = False) -> Result:
+def round_trip(where: str, rounds: int, *, is_pinned: bool = False) -> list[Result]:
+    """A row with one client."""
     sides = [Asking(node, client, 1, is_pinned=is_pinned), Asking(echo, plain, 1, is_pinned=is_pinned)]
 
     def take(asking: Asking) -> float:
         asking.clock(300)
         return float(np.median(asking.latencies))
 
-    for asking in sides:
-        take(asking)
-    spent = in_turns([lambda: take(sides[0]), lambda: take(sides[1])], rounds)
-    for asking in sides:
-        asking.close()
-    what = f"round trip, idle, 1 client, {where}: its time"
-    return results(what, spent, [PLAIN], unit="s", aims={PLAIN: "inference-roundtrip"} if is_pinned else None)[0]
+    spent = in_turns([partial(take, side) for side in sides], rounds)
+    close(*sides)
+    aims = {PLAIN: "inference-roundtrip"} if is_pinned else {}
+    return results(f"round trip, idle, 1 client, {where}: its time", spent, [PLAIN], "s", aims)
 
 
 def main() -> None:
-    chosen = arguments(__doc__, peers=True)
-    report = Report(__doc__, [FACTS])
-    report.heading()
-    company, rounds = Company(chosen.peers, PEER_PATIENCE), 3 if chosen.quick else 9
-    report.add(*idle(rounds))
-    report.add(*eight(company, rounds))
-    company.part()
-    report.facts += [costs_said(), *company.facts()]
-    report.finish(chosen.write, "inference")
+    report = Report.begin(__doc__, FACTS, peers=True, patience=PEER_PATIENCE)
+    rounds = 3 if report.quick else 9
+    report.add(*round_trip("a core each", rounds, is_pinned=True))
+    report.add(*round_trip("wherever the system puts them", rounds))
+    eight(report, rounds)
+    report.facts.append(costs_said())
+    report.finish("inference")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ side is called often enough to fill a time slice, the slices of both alternate, 
 """
 
 import argparse
-import gc
 import json
 import multiprocessing
 import os
@@ -19,6 +18,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
+
+from peers import NAMES, PATIENCE, Company, PeerUnavailable
+from peers.tasks import clock, from_the_first
 
 Side = Callable[[], object]
 
@@ -54,15 +56,8 @@ class Result:
     theirs: Spread
     ratio: Spread
     baseline: str
-    floor: float | None = None
     aim: str = ""
     """The row of aims.toml that this ratio answers."""
-    floor_rate: float | None = None
-
-    @property
-    def is_below(self) -> bool:
-        """Whether it is slower than it has to be at least."""
-        return self.ratio.middle < (self.floor or 0) or self.ours.middle < (self.floor_rate or 0)
 
 
 @dataclass
@@ -70,36 +65,64 @@ class Report:
     """The rows of one file, printed as they come; written as a page, a plot and figures at the end."""
 
     question: str
-    facts: list[str] = field(default_factory=list)
+    facts: list[str]
     """Paragraphs below the table: what the workloads are, what follows."""
-    results: list[Result] = field(default_factory=list)
+    place: str | None = None
+    """A folder for the page, or the page, whose name the plot and the figures have, too. None: write nothing."""
+    only: str = ""
+    quick: bool = False
     better: str = "faster"
     """What a ratio above 1 says that memoire is."""
-
+    company: Company = field(default_factory=lambda: Company("none"))
+    results: list[Result] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def begin(
+        cls, question: str, *facts: str, better: str = "faster", peers: bool = False, patience: float = PATIENCE
+    ) -> "Report":
+        """Read the flags, and print the head of the table.
+
+        Args:
+            peers: Whether there are peers to compare with.
+            patience: Seconds in which a peer has to start, or to take a turn.
+        """
+        given = arguments(question, peers=peers)
+        company = Company(given.peers if peers else "none", patience)
+        print(f"{question}\n{machine()}\n\n{HEAD}", flush=True)
+        return cls(question, list(facts), given.write, given.only, given.quick, better, company)
+
+    def wants(self, what: str) -> bool:
+        """Whether a row of this name is to be measured."""
+        return self.only in what
 
     def add(self, *results: Result) -> None:
         self.results += results
         for result in results:
             print(line(result), flush=True)
 
-    def heading(self) -> None:
-        print(f"{self.question}\n{machine()}\n\n{HEAD}\n{RULE}", flush=True)
+    def compare(self, what: str, ours: Side, theirs: Mapping[str, Side], **settings: Any) -> dict[str, Side]:
+        """Add a row for each baseline, by `contest`; returns the baselines without peers that failed."""
+        theirs = dict(theirs)
+        while True:
+            try:
+                self.add(*contest(what, ours, theirs, **settings))
+                return theirs
+            except PeerUnavailable as error:
+                self.company.leave_out(error)
+                theirs = {each: side for each, side in theirs.items() if NAMES[error.name] not in each}
 
-    def finish(self, place: str | None, script: str) -> None:
-        """Say what is below its floor; write a page, a plot and figures, and what follows for the aims.
+    def finish(self, script: str) -> None:
+        """Write a page, a plot and figures, and what follows for the aims.
 
         Args:
-            place: A folder, or a page in it, whose name the plot and the figures have, too. None: write nothing.
             script: Whose report this is, and what its page is called in a folder.
         """
-        below = [result.what for result in self.results if result.is_below]
-        print("\nbelow the floor: " + ", ".join(below) if below else "\nall at or above their floors")
         print(f"took {time.monotonic() - self.began:.0f} s")
-        if place and self.results:
-            path = Path(place) if place.endswith(".md") else Path(place, f"{script}.md")
+        if self.place and self.results:
+            path = Path(self.place) if self.place.endswith(".md") else Path(self.place, f"{script}.md")
             path.parent.mkdir(parents=True, exist_ok=True)
-            rows, facts = "\n".join(map(line, self.results)), "\n\n".join(self.facts)
+            rows, facts = "\n".join(map(line, self.results)), "\n\n".join([*self.facts, *self.company.facts()])
             where = path.stem.removeprefix(script).replace("-", " ").strip()
             told = {"question": self.question, "machine": machine(), "rows": rows, "facts": facts}
             told["title"] = f"benchmarks/{script}.py" + (f", {where}" if where else "")
@@ -129,26 +152,6 @@ def record(folder: str, name: str, aims: Mapping[str, Spread], results: Sequence
     }
     Path(folder, f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     table.write(Path(folder))
-
-
-HEAD = "| what | memoire | baseline | ratio (quartiles) | floor | aim | baseline is |"
-RULE = "| --- | ---: | ---: | --- | ---: | ---: | --- |"
-PAGE = f"""# {{title}}
-
-{{question}}
-
-{{machine}}
-
-Medians; the sides took turns in one run, and the ratio was taken in each round: above 1, memoire is {{better}}.
-
-{HEAD}
-{RULE}
-{{rows}}
-
-![ratios]({{name}}.svg)
-
-{{facts}}
-"""
 
 
 @contextmanager
@@ -201,6 +204,24 @@ def head(*names: str, left: int = 1) -> str:
     return cells(*names) + "\n" + cells(*["---"] * left, *["---:"] * (len(names) - left))
 
 
+HEAD = "| what | memoire | baseline | ratio (quartiles) | aim | baseline is |\n| --- | ---: | ---: | --- | ---: | --- |"
+PAGE = f"""# {{title}}
+
+{{question}}
+
+{{machine}}
+
+Medians; the sides took turns in one run, and the ratio was taken in each round: above 1, memoire is {{better}}.
+
+{HEAD}
+{{rows}}
+
+![ratios]({{name}}.svg)
+
+{{facts}}
+"""
+
+
 def write_page(folder: str | Path, script: str, question: str, *parts: str) -> None:
     """A page that has no table of ratios: a title, the question, the machine, and these parts."""
     path = Path(folder, f"{script}.md")
@@ -211,20 +232,12 @@ def write_page(folder: str | Path, script: str, question: str, *parts: str) -> N
 
 def line(result: Result) -> str:
     """A row of the table."""
-    ratio = f"{result.ratio.middle:.2f} ({result.ratio.low:.2f} to {result.ratio.high:.2f})"
-    floor = f"{result.floor:g}" if result.floor else ""
-    if result.floor_rate:
-        floor = f"{amount(result.floor_rate)}{result.unit}"
-    aim = aim_of(result.aim)
-    ours, theirs = (f"{amount(side.middle)}{result.unit}" for side in (result.ours, result.theirs))
-    return cells(result.what, ours, theirs, ratio, floor, aim, result.baseline)
-
-
-def aim_of(key: str) -> str:
-    """What a row of aims.toml wants, as a cell of a table; empty where no row is named."""
     import aims
 
-    return str(aims.read()[key]) if key else ""
+    ratio = f"{result.ratio.middle:.2f} ({result.ratio.low:.2f} to {result.ratio.high:.2f})"
+    ours, theirs = (f"{amount(side.middle)}{result.unit}" for side in (result.ours, result.theirs))
+    aim = aims.read()[result.aim] if result.aim else ""
+    return cells(result.what, ours, theirs, ratio, aim, result.baseline)
 
 
 def amount(value: float) -> str:
@@ -269,21 +282,6 @@ def calls_per_slice(side: Side, seconds: float) -> int:
         count *= 4
 
 
-def clock(side: Side, count: int) -> float:
-    """Seconds for `count` calls."""
-    if hasattr(side, "clock"):
-        return float(side.clock(count))
-    began = time.perf_counter()
-    for _ in range(count):
-        side()
-    return time.perf_counter() - began
-
-
-def race(what: str, ours: Side, theirs: Side, *, baseline: str, aim: str = "", **settings: Any) -> Result:
-    """`contest` with one baseline."""
-    return contest(what, ours, {baseline: theirs}, aims={baseline: aim}, **settings)[0]
-
-
 def contest(
     what: str,
     ours: Side,
@@ -294,8 +292,6 @@ def contest(
     rounds: int = 15,
     seconds: float = 0.05,
     aims: Mapping[str, str] | None = None,
-    floor: float | None = None,
-    floor_rate: float | None = None,
 ) -> list[Result]:
     """Let memoire and its baselines take turns.
 
@@ -309,88 +305,62 @@ def contest(
         rounds: How often each side has its turn.
         seconds: About how long one turn takes.
         aims: The rows of aims.toml that are answered, by the baseline.
-        floor: The ratio below which something is wrong.
-        floor_rate: The rate below which something is wrong.
     """
-    sides = [ours, *theirs.values()]
-    counts = [calls_per_slice(side, seconds) for side in sides]
 
-    def take(place: int) -> float:
-        getattr(sides[place], "prepare", lambda: None)()
-        return counts[place] * per_call / clock(sides[place], counts[place])
+    def take(side: Side, count: int) -> float:
+        getattr(side, "prepare", lambda: None)()
+        return count * per_call / clock(side, count)
 
-    gc.collect()
-    gc.disable()
-    try:
-        rates = in_turns([partial(take, place) for place in range(len(sides))], rounds)
-    finally:
-        gc.enable()
-    return results(what, rates, list(theirs), unit=unit, aims=aims, floor=floor, floor_rate=floor_rate)
+    counts = {side: calls_per_slice(side, seconds) for side in (ours, *theirs.values())}
+    rates = in_turns([partial(take, side, count) for side, count in counts.items()], rounds)
+    return results(what, rates, list(theirs), unit, aims)
 
 
-def in_turns(takes: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
-    """What each returned in each round; every other round goes the other way, so that nobody is always first."""
-    found: list[list[float]] = [[] for _ in takes]
-    for turn in range(rounds):
+def in_turns(takes: Sequence[Callable[[], Any]], rounds: int) -> list[list[Any]]:
+    """What each returned in each round; every other round goes the other way, so that nobody is always first.
+
+    One more round comes before these, and is not counted: connections are there then, and caches are warm.
+    """
+    found: list[list[Any]] = [[] for _ in takes]
+    for turn in range(rounds + 1):
         for place in list(range(len(takes)))[:: 1 if turn % 2 else -1]:
             found[place].append(takes[place]())
-    return found
+    return [each[1:] for each in found]
 
 
 def results(
-    what: str,
-    rates: Sequence[Sequence[float]],
-    baselines: Sequence[str],
-    *,
-    unit: str,
-    aims: Mapping[str, str] | None = None,
-    floor: float | None = None,
-    floor_rate: float | None = None,
+    what: str, rates: Sequence[Sequence[float]], baselines: Sequence[str], unit: str, aims: Mapping[str, str] | None
 ) -> list[Result]:
     """A row for each baseline; the first rates are memoire's, the others' follow."""
-    ours = rates[0]
-    return [
-        Result(
-            what,
-            unit,
-            Spread.of(ours),
-            Spread.of(theirs),
-            Spread.of([a / b for a, b in zip(ours, theirs, strict=True)]),
-            baseline,
-            floor,
-            (aims or {}).get(baseline, ""),
-            floor_rate,
-        )
-        for baseline, theirs in zip(baselines, rates[1:], strict=True)
-    ]
+    ours, *others = rates
+    found = []
+    for baseline, theirs in zip(baselines, others, strict=True):
+        ratio = Spread.of([a / b for a, b in zip(ours, theirs, strict=True)])
+        aim = (aims or {}).get(baseline, "")
+        found.append(Result(what, unit, Spread.of(ours), Spread.of(theirs), ratio, baseline, aim))
+    return found
 
 
-def arguments(description: str, *, peers: bool = False, whole: str = "", **numbers: int) -> argparse.Namespace:
-    """The flags that every benchmark has; `peers` adds whom to compare with, `whole` what else there is to measure,
-    `numbers` flags of their names with their defaults.
+def arguments(description: str, *, peers: bool = False, **numbers: int) -> argparse.Namespace:
+    """The flags that every benchmark has; `peers` adds whom to compare with, `numbers` flags of their names with their
+    defaults.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--write", metavar="FOLDER", help="also write the table as a page there, or as FOLDER/PAGE.md")
     parser.add_argument("--only", default="", metavar="WORD", help="only the rows with this word in their name")
     parser.add_argument("--quick", action="store_true", help="small memories and few rounds: to see that it runs")
-    if whole:
-        parser.add_argument("--whole", action="store_true", help=whole)
     if peers:
-        known = "cpprb,torchrl,sb3,reverb,ray,tlspyo"
+        known = ",".join(NAMES)
         parser.add_argument("--peers", default=known, metavar="NAMES", help=f"whom to compare with: {known}, or none")
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{default}, if it is left out")
     return parser.parse_args()
 
 
-OWN_MEMORY = ("RssAnon", "RssShmem")
-"""Lines of /proc/PID/status: what a process has for itself."""
-
-
-def resident(pid: int | str, kinds: Sequence[str] = OWN_MEMORY) -> int:
-    """Bytes of memory that a process has, of these kinds."""
+def resident(pid: int | str) -> int:
+    """Bytes of memory that a process has."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.partition(":")[0] in kinds)
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
 def spent_by(pids: Iterable[int]) -> float:
@@ -442,3 +412,45 @@ class Child:
         self.process.join(10)
         if self.process.is_alive():
             self.process.kill()
+
+
+def tell(children: Iterable[Child], order: Any) -> None:
+    """Give all of them the same order."""
+    for child in children:
+        child.tell(order)
+
+
+def close(*sides: Any) -> None:
+    for side in sides:
+        side.close()
+
+
+class Embedded:
+    """A server in this process, its actors in others: a side whose turn is so many batches, from the first on.
+
+    Args:
+        draw: Takes the next batch.
+        act: An actor's process, called with its pipe, the server's endpoint, what is given, and the actor's number. It
+            is told for how many batches it has to insert.
+    """
+
+    def __init__(
+        self, server: Any, draw: Callable[[], object], most: int, act: Callable[..., None], actors: int, *given: Any
+    ) -> None:
+        self.server, self.draw, self.most = server, draw, most
+        self.children = [Child(act, server.endpoint, *given, rank) for rank in range(actors)]
+
+    def clock(self, count: int) -> float:
+        tell(self.children, count // len(self.children))
+        return from_the_first(self.draw, count)
+
+    def close(self) -> None:
+        close(*self.children, self.server)
+
+
+def serve(pipe: Any, serving: Any) -> None:
+    """Keep this open in a process of its own, and say where it is, until the pipe says None."""
+    with serving:
+        pipe.send(serving.endpoint)
+        while pipe.recv() is not None:
+            pass

@@ -9,10 +9,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-from measure import Child, Report, contest
-from measure import arguments as flags
-from peers import Company
-from peers.tasks import EPISODE, Task, from_the_first
+from measure import TCP, Embedded, Report
+from peers.tasks import EPISODE, Task
 
 import memoire
 
@@ -31,7 +29,7 @@ how the episode ended. Each actor has {ENVS} environments, which are made up. Re
 of them, an item for each fragment, and a data set that draws batches of {TAKEN // LENGTH} fragments."""
 
 
-def record(pipe: Connection, endpoint: str) -> None:
+def record(pipe: Connection, endpoint: str, rank: int) -> None:
     """An actor: so many takes of entries, as often as it is told."""
     task = Task("W1", EPISODE)
     frames, actions, rewards = (
@@ -55,50 +53,26 @@ def record(pipe: Connection, endpoint: str) -> None:
             writer.cut()  # a pause for want of room cuts, and what comes after it ends elsewhere
 
 
-class Ours:
-    """A server in this process, its actors in others."""
-
-    most = COUNT
-
-    def __init__(self, actors: int) -> None:
-        columns: dict[str, Any] = {"obs": (np.float32, (64,)), "action": (np.float32, (8,))}
-        schema = memoire.Schema(columns | {"reward": np.float32, "logp": np.float32})
-        table = memoire.Table(schema, storage="rollouts", rollout_length=LENGTH, capacity=64 * TAKEN)
-        self.server = memoire.Server("tcp://127.0.0.1:*", tables={"rollouts": table})
-        self.table = self.server.table("rollouts")
-        self.children = [Child(record, self.server.endpoint) for _ in range(actors)]
-
-    def __call__(self) -> None:
-        self.clock(len(self.children))
-
-    def clock(self, count: int) -> float:
-        """Seconds for so many takes, from the first on."""
-        for child in self.children:
-            child.tell(count // len(self.children))
-        return from_the_first(partial(self.table.take, TAKEN, timeout=60.0), count)
-
-    def close(self) -> None:
-        for child in self.children:
-            child.close()
-        self.server.close()
+def embedded(actors: int) -> Embedded:
+    """Memoire's side."""
+    columns: dict[str, Any] = {"obs": (np.float32, (64,)), "action": (np.float32, (8,))}
+    schema = memoire.Schema(columns | {"reward": np.float32, "logp": np.float32})
+    table = memoire.Table(schema, storage="rollouts", rollout_length=LENGTH, capacity=64 * TAKEN)
+    server = memoire.Server(TCP, tables={"rollouts": table})
+    return Embedded(server, partial(server.table("rollouts").take, TAKEN, timeout=60.0), COUNT, record, actors)
 
 
 def main() -> None:
-    chosen = flags(__doc__, peers=True)
-    company, report = Company(chosen.peers, PEER_PATIENCE), Report(__doc__, [FACTS])
-    report.heading()
-    for actors in (each for each in (1, 4) if chosen.only in f"{each} actors"):
-        ours = Ours(actors)
-        theirs = company.sides({"reverb": ("fragments", "W1", LENGTH, ENVS, actors)}, most=SLOW)
-        for side in (ours, *theirs.values()):
-            side.clock(SLOW)
+    report = Report.begin(__doc__, FACTS, peers=True, patience=PEER_PATIENCE)
+    for actors in (each for each in (1, 4) if report.wants(f"{each} actors")):
+        ours = embedded(actors)
+        theirs = report.company.sides({"reverb": ("fragments", "W1", LENGTH, ENVS, actors)}, most=SLOW)
         aims = dict.fromkeys(theirs, f"rollouts-{actors}-reverb")
-        settings: dict[str, Any] = {"unit": " entries/s", "per_call": TAKEN, "rounds": 3 if chosen.quick else 5}
-        report.add(*contest(f"rollouts, {actors} actors", ours, theirs, aims=aims, **settings))
-        company.part()
+        settings: dict[str, Any] = {"unit": " entries/s", "per_call": TAKEN, "rounds": 3 if report.quick else 5}
+        report.compare(f"rollouts, {actors} actors", ours, theirs, aims=aims, **settings)
+        report.company.part()
         ours.close()
-    report.facts += company.facts()
-    report.finish(chosen.write, "onpolicy")
+    report.finish("onpolicy")
 
 
 if __name__ == "__main__":

@@ -9,22 +9,22 @@ machine would need too.
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from measure import Child, amount, arguments, cells, head, machine, plot, resident, spent_by, write_page
+from measure import Child, amount, arguments, cells, close, head, machine, plot, resident, spent_by, tell, write_page
 from peers.tasks import BATCH, distinct
 
 import memoire
 from memoire.cli import plan
-from memoire.nodes import launcher, local
+from memoire.nodes import local
 from memoire.nodes.launcher import Launcher
 
 QUESTION = str(__doc__)
@@ -87,35 +87,20 @@ def readers(pipe: Connection, endpoint: str, count: int) -> None:
 class Group:
     """Processes that do the same."""
 
-    def __init__(self, work: Callable[..., None], count: int, *arguments: Any) -> None:
+    def __init__(self, work: Callable[..., None], count: int, *given: Any) -> None:
         shares = [count // PROCESSES + (place < count % PROCESSES) for place in range(min(PROCESSES, count))]
-        self.children = [Child(work, arguments[0], share, *arguments[1:]) for share in shares]
+        self.children = [Child(work, given[0], share, *given[1:]) for share in shares]
 
     def ask(self, count: int, seconds: float = 0.0) -> float:
         """Seconds until all of them have done it."""
         began = time.perf_counter()
-        for child in self.children:
-            child.tell((count, seconds))
+        tell(self.children, (count, seconds))
         for child in self.children:
             child.answer(TIMEOUT)
         return time.perf_counter() - began
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for child in self.children:
-            child.close()
-
-
-def processor_seconds(nodes: Iterable[launcher.Child]) -> float:
-    """That the threads of these processes have used."""
-    return spent_by(node.process.pid for node in nodes)
-
-
-def memory_of(nodes: Iterable[launcher.Child]) -> int:
-    """Bytes of memory that these processes have."""
-    return sum(resident(node.process.pid, ["VmRSS"]) for node in nodes)
+    def close(self) -> None:
+        close(*self.children)
 
 
 @dataclass(frozen=True)
@@ -138,30 +123,34 @@ class Setup:
             }
         )
 
-    def start(self, starting: Launcher) -> local.LocalCluster:
+    @contextmanager
+    def running(self) -> Iterator[local.LocalCluster]:
+        """The cluster, until the end of the block."""
         settings = [f"{name}={json.dumps(value)}" for name, value in self.parameters.items()]
         nodes = local.Nodes(schema=self.schema, settings=settings, servers=self.servers, proxies=self.proxies)
-        cluster = local.start(starting, nodes)
-        if cluster is None:
-            raise KeyboardInterrupt
-        return cluster
+        with Launcher() as starting:
+            cluster = local.start(starting, nodes)
+            if cluster is None:
+                raise KeyboardInterrupt
+            yield cluster
 
-    def actors(self, cluster: local.LocalCluster, count: int) -> Group:
-        return Group(actors, count, cluster.endpoints[0], count and self.state, self.dtype)
-
-    @property
-    def cache(self) -> int:
-        return int(self.parameters.get("cache_size", BATCH))
+    def actors(self, cluster: local.LocalCluster, count: int) -> closing[Group]:
+        return closing(Group(actors, count, cluster.endpoints[0], self.state, self.dtype))
 
     @property
     def sample_bytes(self) -> float:
         """Of one sample on the wire, as `memoire plan` calculates."""
-        p = memoire.Parameters(**self.parameters)
-        return plan.sample_bytes(self.schema, p)
+        return plan.sample_bytes(self.schema, memoire.Parameters(**self.parameters))
 
 
-WINDOWS = {"frame_stack": 4, "multi_step": 3}
-PICTURES = Setup((84, 84), "uint8", WINDOWS)
+def spent_in(cluster: local.LocalCluster) -> np.ndarray:
+    """Processor seconds that the threads of all servers, and of all proxies, have used."""
+    return np.array([spent_by(node.process.pid for node in nodes) for nodes in (cluster.servers, cluster.proxies)])
+
+
+def memory_of(cluster: local.LocalCluster) -> int:
+    """Bytes of memory that all servers have."""
+    return sum(resident(node.process.pid) for node in cluster.servers)
 
 
 @dataclass(frozen=True)
@@ -200,48 +189,41 @@ HEAD = head(
 
 def pushed(name: str, setup: Setup, clients: int, caches: int) -> Point:
     """Clients push `caches` together."""
-    with Launcher() as starting:
-        cluster = setup.start(starting)
-        with setup.actors(cluster, clients) as group:
-            each = max(1, caches // clients)
-            group.ask(max(1, each // 8))
-            before = processor_seconds(cluster.servers), processor_seconds(cluster.proxies)
-            seconds = group.ask(each)
-            after = processor_seconds(cluster.servers), processor_seconds(cluster.proxies)
-    samples = each * clients * setup.cache
-    used = after[0] - before[0], after[1] - before[1]
+    each = max(1, caches // clients)
+    with setup.running() as cluster, setup.actors(cluster, clients) as group:
+        group.ask(max(1, each // 8))
+        before = spent_in(cluster)
+        seconds = group.ask(each)
+        used = spent_in(cluster) - before
+    samples = each * clients * int(setup.parameters.get("cache_size", BATCH))
     return Point(name, each * clients, samples, samples * setup.sample_bytes, seconds, *used)
 
 
 def drawn(name: str, setup: Setup, count: int, batches: int) -> Point:
     """Readers draw `batches` together, from caches that are drawn again and again."""
-    again = Setup(setup.state, setup.dtype, {**setup.parameters, "reuse_cache": True})
-    with Launcher() as starting:
-        cluster = again.start(starting)
-        with again.actors(cluster, 3) as pushers:
-            pushers.ask(6)
-            with Group(readers, count, cluster.endpoints[0]) as group:
-                each = max(1, batches // count)
-                memory, before = memory_of(cluster.servers), processor_seconds(cluster.servers)
-                seconds = group.ask(each)
-                used, memory_after = processor_seconds(cluster.servers) - before, memory_of(cluster.servers)
+    each = max(1, batches // count)
+    with setup.running() as cluster, setup.actors(cluster, 3) as pushers:
+        pushers.ask(6)
+        with closing(Group(readers, count, cluster.endpoints[0])) as group:
+            memory, before = memory_of(cluster), spent_in(cluster)
+            seconds = group.ask(each)
+            used, memory_after = spent_in(cluster) - before, memory_of(cluster)
     samples = each * count * BATCH
-    return Point(name, each * count, samples, samples * again.sample_bytes, seconds, used, 0.0, (memory, memory_after))
+    return Point(name, each * count, samples, samples * setup.sample_bytes, seconds, *used, (memory, memory_after))
 
 
 def told(clients: int, seconds: float) -> tuple[float, float, float]:
     """Processor seconds per second of a server and a proxy for each client that has news, and bytes of memory of the
     server for each."""
-    with Launcher() as starting:
-        cluster = Setup(proxies=1).start(starting)
-        empty = memory_of(cluster.servers)
-        with Setup().actors(cluster, clients) as group:
+    setup = Setup(proxies=1)
+    with setup.running() as cluster:
+        empty = memory_of(cluster)
+        with setup.actors(cluster, clients) as group:
             group.ask(0, 1.0)
-            before = processor_seconds(cluster.servers), processor_seconds(cluster.proxies)
+            before = spent_in(cluster)
             taken = group.ask(0, seconds)
-            after = processor_seconds(cluster.servers), processor_seconds(cluster.proxies)
-            memory = memory_of(cluster.servers) - empty
-    server, proxy = ((b - a) / taken / clients for a, b in zip(before, after, strict=True))
+            server, proxy = (spent_in(cluster) - before) / taken / clients
+            memory = memory_of(cluster) - empty
     return server, proxy, memory / clients
 
 
@@ -255,73 +237,50 @@ def line_through(points: list[Point], seconds: Callable[[Point], float]) -> tupl
     return max(float(message), 0.0), max(float(byte), 0.0)
 
 
-@dataclass
-class Sweep:
-    """A question, and its points."""
-
-    title: str
-    points: list[Point] = field(default_factory=list)
-
-    def add(self, point: Point) -> None:
-        self.points.append(point)
-        print(point, flush=True)
+SWEEPS = {
+    "actors": "Clients that push caches of 256, W1",
+    "caches": "Samples of a cache, W1, 4 clients through a proxy",
+    "frames": "Bytes of a state, 4 clients, caches of 64",
+    "servers": "Servers behind a proxy, 16 clients, W1",
+    "readers": "Readers that draw batches of 256, W1",
+    "stacks": "Readers that draw batches of 256, W2",
+}
 
 
-def sweeps(quick: bool, wanted: str) -> dict[str, Sweep]:
-    """Measure all of them."""
-    scale = 16 if quick else 1
-    some: Callable[[list[Any]], list[Any]] = (lambda each: each[:: max(1, len(each) - 1)]) if quick else list
-    found = {
-        "actors": Sweep("Clients that push caches of 256, W1"),
-        "caches": Sweep("Samples of a cache, W1, 4 clients through a proxy"),
-        "frames": Sweep("Bytes of a state, 4 clients, caches of 64"),
-        "servers": Sweep("Servers behind a proxy, 16 clients, W1"),
-        "readers": Sweep("Readers that draw batches of 256, W1"),
-        "stacks": Sweep("Readers that draw batches of 256, W2"),
-    }
-    for name, sweep in found.items():
-        if wanted not in name:
-            continue
-        print(f"\n{sweep.title}\n\n{HEAD}", flush=True)
-        for take in takes(name, scale, some):
-            sweep.add(take())
-    return {name: sweep for name, sweep in found.items() if sweep.points}
-
-
-def takes(name: str, scale: int, some: Callable[[list[Any]], list[Any]]) -> Iterable[Callable[[], Point]]:
-    """What measures each point of one sweep."""
-    small = Setup()
+def sweep(name: str, scale: int, some: Callable[[list[Any]], list[Any]]) -> Iterator[Point]:
+    """Measure each point of one sweep."""
     if name == "actors":
         for clients in some([1, 2, 4, 8, 16, 32, 64]):
-            yield lambda clients=clients: pushed(str(clients), small, clients, 2048 // scale)
+            yield pushed(str(clients), Setup(), clients, 2048 // scale)
     elif name == "caches":
         for size in some([16, 64, 256, 1024, 4096]):
             setup = Setup(parameters={"cache_size": size}, proxies=1)
-            caches = min(4096, 256 * 2048 // size) // scale
-            yield lambda size=size, setup=setup, caches=caches: pushed(str(size), setup, 4, caches)
+            yield pushed(str(size), setup, 4, min(4096, 256 * 2048 // size) // scale)
     elif name == "frames":
-        for shape, dtype in some(
-            [((64,), "float32"), ((84, 84), "uint8"), ((84, 84, 4), "uint8"), ((224, 224, 3), "uint8")]
-        ):
-            setup = Setup(shape, dtype, {"cache_size": 64})
+        pictures = [((84, 84), "uint8"), ((84, 84, 4), "uint8"), ((224, 224, 3), "uint8")]
+        for shape, dtype in some([((64,), "float32"), *pictures]):
             size = int(np.prod(shape)) * np.dtype(dtype).itemsize
             caches = max(8, min(2048, (1 << 31) // (128 * size)) // scale)
-            yield lambda size=size, setup=setup, caches=caches: pushed(f"{size:,}", setup, 4, caches)
+            yield pushed(f"{size:,}", Setup(shape, dtype, {"cache_size": 64}), 4, caches)
     elif name == "servers":
         for servers in some([1, 2, 4]):
-            setup = Setup(servers=servers, proxies=1)
-            yield lambda servers=servers, setup=setup: pushed(str(servers), setup, 16, 2048 // scale)
+            yield pushed(str(servers), Setup(servers=servers, proxies=1), 16, 2048 // scale)
     else:
-        setup, batches = (small, 1500) if name == "readers" else (PICTURES, 120)
+        again, stacks = {"reuse_cache": True}, {"reuse_cache": True, "frame_stack": 4, "multi_step": 3}
+        small, large = (Setup(parameters=again), 1500), (Setup((84, 84), "uint8", stacks), 120)
+        setup, batches = small if name == "readers" else large
         for count in some([1, 2, 5, 10]):
-            yield lambda count=count: drawn(str(count), setup, count, batches // scale)
+            yield drawn(str(count), setup, count, batches // scale)
 
 
-def costs_of(found: dict[str, Sweep], clients: int, seconds: float) -> plan.NodeCosts:
+Sweeps = dict[str, list[Point]]
+
+
+def costs_of(found: Sweeps, clients: int, seconds: float) -> plan.NodeCosts:
     """What `memoire plan` calculates with, as it was measured here."""
-    cache, cache_byte = line_through(found["caches"].points + found["frames"].points, lambda point: point.server)
-    relayed, relayed_byte = line_through(found["caches"].points, lambda point: point.proxy)
-    draw, draw_byte = line_through(found["readers"].points + found["stacks"].points, lambda point: point.server)
+    cache, cache_byte = line_through(found["caches"] + found["frames"], lambda point: point.server)
+    relayed, relayed_byte = line_through(found["caches"], lambda point: point.proxy)
+    draw, draw_byte = line_through(found["readers"] + found["stacks"], lambda point: point.server)
     server, proxy, memory = told(clients, seconds)
     return plan.NodeCosts(
         server_cache=cache, server_byte=cache_byte, proxy_cache=relayed, proxy_byte=relayed_byte, draw=draw,
@@ -329,19 +288,18 @@ def costs_of(found: dict[str, Sweep], clients: int, seconds: float) -> plan.Node
     )  # fmt: skip
 
 
-def draw(found: dict[str, Sweep], path: Path) -> None:
+def draw(found: Sweeps, path: Path) -> None:
     """Throughput and the servers' processor time, along each sweep."""
     with plot(path, 11, 6, nrows=2, ncols=3) as axes:
-        for axis, sweep in zip(axes.flat, found.values(), strict=False):
-            names = [point.name for point in sweep.points]
-            axis.plot(names, [point.samples / point.seconds / 1e3 for point in sweep.points], "o-", color="C0")
+        for axis, (name, points) in zip(axes.flat, found.items(), strict=True):
+            names, other = [point.name for point in points], axis.twinx()
+            axis.plot(names, [point.samples / point.seconds / 1e3 for point in points], "o-", color="C0")
             axis.set_ylabel("thousand samples/s", color="C0")
-            axis.set_ylim(bottom=0)
-            other = axis.twinx()
-            other.plot(names, [1e6 * point.server / point.samples for point in sweep.points], "s--", color="C1")
+            other.plot(names, [1e6 * point.server / point.samples for point in points], "s--", color="C1")
             other.set_ylabel("server, CPU s per M samples", color="C1")
-            other.set_ylim(bottom=0)
-            axis.set_title(sweep.title, fontsize="small")
+            for each in (axis, other):
+                each.set_ylim(bottom=0)
+            axis.set_title(SWEEPS[name], fontsize="small")
 
 
 def compared(costs: plan.NodeCosts) -> str:
@@ -362,21 +320,27 @@ def flat(points: list[Point]) -> str:
 def main() -> None:
     given = arguments(QUESTION)
     print(f"{QUESTION}\n{machine()}", flush=True)
-    found = sweeps(given.quick, given.only)
+    some: Callable[[list[Any]], list[Any]] = (lambda each: each[:: max(1, len(each) - 1)]) if given.quick else list
+    found: Sweeps = {}
+    for name, title in SWEEPS.items():
+        if given.only in name:
+            print(f"\n{title}\n\n{HEAD}", flush=True)
+            for point in sweep(name, 16 if given.quick else 1, some):
+                print(point, flush=True)
+                found.setdefault(name, []).append(point)
     if given.only:
         return
-    far = flat(found["readers"].points), flat(found["stacks"].points)
+    far = flat(found["readers"]), flat(found["stacks"])
     memory = f"Memory of the server, before and after, by readers: {far[0]}; W2: {far[1]}."
     costs = compared(costs_of(found, 20 if given.quick else 300, 1.0 if given.quick else 10.0))
     print(f"\n{memory}\n\n{costs}")
     if given.write:
-        tables = (f"## {each.title}\n\n{HEAD}\n" + "\n".join(map(str, each.points)) for each in found.values())
-        parts = [SHORT] * given.quick + [FOLLOWS, "![throughput and cost](scaling.svg)", *tables, memory]
+        tables = [f"## {SWEEPS[name]}\n\n{HEAD}\n" + "\n".join(map(str, points)) for name, points in found.items()]
+        parts = [FOLLOWS, "![throughput and cost](scaling.svg)", *tables, memory]
         write_page(given.write, "scaling", QUESTION, *parts, COSTS, costs)
         draw(found, Path(given.write, "scaling.svg"))
 
 
-SHORT = "A short run (`--quick`): the ends of each sweep alone, a sixteenth of the work."
 FOLLOWS = """\
 [../scaling.md](../scaling.md) says what follows. *cores of the nodes* is the processor time of servers and proxies over
 the time it took: what is left of the machine's cores was the actors' or the readers'."""

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 import zmq
-from measure import TCP, Child, Report, Result, arguments, clock, in_turns, results
-from peers import Company
+from measure import TCP, Child, Report, serve
 from peers.tasks import columns, model, packets
 
 import memoire
@@ -56,15 +55,13 @@ def keys_of(folder: str | None, role: str) -> Path | None:
     return None if folder is None else Path(folder) / role
 
 
-def serve(pipe: Connection, folder: str | None) -> None:
+def both_tables(pipe: Connection, folder: str | None) -> None:
     """A server of both tables."""
     tables = {
         "columns": memoire.Table(SCHEMA, storage="rollouts", capacity=CAPACITY, on_full="oldest"),
         TABLE: samples_table(CAPACITY),
     }
-    with memoire.Server(TCP, tables=tables, keys=keys_of(folder, "server")) as server:
-        pipe.send(server.endpoint)
-        pipe.recv()
+    serve(pipe, memoire.Server(TCP, tables=tables, keys=keys_of(folder, "server")))
 
 
 def send(pipe: Connection, endpoint: str, folder: str | None, table: str, length: int) -> None:
@@ -110,6 +107,8 @@ def subscribe(pipe: Connection, endpoint: str, is_checked: bool) -> None:
 class Plain:
     """The same by plain sockets."""
 
+    most = MODELS
+
     def __init__(self, place: "Place", is_checked: bool) -> None:
         self._body, self._is_checked = model(), is_checked
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
@@ -142,9 +141,8 @@ class Place:
     def __init__(self, folder: str | None) -> None:
         self.folder = folder
         self.processes: list[Child] = []
-        """The server's, and those that were started after it."""
         self._readers: list[memoire.Reader] = []
-        self.endpoint = self.start(serve, folder).first_answer
+        self.endpoint = self.start(both_tables, folder).first_answer
 
     def start(self, target: Any, *given: object) -> Child:
         self.processes.append(Child(target, *given))
@@ -168,6 +166,7 @@ class Packets:
     """Packets from one worker, as columns or as samples of any form."""
 
     def __init__(self, place: Place, table: str, length: int) -> None:
+        self.most = SENT // length
         self._length, self._worker = length, place.start(send, place.endpoint, place.folder, table, length)
         reader = place.reader(table)
         self._taker, self._reader = (SampleTaker(reader) if table == TABLE else None), reader
@@ -190,6 +189,8 @@ class Packets:
 class Models:
     """A model to all workers, until each has it."""
 
+    most = MODELS
+
     def __init__(self, place: Place) -> None:
         self._followers = [place.start(follow, place.endpoint, place.folder).pipe for _ in range(WORKERS)]
         self._reader, self._body = place.reader("columns"), model()
@@ -204,69 +205,47 @@ class Models:
         return time.perf_counter() - began
 
 
-def compared(what: str, unit: str, per_call: int, count: int, sides: list[Any], names: list[str], rounds: int,
-             aims: dict[str, str]) -> list[Result]:  # fmt: skip
-    """A row in which the sides take turns of `count` calls."""
-    takes = [lambda side=side: count * per_call / clock(side, count) for side in sides]
-    for take in takes:
-        take()  # connections are there
-    return results(what, in_turns(takes, rounds), names, unit=unit, aims=aims)
-
-
-def samples(what: str, keys: str | None, security: str | None, company: Company, rounds: int,
-            only: str) -> list[Result]:  # fmt: skip
-    """Rows for two lengths of packets, and two forms of samples: those with the word `only` in their names."""
-    found: list[Result] = []
-    sides_of = {"columns": "columns", "objects": TABLE}
+def samples(report: Report, what: str, keys: str | None, security: str | None, rounds: int) -> None:
+    """Rows for two lengths of packets, and two forms of samples."""
     for length in LENGTHS:
-        names = {form: f"{form}, {length} together{what}" for form in sides_of}
-        names = {form: name for form, name in names.items() if only in name}
+        names = {form: f"{form}, {length} together{what}" for form in ("columns", "objects")}
+        names = {form: name for form, name in names.items() if report.wants(name)}
         if not names:
             continue
-        place = Place(keys)
-        theirs = company.sides({"tlspyo": ("Samples", security, length)})
-        try:
-            for form, name in names.items():
-                aim = "transfer-samples" if (form, length, what) == ("columns", 1000, "") else ""
-                sides = [Packets(place, sides_of[form], length), *theirs.values()]
-                aims, count = dict.fromkeys(theirs, aim), SENT // length
-                found += compared(name, " samples/s", length, count, sides, list(theirs), rounds, aims)
-        finally:
-            company.part()
-            place.close()
-    return found
+        place, count = Place(keys), SENT // length
+        theirs = report.company.sides({"tlspyo": ("Samples", security, length)}, most=count)
+        for form, name in names.items():
+            aim = "transfer-samples" if (form, length, what) == ("columns", 1000, "") else ""
+            ours = Packets(place, TABLE if form == "objects" else form, length)
+            settings = {"unit": " samples/s", "per_call": length, "aims": dict.fromkeys(theirs, aim)}
+            report.compare(name, ours, theirs, rounds=rounds, **settings)
+        report.company.part()
+        place.close()
 
 
-def models(what: str, keys: str | None, security: str | None, company: Company, rounds: int,
-           only: str) -> list[Result]:  # fmt: skip
+def models(report: Report, what: str, keys: str | None, security: str | None, rounds: int) -> None:
     """A model, beside tlspyo and plain sockets."""
     title = f"1 MB to {WORKERS} workers{what}"
-    if only not in title:
-        return []
-    place = Place(keys)
-    try:
-        theirs = company.sides({"tlspyo": ("Models", security, WORKERS)})
-        plain = {"plain PUB and SUB": Plain(place, False), "plain PUB and SUB, XXH3": Plain(place, True)}
-        sides = {**theirs, **({} if what else plain)}
-        every, aims = [Models(place), *sides.values()], dict.fromkeys(theirs, "" if what else "transfer-models")
-        return compared(title, " models/s", 1, MODELS, every, list(sides), rounds, aims)
-    finally:
-        company.part()
+    if report.wants(title):
+        place = Place(keys)
+        theirs = report.company.sides({"tlspyo": ("Models", security, WORKERS)}, most=MODELS)
+        aims = dict.fromkeys(theirs, "" if what else "transfer-models")
+        if not what:
+            theirs |= {"plain PUB and SUB": Plain(place, False), "plain PUB and SUB, XXH3": Plain(place, True)}
+        report.compare(title, Models(place), theirs, unit=" models/s", rounds=rounds, aims=aims)
+        report.company.part()
         place.close()
 
 
 def main() -> None:
-    chosen = arguments(__doc__, peers=True)
-    report = Report(__doc__, [FACTS])
-    report.heading()
-    rounds, company = 3 if chosen.quick else 5, Company(chosen.peers)
+    report = Report.begin(__doc__, FACTS, peers=True)
+    rounds = 3 if report.quick else 5
     with tempfile.TemporaryDirectory() as folder:
         key_writer.write_cluster(Path(folder))
         for what, keys, security in (("", None, None), (", encrypted", folder, "TLS")):
-            report.add(*samples(what, keys, security, company, rounds, chosen.only))
-            report.add(*models(what, keys, security, company, rounds, chosen.only))
-    report.facts += company.facts()
-    report.finish(chosen.write, "transfer")
+            samples(report, what, keys, security, rounds)
+            models(report, what, keys, security, rounds)
+    report.finish("transfer")
 
 
 if __name__ == "__main__":

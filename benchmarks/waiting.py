@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from measure import TCP, Child, Report, Result, Spread, arguments
+from measure import TCP, Child, Report, Result, Spread, close, serve
 from peers.tasks import BATCH
 from workloads import Workload, w2
 
@@ -41,11 +41,9 @@ def server_of(workload: Workload) -> memoire.Server:
     return memoire.Server(TCP, workload.schema, parameters=workload.parameters, byte_limit=BYTES, seed=0)
 
 
-def server(pipe: Connection, workload: Workload) -> None:
-    """A server alone."""
-    with server_of(workload) as serving:
-        pipe.send(serving.endpoint)
-        pipe.recv()
+def alone(pipe: Connection, workload: Workload) -> None:
+    """A server in a process of its own."""
+    serve(pipe, server_of(workload))
 
 
 def waits(batches: Iterator[Any], steps: int, stretches: int) -> tuple[list[float], list[float]]:
@@ -68,7 +66,7 @@ def waits(batches: Iterator[Any], steps: int, stretches: int) -> tuple[list[floa
 def row(what: str, waited: list[float], whole: list[float], aim: str = "") -> Result:
     shares = [max(1e-4, one / other) for one, other in zip(waited, whole, strict=True)]
     spreads = Spread.of(waited), Spread.of(whole), Spread.of(shares)
-    return Result(f"{what}: share of its time", " s", *spreads, "its whole time, a step", None, aim)
+    return Result(f"{what}: share of its time", " s", *spreads, "its whole time, a step", aim)
 
 
 def with_actors(endpoint: str, workload: Workload) -> list[Child]:
@@ -76,28 +74,24 @@ def with_actors(endpoint: str, workload: Workload) -> list[Child]:
 
 
 def main() -> None:
-    chosen = arguments(__doc__)
-    report = Report(__doc__, [FACTS])
-    report.heading()
+    report = Report.begin(__doc__, FACTS)
     workload = w2(10_000)
-    steps, stretches = (20, 2) if chosen.quick else (200, 7)
+    steps, stretches = (20, 2) if report.quick else (200, 7)
     with server_of(workload) as embedded:
         children = with_actors(embedded.endpoint, workload)
         for ahead in (0, 2):
             what = f"embedded, {ahead or 'none'} ahead"
-            if chosen.only in what:
+            if report.wants(what):
                 batches = embedded.batches(BATCH, timeout=60, ahead=ahead)
                 report.add(row(what, *waits(batches, steps, stretches), "learner-waits" if ahead else ""))
-        for child in children:
-            child.close()
-    if chosen.only in "remote":
-        alone = Child(server, workload)
-        children = with_actors(alone.first_answer, workload)
-        with memoire.Reader([alone.first_answer], timeout=60) as reader:
+        close(*children)
+    if report.wants("remote, prefetched"):
+        server = Child(alone, workload)
+        children = with_actors(server.first_answer, workload)
+        with memoire.Reader([server.first_answer], timeout=60) as reader:
             report.add(row("remote, prefetched", *waits(reader.batches(BATCH, 60), steps, stretches)))
-        for child in [*children, alone]:
-            child.close()
-    report.finish(chosen.write, "waiting")
+        close(*children, server)
+    report.finish("waiting")
 
 
 if __name__ == "__main__":

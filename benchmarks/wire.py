@@ -2,21 +2,20 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import zmq
-from measure import TCP, Child, Report, Result, arguments, in_turns, results
-from peers.tasks import BATCH, EPISODE, distinct
+from measure import TCP, Child, Embedded, Report, Result, close, contest, in_turns, results, tell
+from peers.tasks import BATCH, EPISODE, distinct, from_the_first
 from workloads import Workload, w1, w2
 
 import memoire
 from memoire.net import process, sockets
 from memoire.replay.memory import Memory
-from memoire.security.keys import Keys
 from memoire.wire import _bytes, containers
 from memoire.wire import messages as wire
 from memoire.wire.frames import encode, name_hash
@@ -52,7 +51,7 @@ def raw_sender(pipe: Connection, endpoint: str, size: int) -> None:
         push.close(0)
 
 
-def raw_receiver(pipe: Connection, endpoint: str, size: int, keeps: bool) -> None:
+def raw_receiver(pipe: Connection, endpoint: str, size: int, keeps: bool = False) -> None:
     """PULL as many messages as it is told, and look at none; says how long that took, and the process's own seconds.
 
     Args:
@@ -66,45 +65,28 @@ def raw_receiver(pipe: Connection, endpoint: str, size: int, keeps: bool) -> Non
         pipe.send(pull.last_endpoint.decode())
         while (count := pipe.recv()) is not None:
             spent = time.process_time()
-            pull.recv(copy=False)
-            began = time.perf_counter()
-            for _ in range(count - 1):
-                pull.recv(copy=False)
-            pipe.send((time.perf_counter() - began, time.process_time() - spent))
-
-
-class Receiver(Protocol):
-    """One side of a comparison: it has senders, which are other processes."""
-
-    spent: float
-    """CPU seconds of the process that received, in the last turn."""
-
-    def take(self, count: int) -> float:
-        """Seconds from the first message of `count` that came to the last one."""
-
-    def close(self) -> None:
-        """End the senders too."""
+            seconds = from_the_first(partial(pull.recv, copy=False), count)
+            pipe.send((seconds, time.process_time() - spent))
 
 
 class Raw:
     """Plain ZeroMQ in processes of its own: a PULL socket that takes messages and looks at none."""
 
-    def __init__(self, size: int, senders: int = 1, endpoint: str = TCP, *, keeps: bool = False) -> None:
+    def __init__(self, size: int, most: int, senders: int = 1, endpoint: str = TCP, *, keeps: bool = False) -> None:
+        self.most = most
         self.receiver = Child(raw_receiver, endpoint, size, keeps)
-        self.children = [Child(raw_sender, self.receiver.first_answer, size) for _ in range(senders)]
+        self.senders = [Child(raw_sender, self.receiver.first_answer, size) for _ in range(senders)]
         self.spent = 0.0
+        """CPU seconds of the process that received, in the last turn."""
 
-    def take(self, count: int) -> float:
-        each = count // len(self.children)
-        self.receiver.tell(each * len(self.children))
-        for child in self.children:
-            child.tell(each)
+    def clock(self, count: int) -> float:
+        self.receiver.tell(count)
+        tell(self.senders, count // len(self.senders))
         seconds, self.spent = self.receiver.answer()
         return float(seconds)
 
     def close(self) -> None:
-        for child in (*self.children, self.receiver):
-            child.close()
+        close(*self.senders, self.receiver)
 
 
 def episode(workload: Workload, rank: int) -> np.ndarray:
@@ -118,17 +100,10 @@ def episode(workload: Workload, rank: int) -> np.ndarray:
     return containers.pack_episode(workload.schema, fill_column, *facts, now=time.time())
 
 
-def sender(
-    pipe: Connection, endpoint: str, workload: Workload, storage: str, rank: int = 0, keys: str | None = None
-) -> None:
-    """PUSH messages that were made beforehand, each with a number of its own: only the way into the server is timed.
-
-    Args:
-        rank: The sender's number.
-        keys: A folder of keys, with which ROLE@ENDPOINT is the endpoint of that role.
-    """
-    memory = Memory(workload.schema, workload.ring, workload.parameters, seed=rank)
-    workload.fill(memory, rank)
+def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) -> None:
+    """PUSH messages that were made beforehand, each with a number of its own: only the way into the server is timed."""
+    memory = Memory(workload.schema, workload.ring, workload.parameters, seed=0)
+    workload.fill(memory, 0)
 
     def make(seed: int) -> np.ndarray:
         return episode(workload, seed) if storage == "episodes" else containers.build(memory, BATCH, now=time.time())
@@ -139,17 +114,12 @@ def sender(
     message_of: Any = wire.Episode if storage == "episodes" else wire.Cache
     checksums = [_bytes.checksum(payload) for payload in payloads]
     facts: dict[str, Any] = {
-        "client": f"bench sender {rank:03}".encode(), "run": name_hash("default"), "home": name_hash("bench"),
+        "client": b"bench sender 000", "run": name_hash("default"), "home": name_hash("bench"),
         "fingerprint": workload.schema.fingerprint,
     }  # fmt: skip
     sequence = pushed = 0
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
         push.set(zmq.SNDHWM, sockets.data_mark(first.nbytes))
-        role, _, endpoint = endpoint.rpartition("@")
-        if keys is not None:
-            own = Keys(keys, "actor")
-            public = {key.role: key.public for key in own.servers}[role]
-            sockets.use_keys(push, own.own.public, own.own.secret or b"", public)
         push.connect(endpoint)
         pipe.send(first.nbytes)
         while (count := pipe.recv()) is not None:
@@ -165,63 +135,34 @@ def sender(
         push.close(0)
 
 
-def proxy(pipe: Connection, server: str, keys: str | None) -> None:
-    """A proxy in a process of its own."""
-    with memoire.Proxy(TCP, [server], keys=keys) as relay:
-        while not relay.servers:
-            time.sleep(0.01)
-        pipe.send(relay.push_endpoint)
-        while pipe.recv() is not None:
-            pass
-
-
 class Ingest:
-    """A server that takes caches in, or episodes: parses, checks, sums up, holds them; there are no draws.
+    """A server that takes caches in, or episodes: parses, checks, sums up, holds them; there are no draws."""
 
-    Args:
-        senders, proxies: How many there are; senders push to the proxies in turn.
-        threads: ZeroMQ's, of a context that the server is given; 0: it has its own.
-        keys: A folder of keys for all of them.
-    """
-
-    def __init__(
-        self, workload: Workload, storage: str = "caches", endpoint: str = TCP, *, senders: int = 1, proxies: int = 0,
-        threads: int = 0, keys: str | None = None,
-    ) -> None:  # fmt: skip
-        self.context = zmq.Context(threads) if threads else None
+    def __init__(self, workload: Workload, most: int, storage: str = "caches", endpoint: str = TCP) -> None:
+        self.most = most
         self.server = memoire.Server(
             endpoint, workload.schema, parameters=workload.parameters, byte_limit=HELD_BYTES, storage=storage,
-            process=memoire.Process(context=self.context) if threads else None, name="bench", keys=keys,
+            name="bench",
         )  # fmt: skip
-        relays = [Child(proxy, self.server.endpoint, keys) for _ in range(proxies)]
-        fronts = [f"proxy@{child.first_answer}" for child in relays] or [f"server@{self.server.push_endpoint}"]
-        self.senders = [
-            Child(sender, fronts[rank % len(fronts)], workload, storage, rank, keys) for rank in range(senders)
-        ]
-        self.children, self.lost = [*self.senders, *relays], 2 * bool(proxies)
-        self.message_bytes = int(self.senders[0].first_answer)
+        self.sender = Child(sender, self.server.push_endpoint, workload, storage)
+        self.message_bytes = int(self.sender.first_answer)
         self.spent = 0.0
+        """CPU seconds of this process in the last turn."""
 
-    def take(self, count: int) -> float:
-        begin, spent, each = self.server.total_caches, time.process_time(), count // len(self.senders)
-        told = time.perf_counter()
-        for child in self.senders:
-            child.tell(each)
+    def clock(self, count: int) -> float:
+        begin, spent, told = self.server.total_caches, time.process_time(), time.perf_counter()
+        self.sender.tell(count)
         while (came := self.server.total_caches) == begin:
             time.sleep(0.0001)
-        began, end = time.perf_counter(), begin + each * len(self.senders)
-        while self.server.total_caches < end - self.lost:  # a proxy may lose the oldest, should its queue be full
+        began, end = time.perf_counter(), begin + count
+        while self.server.total_caches < end:
             time.sleep(0.005)
         seconds, self.spent = time.perf_counter() - began, time.process_time() - spent
         left = end - came  # none where so few were asked for that the first look sees all of them
-        return seconds * (count - 1) / left if left else began - told
+        return seconds * count / left if left else began - told
 
     def close(self) -> None:
-        for child in self.children:
-            child.close()
-        self.server.close()
-        if self.context is not None:
-            self.context.term()
+        close(self.sender, self.server)
 
 
 def actor(pipe: Connection, endpoint: str, workload: Workload, rank: int) -> None:
@@ -236,69 +177,48 @@ def actor(pipe: Connection, endpoint: str, workload: Workload, rank: int) -> Non
                     pass
 
 
-class EndToEnd:
-    """Actors draw and push caches, a learner draws batches of as many samples; all that happens in between counts."""
-
-    def __init__(self, workload: Workload, actors: int) -> None:
-        self.server = memoire.Server(
-            TCP, workload.schema, parameters=workload.parameters, byte_limit=UNDRAWN_BYTES, seed=0
-        )
-        self.children = [Child(actor, self.server.endpoint, workload, rank) for rank in range(actors)]
-        self.spent = 0.0
-
-    def take(self, count: int) -> float:
-        each, spent = count // len(self.children), time.process_time()
-        for child in self.children:
-            child.tell(each)
-        self.server.get_batch(BATCH, timeout=60)
-        began = time.perf_counter()
-        for _ in range(each * len(self.children) - 1):
-            self.server.get_batch(BATCH, timeout=60)
-        seconds, self.spent = time.perf_counter() - began, time.process_time() - spent
-        return seconds
-
-    def close(self) -> None:
-        for child in self.children:
-            child.close()
-        self.server.close()
-
-
-def compare(
-    what: str, ours: Receiver, theirs: Receiver, *, count: int, rounds: int, per_message: float, **settings: Any
-) -> Result:
-    """Let both sides take turns; one turn of each that is not counted comes first."""
-
-    def rate(side: Receiver) -> float:
-        return (count - 1) * per_message / side.take(count)
-
-    baseline, aim = settings.pop("baseline"), settings.pop("aim", "")
-    rates = in_turns([partial(rate, ours), partial(rate, theirs)], rounds + 1)
-    return results(what, [each[1:] for each in rates], [baseline], aims={baseline: aim}, **settings)[0]
-
-
-def processor(ours: Receiver, theirs: Receiver, baseline: str, aim: str, *, count: int, rounds: int) -> Result:
-    """What the receiving process spends on messages, whatever the senders do: all of its threads, and the system."""
-
-    def spend(side: Receiver) -> float:
-        side.take(count)
-        return side.spent / (count * BATCH) * 1e6
-
-    rates = [each[1:] for each in in_turns([partial(spend, ours), partial(spend, theirs)], rounds + 1)]
-    what = "CPU seconds of a server per million samples, W1 (the ratio is to be small)"
-    return results(what, rates, [baseline], aims={baseline: aim}, unit=" s")[0]
-
-
-def by_file(workload: Workload, size: int, *, count: int, rounds: int) -> Result:
-    """Ingest through a Unix socket, as from the other containers of a Pod."""
-    with tempfile.TemporaryDirectory() as folder:
-        ours = Ingest(workload, endpoint=f"ipc://{folder}/memoire")
-        theirs = Raw(size, endpoint=f"ipc://{folder}/plain")
-        what = f"ingest of {size} byte caches over ipc, {workload.name}"
-        settings = {"per_message": size, "unit": "B/s", "baseline": "PULL socket over ipc, 1 sender"}
-        found = compare(what, ours, theirs, count=count, rounds=rounds, **settings)
-        ours.close()
+def ingest(workload: Workload, count: int, rounds: int) -> Iterable[Result]:
+    """Into a server over TCP, and what the receiving process spends on that: all of its threads, and the system."""
+    name, ours = workload.name, Ingest(workload, count)
+    size = ours.message_bytes
+    for baseline, keeps in (("PULL socket, 1 sender", False), (KEEPS, True)):
+        theirs = Raw(size, count, keeps=keeps)
+        aims = {} if keeps else {baseline: f"ingest-{name}-raw"}
+        what, settings = f"ingest of {size} byte caches, {name}", {"per_call": size, "unit": "B/s", "aims": aims}
+        yield from contest(what, ours, {baseline: theirs}, rounds=rounds, **settings)
+        if name == "W1":
+            what = "CPU seconds of a server per million samples, W1 (the ratio is to be small)"
+            spent = in_turns([partial(spend, ours), partial(spend, theirs)], rounds)
+            yield from results(what, spent, [baseline], " s", {} if keeps else {baseline: "server-cpu-raw"})
         theirs.close()
-    return found
+    ours.close()
+
+
+def spend(side: Ingest | Raw) -> float:
+    """CPU seconds for a million samples."""
+    side.clock(side.most)
+    return side.spent / (side.most * BATCH) * 1e6
+
+
+def ingest_over_ipc(workload: Workload, count: int, rounds: int) -> Iterable[Result]:
+    """Through a Unix socket, as from the other containers of a Pod."""
+    with tempfile.TemporaryDirectory() as folder:
+        ours = Ingest(workload, count // 2, endpoint=f"ipc://{folder}/memoire")
+        size = ours.message_bytes
+        theirs = {"PULL socket over ipc, 1 sender": Raw(size, count // 2, endpoint=f"ipc://{folder}/plain")}
+        what = f"ingest of {size} byte caches over ipc, {workload.name}"
+        yield from contest(what, ours, theirs, rounds=rounds, per_call=size, unit="B/s")
+        close(ours, *theirs.values())
+
+
+def ingest_of_episodes(workload: Workload, count: int, rounds: int) -> Iterable[Result]:
+    ours = Ingest(workload, count // 2, "episodes")
+    size = ours.message_bytes
+    theirs = {"PULL socket, 1 sender": Raw(size, count // 2)}
+    aims = dict.fromkeys(theirs, "ingest-episodes-W1-raw" if workload.name == "W1" else "")
+    what = f"ingest of episodes of {EPISODE} entries, {size} bytes each, {workload.name}"
+    yield from contest(what, ours, theirs, rounds=rounds, per_call=size, unit="B/s", aims=aims)
+    close(ours, *theirs.values())
 
 
 def batch_bytes(workload: Workload) -> int:
@@ -307,74 +227,34 @@ def batch_bytes(workload: Workload) -> int:
     return BATCH * sum(column.nbytes * (stacks if column.role == "state" else 1) for column in workload.schema.values())
 
 
-Pace = dict[str, int]
+def end_to_end(workload: Workload, count: int, rounds: int) -> Iterable[Result]:
+    """Actors draw and push caches, a learner draws batches of as many samples; all that happens in between counts."""
+    is_large, count = workload.name == "W2", max(8, count // 2)
+    size = batch_bytes(workload) if is_large else W1_BYTES
+    settings = {"per_call": size, "unit": "B/s"} if is_large else {"per_call": BATCH, "unit": " samples/s"}
+    for actors in (1, 4):
+        parameters = {"parameters": workload.parameters, "byte_limit": UNDRAWN_BYTES, "seed": 0}
+        server = memoire.Server(TCP, workload.schema, **parameters)
+        ours = Embedded(server, partial(server.get_batch, BATCH, timeout=60), count, actor, actors, workload)
+        theirs = {f"PULL socket, {actors} senders, as many bytes": Raw(size, count, actors)}
+        aims = dict.fromkeys(theirs, f"end-W2-{actors}-raw" if is_large else "")
+        what = f"end to end, {actors} actors, {workload.name}"
+        yield from contest(what, ours, theirs, rounds=rounds, aims=aims, **settings)
+        close(*theirs.values(), ours)
+
+
 KEEPS = "PULL socket that keeps the memory of messages, too"
 
 
-def ingests(workload: Workload, count: int, rounds: int, wanted: Callable[[str], bool]) -> Iterator[Result]:
-    """Into a server, over TCP and a Unix socket, caches and episodes."""
-    name, pace = workload.name, {"count": count, "rounds": rounds}
-    ours = Ingest(workload)
-    size = ours.message_bytes
-    settings: dict[str, Any] = {"per_message": size, "unit": "B/s"}
-    sides = (
-        (Raw(size), "PULL socket, 1 sender", {"floor": 0.5, "aim": f"ingest-{name}-raw"}, "server-cpu-raw"),
-        (Raw(size, keeps=True), KEEPS, {}, ""),
-    )
-    for theirs, baseline, aims, cpu_aim in sides:
-        if wanted(f"ingest {name}"):
-            what = f"ingest of {size} byte caches, {name}"
-            yield compare(what, ours, theirs, baseline=baseline, **pace, **settings, **aims)
-        if name == "W1" and wanted("processor"):
-            yield processor(ours, theirs, baseline, cpu_aim, **pace)
-        theirs.close()
-    ours.close()
-    half: Pace = {"count": count // 2, "rounds": rounds}
-    if wanted(f"ipc {name}"):
-        yield by_file(workload, size, **half)
-    if wanted(f"episodes {name}"):
-        stored = Ingest(workload, "episodes")
-        settings["per_message"] = size = stored.message_bytes
-        plain = Raw(size)
-        what = f"ingest of episodes of {EPISODE} entries, {size} bytes each, {name}"
-        aims = {"aim": "ingest-episodes-W1-raw"} if name == "W1" else {}
-        yield compare(what, stored, plain, baseline="PULL socket, 1 sender", **half, **settings, **aims)
-        stored.close()
-        plain.close()
-
-
-def ends(workload: Workload, size: int, count: int, rounds: int) -> Iterator[Result]:
-    """From the memories of actors to the batches of a learner; messages of the baseline are of `size` bytes."""
-    is_large = workload.name == "W2"
-    for actors in (1, 4):
-        ours, theirs = EndToEnd(workload, actors), Raw(size, actors)
-        yield compare(
-            f"end to end, {actors} actors, {workload.name}",
-            ours,
-            theirs,
-            count=count,
-            rounds=rounds,
-            per_message=size if is_large else BATCH,
-            unit="B/s" if is_large else " samples/s",
-            baseline=f"PULL socket, {actors} senders, as many bytes",
-            aim=f"end-W2-{actors}-raw" if is_large else "",
-        )
-        theirs.close()
-        ours.close()
-
-
 def main() -> None:
-    chosen = arguments(__doc__)
-    report = Report(__doc__, [FACTS])
-    report.heading()
-    rounds, scale = (2, 10) if chosen.quick else (7, 1)
-    for workload, count, size in ((w1(), 4000 // scale, W1_BYTES), (w2(), 64 // scale, batch_bytes(w2()))):
-        for result in ingests(workload, count, rounds, lambda what: chosen.only in what):
-            report.add(result)
-        if chosen.only in f"end to end {workload.name}":
-            for result in ends(workload, size, max(8, count // 2), rounds):
-                report.add(result)
-    report.finish(chosen.write, "wire")
+    report = Report.begin(__doc__, FACTS)
+    rounds, scale = (2, 10) if report.quick else (7, 1)
+    for workload, count in ((w1(), 4000 // scale), (w2(), 64 // scale)):
+        for measure in (ingest, ingest_over_ipc, ingest_of_episodes, end_to_end):
+            if report.wants(f"{measure.__name__.replace('_', ' ')}, {workload.name}"):
+                for result in measure(workload, count, rounds):
+                    report.add(result)
+    report.finish("wire")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,13 @@ W2: state uint8[84, 84], stack 4, action int32[1], n-step 3: few large ones, 56 
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
+from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
-from peers.tasks import BATCH, EPISODE, distinct
+from measure import TCP
+from peers.tasks import ALPHA, BATCH, BETA, EPISODE, Task, distinct
 
 import memoire
 from memoire.replay.memory import Memory
@@ -96,47 +100,104 @@ def pool_of(workload: Workload, *, reuse: bool, count: int = 0) -> Pool:
     return pool
 
 
-class NumpyGather:
-    """The limit that a draw is compared with: NumPy fancy indexing of as many rows of as many bytes.
+# The same workloads as peers are given them
+
+
+def schema_of(task: Task) -> memoire.Schema:
+    return memoire.Schema(
+        {
+            "obs": memoire.Column(task.dtype, task.shape, "state"),
+            "action": memoire.Column(task.action_dtype, task.action_shape),
+            "reward": np.float32,
+        }
+    )
+
+
+def play(pipe: Connection, client: memoire.Client, task: Task, ring: int) -> None:
+    """An actor's turns: its memory, which has room for `ring` entries, is full before the first, and in each it steps
+    until the pipe says something.
+    """
+    rows = list(zip(task.frames[:EPISODE], task.actions, task.rewards, task.frames[1 : EPISODE + 1], strict=True))
+    place, info, writer = 0, {}, client.writer(check=False)  # type: int, dict[str, Any], Any
+
+    def record(steps: int) -> None:
+        nonlocal place
+        for _ in range(steps):
+            obs, action, reward, following = rows[place]
+            place = (place + 1) % EPISODE
+            writer.step(obs, action, reward, place == 0, False, following, info)
+
+    record(ring)
+    pipe.send("ready")
+    while pipe.recv() is not None:
+        while not pipe.poll():
+            record(64)
+        pipe.recv()
+        pipe.send(None)
+
+
+def server_of(task: Task, storage: str = "caches", **settings: Any) -> memoire.Server:
+    """A server for a task; `settings` are more arguments of it."""
+    return memoire.Server(
+        TCP, schema_of(task), storage=storage, sampler=memoire.Prioritized(ALPHA, beta=BETA), discount=0.99,
+        multi_step=task.multi_step, frame_stack=task.stack, capacity=task.entries if storage == "episodes" else 0,
+        seed=0, **settings,
+    )  # fmt: skip
+
+
+def extend(memory: Memory, task: Task) -> None:
+    """A whole episode of a task into a memory."""
+    memory.open()
+    memory.extend(0, (task.frames[:EPISODE], task.actions, task.rewards))
+    memory.close(terminated=True, final_state=task.frames[EPISODE])
+
+
+class NumpyRing:
+    """The limit: arrays of a ring, and the least that NumPy can do with them.
 
     It is given the row numbers, so that it draws nothing, looks nothing up and computes nothing.
+
+    Args:
+        values: An episode's states, actions and rewards.
+        entries: Of the ring, which is full of them.
+        stack, step: States of a stack, and entries from one stack to the next.
     """
 
-    def __init__(self, workload: Workload, *, seed: int = 1) -> None:
-        self.random = random = np.random.default_rng(seed)
-        self.entries = workload.entries
-        self.stack = workload.parameters.frame_stack
-        self.step = workload.parameters.multi_step
-        shapes = [((workload.entries, *column.shape), column.dtype) for column in workload.schema.values()]
-        self.columns = [np.zeros(*each) for each in shapes]
-        for column, values in zip(self.columns, workload.episode(random), strict=True):
-            for begin in range(0, workload.entries - EPISODE + 1, EPISODE):  # touch every page
-                column[begin : begin + EPISODE] = values
-        self.turns = [self.rows() for _ in range(64)]
-        self.turn = 0
-        self.out: list[np.ndarray] | None = None
+    def __init__(self, values: tuple[np.ndarray, ...], entries: int, stack: int, step: int) -> None:
+        self.values, self.entries, self.row = values, entries, 0
+        self.columns = [np.zeros((entries, *each.shape[1:]), each.dtype) for each in values]
+        self.rows = list(zip(*values, strict=True))
+        last = np.random.default_rng(1).integers(stack, entries - step, (64, BATCH))
+        frames = last if stack == 1 else last[:, :, None] - np.arange(stack)[::-1]
+        self.turns = cycle(zip(last, frames, frames + step, strict=True))
+        for _ in range(entries // EPISODE):
+            self.extend()
+        self.out = self.gather()
 
-    def rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows of the entries, of their stacks and of the stacks after them."""
-        last = self.random.integers(self.stack, self.entries - self.step, BATCH)
-        frames = last[:, None] - np.arange(self.stack)[::-1]
-        if self.stack == 1:
-            return last, last, last + self.step
-        return last, frames, frames + self.step
+    def add(self) -> None:
+        """Write an episode, entry by entry."""
+        for values in self.rows:
+            row = self.row
+            for column, value in zip(self.columns, values, strict=True):
+                column[row] = value
+            self.row = (row + 1) % self.entries
 
-    def fresh(self) -> list[np.ndarray]:
-        """Gather one batch into new arrays."""
-        self.turn = (self.turn + 1) % len(self.turns)
-        last, prev, following = self.turns[self.turn]
-        state, action, reward = self.columns
-        return [state[prev], state[following], action[last], reward[last]]
+    def extend(self) -> None:
+        """Write an episode at once."""
+        begin = self.row if self.row + EPISODE <= self.entries else 0
+        for column, block in zip(self.columns, self.values, strict=True):
+            column[begin : begin + EPISODE] = block
+        self.row = begin + EPISODE
+
+    def gather(self) -> list[np.ndarray]:
+        """One batch, into new arrays."""
+        last, before, after = next(self.turns)
+        states, actions, rewards = self.columns
+        return [states[before], states[after], actions[last], rewards[last]]
 
     def over(self) -> None:
-        """Gather one batch over the one before: no memory is asked for."""
-        self.turn = (self.turn + 1) % len(self.turns)
-        last, *rows = self.turns[self.turn]
-        state, *columns = self.columns
-        if self.out is None:
-            self.out = self.fresh()
-        for column, places, out in zip((state, state, *columns), (*rows, last, last), self.out, strict=True):
+        """One batch, over the first one: no memory is asked for."""
+        last, *frames = next(self.turns)
+        states, *columns = self.columns
+        for column, places, out in zip((states, states, *columns), (*frames, last, last), self.out, strict=True):
             np.take(column, places, axis=0, out=out, mode="clip")  # any other mode goes through a copy

@@ -1,15 +1,9 @@
-"""memoire's side: double DQN, SAC and PPO; the server's pages, the dashboard's verdicts, how long a learner waited."""
+"""memoire's side: double DQN, SAC and PPO, and how long a learner waited."""
 
-import json
 import multiprocessing
-import subprocess
-import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -21,10 +15,6 @@ from tasks import MAKERS, DoubleDqn, Run, epsilon_at, q_network, with_newest
 
 import memoire
 from memoire import Server, rl
-from memoire.nodes.http import NodePages
-
-SETTLED = 12.0
-"""Seconds after the first batch from which verdicts count: rates are of the newest ten."""
 
 
 class Actors:
@@ -46,69 +36,33 @@ class Actors:
     def _call(act: Callable[[str, int, Run], None], pipe: Any, number: int, run: Run) -> None:
         act(pipe.recv(), number, run)
 
-    def begin(self, server: Server) -> None:
+    @contextmanager
+    def working_for(self, server: Server) -> Iterator[None]:
+        """Actors at work until the learner has ended; then the run is over."""
         for pipe in self.pipes:
             pipe.send(server.endpoint)
-
-    def join(self) -> None:
+        yield
+        server.finish()
         for process in self.processes:
             process.join(20.0)
 
 
-class Observed:
-    """Opens the server's pages, and has a process beside this one print what the dashboard makes of them."""
+class Waiting:
+    """The share of its time that a learner waits, from its first batch on."""
 
     def __init__(self, server: Server) -> None:
-        self.server, self.pages = server, NodePages("127.0.0.1:0", server)
-        watch = [sys.executable, Path(__file__).with_name("watch.py"), f"http://{self.pages.address}"]
-        self.process = subprocess.Popen(watch, stdout=subprocess.PIPE, text=True)
-        self.seen: list[tuple[float, float | None, list[str]]] = []
-        """When, which share of its time the learner waits, and what is found: the worst first."""
-        self._first: tuple[float, float] | None = None
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            share, *codes = json.loads(line)
-            self.seen.append((time.monotonic(), share, codes))
+        self.server = server
+        self.first: tuple[float, float] | None = None
 
     def begin(self) -> None:
-        """From now on waiting counts: the first batch is here."""
-        self._first = time.monotonic(), self.server.stats().waited
+        """A batch is here."""
+        if self.first is None:
+            self.first = time.monotonic(), self.server.stats().waited
 
-    @property
-    def has_begun(self) -> bool:
-        return self._first is not None
-
-    def facts(self) -> dict[str, Any]:
-        """The share of its time that the learner waited since `begin`, and what the dashboard said meanwhile."""
-        assert self._first is not None
-        began, waited = self._first
-        share = (self.server.stats().waited - waited) / (time.monotonic() - began)
-        shown = [each for each in self.seen if each[0] >= began + SETTLED]
-        shares = [each[1] for each in shown if each[1] is not None]
-        return {
-            "waited": round(share, 4),
-            "shown": [round(min(shares), 4), round(max(shares), 4)] if shares else None,
-            "verdicts": dict(Counter(each[2][0] for each in shown if each[2])),
-        }
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait(10)
-        self.pages.close()
-
-
-@contextmanager
-def observed_run(server: Server, actors: Actors) -> Iterator[Observed]:
-    """Actors at work, and the pages that are looked at, until the learner has ended; then the run is over."""
-    actors.begin(server)
-    observed = Observed(server)
-    yield observed
-    observed.close()
-    server.finish()
-    actors.join()
+    def share(self) -> float:
+        assert self.first is not None
+        began, waited = self.first
+        return round((self.server.stats().waited - waited) / (time.monotonic() - began), 4)
 
 
 ENVS = 8
@@ -124,7 +78,6 @@ DQN_LONGEST = 25
 
 def dqn_act(url: str, number: int, run: Run) -> None:
     """An actor: plays with the newest network until the run is over."""
-    torch.set_num_threads(1)
     same_step, stack = gym.vector.AutoresetMode.SAME_STEP, run.task.stack
     envs = gym.vector.SyncVectorEnv([MAKERS[run.game][1]] * ENVS, autoreset_mode=same_step)
     rng, actions = np.random.default_rng([run.seed, number]), int(envs.single_action_space.n)
@@ -150,13 +103,10 @@ def dqn_act(url: str, number: int, run: Run) -> None:
             seen = with_newest(seen, obs, terminated | truncated) if stack > 1 else obs
 
 
-def sampler_of(run: Run) -> memoire.replay.sampling.Sampler:
-    return memoire.Uniform() if run.options.get("sampler") == "uniform" else memoire.Prioritized(ALPHA, beta=BETA)
-
-
 def table_of(env: gym.Env, run: Run) -> memoire.Table:
     """Whole episodes, each frame once, and so many samples for each step."""
     ratio = BATCH / UPDATE_INTERVAL
+    is_uniform = run.options.get("sampler") == "uniform"
     columns = {
         "obs": memoire.Column(np.uint8, env.observation_space.shape, "state"),
         "action": np.int64,
@@ -167,7 +117,7 @@ def table_of(env: gym.Env, run: Run) -> memoire.Table:
         columns,
         storage="episodes",
         capacity=run.capacity,
-        sampler=sampler_of(run),
+        sampler=memoire.Uniform() if is_uniform else memoire.Prioritized(ALPHA, beta=BETA),
         multi_step=MULTI_STEP,
         discount=GAMMA,
         frame_stack=run.task.stack,
@@ -177,18 +127,17 @@ def table_of(env: gym.Env, run: Run) -> memoire.Table:
     )
 
 
-def dqn_learn(server: memoire.Server, dqn: DoubleDqn, run: Run, observed: Observed) -> None:
+def dqn_learn(server: memoire.Server, dqn: DoubleDqn, run: Run) -> None:
     """The learner, until the time is up."""
     memoire.torch.publish(server, "policy", dqn.net)
-    steps = 0
+    waiting, steps = Waiting(server), 0
 
     def prepared(batch):
         batch = batch.to(run.task.device)
         return batch, dqn.later(batch.next_obs)
 
     for drawn, known in memoire.prefetch(map(prepared, server.batches(BATCHES * BATCH, 60.0))):
-        if not observed.has_begun:
-            observed.begin()
+        waiting.begin()
         columns = drawn.importance, drawn.obs, drawn.action, drawn.reward, drawn.discount, drawn.next_obs
         drawn.update_priorities(dqn.update(*columns, known=known))
         if dqn.updates % DQN_PUBLISH_INTERVAL < BATCHES:
@@ -197,17 +146,16 @@ def dqn_learn(server: memoire.Server, dqn: DoubleDqn, run: Run, observed: Observ
             steps = server.stats().totals.steps
         if not run.goes_on(steps, dqn.net.parameters, dqn.updates):
             break
-    run.report(updates=dqn.updates, **observed.facts())
+    run.report(updates=dqn.updates, waited=waiting.share())
 
 
 def dqn(run: Run) -> None:
     """Actors of eight environments, two or, beside a GPU, eight; 10 batches at once, the target asked ahead."""
-    torch.set_num_threads(1)
-    actors, dqn = Actors(dqn_act, run.task.players, run), DoubleDqn(run.make(), run.seed, run.task.device)
+    actors, dqn = Actors(dqn_act, run.task.players, run), DoubleDqn(run.make(), run.task.device)
     tables = {"replay": table_of(MAKERS[run.game][1](), run)}
     with memoire.Server("tcp://127.0.0.1:*", tables=tables, run="contest", seed=run.seed) as server:
-        with observed_run(server, actors) as observed:
-            dqn_learn(server, dqn, run, observed)
+        with actors.working_for(server):
+            dqn_learn(server, dqn, run)
 
 
 SAC_PUBLISH_INTERVAL = 50
@@ -224,7 +172,6 @@ def policy_of(env: gym.Env) -> rl.GaussianPolicy:
 
 def sac_act(url: str, number: int, run: Run) -> None:
     """An actor: plays with the newest policy until the run is over."""
-    torch.set_num_threads(1)
     torch.manual_seed(100 * run.seed + number)
     env = run.make()
     policy = policy_of(env)
@@ -241,13 +188,12 @@ def sac_act(url: str, number: int, run: Run) -> None:
             obs = env.reset()[0] if terminated or truncated else next_obs
 
 
-def sac_learn(server: memoire.Server, agent: rl.SAC, run: Run, observed: Observed) -> None:
+def sac_learn(server: memoire.Server, agent: rl.SAC, run: Run) -> None:
     """The learner, until the time is up."""
     memoire.torch.publish(server, "policy", agent.policy)
-    updates = steps = 0
+    waiting, updates, steps = Waiting(server), 0, 0
     for batch in server.batches(settings.SAC_BATCH, 60.0, ahead=1):
-        if not observed.has_begun:
-            observed.begin()
+        waiting.begin()
         batch = batch.to("cpu")
         agent.train(batch)
         updates += 1
@@ -256,12 +202,11 @@ def sac_learn(server: memoire.Server, agent: rl.SAC, run: Run, observed: Observe
             steps = server.stats().totals.steps
         if not run.goes_on(steps, agent.policy.parameters):
             break
-    run.report(updates=updates, **observed.facts())
+    run.report(updates=updates, waited=waiting.share())
 
 
 def sac(run: Run) -> None:
     """SAC of memoire.rl, eight actor processes of one environment each, none of which waits for another."""
-    torch.set_num_threads(1)
     env, actors = run.make(), Actors(sac_act, settings.SAC_ENVS, run)
     agent = rl.SAC(
         env.observation_space,
@@ -285,8 +230,8 @@ def sac(run: Run) -> None:
         samples_per_insert_tolerance=float(SAC_LEAD * settings.SAC_BATCH),
     )
     with memoire.Server("tcp://127.0.0.1:*", tables={"replay": table}, run="contest", seed=run.seed) as server:
-        with observed_run(server, actors) as observed:
-            sac_learn(server, agent, run, observed)
+        with actors.working_for(server):
+            sac_learn(server, agent, run)
 
 
 COLLECTORS, LENGTH = 2, 256
@@ -299,7 +244,7 @@ def collect(url: str, number: int, run: Run) -> None:
         collector.run()
 
 
-def ppo_learn(learner: rl.OnPolicyLearner, run: Run, observed: Observed) -> None:
+def ppo_learn(learner: rl.OnPolicyLearner, run: Run) -> None:
     """The learner, until the time is up."""
     ppo = rl.PPO(
         learner.net,
@@ -313,28 +258,25 @@ def ppo_learn(learner: rl.OnPolicyLearner, run: Run, observed: Observed) -> None
         max_grad_norm=settings.PPO_MAX_GRAD_NORM,
         seed=run.seed,
     )
+    waiting = Waiting(learner.server)
     while run.goes_on(learner.steps, learner.net.policy.parameters):
         rollouts = learner.collect(timeout=60.0)
-        if not observed.has_begun:
-            observed.begin()
+        waiting.begin()
         ppo.update(rollouts)
         learner.publish()
-    run.report(updates=learner.iterations, **observed.facts())
+    run.report(updates=learner.iterations, waited=waiting.share())
 
 
 def ppo(run: Run) -> None:
     """PPO of memoire.rl with two collectors of eight environments each."""
-    torch.set_num_threads(1)
-    torch.manual_seed(run.seed)
     env, collectors = run.make(), Actors(collect, COLLECTORS, run)
     net = rl.ActorCritic.mlp(env, hidden=settings.PPO_HIDDEN)
     policy = run.options.get("policy", "local")  # "local": collectors compute the actions; "remote": the learner does
     options = {"policy": policy, "discount": settings.PPO_GAMMA, "run": "contest"}
     with rl.OnPolicyLearner("tcp://127.0.0.1:*", env, net, settings.PPO_STEPS, LENGTH, **options) as learner:
-        with observed_run(learner.server, collectors) as observed:
-            ppo_learn(learner, run, observed)
+        with collectors.working_for(learner.server):
+            ppo_learn(learner, run)
 
 
 if __name__ == "__main__":
-    this = Run.from_environment()
-    {"dqn": dqn, "sac": sac, "ppo": ppo}[this.task.algorithm](this)
+    Run.learn(dqn, sac, ppo)

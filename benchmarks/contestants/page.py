@@ -24,12 +24,9 @@ TITLES = {
     "inference": "memoire, actions by the learner",
 }
 """What a reader calls a side, in the order of the tables."""
-MUCH_WAITING = 0.3
-"""Share of its time that a learner waits, above which the dashboard says so first."""
 HEAD = head(
     "side", "reach it", "seconds, median (quartiles)", "steps", "return later", "updates a second", "by memoire's"
 )
-WAITING = head("seed", "the learner waited", "the dashboard showed", "its verdict", "they agree", left=0)
 RATES_HEAD = head("side", "steps a second", "updates a second", "by memoire's", "memory, MiB", "steps in it")
 PAGE = """# benchmarks/contest.py
 
@@ -75,8 +72,7 @@ are drawn. The first three steps of a piece are not drawn: they lack a whole sta
 
 ![Steps over seconds: median and quartiles of each side](contest-{name}.svg)
 
-{waiting}
-"""
+{waiting}"""
 SECTION = """## {title}: a score of {score:g}
 
 {machine}. Each run has {limit}.
@@ -87,8 +83,7 @@ SECTION = """## {title}: a score of {score:g}
 
 ![Return over seconds: median and quartiles of each side](contest-{name}.svg)
 
-{waiting}
-"""
+{waiting}"""
 
 
 @dataclass(frozen=True)
@@ -223,64 +218,50 @@ def ratios(ours: Sequence[Record], theirs: Sequence[Record], score: float, which
 
 def table(records: Sequence[Record], name: str, game: Game) -> str:
     """A row for each side."""
-    rows, ours = [HEAD], of(records, name, "memoire")
+    rows, ours = [RATES_HEAD if game.score is None else HEAD], of(records, name, "memoire")
     for side, title in TITLES.items():
-        if not (theirs := of(records, name, side)):
-            continue
-        counted = [each.counted(game.score) for each in theirs]
-        reached = sum(each.reached(game.score) is not None for each in theirs)
-        updates = [each.facts["updates"] / each.limit for each in theirs if "updates" in each.facts]
-        ratio = ratios(ours, theirs, game.score)
-        shown = [
-            f"{title} {theirs[0].facts.get('version', '')}".strip(),
-            f"{reached} of {len(theirs)}",
-            cell([seconds for seconds, _ in counted]),
-            cell([steps for _, steps in counted]),
-            cell([each.later_return() for each in theirs], ",.1f" if game.score < 100.0 else ",.0f"),
-            f"{np.median(updates):,.0f}" if updates and game.algorithm != "ppo" else "",
-            cell(ratio, ".2f") if ratio and side != "memoire" else "",
-        ]
-        rows.append(cells(*shown))
+        if theirs := of(records, name, side):
+            if game.score is None:
+                ratio = [a.rates()[1] / b.rates()[1] for a, b in paired(ours, theirs)]
+            else:
+                ratio = ratios(ours, theirs, game.score)
+            compared = cell(ratio, ".2f") if ratio and side != "memoire" else ""
+            shown = rates_of(theirs, compared) if game.score is None else scores_of(theirs, game, compared)
+            rows.append(cells(f"{title} {theirs[0].facts.get('version', '')}".strip(), *shown))
     return "\n".join(rows)
 
 
-def rates_table(records: Sequence[Record], name: str) -> str:
-    """A row for each side of a game without a score."""
-    rows, ours = [RATES_HEAD], of(records, name, "memoire")
-    for side, title in TITLES.items():
-        if not (theirs := of(records, name, side)):
-            continue
-        rates = [each.rates() for each in theirs]
-        ratio = [a.rates()[1] / b.rates()[1] for a, b in paired(ours, theirs)]
-        shown = [
-            f"{title} {theirs[0].facts.get('version', '')}".strip(),
-            cell([steps for steps, _ in rates]),
-            cell([updates for _, updates in rates], ".1f"),
-            cell(ratio, ".2f") if ratio and side != "memoire" else "",
-            f"{np.median([each.facts['memory'] for each in theirs]) / 2**20:,.0f}",
-            f"{min(PONG_CAPACITY, int(np.median([each.curve[-1][1] for each in theirs]))):,}",
-        ]
-        rows.append(cells(*shown))
-    return "\n".join(rows)
+def scores_of(runs: Sequence[Record], game: Game, compared: str) -> list[str]:
+    """The cells of a side."""
+    counted = [each.counted(game.score) for each in runs]
+    reached = sum(each.reached(game.score) is not None for each in runs)
+    updates = [each.facts["updates"] / each.limit for each in runs if "updates" in each.facts]
+    return [
+        f"{reached} of {len(runs)}",
+        cell([seconds for seconds, _ in counted]),
+        cell([steps for _, steps in counted]),
+        cell([each.later_return() for each in runs], ",.1f" if game.score < 100.0 else ",.0f"),
+        f"{np.median(updates):,.0f}" if updates and game.algorithm != "ppo" else "",
+        compared,
+    ]
 
 
-def agrees(waited: float, verdicts: dict[str, int]) -> bool:
-    """Whether the dashboard said first that the learner waits if, and only if, it does."""
-    most = max(verdicts, key=lambda code: verdicts[code], default="")
-    return (most == "learner_waits") == (waited > MUCH_WAITING)
+def rates_of(runs: Sequence[Record], compared: str) -> list[str]:
+    """The cells of a side of a game without a score."""
+    rates = [each.rates() for each in runs]
+    return [
+        cell([steps for steps, _ in rates]),
+        cell([updates for _, updates in rates], ".1f"),
+        compared,
+        f"{np.median([each.facts['memory'] for each in runs]) / 2**20:,.0f}",
+        f"{min(PONG_CAPACITY, int(np.median([each.curve[-1][1] for each in runs]))):,}",
+    ]
 
 
 def waiting(records: Sequence[Record]) -> str:
-    """memoire's runs: who waited for whom."""
-    rows = [WAITING]
-    for each in records:
-        if "waited" in each.facts:
-            shown, verdicts = each.facts.get("shown"), each.facts.get("verdicts") or {}
-            said = ", ".join(f"`{code}`" for code in sorted(verdicts, key=lambda code: -verdicts[code]))
-            seen = f"{shown[0]:.1%} to {shown[1]:.1%}" if shown else ""
-            word = "yes" if agrees(each.facts["waited"], verdicts) else "**no**"
-            rows.append(cells(each.seed, f"{each.facts['waited']:.1%}", seen, said, word))
-    return "\n".join(rows) if len(rows) > 1 else ""
+    """How long the learner of memoire's runs waited."""
+    shares = [f"{each.facts['waited']:.1%}" for each in records if "waited" in each.facts]
+    return f"Of its time, memoire's learner waited {', '.join(shares)}: a share for each seed.\n" if shares else ""
 
 
 def aims(records: Sequence[Record]) -> dict[str, Spread]:
@@ -339,8 +320,7 @@ def write(folder: Path, records: Sequence[Record], record_aims: Callable[[dict[s
             draw(records, name, game, folder / f"contest-{name}.svg")
             facts = {"machine": str(runs[0].facts.get("machine", "")), "limit": limits(runs)}
             facts |= {"settings": SAID.get(name, SAID[game.algorithm]), "versions": runs[0].facts.get("packages", "")}
-            found = rates_table(records, name) if game.score is None else table(records, name, game)
-            parts = {"table": found, "waiting": waiting(of(records, name, "memoire"))}
+            parts = {"table": table(records, name, game), "waiting": waiting(of(records, name, "memoire"))}
             form = RATES if game.score is None else SECTION
             sections.append(form.format(title=game.title, score=game.score, name=name, **facts, **parts))
     versions = next((str(each.facts["shared"]) for each in records if "shared" in each.facts), "")

@@ -92,9 +92,8 @@ class Window:
 
 def dqn(run: Run) -> None:
     """Eight environments in turns, a ring of NumPy arrays, a sum tree in NumPy."""
-    torch.set_num_threads(1)
     random, envs = np.random.default_rng(run.seed), [run.make() for _ in range(ENVS)]
-    dqn, replay = DoubleDqn(envs[0], run.seed), Replay(run.capacity, envs[0].observation_space.shape, run.seed)
+    dqn, replay = DoubleDqn(envs[0]), Replay(run.capacity, envs[0].observation_space.shape, run.seed)
     obs = np.stack([env.reset(seed=1000 * run.seed + place)[0] for place, env in enumerate(envs)])
     windows, steps, actions = [Window() for _ in envs], 0, int(envs[0].action_space.n)
     while run.goes_on(steps, dqn.net.parameters, dqn.updates):
@@ -116,4 +115,4 @@ def dqn(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    dqn(Run.from_environment())
+    Run.learn(dqn)

@@ -1,16 +1,18 @@
 """RLlib's side: its DQN, its SAC, its PPO; Ray with its cores, and Adam as the other sides have it."""
 
+from collections.abc import Callable, Iterable
+
 import ray
 import settings
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn.dqn import DQNConfig, calculate_rr_weights
 from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
 from ray.rllib.algorithms.ppo.ppo import PPOConfig
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.algorithms.sac.sac import SACConfig
 from ray.rllib.algorithms.sac.torch.default_sac_torch_rl_module import DefaultSACTorchRLModule
-from ray.rllib.core.learner import Learner
 from ray.rllib.core.models.base import ENCODER_OUT
 from ray.rllib.core.rl_module.apis import ValueFunctionAPI
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -25,18 +27,32 @@ ENVIRONMENT = "contest"
 
 def begin(run: Run) -> None:
     """Start Ray, in which the run's environment has its name."""
-    torch.set_num_threads(1)
     ray.init(num_cpus=run.task.players + run.task.on_gpu, include_dashboard=False, log_to_driver=False)
     register_env(ENVIRONMENT, lambda config: run.make())
 
 
-def learner_of(algorithm: Algorithm, eps: float = 1e-8) -> Learner:
-    """The learner, which is in this process. RLlib has no setting for its optimisers' eps, nor for a fused step."""
-    learner = algorithm.learner_group._learner
+def train(
+    run: Run, config: AlgorithmConfig, batch: int, parameters: Callable[[TorchRLModule], Iterable], eps: float = 1e-8
+) -> Algorithm:
+    """Learn until the time is up. RLlib has no setting for its optimisers' eps, nor for a fused step.
+
+    Args:
+        batch: Rows of one update.
+        parameters: Those of the network that acts, in the order of the other sides.
+    """
+    algorithm = config.debugging(seed=run.seed, log_level="ERROR").build_algo()
+    learner = algorithm.learner_group._learner  # it is in this process
     for optimizer in learner._named_optimizers.values():
         for group in optimizer.param_groups:
             group.update(eps=eps, fused=True)
-    return learner
+    module, steps, updates = learner.module["default_policy"], 0, 0
+    while run.goes_on(steps, lambda: parameters(module), updates):
+        result = algorithm.train()
+        steps = int(result["env_runners"]["num_env_steps_sampled_lifetime"])
+        learned = result.get("learners", {}).get("default_policy", {})
+        updates = int(learned.get("num_module_steps_trained_lifetime", 0)) // batch
+    run.report(updates=updates)
+    return algorithm
 
 
 ENVS, DQN_STEPS = 8, 8
@@ -99,21 +115,10 @@ def dqn(run: Run) -> None:
         )
         .learners(num_gpus_per_learner=int(run.task.on_gpu))
         .reporting(min_sample_timesteps_per_iteration=200)
-        .debugging(seed=run.seed, log_level="ERROR")
     )
-    algorithm = config.build_algo()
-    module = learner_of(algorithm).module["default_policy"]
-    steps = updates = 0
-
-    def parameters():
-        return [*module.encoder.parameters(), *module.af.parameters()]
-
-    while run.goes_on(steps, parameters, updates):
-        result = algorithm.train()
-        steps = int(result["env_runners"]["num_env_steps_sampled_lifetime"])
-        learned = result.get("learners", {}).get("default_policy", {})
-        updates = int(learned.get("num_module_steps_trained_lifetime", 0)) // settings.BATCH
-    run.report(updates=updates)
+    algorithm = train(
+        run, config, settings.BATCH, lambda module: [*module.encoder.parameters(), *module.af.parameters()]
+    )
     rounds, updates = calculate_rr_weights(algorithm.config)
     assert updates * settings.UPDATE_INTERVAL == rounds * runners * ENVS * DQN_STEPS, (rounds, updates)
     ray.shutdown()
@@ -174,23 +179,14 @@ def sac(run: Run) -> None:
             replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": settings.CAPACITY},
         )
         .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=0)
-        .debugging(seed=run.seed, log_level="ERROR")
     )
-    algorithm = config.build_algo()
-    module = learner_of(algorithm).module["default_policy"]
-    steps = updates = 0
 
-    def parameters():
+    def parameters(module):
         """Of the layer that gives means and deviations, each in its turn."""
         head = [half for pair in zip(*(each.chunk(2) for each in module.pi.parameters()), strict=True) for half in pair]
         return [*module.pi_encoder.parameters(), *head]
 
-    while run.goes_on(steps, parameters):
-        result = algorithm.train()
-        steps = int(result["env_runners"]["num_env_steps_sampled_lifetime"])
-        learned = result.get("learners", {}).get("default_policy", {})
-        updates = int(learned.get("num_module_steps_trained_lifetime", 0)) // settings.SAC_BATCH
-    run.report(updates=updates)
+    train(run, config, settings.SAC_BATCH, parameters)
     ray.shutdown()
 
 
@@ -246,18 +242,16 @@ def ppo(run: Run) -> None:
             use_kl_loss=False,
         )
         .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=0)
-        .debugging(seed=run.seed, log_level="ERROR")
     )
-    algorithm = config.build_algo()
-    module = learner_of(algorithm, settings.PPO_EPS).module["default_policy"]
-    steps = 0
-    while run.goes_on(steps, module.policy.parameters):
-        result = algorithm.train()
-        steps = int(result["env_runners"]["num_env_steps_sampled_lifetime"])
-    run.report(updates=algorithm.iteration)
+    train(
+        run,
+        config,
+        settings.PPO_EPOCHS * settings.PPO_STEPS,
+        lambda module: module.policy.parameters(),
+        settings.PPO_EPS,
+    )
     ray.shutdown()
 
 
 if __name__ == "__main__":
-    this = Run.from_environment()
-    {"dqn": dqn, "sac": sac, "ppo": ppo}[this.task.algorithm](this)
+    Run.learn(dqn, sac, ppo)

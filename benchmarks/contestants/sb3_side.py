@@ -63,7 +63,6 @@ class DoubleDQN(DQN):
 
 def dqn(run: Run) -> None:
     """Its DQN with its n-step buffer. It knows no priorities; the double estimate is added here."""
-    torch.set_num_threads(1)
     count, kind = (16, SubprocVecEnv) if run.task.on_gpu else (8, DummyVecEnv)
     envs = kind([run.make] * count)
     model = DoubleDQN(
@@ -92,7 +91,6 @@ def dqn(run: Run) -> None:
 
 def sac(run: Run) -> None:
     """Its SAC over SubprocVecEnv, eight environments in processes of their own that step together."""
-    torch.set_num_threads(1)
     model = SAC(
         "MlpPolicy",
         SubprocVecEnv([run.make] * settings.SAC_ENVS),
@@ -115,7 +113,6 @@ def sac(run: Run) -> None:
 
 def ppo(run: Run) -> None:
     """Its PPO over 16 environments in one process, as it is by default."""
-    torch.set_num_threads(1)
     model = PPO(
         "MlpPolicy",
         DummyVecEnv([run.make] * settings.PPO_ENVS),
@@ -142,5 +139,4 @@ def ppo(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    this = Run.from_environment()
-    {"dqn": dqn, "sac": sac, "ppo": ppo}[this.task.algorithm](this)
+    Run.learn(dqn, sac, ppo)

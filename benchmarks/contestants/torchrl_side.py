@@ -23,10 +23,17 @@ from torchrl.objectives import ClipPPOLoss, DQNLoss, HardUpdate, SACLoss, SoftUp
 from torchrl.objectives.value import GAE
 
 ENVS = 8
-
-
 DQN_STEPS = 32
 """Of each environment in what a process hands over."""
+
+
+def minimize(loss: torch.Tensor, optimizer: torch.optim.Optimizer, limit: float = float("inf")) -> None:
+    """One step, with gradients that are clipped to a limit of their norm."""
+    optimizer.zero_grad()
+    loss.backward()
+    if limit < float("inf"):
+        torch.nn.utils.clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], limit)
+    optimizer.step()
 
 
 class Floats(torch.nn.Module):
@@ -46,8 +53,6 @@ def dqn_environments(game: str):
 
 def dqn(run: Run) -> None:
     """TorchRL: an asynchronous collector of as many processes as memoire has actors, and its prioritized buffer."""
-    torch.manual_seed(run.seed)
-    torch.set_num_threads(1)
     env = dqn_environment(run.game)
     net = torch.nn.Sequential(Floats(), q_network(env.observation_spec["observation"].shape, int(env.action_spec.n)))
     actor = QValueActor(net, in_keys=["observation"], spec=env.action_spec, action_space="categorical")
@@ -80,11 +85,7 @@ def dqn(run: Run) -> None:
         replay.extend(data.reshape(-1))
         for _ in range(data.numel() // settings.UPDATE_INTERVAL if steps >= run.first_update else 0):
             batch = replay.sample()
-            found = loss(batch)["loss"]
-            optimizer.zero_grad()
-            found.backward()
-            torch.nn.utils.clip_grad_norm_(loss.parameters(), settings.MAX_GRAD_NORM)
-            optimizer.step()
+            minimize(loss(batch)["loss"], optimizer, settings.MAX_GRAD_NORM)
             updater.step()
             replay.update_tensordict_priority(batch)
             updates += 1
@@ -138,8 +139,6 @@ def sac_networks(env: GymWrapper) -> tuple[Policy, ProbabilisticActor, ValueOper
 
 def sac(run: Run) -> None:
     """Its SAC over an asynchronous collector of eight forked processes of one environment each."""
-    torch.manual_seed(run.seed)
-    torch.set_num_threads(1)
     torch.multiprocessing.set_start_method("fork", force=True)  # nothing is imported eight times more
     policy, actor, value = sac_networks(sac_environment(run.game))
     replay = TensorDictReplayBuffer(storage=LazyTensorStorage(settings.CAPACITY), batch_size=settings.SAC_BATCH)
@@ -161,9 +160,7 @@ def sac(run: Run) -> None:
         replay.extend(data)
         for _ in range(data.numel() if steps >= settings.SAC_FIRST_UPDATE else 0):
             found = loss(replay.sample())
-            optimizer.zero_grad()
-            (found["loss_actor"] + found["loss_qvalue"] + found["loss_alpha"]).backward()
-            optimizer.step()
+            minimize(found["loss_actor"] + found["loss_qvalue"] + found["loss_alpha"], optimizer)
             updater.step()
             updates += 1
         collector.update_policy_weights_()
@@ -196,8 +193,13 @@ def ppo_networks(env: GymWrapper) -> tuple[ProbabilisticActor, ValueOperator]:
     return actor, ValueOperator(tanh_network(inputs, settings.PPO_HIDDEN, 1, 1.0), in_keys=["observation"])
 
 
-def loss_of(actor: ProbabilisticActor, value: ValueOperator) -> ClipPPOLoss:
-    return ClipPPOLoss(
+def ppo(run: Run) -> None:
+    """Its PPO over a collector of two forked processes, which step eight environments each at a time."""
+    torch.multiprocessing.set_start_method("fork", force=True)  # nothing is imported once more
+    make = partial(ppo_environments, run.game, settings.PPO_ENVS // WORKERS)
+    actor, value = ppo_networks(make())
+    advantage = GAE(gamma=settings.PPO_GAMMA, lmbda=settings.PPO_LAMBDA, value_network=value)
+    loss = ClipPPOLoss(
         actor,
         value,
         clip_epsilon=settings.PPO_CLIP,
@@ -206,17 +208,6 @@ def loss_of(actor: ProbabilisticActor, value: ValueOperator) -> ClipPPOLoss:
         loss_critic_type="l2",
         normalize_advantage=True,
     )
-
-
-def ppo(run: Run) -> None:
-    """Its PPO over a collector of two forked processes, which step eight environments each at a time."""
-    torch.manual_seed(run.seed)
-    torch.set_num_threads(1)
-    torch.multiprocessing.set_start_method("fork", force=True)  # nothing is imported once more
-    make = partial(ppo_environments, run.game, settings.PPO_ENVS // WORKERS)
-    actor, value = ppo_networks(make())
-    advantage = GAE(gamma=settings.PPO_GAMMA, lmbda=settings.PPO_LAMBDA, value_network=value)
-    loss = loss_of(actor, value)
     optimizer = torch.optim.Adam(loss.parameters(), settings.PPO_RATE, eps=settings.PPO_EPS, fused=True)
     storage, sampler = LazyTensorStorage(settings.PPO_STEPS), SamplerWithoutReplacement()
     batches = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=settings.PPO_MINIBATCH)
@@ -233,10 +224,8 @@ def ppo(run: Run) -> None:
         for _ in range(settings.PPO_EPOCHS):
             for batch in batches:
                 found = loss(batch)
-                optimizer.zero_grad()
-                (found["loss_objective"] + found["loss_critic"] + found["loss_entropy"]).backward()
-                torch.nn.utils.clip_grad_norm_(loss.parameters(), settings.PPO_MAX_GRAD_NORM)
-                optimizer.step()
+                whole = found["loss_objective"] + found["loss_critic"] + found["loss_entropy"]
+                minimize(whole, optimizer, settings.PPO_MAX_GRAD_NORM)
                 updates += 1
         collector.update_policy_weights_()
         if not run.goes_on(steps, actor.module[0].parameters):
@@ -246,5 +235,4 @@ def ppo(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    this = Run.from_environment()
-    {"dqn": dqn, "sac": sac, "ppo": ppo}[this.task.algorithm](this)
+    Run.learn(dqn, sac, ppo)

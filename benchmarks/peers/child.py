@@ -1,11 +1,11 @@
 """A peer's process: makes sides of a comparison and takes their turns, as lines of JSON ask for."""
 
-import gc
 import importlib
 import json
 import os
 import sys
-import time
+
+from tasks import clock
 
 
 def main() -> None:
@@ -27,21 +27,6 @@ def main() -> None:
     for side in sides:
         getattr(side, "close", lambda: None)()
     os._exit(0)  # a server that somebody still draws from would wait for ever
-
-
-def clock(side, count: int) -> float:
-    """Seconds for `count` calls, measured as memoire's are."""
-    if hasattr(side, "clock"):
-        return side.clock(count)
-    gc.collect()
-    gc.disable()
-    try:
-        began = time.perf_counter()
-        for _ in range(count):
-            side()
-        return time.perf_counter() - began
-    finally:
-        gc.enable()
 
 
 if __name__ == "__main__":

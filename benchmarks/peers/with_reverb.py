@@ -17,6 +17,7 @@ from tasks import ALPHA, BATCH, EPISODE, ERRORS, Acting, Task, in_rotation
 
 TASK = cache(Task)
 TABLE = "replay"
+SPAWN = multiprocessing.get_context("spawn")
 
 
 class Steps:
@@ -160,20 +161,23 @@ def queue_of(name: str, entries: int) -> reverb.Server:
     return reverb.Server([table_of(Steps(TASK(name, entries)), 2 * AHEAD, limiter=limiter, once=True)], port=None)
 
 
-class EndToEnd(Acting):
-    """A server in the learner's process, actors in others: each step makes an item, which is drawn once."""
-
-    def __init__(self, name: str, entries: int, actors: int) -> None:
-        self.server = queue_of(name, entries)
-        context = multiprocessing.get_context("spawn")
-        self.start(context, actors, act, name, entries, self.server.port)
-        self.data = data_of(f"localhost:{self.server.port}")
+class DataSet(Acting):
+    """A learner that draws from a data set."""
 
     def draw(self) -> None:
         next(self.data)
 
 
-end_to_end = EndToEnd
+class EndToEnd(DataSet):
+    """A server in the learner's process, actors in others: each step makes an item, which is drawn once."""
+
+    def __init__(self, name: str, entries: int, actors: int) -> None:
+        self.server = queue_of(name, entries)
+        self.follow(name, entries, actors, self.server.port)
+
+    def follow(self, name: str, entries: int, actors: int, port: int) -> None:
+        self.start(SPAWN, actors, act, name, entries, port)
+        self.data = data_of(f"localhost:{port}")
 
 
 def serve(pipe, name: str, entries: int) -> None:
@@ -182,34 +186,16 @@ def serve(pipe, name: str, entries: int) -> None:
     pipe.recv()
 
 
-class FarEndToEnd(Acting):
+class FarEndToEnd(EndToEnd):
     """The same with the server in a process of its own."""
 
     def __init__(self, name: str, entries: int, actors: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.end, theirs = context.Pipe()
-        self.server = context.Process(target=serve, args=(theirs, name, entries), daemon=True)
-        self.server.start()
-        port = self.end.recv()
-        self.start(context, actors, act, name, entries, port)
-        self.data, self.times = data_of(f"localhost:{port}"), []
-
-    def clock(self, count: int) -> float:
-        """Seconds for `count` batches, from the first on; `times` has those of each."""
-        for pipe in self.pipes:
-            pipe.send(count // len(self.pipes))
-        next(self.data)
-        moments = [time.perf_counter()]
-        for _ in range(count - 1):
-            next(self.data)
-            moments.append(time.perf_counter())
-        self.times = [end - begin for begin, end in itertools.pairwise(moments)]
-        return (moments[-1] - moments[0]) * count / (count - 1)
+        self.end, theirs = SPAWN.Pipe()
+        SPAWN.Process(target=serve, args=(theirs, name, entries), daemon=True).start()
+        self.follow(name, entries, actors, self.end.recv())
 
 
-far_end_to_end = FarEndToEnd
-
-
+end_to_end, far_end_to_end = EndToEnd, FarEndToEnd
 QUEUE, TAKEN = "fragments", 8
 """Its table of fragments, and how many of them the learner takes at a time."""
 
@@ -244,7 +230,7 @@ def write_fragments(pipe, name: str, length: int, envs: int, port: int) -> None:
             writer.flush()
 
 
-class Fragments(Acting):
+class Fragments(DataSet):
     """A queue in the learner's process, of fragments that actors write step by step; each is drawn once."""
 
     def __init__(self, name: str, length: int, envs: int, actors: int) -> None:
@@ -255,15 +241,11 @@ class Fragments(Acting):
         }
         table = reverb.Table.queue(QUEUE, 8 * TAKEN, signature=signature)
         self.server = reverb.Server([table], port=None)
-        context = multiprocessing.get_context("spawn")
-        self.start(context, actors, write_fragments, name, length, envs, self.server.port)
+        self.start(SPAWN, actors, write_fragments, name, length, envs, self.server.port)
         data = reverb.TrajectoryDataset.from_table_signature(
             f"localhost:{self.server.port}", QUEUE, max_in_flight_samples_per_worker=2 * TAKEN
         )
         self.data = iter(data.batch(TAKEN, drop_remainder=True).prefetch(2))
-
-    def draw(self) -> None:
-        next(self.data)
 
 
 fragments = Fragments

@@ -1,10 +1,10 @@
 """TransferQueue's side of benchmarks/groups.py: whole groups of answers from two processes to a trainer.
 
-    python benchmarks/peers/with_transferqueue.py          # in an environment with TransferQueue 0.1.11 and Ray
+    python benchmarks/peers/with_transferqueue.py 1024 padded 32   # with TransferQueue 0.1.11 and Ray
 
-The load is that of `groups.py`: groups of 8 answers, log-normal lengths with mean 380 and sigma 1, tokens, logprobs, a
-mask and a reward; steps of 64 groups; each step is taken away when it was read. There are three ways to do it. All are
-tried with one and two storage units, and with 1, 8 and 32 groups in one put:
+That is 1024 prompts, a way to do it, and the groups in one put; prompts are a multiple of twice these. The load is that
+of `groups.py`: groups of 8 answers, log-normal lengths with mean 380 and sigma 1, tokens, logprobs, a mask and a
+reward; steps of 64 groups; each step is taken away when it was read. There are two storage units, and three ways:
 
     keys       as verl does it: `kv_batch_put` of a group, then the tag of its prompt; the trainer lists the tags until
                64 prompts are finished, reads their rows by key, and clears them
@@ -15,8 +15,8 @@ tried with one and two storage units, and with 1, 8 and 32 groups in one put:
 
 from __future__ import annotations
 
-import argparse
 import math
+import sys
 import time
 
 import numpy as np
@@ -113,16 +113,13 @@ def by_sampler(prompts, partition):
     return read
 
 
-def answers(prompts, way, units, batch) -> tuple[float, float]:
-    """Answers a second from the first put to the last read, and seconds from the start to the first group.
-
-    Args:
-        batch: Groups in one put; `prompts` are a multiple of 2 * batch.
-    """
+def main(prompts: int, way: str, batch: int) -> None:
+    """Print answers a second from the first put to the last read, and seconds from the start to the first group."""
     began = time.perf_counter()
+    torch.set_num_threads(1)
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     sampler = tq.GRPOGroupNSampler(n_samples_per_prompt=GROUP)
-    conf = {"backend": {"SimpleStorage": {"num_data_storage_units": units}}}
+    conf = {"backend": {"SimpleStorage": {"num_data_storage_units": 2}}}
     tq.init(conf | ({} if way == "keys" else {"controller": {"sampler": sampler, "polling_mode": True}}))
     workers = [Worker.remote(number, way, batch) for number in range(WORKERS)]
     read = by_keys if way == "keys" else by_sampler
@@ -133,30 +130,12 @@ def answers(prompts, way, units, batch) -> tuple[float, float]:
     read(WORKERS, "warm2")
     clock = time.perf_counter()
     running = [each.put.remote(prompts // WORKERS, "train") for each in workers]
-    total = read(prompts, "train")
-    seconds = time.perf_counter() - clock
+    rate = read(prompts, "train") / (time.perf_counter() - clock)
     ray.get(running)
     tq.close()
     ray.shutdown()
-    return total / seconds, first
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompts", type=int, default=1024)
-    parser.add_argument("--ways", nargs="+", default=["keys", "sampler", "padded"])
-    parser.add_argument("--units", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32], help="groups in one put")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    for way in options.ways:
-        for units in options.units:
-            for batch in options.batches:
-                rate, first = answers(options.prompts, way, units, batch)
-                said = f"{rate:.0f} answers/s, first group after {first:.1f} s"
-                what = f"{way}, {units} storage units, {batch} groups a put"
-                print(f"TransferQueue 0.1.11, {what}: {said}", flush=True)
+    print(f"TransferQueue 0.1.11, {way}, {batch} groups a put: {rate:.0f} answers/s, first group after {first:.1f} s")
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

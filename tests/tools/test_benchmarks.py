@@ -53,8 +53,8 @@ class Timed:
 
 def test_ratios_are_taken_in_each_round(modules):
     _, measure, _ = modules
-    theirs = {"slow": Timed(2.0, 3.0, 20.0), "quick": Timed(0.5, 0.5, 5.0)}
-    found = measure.contest("x", Timed(1.0, 1.0, 10.0), theirs, rounds=3, aims={"slow": "draw-W1-cpprb"})
+    theirs = {"slow": Timed(9.0, 2.0, 3.0, 20.0), "quick": Timed(9.0, 0.5, 0.5, 5.0)}  # the first turn is not counted
+    found = measure.contest("x", Timed(9.0, 1.0, 1.0, 10.0), theirs, rounds=3, aims={"slow": "draw-W1-cpprb"})
     assert [(each.baseline, each.ratio.middle, each.ours.middle) for each in found] == [
         ("slow", 2.0, 4.0),
         ("quick", 0.5, 4.0),
@@ -66,9 +66,9 @@ def test_ratios_are_taken_in_each_round(modules):
 def test_a_report_goes_to_a_folder_or_to_a_page_that_says_of_which_machine_it_is(modules, tmp_path, place, page):
     _, measure, _ = modules
     one = measure.Spread(0.9, 1.0, 1.1)
-    report = measure.Report("How fast?", ["A fact."])
+    report = measure.Report("How fast?", ["A fact."], str(tmp_path / place))
     report.add(measure.Result("draw", "/s", one, one, one, "NumPy", aim="draw-W1-numpy"))
-    report.finish(str(tmp_path / place) if place else str(tmp_path), "core")
+    report.finish("core")
     text = (tmp_path / f"{page}.md").read_text()
     title = "benchmarks/core.py" + ", 16 cores" * (page != "core")  # no two pages have the same
     assert text.startswith(f"# {title}\n\nHow fast?") and f"![ratios]({page}.svg)" in text
@@ -126,7 +126,8 @@ def test_every_aim_names_one_bound_and_a_benchmark(modules):
 def fake_peer(peers, monkeypatch, folder: Path, source: str):
     """This Python as a peer's environment, with a side of ours."""
     (folder / "with_cpprb.py").write_text(source)
-    (folder / "child.py").write_text((FOLDER / "peers" / "child.py").read_text())
+    for name in ("child.py", "tasks.py"):
+        (folder / name).write_text((FOLDER / "peers" / name).read_text())
     monkeypatch.setattr(peers, "HERE", folder)
     monkeypatch.setattr(peers, "environment_of", lambda name: (Path(sys.executable).parent.parent, "1.2"))
     return peers.Company("cpprb")

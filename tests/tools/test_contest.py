@@ -1,4 +1,4 @@
-"""A contest's records decide what runs and what the page says: resumption, scores, quartiles, ratios, verdicts."""
+"""A contest's records decide what runs and what the page says: resumption, scores, quartiles, ratios."""
 
 import json
 from pathlib import Path
@@ -35,28 +35,12 @@ def test_a_contest_goes_on_with_what_has_no_record(modules, tmp_path):
     assert kept.missing("breakout", ["sb3"], 2, lambda found: found.limit > 10.0) == [(0, "sb3"), (1, "sb3")]
 
 
-@pytest.mark.parametrize(
-    ("waited", "verdicts", "agrees"),
-    [
-        (0.05, {"balanced": 3}, True),
-        (0.05, {"learner_waits": 3, "balanced": 1}, False),
-        (0.6, {"learner_waits": 3, "balanced": 1}, True),
-        (0.6, {"balanced": 3}, False),
-        (0.6, {}, False),
-    ],
-)
-def test_the_verdict_agrees_with_how_long_the_learner_waited(modules, waited, verdicts, agrees):
-    *_, page = modules
-    assert page.agrees(waited, verdicts) is agrees
-
-
 def test_the_page_is_made_of_records_alone(modules, tmp_path):
     _, page = modules
     facts = {"machine": "a machine", "updates": 100, "shared": "torch 9"}
-    waits = {"waited": 0.04, "shown": [0.03, 0.05], "verdicts": {"balanced": 4}}
     runs = [
-        made(page, "memoire", 0, [(2.0, 100, 60.0), (6.0, 100, 60.0)], **facts, **waits),
-        made(page, "memoire", 1, [(4.0, 300, 60.0), (6.0, 300, 60.0)], **facts, **waits),
+        made(page, "memoire", 0, [(2.0, 100, 60.0), (6.0, 100, 60.0)], **facts, waited=0.04),
+        made(page, "memoire", 1, [(4.0, 300, 60.0), (6.0, 300, 60.0)], **facts, waited=0.04),
         made(page, "sb3", 0, [(6.0, 150, 65.0)], **facts, version="3.1"),
         made(page, "sb3", 1, [(6.0, 170, 0.5)], **facts, version="3.1"),
     ]
@@ -74,7 +58,7 @@ def test_the_page_is_made_of_records_alone(modules, tmp_path):
         and "| Stable-Baselines3 3.1 |" in text
         and "torch 9" in text
     )
-    assert "| 0 | 4.0% | 3.0% to 5.0% | `balanced` | yes |" in text
+    assert "Of its time, memoire's learner waited 4.0%, 4.0%: a share for each seed." in text
     assert given["contest-breakout-sb3"].middle == pytest.approx((3.0 + 2.5) / 2)
     assert (tmp_path / "contest-breakout.svg").exists()
     assert page.read(tmp_path) == sorted(runs, key=lambda each: each.key)
