@@ -223,8 +223,6 @@ bench: setup-dev
 	$(BIN)/python benchmarks/storage.py --write docs/benchmarks
 	$(BIN)/python benchmarks/frames.py --write docs/benchmarks
 	$(BIN)/python benchmarks/scaling.py --write docs/benchmarks
-	$(BIN)/python benchmarks/cartpole.py --write docs/benchmarks
-	$(BIN)/python tools/pictures.py
 	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
 	$(BIN)/python benchmarks/trainer.py --write docs/benchmarks
 
@@ -238,6 +236,7 @@ contest: setup-torch
 # benchmarks/peers/versions.toml names whom and which versions; with torch and TensorFlow that is gigabytes.
 bench-peers: setup-dev
 	$(BIN)/python benchmarks/learner.py --write docs/benchmarks
+	$(BIN)/python tools/pictures.py
 	$(BIN)/python benchmarks/endtoend.py --write docs/benchmarks
 	$(BIN)/python benchmarks/inference.py --write docs/benchmarks
 	$(BIN)/python benchmarks/onpolicy.py --write docs/benchmarks

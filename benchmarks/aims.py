@@ -109,6 +109,8 @@ No script of these is left. Memoire loses in some of them. All are from two core
   556 in Stable-Baselines3, 603 in TorchRL and 4,430 in Reverb. A sample of W2 took 7.12 kB in a process, at a server
   52.5 kB in caches and 9.98 kB in episodes. It took 20 kB in cpprb, 62.1 kB in Stable-Baselines3, 62.2 kB in TorchRL
   and 12.4 kB in Reverb.
+* `memoire demo`'s Q-learning reached a mean return of 475 in CartPole with 4 of 7 seeds by priority, after 18,000 steps
+  (median), and with 4 of 7 uniformly, after 21,000.
 * With keys a server took in 0.38 to 0.5 of the bytes that it takes in without. Senders, proxies and server shared the
   cores, and both ends of a connection encrypt on them."""
 

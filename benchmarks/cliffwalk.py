@@ -56,7 +56,9 @@ def updates_to_learn(length: int, sampler: Sampler, seed: int) -> int:
     transitions = walk(length)
     memory = Memory(SCHEMA, len(transitions), Parameters().replace(**sampler.fields(), start="repeat"), seed=seed)
     memory.open()
-    steps = [transitions[i] for i in _shuffled_episodes(transitions, rng)]
+    ends = np.flatnonzero([last for *_, last in transitions]) + 1
+    episodes = np.split(np.arange(len(transitions)), ends[:-1])
+    steps = [transitions[i] for episode in rng.permutation(len(ends)) for i in episodes[episode]]
     for state, action, reward, is_last in steps:
         memory.add(0, (np.int8(state), np.int8(action), np.float32(reward)))
         if is_last:
@@ -75,12 +77,6 @@ def updates_to_learn(length: int, sampler: Sampler, seed: int) -> int:
     return MAX_UPDATES
 
 
-def _shuffled_episodes(transitions: list[tuple[int, int, float, bool]], rng: np.random.Generator) -> np.ndarray:
-    ends = np.flatnonzero([last for *_, last in transitions]) + 1
-    starts = np.concatenate([[0], ends[:-1]])
-    return np.concatenate([np.arange(starts[i], ends[i]) for i in rng.permutation(len(ends))])
-
-
 def measure(lengths: list[int], seeds: int, tell: Callable[[str], None]) -> dict[str, dict[int, list[int]]]:
     """Updates of each sampler at each length, one for each seed."""
     found: dict[str, dict[int, list[int]]] = {name: {} for name in SAMPLERS}
@@ -95,12 +91,8 @@ def measure(lengths: list[int], seeds: int, tell: Callable[[str], None]) -> dict
 def main() -> None:
     given = arguments(__doc__, longest=16, seeds=5)
     lines: list[str] = []
-
-    def tell(line: str) -> None:
-        print(line, flush=True)
-        lines.append(line)
-
-    found = measure(list(range(2, given.longest + 1)), given.seeds, tell)
+    found = measure(list(range(2, given.longest + 1)), given.seeds, lines.append)
+    print(*lines, sep="\n")
     if given.write:
         rows = "\n".join(f"    {line}" for line in lines)
         shown = f"Medians of {given.seeds} seeds, updates until the values are right:"

@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,8 +102,10 @@ def packages_of(environment: str) -> list[Path]:
 def versions(python: Path, names: list[str], paths: dict[str, str]) -> dict[str, str]:
     """Of distributions in an environment, and where the environment variables `paths` say."""
     asked = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
-    done = subprocess.run([python, "-c", asked, *names], check=True, stdout=subprocess.PIPE, text=True, env=paths)
-    return dict(zip(names, done.stdout.split(), strict=True))
+    said = subprocess.run(
+        [python, "-c", asked, *names], check=True, stdout=subprocess.PIPE, text=True, env=paths
+    ).stdout
+    return dict(zip(names, said.split(), strict=True))
 
 
 def run(game: str, key: str, seed: int, seconds: float, where: Path = RECORDS) -> Record:
@@ -142,19 +143,13 @@ def run(game: str, key: str, seed: int, seconds: float, where: Path = RECORDS) -
     return Record.of({"game": game, "side": key, "seed": seed, "limit": seconds, "curve": curve, "facts": facts})
 
 
-def ended(
-    command: list[Any],
-    patience: float,
-    log: Any,
-    environment: dict[str, str],
-    look: Callable[[int], object] | None = None,
-) -> int:
+def ended(command: list[Any], patience: float, log: Any, paths: dict[str, str], look: Any = None) -> int:
     """The exit status of a program, -9 if its patience ended. What it has started is killed with it.
 
     Args:
         look: Called with the number of its process every other second.
     """
-    kind = {"stdout": log, "stderr": subprocess.STDOUT, "env": environment, "start_new_session": True}
+    kind = {"stdout": log, "stderr": subprocess.STDOUT, "env": paths, "start_new_session": True}
     with subprocess.Popen(command, **kind) as process:
         until = time.monotonic() + patience
         try:
@@ -167,13 +162,6 @@ def ended(
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-def write(folder: Path) -> None:
-    """The page, of what is recorded here and of what it was written from before."""
-    found = merged(page.read(folder), Records(RECORDS).all())
-    page.write(folder, found, lambda aims: record(str(folder), "contest", aims))
-    print(f"written to {folder}/contest.md")
 
 
 def main() -> int:
@@ -206,8 +194,10 @@ def main() -> int:
             continue
         records.keep(found)
         print(f"{side}, seed {seed}: {said(found, game.score)}; {found.facts}", flush=True)
-    if given.write:
-        write(given.write)
+    if given.write:  # what is recorded here, and what the page was written from before
+        found = merged(page.read(given.write), records.all())
+        page.write(given.write, found, lambda aims: record(str(given.write), "contest", aims))
+        print(f"written to {given.write}/contest.md")
     return 1 if failed else 0
 
 

@@ -10,10 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from measure import arguments, cells, head, plot, write_page
 
@@ -25,13 +25,12 @@ MAX_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Example:
-    """A program, its task, and the mean return that ends it."""
+    """A program, its task, and the mean return of the last episodes, `window` of them, that ends it."""
 
     name: str
     task: str
     goal: float
     window: int
-    """Episodes of which that is the mean."""
 
 
 TASKS = (
@@ -43,15 +42,12 @@ TASKS = (
 )
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run of an example."""
+class Run(NamedTuple):
+    """One run of an example: its seconds, the mean return of its last episodes, and steps and that mean until then."""
 
     seconds: float
     mean: float
-    """Of the last episodes."""
     curve: list[tuple[int, float]]
-    """Steps, and the mean return of the last episodes then."""
 
 
 def run(example: Example, seed: int) -> Run:
@@ -63,12 +59,9 @@ def run(example: Example, seed: int) -> Run:
         seconds, rows = time.monotonic() - began, [line.split(",") for line in file.read_text().splitlines()]
     found = re.search(r"mean return of the last \d+ \w+: (\S+)", said)
     assert found is not None, said
-    recent, curve = deque[float](maxlen=example.window), list[tuple[int, float]]()
-    for step, returned in rows:
-        recent.append(float(returned))
-        if len(recent) == example.window:
-            curve.append((int(step), sum(recent) / example.window))
-    return Run(seconds, float(found[1]), curve)
+    returns, window = [float(returned) for _, returned in rows], example.window
+    means = [sum(returns[last - window : last]) / window for last in range(window, len(rows) + 1)]
+    return Run(seconds, float(found[1]), list(zip([int(step) for step, _ in rows[window - 1 :]], means, strict=True)))
 
 
 def row(example: Example, runs: list[Run]) -> str:

@@ -1,4 +1,4 @@
-"""How many bytes does an Atari sample cost on the wire and at the server, with the frames of real games?
+"""How many bytes does an Atari sample cost on the wire, with the frames of real games?
 
 Games are played by chance with sticky actions, as agents see them: every fourth frame, the brighter of the last two,
 gray, 84 x 84. A sample is the stacks of four frames of both its states, n-step 1; beside it stands what those two
@@ -7,21 +7,21 @@ replies included.
 """
 
 import os
-import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+from aims import read
 from ale_py import ALEInterface, LoggerMode, roms
-from measure import Spread, aim_of, arguments, cells, head, machine, plot, record, write_page
+from measure import Spread, arguments, cells, head, machine, plot, record, write_page
 from peers.tasks import BATCH, distinct
 from storage import Metered, far_away
 
 import memoire
-from memoire.wire import containers
 
 QUESTION = str(__doc__)
 GAMES = ("pong", "breakout", "qbert", "ms_pacman", "seaquest", "battle_zone")
@@ -110,14 +110,8 @@ class Row:
     game: str
     samples: dict[str, float]
     """On the wire for each sample of a cache, by codec."""
-    build: dict[str, float]
-    """Processor milliseconds for a cache of 256, by codec."""
-    held: float
-    """At the server for each cached sample."""
     far: float
     """On the wire for each sample of a learner far away, with lz4."""
-    steps: float
-    """On the wire for each step, in whole episodes with lz4."""
 
     @property
     def ratio(self) -> float:
@@ -125,23 +119,10 @@ class Row:
 
     def __str__(self) -> str:
         shares = [f"{self.samples[codec] / UNCOMPRESSED:.3f}" for codec in CODECS]
-        sizes = [f"{size:,.0f}" for size in (self.samples["lz4"], self.far, self.steps, self.held)]
-        return cells(self.game, sizes[0], *shares, *sizes[1:], *(f"{self.build[codec]:.1f}" for codec in CODECS))
+        return cells(self.game, f"{self.samples['lz4']:,.0f}", *shares, f"{self.far:,.0f}")
 
 
-HEAD = head(
-    "game",
-    "bytes, lz4",
-    "plain",
-    "zlib",
-    "lz4",
-    "to a learner",
-    "of a step",
-    "held",
-    "ms, plain",
-    "ms, zlib",
-    "ms, lz4",
-)
+HEAD = head("game", "bytes, lz4", "plain", "zlib", "lz4", "to a learner")
 
 
 def recorded(cluster: Metered, episodes: list[Episode]) -> None:
@@ -153,53 +134,21 @@ def recorded(cluster: Metered, episodes: list[Episode]) -> None:
         memory.close(0, terminated=True, final_state=frames[-1])
 
 
-def of_caches(episodes: list[Episode], codec: str, caches: int) -> tuple[float, float, float, float]:
-    """For each sample bytes on the wire, bytes held, and bytes to a learner far away; milliseconds to make a cache."""
-    parameters = memoire.Parameters(frame_stack=STACK, cache_size=BATCH, compression=codec)
-    cluster = Metered(SCHEMA, parameters, "caches", sum(len(actions) for _, actions, _ in episodes))
-    try:
-        recorded(cluster, episodes)
-        cluster.client.update(timeout=60.0)
-        before = cluster.bytes
-        for _ in range(caches):
-            if not cluster.client.push_cache(timeout=60.0):
-                raise RuntimeError(f"a cache was not pushed: {cluster.client.push_reason}")
-        cluster.settle()
-        moved, stats = cluster.bytes - before, cluster.server.stats()
-        began = time.thread_time()
-        for _ in range(caches):
-            containers.build(cluster.client.memory, now=0.0)
-        milliseconds = 1e3 * (time.thread_time() - began) / caches
-        far = far_away(cluster, caches) if codec == "lz4" else 0.0
-        return moved / (caches * BATCH), stats.held_bytes / (stats.held_caches * BATCH), far, milliseconds
-    finally:
-        cluster.close()
-
-
-def of_episodes(episodes: list[Episode]) -> float:
-    """Bytes on the wire for each step, where whole episodes are pushed."""
-    parameters = memoire.Parameters(frame_stack=STACK, compression="lz4")
-    steps = sum(len(actions) for _, actions, _ in episodes)
-    cluster = Metered(SCHEMA, parameters, "episodes", steps)
-    try:
-        cluster.client.update(timeout=60.0)
-        before = cluster.bytes
-        for frames, actions, rewards in episodes:
-            columns = {"state": frames[:-1], "action": actions, "reward": rewards}
-            cluster.client.push_episode(columns, terminated=True, final_state=frames[-1], timeout=60.0)
-        cluster.settle()
-        return (cluster.bytes - before) / steps
-    finally:
-        cluster.close()
-
-
 def measured(game: str, steps: int, caches: int) -> Row:
-    """Play a game and send what was seen."""
-    episodes = list(played(game, steps))
-    found = {codec: of_caches(episodes, codec, caches) for codec in CODECS}
-    samples = {codec: each[0] for codec, each in found.items()}
-    build = {codec: each[3] for codec, each in found.items()}
-    return Row(game, samples, build, found["lz4"][1], found["lz4"][2], of_episodes(episodes))
+    """Play a game and send what was seen, by each codec."""
+    episodes, samples, far = list(played(game, steps)), {}, 0.0
+    for codec in CODECS:
+        parameters = memoire.Parameters(frame_stack=STACK, cache_size=BATCH, compression=codec)
+        with closing(Metered(SCHEMA, parameters, "caches", steps)) as cluster:
+            recorded(cluster, episodes)
+            cluster.client.update(timeout=60.0)
+            before = cluster.bytes
+            for _ in range(caches):
+                assert cluster.client.push_cache(timeout=60.0), cluster.client.push_reason
+            cluster.settle()
+            samples[codec] = (cluster.bytes - before) / (caches * BATCH)
+            far = far_away(cluster, caches) if codec == "lz4" else far
+    return Row(game, samples, far)
 
 
 def draw(rows: list[Row], path: Path, aim: float) -> None:
@@ -231,7 +180,7 @@ def main() -> None:
         table = "\n".join([HEAD, *map(str, rows)])
         facts = FACTS.format(ratios=ratios, steps=steps)
         write_page(given.write, "frames", QUESTION, table, facts, "![shares](frames.svg)")
-        draw(rows, Path(given.write, "frames.svg"), float(aim_of("atari-bytes").split()[-1]))
+        draw(rows, Path(given.write, "frames.svg"), read()["atari-bytes"].most)
         record(given.write, "frames", {"atari-bytes": ratios})
 
 
@@ -245,11 +194,7 @@ With lz4, over the games: {ratios.middle:.3f} of the 56,448 bytes of both stacks
 * *noise* is random bytes, which nothing compresses: what is left there is what unique frames save alone. Pictures of
   cameras lie in between.
 * *to a learner*: bytes on the wire for each sample of a batch that a learner far away draws, with lz4: the server packs
-  frames anew.
-* *of a step*: bytes on the wire for each step, where whole episodes are pushed instead, with lz4.
-* *held*: bytes at the server for each cached sample. Caches are unpacked when they arrive, so that compression does not
-  change it.
-* *ms*: processor time that an actor takes to make a cache of 256."""
+  frames anew."""
 
 
 if __name__ == "__main__":

@@ -62,6 +62,10 @@ def run(options) -> None:
                 Curve.rows.append((state.global_step, Curve.answers(state.global_step), right, seconds))
                 control.should_training_stop = right >= GOAL
 
+    def rewards(prompts, completion_ids, **_) -> list[float]:
+        """1 for the right digit."""
+        return [float(ids[:1] == [sums.right_token(each)]) for each, ids in zip(prompts, completion_ids, strict=True)]
+
     side = {
         "trl": dict,
         "direct": lambda: direct_side(sums, learned),
@@ -75,9 +79,8 @@ def run(options) -> None:
             disable_tqdm=True, seed=options.seed, dataloader_pin_memory=False,
         )  # fmt: skip
         rows = InMemoryTable.from_pydict({"prompt": sums.PROMPTS})
-        rewards = side.pop("reward", rewards_of(sums))
         trainer = GRPOTrainer(
-            learned, rewards, args=config, train_dataset=Dataset(rows, fingerprint="sums"),
+            learned, side.pop("reward", rewards), args=config, train_dataset=Dataset(rows, fingerprint="sums"),
             processing_class=sums.tokenizer(), callbacks=[Curve()], **side,
         )  # fmt: skip
         trainer.train()
@@ -85,15 +88,6 @@ def run(options) -> None:
     with open(options.record, "a", encoding="utf-8") as record:
         record.write(json.dumps(line) + "\n")
     print(options.side, options.rate, options.seed, "step, answers, accuracy, seconds:", Curve.rows[-1], flush=True)
-
-
-def rewards_of(sums):
-    """TRL's reward function: 1 for the right digit."""
-
-    def rewards(prompts, completion_ids, **_):
-        return [float(ids[:1] == [sums.right_token(each)]) for each, ids in zip(prompts, completion_ids, strict=True)]
-
-    return rewards
 
 
 def direct_side(sums, learned):
@@ -176,17 +170,8 @@ def memoire_side(sums, learned, curve):
 def show(options) -> None:
     """Print, and write, what the record says."""
     runs = [json.loads(line) for line in Path(options.record).read_text(encoding="utf-8").splitlines()]
-    names = (
-        "side",
-        "rate",
-        "seeds",
-        "reached 0.9",
-        "answers until then, median",
-        "steps",
-        "seconds",
-        "accuracy at the end",
-    )
-    lines = [measure.head(*names)]
+    ends = "answers until then, median", "steps", "seconds", "accuracy at the end"
+    lines = [measure.head("side", "rate", "seeds", "reached 0.9", *ends)]
     groups = sorted({(each["side"], each["rate"]) for each in runs})
     for side, rate in groups:
         found = curves_of(runs, side, rate)
@@ -247,10 +232,10 @@ def main() -> None:
     one.add_argument("--steps", type=int, default=2000)
     one.add_argument("--record", default="build/grpo.jsonl")
     one.set_defaults(call=run)
-    all_of_them = calls.add_parser("show")
-    all_of_them.add_argument("record")
-    all_of_them.add_argument("--write", default="")
-    all_of_them.set_defaults(call=show)
+    shown = calls.add_parser("show")
+    shown.add_argument("record")
+    shown.add_argument("--write", default="")
+    shown.set_defaults(call=show)
     options = parser.parse_args()
     options.call(options)
 

@@ -1,7 +1,6 @@
 """How fast do processes get actions of a small network from a node, beside Ray Serve, TorchRL and plain ZeroMQ?"""
 
 import os
-import textwrap
 import time
 from functools import partial
 from multiprocessing.connection import Connection
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import zmq
-from measure import TCP, Child, Report, Result, close, family_of, in_turns, results, serve, spent_by, tell
+from measure import TCP, Child, Report, Result, close, in_turns, results, serve, tell
 from peers import RemoteSide
 from peers.tasks import INPUTS, OUTPUTS, computed
 
@@ -117,41 +116,23 @@ class Asking:
         close(*self.clients, self.node)
 
 
-COSTS: dict[str, list[float]] = {}
-"""By whose processes: in each turn, the microseconds of CPU that all of them took for a row."""
-
-
-def rates_of(asking: Asking, whose: str) -> tuple[float, float]:
+def rates_of(asking: Asking) -> tuple[float, float]:
     """Rows a second, and answers a second at the median latency, of one turn."""
-    ends = {"node": [asking.node.pid], "clients": [child.pid for child in asking.clients]}
-    before = {end: spent_by(pids) for end, pids in ends.items()}
     seconds = asking.clock(WINDOWS["memoire"])
-    for end, pids in ends.items():
-        COSTS.setdefault(f"{whose}: {end}", []).append(1e6 * (spent_by(pids) - before[end]) / WINDOWS["memoire"])
     return WINDOWS["memoire"] / seconds, 1.0 / float(np.median(asking.latencies))
 
 
 def peer_rates_of(rows: RemoteSide) -> tuple[float, float]:
-    window, pids = WINDOWS[rows.peer.name], family_of(rows.peer.process.pid)
-    before = spent_by(pids)
-    rate = window / rows.clock(window)
-    if rows.peer.name == "torchrl":  # Ray's processes are nobody's children
-        COSTS.setdefault(f"{rows.peer}: all", []).append(1e6 * (spent_by(pids) - before) / window)
-    return rate, 1.0 / float(np.median(rows.times()))
-
-
-def costs_said() -> str:
-    """What a row cost, for the page."""
-    told = ", ".join(f"{whose} {np.median(each):.0f}" for whose, each in COSTS.items())
-    return textwrap.fill(f"Microseconds of CPU for a row with {CLIENTS} processes, medians: {told}.", 100)
+    window = WINDOWS[rows.peer.name]
+    return window / rows.clock(window), 1.0 / float(np.median(rows.times()))
 
 
 def eight(report: Report, rounds: int) -> None:
     """The rows with eight processes."""
     ours, sockets = Asking(node, client, CLIENTS), Asking(echo, plain, CLIENTS)
     rows = report.company.sides(dict.fromkeys(("ray", "torchrl"), ("inference_rows", CLIENTS)))
-    takes = [partial(rates_of, ours, "memoire"), *(partial(peer_rates_of, side) for side in rows.values())]
-    pairs = in_turns([*takes, partial(rates_of, sockets, "plain sockets")], rounds)
+    peers = [partial(peer_rates_of, side) for side in rows.values()]
+    pairs = in_turns([partial(rates_of, ours), *peers, partial(rates_of, sockets)], rounds)
     close(ours, sockets)
     report.company.part()
     for place, (what, unit) in enumerate((("rows", " rows/s"), ("latency", " answers/s of one"))):
@@ -180,7 +161,6 @@ def main() -> None:
     report.add(*round_trip("a core each", rounds, is_pinned=True))
     report.add(*round_trip("wherever the system puts them", rounds))
     eight(report, rounds)
-    report.facts.append(costs_said())
     report.finish("inference")
 
 

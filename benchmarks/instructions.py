@@ -26,7 +26,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from measure import installed
+from measure import cells, head, installed
 from peers.tasks import BATCH, EPISODE
 from workloads import Workload, pool_of, received, w1, w2
 
@@ -74,33 +74,23 @@ def workload(name: str) -> Workload:
     return w1(20_000) if name == "W1" else w2(2_000)
 
 
-def adding(name: str) -> Call:
-    """One call an entry, and the end of an episode every EPISODE entries."""
+def writing(name: str, *, at_once: bool) -> Call:
+    """EPISODE entries, one call for each or one for all, and the end of their episode."""
     given = workload(name)
     memory = Memory(given.schema, given.ring, given.parameters, seed=0)
     block = given.episode(np.random.default_rng(0))
     steps = [tuple(column[step] for column in block) for step in range(EPISODE)]
 
-    def adds() -> None:
+    def writes() -> None:
         memory.open(0)
-        for values in steps:
-            memory.add(0, values)
+        if at_once:
+            memory.extend(0, block)
+        else:
+            for values in steps:
+                memory.add(0, values)
         memory.close(0)
 
-    return adds
-
-
-def extending(name: str) -> Call:
-    given = workload(name)
-    memory = Memory(given.schema, given.ring, given.parameters, seed=0)
-    block = given.episode(np.random.default_rng(0))
-
-    def extends() -> None:
-        memory.open(0)
-        memory.extend(0, block)
-        memory.close(0)
-
-    return extends
+    return writes
 
 
 STEPS = 100
@@ -115,16 +105,11 @@ def client_writer(schema: memoire.Schema) -> Any:
         schema=schema.to_json(), run_name="run", home_name="home", epoch=1, since=1, table=1, table_name="table",
         storage="caches", parameters=parameters, granted_steps=1 << 40, credit=1 << 20,
     )  # fmt: skip
-    facts = {
-        "type": body.type,
-        "table": 0,
-        "client": session.client,
-        "run": 1,
-        "home": 2,
-        "sequence": 1,
-        "fingerprint": 5,
-    }
-    answer = session.welcomed(Message(MessageHeader(**facts, payload_bytes=0, payload_checksum=0), body, None), 0.0)
+    header = MessageHeader(
+        type=body.type, table=0, client=session.client, run=1, home=2, sequence=1, fingerprint=5, payload_bytes=0,
+        payload_checksum=0,
+    )  # fmt: skip
+    answer = session.welcomed(Message(header, body, None), 0.0)
     assert answer is not None
     session.enter(answer, 0.0)
     waiting = ClientLock(1.0)
@@ -171,11 +156,7 @@ def sampling() -> Call:
     """`buffer.sample`: the modern door to a draw."""
     given = workload("W1")
     buffer = memoire.Buffer(given.schema, 20_000, seed=0)
-    block = given.episode(np.random.default_rng(0))
-    for _ in range(20):
-        buffer.memory.open(0)
-        buffer.memory.extend(0, block)
-        buffer.memory.close(0)
+    given.fill(buffer.memory, 0)
     return partial(buffer.sample, BATCH)
 
 
@@ -200,28 +181,21 @@ def checking(name: str) -> Call:
     return lambda: containers.check(payload, layout, checksum=checksum)
 
 
-@cache
-def tree() -> Any:
-    made = _core.PriorityTree(LEAVES)
-    made.set(np.arange(LEAVES), np.random.default_rng(4).uniform(0.1, 2.0, LEAVES))
-    return made
-
-
-def drawing_from_tree() -> Call:
-    return partial(tree().draw, np.random.default_rng(5).random(BATCH))
-
-
-def updating_tree() -> Call:
-    random = np.random.default_rng(6)
+def with_tree(*, updates: bool) -> Call:
+    tree, random = _core.PriorityTree(LEAVES), np.random.default_rng(4)
+    tree.set(np.arange(LEAVES), random.uniform(0.1, 2.0, LEAVES))
+    if not updates:
+        return partial(tree.draw, random.random(BATCH))
     rows = random.integers(0, LEAVES, BATCH)
     turns = [random.uniform(0.1, 2.0, BATCH) for _ in range(16)]
-    return lambda: tree().set(rows, turns.pop())
+    return lambda: tree.set(rows, turns.pop())
 
 
 def cases() -> Iterator[Case]:
     for name in ("W1", "W2"):
-        yield Case(f"add one entry, {name}", partial(adding, name), EPISODE, 2)
-        yield Case(f"extend and close {EPISODE} entries, {name}: one entry", partial(extending, name), EPISODE, 2)
+        yield Case(f"add one entry, {name}", partial(writing, name, at_once=False), EPISODE, 2)
+        extends = f"extend and close {EPISODE} entries, {name}: one entry"
+        yield Case(extends, partial(writing, name, at_once=True), EPISODE, 2)
     yield Case("writer.step, one environment", partial(stepping, None), STEPS, 2)
     yield Case("writer.step, 8 environments", partial(stepping, 8), STEPS, 2)
     yield Case("writer.step of a client, one environment", partial(stepping, None, is_client=True), STEPS, 2)
@@ -235,8 +209,8 @@ def cases() -> Iterator[Case]:
         yield Case(f"check a cache of {BATCH}, {name}", partial(checking, name))
         yield Case(f"get_batch of {BATCH} from caches, {name}", partial(getting, name, reuse=False), calls=2)
         yield Case(f"get_batch of {BATCH} with reuse_cache, {name}", partial(getting, name, reuse=True))
-    yield Case(f"draw {BATCH} of {LEAVES} leaves", drawing_from_tree)
-    yield Case(f"update {BATCH} of {LEAVES} leaves", updating_tree)
+    yield Case(f"draw {BATCH} of {LEAVES} leaves", partial(with_tree, updates=False))
+    yield Case(f"update {BATCH} of {LEAVES} leaves", partial(with_tree, updates=True))
     data = np.random.default_rng(0).integers(0, 256, 157_000, dtype=np.uint8)
     yield Case("checksum of 157000 bytes", lambda: partial(_bytes.checksum, data))
 
@@ -275,16 +249,11 @@ def counted(folder: Path, only: str) -> dict[str, Counter[tuple[str, str]]]:
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
     options = ("--tool=callgrind", "--instr-atstart=no", "--compress-strings=no", "--compress-pos=no", "--dump-line=no")
     command = ["valgrind", "-q", *options, f"--callgrind-out-file={folder}/out", sys.executable, __file__]
+    command += ["--within", str(library), "--only", only]
     # Without a seed of its own, sets and dicts of text would lie differently each time.
-    subprocess.run(
-        [*command, "--within", str(library), "--only", only], env=os.environ | {"PYTHONHASHSEED": "0"}, check=True
-    )
-    found = {}
-    for path in folder.glob("out.*"):
-        name, counts = read_dump(path.read_text(encoding="utf-8", errors="replace"))
-        if name:
-            found[name] = counts
-    return found
+    subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": "0"}, check=True)
+    dumps = [read_dump(path.read_text(encoding="utf-8", errors="replace")) for path in folder.glob("out.*")]
+    return {name: counts for name, counts in dumps if name}
 
 
 def read_dump(text: str) -> tuple[str, Counter[tuple[str, str]]]:
@@ -354,19 +323,19 @@ def too_many(record: dict[str, Any], found: dict[str, dict[str, int]], kinds: li
     return wrong
 
 
-def table(found: dict[str, dict[str, int]], record: dict[str, dict[str, int]]) -> str:
-    lines = ["| what | engine | with Python | recorded |", "| --- | ---: | ---: | ---: |"]
-    for what, counts in found.items():
-        before = record.get(what, {}).get("with Python", "")
-        lines.append(f"| {what} | {counts['engine']} | {counts['with Python']} | {before} |")
-    return "\n".join(lines)
+def table(found: dict[str, dict[str, int]], record: dict[str, dict[str, int]] | None = None) -> str:
+    """Beside what is recorded, if that is given."""
+    names = ["what", "engine", "with Python", *["recorded"] * (record is not None)]
+    rows = [[what, *counts.values()] for what, counts in found.items()]
+    if record is not None:
+        rows = [[*row, record.get(row[0], {}).get("with Python", "")] for row in rows]
+    return "\n".join([head(*names), *(cells(*row) for row in rows)])
 
 
 def write(here: dict[str, str], found: dict[str, dict[str, int]]) -> None:
     """Renew the record and the page that shows it."""
     RECORD.write_text(json.dumps({"machine": here, "instructions": found}, indent=1) + "\n", encoding="utf-8")
-    rows = "\n".join(f"| {what} | {counts['engine']} | {counts['with Python']} |" for what, counts in found.items())
-    RECORD.with_suffix(".md").write_text(PAGE.format(rows=rows, **here), encoding="utf-8")
+    RECORD.with_suffix(".md").write_text(PAGE.format(table=table(found), **here), encoding="utf-8")
     print(f"\nwritten to {RECORD.relative_to(ROOT)} and the page beside it")
 
 
@@ -379,9 +348,7 @@ How many instructions do the hot calls take, counted by valgrind's callgrind, fo
 *engine* is what memoire's compiled modules take, *with Python* adds the interpreter and NumPy; the C and mathematics
 libraries, which choose their code by processor, are in neither. `make instructions` compares, CI runs it.
 
-| what | engine | with Python |
-| --- | ---: | ---: |
-{rows}
+{table}
 """
 
 

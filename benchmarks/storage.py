@@ -3,9 +3,11 @@
 import socket
 import threading
 import time
+from collections.abc import Callable
+from contextlib import closing, suppress
 
 import numpy as np
-from measure import TCP, arguments, cells, head, machine, write_page
+from measure import TCP, arguments, cells, close, head, machine, write_page
 from peers.tasks import BATCH, EPISODE
 from workloads import Workload, w1, w2
 
@@ -27,43 +29,33 @@ class Meter:
 
     def __init__(self, behind: str) -> None:
         self.behind = int(behind.rpartition(":")[2])
-        self.bytes = 0
-        self.listening = socket.create_server(("127.0.0.1", 0))
-        self.open = [self.listening]
-        self.lock = threading.Lock()
+        self.bytes, self.lock = 0, threading.Lock()
+        self.open = [socket.create_server(("127.0.0.1", 0))]
+        self.endpoint = f"tcp://127.0.0.1:{self.open[0].getsockname()[1]}"
         self.start(self.accept)
 
-    @property
-    def endpoint(self) -> str:
-        return f"tcp://127.0.0.1:{self.listening.getsockname()[1]}"
-
-    def start(self, work: object, *arguments: object) -> None:
-        threading.Thread(target=work, args=arguments, daemon=True).start()  # type: ignore[arg-type]
+    def start(self, work: Callable[..., None], *given: socket.socket) -> None:
+        threading.Thread(target=work, args=given, daemon=True).start()
 
     def accept(self) -> None:
-        while True:
-            try:
-                here, _ = self.listening.accept()
-            except OSError:
-                return
-            there = socket.create_connection(("127.0.0.1", self.behind))
-            self.open += [here, there]
-            self.start(self.carry, here, there)
-            self.start(self.carry, there, here)
+        with suppress(OSError):
+            while True:
+                here, _ = self.open[0].accept()
+                there = socket.create_connection(("127.0.0.1", self.behind))
+                self.open += [here, there]
+                self.start(self.carry, here, there)
+                self.start(self.carry, there, here)
 
     def carry(self, source: socket.socket, target: socket.socket) -> None:
-        try:
+        with suppress(OSError):
             while data := source.recv(1 << 20):
                 with self.lock:
                     self.bytes += len(data)
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
 
     def close(self) -> None:
-        for each in self.open:
-            each.close()
+        close(*self.open)
 
 
 class Metered:
@@ -72,12 +64,11 @@ class Metered:
     def __init__(self, schema: memoire.Schema, parameters: memoire.Parameters, storage: str, capacity: int) -> None:
         limits = Limits(held_bytes=2 << 30, credit=256 << 20)
         self.server = memoire.Server(TCP, schema, parameters=parameters, storage=storage, limits=limits, seed=1)
-        ends = (self.server.endpoint, self.server.push_endpoint, self.server.pub_endpoint)
-        self.meters = [Meter(end) for end in ends]
-        request, push, subscribe = (meter.endpoint for meter in self.meters)
-        self.client = Client(
-            request, push=push, subscribe=subscribe, capacity=capacity, on_full="block", limits=limits, seed=2
-        )
+        ends = {"push": self.server.push_endpoint, "subscribe": self.server.pub_endpoint}
+        self.meters = [Meter(end) for end in (self.server.endpoint, *ends.values())]
+        request, *others = (meter.endpoint for meter in self.meters)
+        settings = dict(zip(ends, others, strict=True))
+        self.client = Client(request, **settings, capacity=capacity, on_full="block", limits=limits, seed=2)
 
     @property
     def bytes(self) -> int:
@@ -87,81 +78,63 @@ class Metered:
         """Wait until everything has arrived."""
         deadline = time.monotonic() + 120.0
         while self.client.stats().in_flight_caches:
+            assert time.monotonic() < deadline, "caches are on the way for two minutes"
             self.client.update(timeout=120.0)
-            if time.monotonic() > deadline:
-                raise TimeoutError("caches are on the way for two minutes")
 
     def close(self) -> None:
-        self.client.close()
-        self.server.close()
-        for meter in self.meters:
-            meter.close()
+        close(self.client, self.server, *self.meters)
 
 
-class Cluster(Metered):
-    """An actor that records distinct values."""
+def cluster_of(workload: Workload, storage: str, rate: float) -> Metered:
+    """A server, and an actor that has acted for a while."""
+    parameters = workload.parameters.replace(samples_per_insert=rate, cache_size=BATCH)
+    cluster = Metered(workload.schema, parameters, storage, workload.ring)
+    if storage == "caches":
+        workload.fill(cluster.client.memory, 0)
+    return cluster
 
-    def __init__(self, workload: Workload, storage: str, rate: float) -> None:
-        self.workload, random = workload, np.random.default_rng(0)
-        parameters = workload.parameters.replace(samples_per_insert=rate, cache_size=BATCH)
-        super().__init__(workload.schema, parameters, storage, workload.ring)
-        self.values = [*workload.episode(random)]
-        if storage == "caches":
-            for _ in range(workload.ring // EPISODE - 1):  # an actor that has acted for a while
-                self.client.memory.open(0)
-                self.client.memory.extend(0, self.values, random.uniform(0.1, 2.0, EPISODE).astype(np.float32))
-                self.client.memory.close(0)
 
-    def act(self, steps: int) -> None:
-        state, action, reward = self.values
-        with self.client.writer(autoreset="disabled") as writer:
-            for step in range(steps):
-                at = step % EPISODE
-                ends = at == EPISODE - 1
-                following = state[(at + 1) % EPISODE]
-                writer.step(state[at], action[at], reward[at], False, ends, following.copy() if ends else following)
-                if ends:
-                    writer.reset(state[0])
-        self.settle()
+def act(cluster: Metered, workload: Workload, steps: int) -> None:
+    """Record distinct values."""
+    state, action, reward = workload.episode(np.random.default_rng(0))
+    with cluster.client.writer(autoreset="disabled") as writer:
+        for step in range(steps):
+            at = step % EPISODE
+            ends = at == EPISODE - 1
+            following = state[(at + 1) % EPISODE]
+            writer.step(state[at], action[at], reward[at], False, ends, following.copy() if ends else following)
+            if ends:
+                writer.reset(state[0])
+    cluster.settle()
 
 
 def per_step(workload: Workload, storage: str, rate: float, caches: int, least: int) -> float:
     """Bytes that crossed between actor and server, whatever they were, over the steps that were recorded."""
     steps = max(1, round(caches * BATCH / rate))
-    cluster = Cluster(workload, storage, rate)
-    try:
+    with closing(cluster_of(workload, storage, rate)) as cluster:
         cluster.settle()
         before = cluster.bytes
-        cluster.act(max(steps, least) if storage == "episodes" else steps)
+        act(cluster, workload, max(steps, least) if storage == "episodes" else steps)
         return (cluster.bytes - before) / cluster.client.stats().steps
-    finally:
-        cluster.close()
 
 
 def per_sample(workload: Workload, storage: str, batches: int) -> float:
     """Bytes that a learner far away receives and sends for each sample."""
-    cluster = Cluster(workload, storage, 1.0)
-    try:
-        cluster.act(4 * EPISODE)
+    with closing(cluster_of(workload, storage, 1.0)) as cluster:
+        act(cluster, workload, 4 * EPISODE)
         return far_away(cluster, batches)
-    finally:
-        cluster.close()
 
 
 def far_away(cluster: Metered, batches: int) -> float:
     """Bytes for each sample of a learner far away that draws batches, and some ahead."""
-    meter = Meter(cluster.server.endpoint)
-    try:
-        with memoire.Reader([meter.endpoint], seed=3) as reader:
-            for _ in range(batches):
-                reader.get_batch(BATCH, 60.0)
-            drawn = -1
-            while drawn != cluster.server.stats().samples:  # what it draws ahead has come as well
-                drawn = cluster.server.stats().samples
-                time.sleep(0.5)
-            return meter.bytes / drawn
-    finally:
-        meter.close()
+    with closing(Meter(cluster.server.endpoint)) as meter, memoire.Reader([meter.endpoint], seed=3) as reader:
+        for _ in range(batches):
+            reader.get_batch(BATCH, 60.0)
+        drawn = -1
+        while drawn != cluster.server.stats().samples:  # what it draws ahead has come as well
+            drawn = cluster.server.stats().samples
+            time.sleep(0.5)
+        return meter.bytes / drawn
 
 
 HEAD = head("workload", "samples per insert", "caches, bytes per step", "episodes, bytes per step", "fewer bytes")

@@ -1,6 +1,6 @@
-"""Draw the README's curve and bars from what the benchmarks recorded.
+"""Draw the README's bars from what a benchmark recorded.
 
-    python tools/pictures.py            docs/pictures/learning.svg and speed.svg, from docs/benchmarks/*.json
+    python tools/pictures.py            docs/pictures/speed.svg, from docs/benchmarks/learner.json
     python tools/pictures.py --check    fail if a picture is not as it would be drawn
 
 The drawings follow the reader's theme, light or dark, and need no font and no library.
@@ -9,7 +9,6 @@ The drawings follow the reader's theme, light or dark, and need no font and no l
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,50 +55,6 @@ def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") 
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{words}</text>'
 
 
-def path(points: Sequence[tuple[float, float]], kind: str, end: str = "") -> str:
-    """A line through these points, or a shape if `end` closes it."""
-    return f'<path class="{kind}" d="M' + " L".join(f"{x:.1f} {y:.1f}" for x, y in points) + f'{end}"/>'
-
-
-def quartiles(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, float, float, float]]:
-    """Steps, lower quartile, median, upper quartile over the seeds, for each recorded point."""
-    rows = []
-    for points in zip(*curves, strict=True):
-        low, middle, high = statistics.quantiles([mean for _, mean in points], n=4, method="inclusive")
-        rows.append((points[0][0], low, middle, high))
-    return rows
-
-
-def learning(record: dict[str, Any]) -> str:
-    """The curve of each way to draw: the median over the seeds, in a band of its quartiles."""
-    width, height, left, right, top, bottom = 760, 320, 56, 20, 52, 44
-    found = {name: quartiles(curves) for name, curves in record["curves"].items()}
-    most = max(rows[-1][0] for rows in found.values())
-
-    def place(steps: float, mean: float) -> tuple[float, float]:
-        across = left + (width - left - right) * steps / most
-        return across, height - bottom - (height - top - bottom) * mean / 500
-
-    parts = [text(left, 22, "CartPole-v1: mean return of the last 20 episodes", "title")]
-    for mean in (0, 100, 200, 300, 400, 500):
-        _, y = place(0, mean)
-        parts += [path([(left, y), (width - right, y)], "grid"), text(left - 8, y + 4, str(mean), "faint", "end")]
-    for steps in range(0, int(most) + 1, 10_000):
-        x, _ = place(steps, 0)
-        parts.append(text(x, height - bottom + 20, f"{steps:,}", "faint", "middle"))
-    seeds = len(next(iter(record["curves"].values())))
-    steps_label = f"environment steps (median and quartiles of {seeds} seeds)"
-    parts.append(text((left + width - right) / 2, height - 6, steps_label, "faint", "middle"))
-    parts.append(path([place(0, record["solved"]), place(most, record["solved"])], "goal"))
-    for number, (name, rows) in enumerate(found.items()):
-        color = "ab"[number]
-        upper, lower = [place(row[0], row[3]) for row in rows], [place(row[0], row[1]) for row in rows]
-        parts.append(path([*upper, *lower[::-1]], f"{color} band", " Z"))
-        parts.append(path([place(row[0], row[2]) for row in rows], f"{color} line"))
-        parts.append(text(left + 190 * number, 42, f"drawn {name}", color))
-    return picture(width, height, "CartPole is learned from samples drawn by priority and uniformly", parts)
-
-
 def ratios(record: dict[str, Any]) -> list[tuple[str, float]]:
     """What is compared, and how many times as fast memoire is; the largest first."""
     rows = [(baseline.split()[0], ratio) for what, baseline, ratio in record["rows"] if what == COMPARED]
@@ -130,7 +85,7 @@ def drawn() -> dict[Path, str]:
     return {PICTURES / f"{name}.svg": draw(records[source]) for source, (name, draw) in WHAT.items()}
 
 
-WHAT = {"cartpole": ("learning", learning), "learner": ("speed", speed)}
+WHAT = {"learner": ("speed", speed)}
 
 
 def stale(pictures: Mapping[Path, str]) -> dict[Path, str]:

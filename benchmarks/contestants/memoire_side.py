@@ -65,6 +65,10 @@ class Waiting:
         return round((self.server.stats().waited - waited) / (time.monotonic() - began), 4)
 
 
+def server_of(run: Run, table: memoire.Table) -> Server:
+    return Server("tcp://127.0.0.1:*", tables={"replay": table}, run="contest", seed=run.seed)
+
+
 ENVS = 8
 BATCHES = 10
 """Drawn at once, and told their priorities at once: a whole number of times between two copies of the target."""
@@ -107,14 +111,9 @@ def table_of(env: gym.Env, run: Run) -> memoire.Table:
     """Whole episodes, each frame once, and so many samples for each step."""
     ratio = BATCH / UPDATE_INTERVAL
     is_uniform = run.options.get("sampler") == "uniform"
-    columns = {
-        "obs": memoire.Column(np.uint8, env.observation_space.shape, "state"),
-        "action": np.int64,
-        "reward": np.float32,
-        "value": np.float32,
-    }
+    columns = {"obs": memoire.Column(np.uint8, env.observation_space.shape, "state"), "action": np.int64}
     return memoire.Table(
-        columns,
+        columns | {"reward": np.float32, "value": np.float32},
         storage="episodes",
         capacity=run.capacity,
         sampler=memoire.Uniform() if is_uniform else memoire.Prioritized(ALPHA, beta=BETA),
@@ -152,10 +151,8 @@ def dqn_learn(server: memoire.Server, dqn: DoubleDqn, run: Run) -> None:
 def dqn(run: Run) -> None:
     """Actors of eight environments, two or, beside a GPU, eight; 10 batches at once, the target asked ahead."""
     actors, dqn = Actors(dqn_act, run.task.players, run), DoubleDqn(run.make(), run.task.device)
-    tables = {"replay": table_of(MAKERS[run.game][1](), run)}
-    with memoire.Server("tcp://127.0.0.1:*", tables=tables, run="contest", seed=run.seed) as server:
-        with actors.working_for(server):
-            dqn_learn(server, dqn, run)
+    with server_of(run, table_of(MAKERS[run.game][1](), run)) as server, actors.working_for(server):
+        dqn_learn(server, dqn, run)
 
 
 SAC_PUBLISH_INTERVAL = 50
@@ -229,9 +226,8 @@ def sac(run: Run) -> None:
         samples_per_insert=settings.SAC_BATCH,
         samples_per_insert_tolerance=float(SAC_LEAD * settings.SAC_BATCH),
     )
-    with memoire.Server("tcp://127.0.0.1:*", tables={"replay": table}, run="contest", seed=run.seed) as server:
-        with actors.working_for(server):
-            sac_learn(server, agent, run)
+    with server_of(run, table) as server, actors.working_for(server):
+        sac_learn(server, agent, run)
 
 
 COLLECTORS, LENGTH = 2, 256
@@ -273,9 +269,9 @@ def ppo(run: Run) -> None:
     net = rl.ActorCritic.mlp(env, hidden=settings.PPO_HIDDEN)
     policy = run.options.get("policy", "local")  # "local": collectors compute the actions; "remote": the learner does
     options = {"policy": policy, "discount": settings.PPO_GAMMA, "run": "contest"}
-    with rl.OnPolicyLearner("tcp://127.0.0.1:*", env, net, settings.PPO_STEPS, LENGTH, **options) as learner:
-        with collectors.working_for(learner.server):
-            ppo_learn(learner, run)
+    learner = rl.OnPolicyLearner("tcp://127.0.0.1:*", env, net, settings.PPO_STEPS, LENGTH, **options)
+    with learner, collectors.working_for(learner.server):
+        ppo_learn(learner, run)
 
 
 if __name__ == "__main__":

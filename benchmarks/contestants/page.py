@@ -4,6 +4,7 @@ import ast
 import json
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -136,21 +137,14 @@ class Record:
 
 
 class Records:
-    """A folder with a record for each run that is over.
-
-    Args:
-        folder: Where they are; it is made when the first one comes.
-    """
+    """A folder with a record for each run that is over; it is made when the first one comes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def path(self, game: str, side: str, seed: int) -> Path:
-        return self.folder / game / f"{side}-{seed}.json"
-
     def keep(self, record: Record) -> None:
         """Write one, which is there as a whole or not at all."""
-        path = self.path(*record.key)
+        path = self.folder / record.game / f"{record.side}-{record.seed}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".part")
         draft.write_text(json.dumps(asdict(record)), encoding="utf-8")
@@ -184,16 +178,12 @@ def paired(ours: Sequence[Record], theirs: Sequence[Record]) -> list[tuple[Recor
 
 def memory_of(pid: int) -> int:
     """Bytes of a process and of all that come from it. What n of them share counts in each as an n-th."""
-    return sum(proportional(Path(f"/proc/{each}")) for each in family_of(pid))
-
-
-def proportional(folder: Path) -> int:
-    """Its proportional set size in bytes; 0 if it is gone."""
-    try:
-        lines = (folder / "smaps_rollup").read_text("utf-8").splitlines()
-    except OSError:
-        return 0
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    total = 0
+    for each in family_of(pid):
+        with suppress(OSError):  # it is gone
+            lines = Path(f"/proc/{each}/smaps_rollup").read_text("utf-8").splitlines()
+            total += 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total
 
 
 def of(records: Sequence[Record], game: str, side: str) -> list[Record]:
