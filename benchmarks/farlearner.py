@@ -25,17 +25,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import zmq
 from aims import read
-from measure import TCP, Child, Report, cells, close, in_turns, results, serve, spent_by, tell
+from measure import TCP, Child, Report, ask, cells, close, in_turns, results, serve, spent_by, tell
 from peers import PeerUnavailable, RemoteSide
-from peers.tasks import ALPHA, BATCH, Task
-from workloads import extend, play, schema_of, server_of
+from peers.tasks import BATCH, Task
+from workloads import buffer_of, extend, play, server_of
 
 import memoire
 from memoire.errors import NotEnoughSamples
@@ -165,16 +165,12 @@ def hand_on(pipe: Connection, back: str, size: int) -> None:
 # The sides of a comparison: what each turn brought.
 
 
-@dataclass
-class Turn:
-    """Of one side."""
+class Turn(NamedTuple):
+    """Of one side: samples per second, CPU seconds per million samples by role, and seconds that each batch took."""
 
     rate: float
-    """Samples per second."""
     costs: dict[str, float]
-    """CPU seconds per million samples, by role."""
     times: list[float]
-    """Seconds that each batch took."""
 
 
 class Cluster:
@@ -183,44 +179,38 @@ class Cluster:
     def __init__(self, cell: Cell, keys: str | None, *, near: bool) -> None:
         self.roles: dict[str, list[Child]] = {}
         if near:
-            learner = self.start("learner", learn, cell.task, cell, 0, keys)
-            fronts = [learner.first_answer]
+            fronts = [self.start("reader", learn, cell.task, cell, 0, keys)]
         else:
-            fronts = self.servers_of(cell, keys)
+            fronts = [self.start("server", serve_alone, cell.task, keys) for _ in range(cell.servers)]
+            if cell.proxy:
+                fronts = [self.start("proxy", forward, fronts, keys)]
             for place in range(cell.readers):
                 self.start("reader", learn, fronts, cell, place, keys)
         for rank in range(cell.actors):
             self.start("actors", act, fronts[rank % len(fronts)], cell.task, rank, keys)
-        self.learners = self.roles.get("reader") or self.roles["learner"]
 
-    def servers_of(self, cell: Cell, keys: str | None) -> list[str]:
-        """Start servers, and a proxy before them if there is to be one; returns where to connect to."""
-        servers = [str(self.start("server", serve_alone, cell.task, keys).first_answer) for _ in range(cell.servers)]
-        return [str(self.start("proxy", forward, servers, keys).first_answer)] if cell.proxy else servers
-
-    def start(self, role: str, work: Callable[..., None], *given: Any) -> Child:
+    def start(self, role: str, work: Callable[..., None], *given: Any) -> str:
+        """Start a process; returns what it says first, which is an address if it has one."""
         child = Child(work, *given)
         self.roles.setdefault(role, []).append(child)
-        return child
+        return str(child.first_answer)
 
     def take(self, seconds: float) -> Turn:
         tell(self.roles["actors"], 1)
-        tell(self.learners, seconds)
+        tell(self.roles["reader"], seconds)
         time.sleep(WARM)
         before = spent_in(self.roles)
-        answers = [child.answer() for child in self.learners]
+        answers = [child.answer() for child in self.roles["reader"]]
         spent = {role: used - before[role] for role, used in spent_in(self.roles).items()}
-        for children in (self.roles["actors"], self.learners):
-            tell(children, 0)
-            for child in children:
-                child.answer()
+        ask(self.roles["actors"], 0)
+        ask(self.roles["reader"], 0)
         million = sum(count for count, _, _ in answers) * BATCH / 1e6
         rate = sum(count * BATCH / time for count, time, _ in answers)
         times = [each for *_, times in answers for each in times]
         return Turn(rate, {role: used / million for role, used in spent.items()}, times)
 
     def close(self) -> None:
-        for role in ("actors", "reader", "learner", "proxy", "server"):
+        for role in ("actors", "reader", "proxy", "server"):
             close(*self.roles.get(role, ()))
 
 
@@ -272,12 +262,9 @@ def spent_in(roles: dict[str, list[Child]]) -> dict[str, float]:
 
 def cache_bytes(task: Task) -> int:
     """Of a cache of 256 samples on the wire."""
-    buffer = memoire.Buffer(
-        schema_of(task), task.ring, sampler=memoire.Prioritized(ALPHA), multi_step=task.multi_step,
-        frame_stack=task.stack, seed=0,
-    )  # fmt: skip
-    extend(buffer.memory, task)
-    return containers.build(buffer.memory, BATCH, now=time.time()).nbytes
+    memory = buffer_of(task, task.ring).memory
+    extend(memory, task)
+    return containers.build(memory, BATCH, now=time.time()).nbytes
 
 
 # Comparisons
@@ -292,8 +279,6 @@ milliseconds that a learner waited for a batch of {BATCH}:
 def cost(cell: Cell, side: str, turns: list[Turn]) -> str:
     """A row of that table."""
     found = {role: np.median([turn.costs[role] for turn in turns]) for role in turns[0].costs}
-    if "learner" in found:
-        found["reader"] = found.pop("learner")
     figures = [f"{found[role]:.2f}" if role in found else "" for role in ("actors", "server", "proxy", "reader")]
     times = 1e3 * np.array([each for turn in turns for each in turn.times])
     figures += [f"{np.median(times):.2f}", f"{np.percentile(times, 99):.2f}"] if len(times) else ["", ""]

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from measure import Child, Report, Result, Spread, amount, cells, close, head, tell
+from measure import Child, Report, Result, Spread, amount, ask, cells, close, head, tell
 from peers.tasks import BATCH, ERRORS, Task
 from workloads import play, server_of
 
@@ -148,20 +148,17 @@ class Cluster:
         rate, given, found = self.learner.answer()
         found.update(self.sums())
         found.subtract(before)
-        for children in (self.actors, [self.learner]):
-            tell(children, 0)
-            for child in children:
-                child.answer()
+        ask(self.actors, 0)
+        ask([self.learner], 0)
         found["lost"] += given - found["given"]  # no server knew these owners
         found["given"], found["rate"] = given, rate
         return found
 
     def sums(self) -> Counter[str]:
         """Of all servers that are processes of their own."""
-        tell(self.servers, "sums")
         found: Counter[str] = Counter()
-        for server in self.servers:
-            found.update(server.answer())
+        for each in ask(self.servers, "sums"):
+            found.update(each)
         return found
 
     def close(self) -> None:

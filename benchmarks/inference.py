@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import zmq
-from measure import TCP, Child, Report, Result, close, in_turns, results, serve, tell
+from measure import TCP, Child, Report, Result, ask, close, in_turns, results, serve
 from peers import RemoteSide
-from peers.tasks import INPUTS, OUTPUTS, computed
+from peers.tasks import INPUTS, OUTPUTS, answer_orders, computed
 
 import memoire
 
@@ -74,18 +74,6 @@ def plain(pipe: Connection, endpoint: str) -> None:
         answer_orders(pipe, ask)
 
 
-def answer_orders(pipe: Connection, ask: Any) -> None:
-    """Ask so many times as each order says; send the seconds of each."""
-    pipe.send("ready")
-    while (count := pipe.recv()) is not None:
-        took = []
-        for _ in range(count):
-            began = time.perf_counter()
-            ask()
-            took.append(time.perf_counter() - began)
-        pipe.send(took)
-
-
 def on_cores(pipe: Connection, cores: set[int], target: Any, *given: object) -> None:
     """Call this on some of the machine's cores."""
     os.sched_setaffinity(0, cores)
@@ -108,8 +96,7 @@ class Asking:
     def clock(self, count: int) -> float:
         """Seconds until all clients together got so many rows."""
         began = time.perf_counter()
-        tell(self.clients, max(1, count // len(self.clients)))
-        self.latencies = [each for child in self.clients for each in child.answer()]
+        self.latencies = sum(ask(self.clients, max(1, count // len(self.clients))), [])
         return time.perf_counter() - began
 
     def close(self) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 from measure import Report, Side
-from peers.tasks import ALPHA, BATCH, BETA, EPISODE, ERRORS, FRACTIONS, Task, in_rotation, leaf_updates, leaf_weights
-from workloads import NumpyRing, extend, schema_of
+from peers.tasks import BATCH, EPISODE, ERRORS, FRACTIONS, Task, in_rotation, leaf_updates, leaf_weights
+from workloads import NumpyRing, buffer_of, extend
 
 import memoire
 from memoire import _core
@@ -28,12 +28,6 @@ SLICES = "NumPy, column[a:b] = values for each column"
 GATHER = "NumPy, fancy indexing of as many rows"
 WHOLE = (("W1", 1_000_000, 1_000_000), ("W2", 50_000, 10_000))
 """Tasks, their entries, and those of peers that store whole stacks."""
-
-
-def buffer_of(task: Task, entries: int) -> memoire.Buffer:
-    sampler = memoire.Prioritized(ALPHA, beta=BETA)
-    settings: dict[str, Any] = {"multi_step": task.multi_step, "discount": 0.99, "frame_stack": task.stack}
-    return memoire.Buffer(schema_of(task), entries, sampler=sampler, seed=0, start="repeat", **settings)
 
 
 @cache

@@ -420,6 +420,12 @@ def tell(children: Iterable[Child], order: Any) -> None:
         child.tell(order)
 
 
+def ask(children: Iterable[Child], order: Any, timeout: float = 120.0) -> list[Any]:
+    """Give all of them the same order; returns their answers."""
+    tell(children, order)
+    return [child.answer(timeout) for child in children]
+
+
 def close(*sides: Any) -> None:
     for side in sides:
         side.close()

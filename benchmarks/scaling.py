@@ -19,7 +19,7 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from measure import Child, amount, arguments, cells, close, head, machine, plot, resident, spent_by, tell, write_page
+from measure import Child, amount, arguments, ask, cells, close, head, machine, plot, resident, spent_by, write_page
 from peers.tasks import BATCH, distinct
 
 import memoire
@@ -43,11 +43,9 @@ def actors(pipe: Connection, endpoint: str, count: int, state: tuple[int, ...], 
     random = np.random.default_rng(os.getpid())
     values = distinct(random, (STEPS, *state), dtype), distinct(random, (STEPS, 8), "float32"), np.ones(STEPS, "f4")
     weights = random.uniform(0.1, 2.0, STEPS).astype(np.float32)
-    with ExitStack() as open_ones:
-        clients = [
-            open_ones.enter_context(memoire.connect(endpoint, capacity=STEPS, on_full="block", timeout=TIMEOUT))
-            for _ in range(count)
-        ]
+    with ExitStack() as stack:
+        told = {"capacity": STEPS, "on_full": "block", "timeout": TIMEOUT}
+        clients = [stack.enter_context(memoire.connect(endpoint, **told)) for _ in range(count)]
         for client in clients:
             client.memory.open(0)
             client.memory.extend(0, values, weights)
@@ -72,8 +70,8 @@ def actors(pipe: Connection, endpoint: str, count: int, state: tuple[int, ...], 
 
 def readers(pipe: Connection, endpoint: str, count: int) -> None:
     """Learners far away; each draws as many batches as it is told to."""
-    with ExitStack() as open_ones:
-        all_of_them = [open_ones.enter_context(memoire.Reader([endpoint], timeout=TIMEOUT)) for _ in range(count)]
+    with ExitStack() as stack:
+        all_of_them = [stack.enter_context(memoire.Reader([endpoint], timeout=TIMEOUT)) for _ in range(count)]
         for reader in all_of_them:
             reader.get_batch(BATCH, TIMEOUT)
         pipe.send(None)
@@ -85,18 +83,16 @@ def readers(pipe: Connection, endpoint: str, count: int) -> None:
 
 
 class Group:
-    """Processes that do the same."""
+    """Processes that do the same: together they are `count` clients of an endpoint."""
 
-    def __init__(self, work: Callable[..., None], count: int, *given: Any) -> None:
+    def __init__(self, work: Callable[..., None], count: int, endpoint: str, *given: Any) -> None:
         shares = [count // PROCESSES + (place < count % PROCESSES) for place in range(min(PROCESSES, count))]
-        self.children = [Child(work, given[0], share, *given[1:]) for share in shares]
+        self.children = [Child(work, endpoint, share, *given) for share in shares]
 
     def ask(self, count: int, seconds: float = 0.0) -> float:
         """Seconds until all of them have done it."""
         began = time.perf_counter()
-        tell(self.children, (count, seconds))
-        for child in self.children:
-            child.answer(TIMEOUT)
+        ask(self.children, (count, seconds), TIMEOUT)
         return time.perf_counter() - began
 
     def close(self) -> None:
@@ -115,13 +111,8 @@ class Setup:
 
     @property
     def schema(self) -> memoire.Schema:
-        return memoire.Schema(
-            {
-                "state": memoire.Column(self.dtype, self.state, "state"),
-                "action": memoire.Column("float32", (8,)),
-                "reward": memoire.Column("float32", (), "reward"),
-            }
-        )
+        state, action = memoire.Column(self.dtype, self.state, "state"), memoire.Column("float32", (8,))
+        return memoire.Schema({"state": state, "action": action, "reward": memoire.Column("float32", (), "reward")})
 
     @contextmanager
     def running(self) -> Iterator[local.LocalCluster]:
@@ -182,9 +173,8 @@ class Point:
         )
 
 
-HEAD = head(
-    "", "samples", "bytes", "server, CPU s per M samples", "proxies", "server, ms per message", "cores of the nodes"
-)
+COLUMNS = "server, CPU s per M samples", "proxies", "server, ms per message", "cores of the nodes"
+HEAD = head("", "samples", "bytes", *COLUMNS)
 
 
 def pushed(name: str, setup: Setup, clients: int, caches: int) -> Point:
@@ -305,9 +295,8 @@ def draw(found: Sweeps, path: Path) -> None:
 def compared(costs: plan.NodeCosts) -> str:
     """A table: what was measured now, beside what `memoire plan` calculates with."""
     rows = [head("", "measured now", "in `memoire plan`")]
-    for (what, unit, scale), now, there in zip(
-        plan.NodeCosts.UNITS.values(), costs.values(), plan.COSTS.values(), strict=True
-    ):
+    of_each = zip(plan.NodeCosts.UNITS.values(), costs.values(), plan.COSTS.values(), strict=True)
+    for (what, unit, scale), now, there in of_each:
         rows.append(cells(what, f"{now * scale:.3g} {unit}", f"{there * scale:.3g} {unit}"))
     return "\n".join(rows)
 

@@ -136,13 +136,20 @@ def play(pipe: Connection, client: memoire.Client, task: Task, ring: int) -> Non
         pipe.send(None)
 
 
+def settings_of(task: Task) -> dict[str, Any]:
+    """How samples are drawn, by a memory or at a server."""
+    sampler = memoire.Prioritized(ALPHA, beta=BETA)
+    return {"sampler": sampler, "discount": 0.99, "multi_step": task.multi_step, "frame_stack": task.stack, "seed": 0}
+
+
+def buffer_of(task: Task, entries: int) -> memoire.Buffer:
+    return memoire.Buffer(schema_of(task), entries, start="repeat", **settings_of(task))
+
+
 def server_of(task: Task, storage: str = "caches", **settings: Any) -> memoire.Server:
     """A server for a task; `settings` are more arguments of it."""
-    return memoire.Server(
-        TCP, schema_of(task), storage=storage, sampler=memoire.Prioritized(ALPHA, beta=BETA), discount=0.99,
-        multi_step=task.multi_step, frame_stack=task.stack, capacity=task.entries if storage == "episodes" else 0,
-        seed=0, **settings,
-    )  # fmt: skip
+    capacity = task.entries if storage == "episodes" else 0
+    return memoire.Server(TCP, schema_of(task), storage=storage, capacity=capacity, **settings_of(task), **settings)
 
 
 def extend(memory: Memory, task: Task) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from settings import GAMES
 from tasks import MAKERS, load, q_network
 
@@ -44,8 +45,6 @@ def policy_of(game: str, arrays: list[np.ndarray]) -> Callable[[np.ndarray], np.
 
 
 def q_policy(shape: tuple[int, ...], arrays: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    import torch
-
     torch.set_num_threads(1)
     net = q_network(shape, len(arrays[-1]))
     with torch.no_grad():

@@ -1,6 +1,6 @@
 """What every side of contest.py is given: tasks, environments, networks and settings; and where it leaves its networks.
 
-A side is a program of this folder, such as dqn_sb3.py. It learns until its time is up. Every few seconds it writes the
+A side is a program of this folder, such as sb3_side.py. It learns until its time is up. Every few seconds it writes the
 network that acts, with the time and its steps: evaluate.py plays with these networks when the run is over, so that
 nobody's time goes to evaluation.
 """
@@ -18,21 +18,10 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-from settings import (
-    BATCH,
-    CAPACITY,
-    EPSILON,
-    EPSILON_STEPS,
-    FIRST_UPDATE,
-    GAMES,
-    MAX_GRAD_NORM,
-    PONG_CAPACITY,
-    PONG_FIRST_UPDATE,
-    RATE,
-    TARGET_INTERVAL,
-    UPDATE_INTERVAL,
-    Game,
-)  # fmt: skip
+import settings
+import torch
+from settings import GAMES, Game
+from torch import nn
 
 SNAPSHOT_INTERVAL = 3.0
 """Seconds between two networks that are evaluated."""
@@ -115,15 +104,13 @@ def with_newest(stacks, frames, is_first):
 
 
 def epsilon_at(steps: int) -> float:
-    return max(EPSILON, 1.0 - steps * (1.0 - EPSILON) / EPSILON_STEPS)
+    return max(settings.EPSILON, 1.0 - steps * (1.0 - settings.EPSILON) / settings.EPSILON_STEPS)
 
 
 def q_network(shape: tuple[int, ...], actions: int):
     """Frames [B, C, 10, 10] -> [B, A]: 16 filters of 3 x 3 and 128 units, as of the authors of MinAtar. Larger ones,
     [B, C, 84, 84], have the three layers of filters and the 512 units that are usual for Atari games.
     """
-    from torch import nn
-
     channels, size, _ = shape
     if size == 10:
         filters, width, units = [nn.Conv2d(channels, 16, 3), nn.ReLU()], 1024, 128
@@ -136,8 +123,6 @@ def q_network(shape: tuple[int, ...], actions: int):
 
 def tanh_network(inputs: int, hidden: Iterable[int], outputs: int, last: float):
     """[B, inputs] -> [B, outputs]: layers of tanh with orthogonal weights, the last one's of this size."""
-    from torch import nn
-
     layers, widths = [], [inputs, *hidden, outputs]
     for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), nn.Tanh()]
@@ -151,8 +136,6 @@ def double_errors(net, later, obs, action, reward, discount, next_obs):
     """TD errors [B] of double Q-learning. Frames are uint8, discount is 0 behind a terminal state; `later` [B, A] is
     what the target makes of the next states.
     """
-    import torch
-
     q = net(obs.float()).gather(1, action[:, None])[:, 0]
     with torch.no_grad():
         best = net(next_obs.float()).argmax(1, keepdim=True)
@@ -164,8 +147,6 @@ def as_one(net):
     """One parameter [N] in which all of a network's lie behind each other, and their gradients likewise: an optimiser
     steps once in place of once for each.
     """
-    import torch
-
     parameters = list(net.parameters())
     one = torch.nn.Parameter(torch.cat([each.detach().flatten() for each in parameters]))
     one.grad = torch.zeros_like(one)
@@ -179,18 +160,14 @@ class DoubleDqn:
     """Network, target and optimiser of a side that brings no algorithm of its own."""
 
     def __init__(self, env: gym.Env, device: str = "cpu") -> None:
-        import torch
-
         self.net = q_network(env.observation_space.shape, int(env.action_space.n)).to(device)
         self.target = copy.deepcopy(self.net)
         self.weights = as_one(self.net)
-        self.optimizer = torch.optim.Adam([self.weights], RATE, fused=True)
+        self.optimizer = torch.optim.Adam([self.weights], settings.RATE, fused=True)
         self.updates = 0
 
     def later(self, next_obs):
         """The target, and what it makes of next states [N, ...]: [N, A]. Other threads may ask while one updates."""
-        import torch
-
         target = self.target
         with torch.no_grad():
             return target, target(next_obs.float())
@@ -203,23 +180,19 @@ class DoubleDqn:
             known: What `later` made of these next states, if that was asked before: the target may have become another
                 one since.
         """
-        import torch
-
         _, later = known if known[0] is self.target else self.later(columns[-1])
-        batches = zip(*(each.split(BATCH) for each in (later, *columns)), strict=True)
+        batches = zip(*(each.split(settings.BATCH) for each in (later, *columns)), strict=True)
         errors = torch.cat([self._step(*batch) for batch in batches])
-        if self.updates % (TARGET_INTERVAL // UPDATE_INTERVAL) == 0:
+        if self.updates % (settings.TARGET_INTERVAL // settings.UPDATE_INTERVAL) == 0:
             self.target = copy.deepcopy(self.net)
         return errors
 
     def _step(self, later, importance, *columns):
-        from torch import nn
-
         errors = double_errors(self.net, later, *columns)
         loss = (importance * nn.functional.huber_loss(errors, errors.new_zeros(len(errors)), reduction="none")).mean()
         self.weights.grad.zero_()
         loss.backward()
-        nn.utils.clip_grad_norm_([self.weights], MAX_GRAD_NORM)
+        nn.utils.clip_grad_norm_([self.weights], settings.MAX_GRAD_NORM)
         self.optimizer.step()
         self.updates += 1
         return errors.detach()
@@ -241,8 +214,6 @@ class Run:
     @classmethod
     def learn(cls, *algorithms: Callable[["Run"], None]) -> None:
         """Learn what the environment says by that one of these functions which has the algorithm's name."""
-        import torch
-
         run = cls(**json.loads(os.environ["CONTEST"]))
         torch.set_num_threads(1)
         torch.manual_seed(run.seed)
@@ -260,12 +231,12 @@ class Run:
     @property
     def capacity(self) -> int:
         """Steps for which a replay memory has room."""
-        return PONG_CAPACITY if self.task.stack > 1 else CAPACITY
+        return settings.PONG_CAPACITY if self.task.stack > 1 else settings.CAPACITY
 
     @property
     def first_update(self) -> int:
         """Steps before the first update."""
-        return PONG_FIRST_UPDATE if self.task.stack > 1 else FIRST_UPDATE
+        return settings.PONG_FIRST_UPDATE if self.task.stack > 1 else settings.FIRST_UPDATE
 
     @property
     def elapsed(self) -> float:
@@ -292,8 +263,6 @@ class Run:
     def report(self, **facts: object) -> None:
         """Say more about this run, for the page."""
         if self.task.on_gpu:
-            import torch
-
             facts["gpu"] = torch.cuda.get_device_name()
         self._keep("facts.json", facts)
 

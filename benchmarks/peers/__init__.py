@@ -19,8 +19,6 @@ ROOT = Path(os.environ.get("MEMOIRE_PEERS", HERE.parent.parent / "build" / "peer
 NAMES = {"cpprb": "cpprb", "sb3": "Stable-Baselines3", "torchrl": "TorchRL", "reverb": "Reverb", "ray": "Ray",
          "tlspyo": "tlspyo", "torchrl_ray": "TorchRL over Ray"}  # fmt: skip
 """By the side what a reader calls it."""
-
-
 PATIENCE = 300.0
 """Seconds for one answer: a memory is filled, a turn is taken."""
 
@@ -29,7 +27,7 @@ class PeerUnavailable(RuntimeError):
     """A peer cannot be installed here, does not start or ends: its rows are left out, and the page says why."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{title_of(name)}: {reason}")
+        super().__init__(f"{NAMES.get(name, name)}: {reason}")
         self.name = name
 
 
@@ -40,14 +38,9 @@ class Peer:
         self.name, self._patience = name, patience
         environment, self.version = environment_of(name)
         self.log = tempfile.TemporaryFile()  # noqa: SIM115, closed with the process
-        self.process = subprocess.Popen(
-            [environment / "bin" / "python", HERE / "child.py", f"with_{name}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            env=os.environ | QUIET | packages_beside(name),
-            text=True,
-        )
+        command = [environment / "bin" / "python", HERE / "child.py", f"with_{name}"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log, "text": True}
+        self.process = subprocess.Popen(command, **pipes, env=os.environ | QUIET | packages_beside(name))
         self.ask("start")
 
     def __str__(self) -> str:
@@ -58,7 +51,6 @@ class Peer:
         return RemoteSide(self, int(self.ask("make", make, arguments)), **settings)
 
     def ask(self, *question: object) -> Any:
-        assert self.process.stdin is not None and self.process.stdout is not None
         with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(question) + "\n")
             self.process.stdin.flush()
@@ -75,7 +67,6 @@ class Peer:
 
     def close(self) -> None:
         """End the process, and with it all that it holds."""
-        assert self.process.stdin is not None and self.process.stdout is not None
         if self.process.stdin.closed:
             return
         with suppress(BrokenPipeError):
@@ -142,14 +133,9 @@ def environment_of(name: str) -> tuple[Path, str]:
             said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             raise PeerUnavailable(name, "it cannot be installed here: " + " ".join(said or [done.stderr[-300:]]))
         mark.write_text(json.dumps(packages))
-    title = title_of(name).partition(" ")[0].lower()
+    title = NAMES.get(name, name).partition(" ")[0].lower()
     shared = described(facts["beside"])[1]["packages"] if "beside" in facts else []
     return made, next((each.split("==")[1] for each in [*packages, *shared] if title in each.split("==")[0]), "")
-
-
-def title_of(name: str) -> str:
-    """What a reader calls a peer."""
-    return NAMES.get(name, name)
 
 
 class Company:

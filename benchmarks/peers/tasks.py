@@ -1,5 +1,6 @@
 """The steps that every side of a comparison is given, from NumPy alone: W1 has small ones, W2 stacks of frames."""
 
+import functools
 import gc
 import itertools
 import time
@@ -45,6 +46,9 @@ class Task:
 
     def priorities(self, entries: int) -> np.ndarray:
         return np.random.default_rng(1).uniform(0.1, 2.0, entries).astype(np.float32)
+
+
+TASK = functools.cache(Task)
 
 
 def distinct(random: np.random.Generator, shape: tuple, dtype: str) -> np.ndarray:
@@ -100,12 +104,8 @@ class Acting:
         for pipe in self.pipes:
             pipe.send(count // len(self.pipes))
         self.draw()
-        moments = [time.perf_counter()]
-        for _ in range(count - 1):
-            self.draw()
-            moments.append(time.perf_counter())
-        self.times = [end - begin for begin, end in itertools.pairwise(moments)]
-        return (moments[-1] - moments[0]) * count / (count - 1)
+        self.times = times_of(self.draw, count - 1)
+        return sum(self.times) * count / (count - 1)
 
     def close(self) -> None:
         for pipe in self.pipes:
@@ -121,6 +121,22 @@ def from_the_first(draw: Callable[[], object], count: int) -> float:
     for _ in range(count - 1):
         draw()
     return (time.perf_counter() - began) * count / (count - 1)
+
+
+def times_of(ask: Callable[[], object], count: int) -> list[float]:
+    """Seconds of each of `count` calls."""
+    moments = [time.perf_counter()]
+    for _ in range(count):
+        ask()
+        moments.append(time.perf_counter())
+    return [end - begin for begin, end in itertools.pairwise(moments)]
+
+
+def answer_orders(pipe, ask: Callable[[], object]) -> None:
+    """Ask so many times as each order says; send the seconds of each."""
+    pipe.send("ready")
+    while (count := pipe.recv()) is not None:
+        pipe.send(times_of(ask, count))
 
 
 def clock(side: Callable[[], object], count: int) -> float:

@@ -5,9 +5,7 @@ from functools import cache, partial
 
 import cpprb
 import numpy as np
-from tasks import ALPHA, BATCH, BETA, EPISODE, ERRORS, Acting, Task, in_rotation, leaf_updates, leaf_weights
-
-TASK = cache(Task)
+from tasks import ALPHA, BATCH, BETA, EPISODE, ERRORS, TASK, Acting, Task, in_rotation, leaf_updates, leaf_weights
 
 
 def columns_of(task: Task) -> dict:

@@ -13,9 +13,8 @@ import numpy as np
 import reverb
 import tensorflow as tf
 from reverb import structured_writer as patterns
-from tasks import ALPHA, BATCH, EPISODE, ERRORS, Acting, Task, in_rotation
+from tasks import ALPHA, BATCH, EPISODE, ERRORS, TASK, Acting, Task, in_rotation
 
-TASK = cache(Task)
 TABLE = "replay"
 SPAWN = multiprocessing.get_context("spawn")
 

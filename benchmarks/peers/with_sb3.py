@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
-from tasks import BATCH, EPISODE, Task
+from tasks import BATCH, EPISODE, TASK, Task
 
 torch.set_num_threads(1)
-TASK = cache(Task)
 
 
 def buffer_of(task: Task, entries: int) -> ReplayBuffer:

@@ -5,32 +5,18 @@ import time
 from functools import cache
 
 import numpy as np
+import tasks
 import torch
-from tasks import (
-    ALPHA,
-    BATCH,
-    BETA,
-    EPISODE,
-    ERRORS,
-    FRACTIONS,
-    INPUTS,
-    LAYERS,
-    OUTPUTS,
-    Task,
-    in_rotation,
-    leaf_updates,
-    leaf_weights,
-)  # fmt: skip
+from tasks import BATCH, EPISODE, ERRORS, INPUTS, TASK, Task, in_rotation
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 
 torch.set_num_threads(1)
-TASK = cache(Task)
 
 
 def buffer_of(entries: int) -> TensorDictPrioritizedReplayBuffer:
     storage = LazyTensorStorage(entries)
-    return TensorDictPrioritizedReplayBuffer(alpha=ALPHA, beta=BETA, storage=storage, batch_size=BATCH)
+    return TensorDictPrioritizedReplayBuffer(alpha=tasks.ALPHA, beta=tasks.BETA, storage=storage, batch_size=BATCH)
 
 
 def tensor(array: np.ndarray) -> torch.Tensor:
@@ -93,18 +79,18 @@ def tree(leaves: int):
     from torchrl._torchrl import SumSegmentTreeFp64  # absent where its extension does not fit the torch that is there
 
     made = SumSegmentTreeFp64(leaves)
-    made.update(np.arange(leaves), leaf_weights(leaves))
+    made.update(np.arange(leaves), tasks.leaf_weights(leaves))
     return made
 
 
 def tree_draws(leaves: int):
     made = tree(leaves)
     total = made.query(0, leaves)
-    return in_rotation(lambda fractions: made.scan_lower_bound(fractions * total), FRACTIONS)
+    return in_rotation(lambda fractions: made.scan_lower_bound(fractions * total), tasks.FRACTIONS)
 
 
 def tree_updates(leaves: int):
-    return in_rotation(tree(leaves).update, *leaf_updates(leaves))
+    return in_rotation(tree(leaves).update, *tasks.leaf_updates(leaves))
 
 
 # Its inference server in a process of its own, with slots in shared memory, and clients that are processes.
@@ -113,7 +99,7 @@ def tree_updates(leaves: int):
 def policy():
     torch.set_num_threads(1)
     parts = []
-    for weight, bias in LAYERS:
+    for weight, bias in tasks.LAYERS:
         layer = torch.nn.Linear(*weight.shape)
         layer.weight.data, layer.bias.data = torch.from_numpy(weight.T.copy()), torch.from_numpy(bias.copy())
         parts += [layer, torch.nn.Tanh()]
@@ -126,14 +112,7 @@ def ask(pipe, client):
     torch.set_num_threads(1)
     row = TensorDict({"obs": torch.ones(INPUTS)})
     client(row)
-    pipe.send("ready")
-    while (count := pipe.recv()) is not None:
-        took = []
-        for _ in range(count):
-            began = time.perf_counter()
-            client(row)
-            took.append(time.perf_counter() - began)
-        pipe.send(took)
+    tasks.answer_orders(pipe, lambda: client(row))
 
 
 @cache
@@ -141,7 +120,7 @@ def pipes_of(count):
     from torchrl.modules.inference_server import ProcessInferenceServer, ProcessSlotTransport
 
     context = multiprocessing.get_context("spawn")
-    request, response = TensorDict({"obs": torch.zeros(INPUTS)}), TensorDict({"logits": torch.zeros(OUTPUTS)})
+    request, response = TensorDict({"obs": torch.zeros(INPUTS)}), TensorDict({"logits": torch.zeros(tasks.OUTPUTS)})
     server = ProcessInferenceServer(
         policy_factory=policy,
         transport=ProcessSlotTransport(request, response, num_slots=count, ctx=context),

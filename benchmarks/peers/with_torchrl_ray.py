@@ -4,12 +4,11 @@ Both stacks are stored, n-step sums are given, as in with_torchrl.py. Nothing ti
 until as many batches are drawn as blocks are inserted, and neither waits for the other.
 """
 
-import itertools
 import time
 
 import ray
 import torch
-from tasks import ALPHA, BATCH, BETA, EPISODE, Task
+from tasks import ALPHA, BATCH, BETA, EPISODE, Task, times_of
 from torchrl.data import LazyTensorStorage, PrioritizedReplayBuffer, RayReplayBuffer
 from with_torchrl import block_of
 
@@ -49,12 +48,8 @@ class FarEndToEnd:
         """Seconds for `count` batches and as many blocks; `times` has those of each batch."""
         began = time.perf_counter()
         inserted = [each.insert.remote(count // len(self.writers)) for each in self.writers]
-        moments = [began]
-        for _ in range(count):
-            self.buffer.sample()
-            moments.append(time.perf_counter())
+        self.times = times_of(self.buffer.sample, count)
         ray.get(inserted)
-        self.times = [after - before for before, after in itertools.pairwise(moments)]
         return time.perf_counter() - began
 
     def close(self) -> None:
