@@ -11,7 +11,6 @@ before, only runs that did not reach the score are run again. Torch is looked fo
 import argparse
 import contextlib
 import json
-import math
 import os
 import re
 import shutil
@@ -188,28 +187,18 @@ def main() -> int:
             continue
         try:
             found = run(given.game, side, seed, seconds)
+            records.keep(found)
         except PeerUnavailable as error:
             failed.add(side)
             print(f"left out: {error}", flush=True)
             continue
-        records.keep(found)
-        print(f"{side}, seed {seed}: {said(found, game.score)}; {found.facts}", flush=True)
+        reached = found.rates() if game.score is None else found.reached(game.score)
+        print(f"{side}, seed {seed}: {reached}; at the end {found.curve[-1:]}; {found.facts}", flush=True)
     if given.write:  # what is recorded here, and what the page was written from before
         found = merged(page.read(given.write), records.all())
         page.write(given.write, found, lambda aims: record(str(given.write), "contest", aims))
         print(f"written to {given.write}/contest.md")
     return 1 if failed else 0
-
-
-def said(found: Record, score: float | None) -> str:
-    """A run in a line."""
-    if score is None:
-        steps, updates = found.rates()
-        few = "; it has hardly begun to learn: give it more --seconds" if math.isnan(steps) else ""
-        return f"{steps:.0f} steps and {updates:.1f} updates a second{few}"
-    reached, (seconds, count, returned) = found.reached(score), found.curve[-1]
-    when = f"{score:g} after {reached[0]:.0f} s and {reached[1]:,} steps" if reached else f"{score:g} not reached"
-    return f"{when}; at the end {returned:.1f} after {seconds:.0f} s and {count:,} steps"
 
 
 if __name__ == "__main__":

@@ -34,23 +34,15 @@ from memoire.errors import MemoireTimeout
 from memoire.prompts.servers import balanced, dealt
 
 GROUP, GROUPS, RANKS, LEASED = 8, 64, 4, 32
-COLUMNS = {
-    "tokens": (np.int32, (None,)),
-    "logprob": (np.float32, (None,)),
-    "mask": (np.bool_, (None,)),
-    "reward": np.float32,
-}
+KINDS = {"tokens": np.int32, "logprob": np.float32, "mask": np.bool_}
+COLUMNS = {**{name: (kind, (None,)) for name, kind in KINDS.items()}, "reward": np.float32}
 
 
 def answer_of(rng: np.random.Generator, mean: float = 380.0) -> dict:
     size = max(1, int(rng.lognormal(math.log(mean) - 0.5, 1.0)))
     tokens = rng.integers(0, 32_000, size, dtype=np.int32)
-    return {
-        "tokens": tokens,
-        "logprob": rng.random(size, np.float32),
-        "mask": tokens > 9,
-        "reward": np.float32(size % 2),
-    }
+    logprob, reward = rng.random(size, np.float32), np.float32(size % 2)
+    return {"tokens": tokens, "logprob": logprob, "mask": tokens > 9, "reward": reward}
 
 
 def filled(prompts: int) -> tuple[memoire.Server, object]:
@@ -179,11 +171,8 @@ def peer(path: str, rounds: int) -> None:
         medians = {way: statistics.median(rates) for way, rates in theirs.items()}
         mine, best = statistics.median(ours), max(medians.values())
         said = ", ".join(f"{way} {rate:,.0f}" for way, rate in medians.items())
-        print(
-            f"{prompts} prompts, {groups} groups a request: memoire {mine:,.0f} answers/s, TransferQueue {said}; "
-            f"{mine / best:.1f} times its best",
-            flush=True,
-        )
+        print(f"{prompts} prompts, {groups} groups a request: memoire {mine:,.0f} answers/s, TransferQueue {said}")
+        print(f"{mine / best:.1f} times its best", flush=True)
     print(f"first group of TransferQueue after {min(firsts):.1f} to {max(firsts):.1f} s, Ray's start included")
 
 
@@ -213,9 +202,8 @@ def main() -> None:
     if "peer" in given.what:
         peer(given.peer_path, given.rounds)
     if "first" in given.what:
-        print(
-            f"first group after the server's start: {statistics.median(first() for _ in range(3)):.2f} s, median of 3"
-        )
+        seconds = statistics.median(first() for _ in range(3))
+        print(f"first group after the server's start: {seconds:.2f} s, median of 3")
 
 
 if __name__ == "__main__":

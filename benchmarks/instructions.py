@@ -382,8 +382,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         dumps = counted(Path(folder), chosen.only)
     found = {case.what: summed(case, dumps[case.what]) for case in cases() if case.what in dumps}
-    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else None
-    print(table(found, record["instructions"] if record else {}))
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    print(table(found, record["instructions"]))
     if chosen.profile:
         for what, counts in dumps.items():
             print(f"\n{what}")
@@ -391,12 +391,9 @@ def main() -> int:
                 print(f"{count / sum(counts.values()):7.1%}  {count:10}  {function}  {where}")
     here = machine()
     if chosen.write:
-        kept = record["instructions"] if record and chosen.only and record["machine"] == here else {}
+        kept = record["instructions"] if chosen.only and record["machine"] == here else {}
         write(here, {case.what: (kept | found)[case.what] for case in cases() if case.what in kept | found})
         return 0
-    if record is None:
-        print(f"\nnothing was recorded yet: {RENEW}")
-        return 1
     kinds, left_out = comparable(record, here)
     wrong = too_many(record, found, kinds)
     if wrong:

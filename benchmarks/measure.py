@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from aims import read
+from aims import write as write_aims
 from peers import NAMES, PATIENCE, Company, PeerUnavailable
 from peers.tasks import clock, from_the_first
 
@@ -143,15 +145,13 @@ def record(folder: str, name: str, aims: Mapping[str, Spread], results: Sequence
         aims: By the row's key what was measured: a ratio as the row wants it.
         results: All rows of the benchmark, kept with them.
     """
-    import aims as table
-
     figures = {
         "machine": machine(),
         "aims": {key: [round(value, 4) for value in asdict(spread).values()] for key, spread in aims.items()},
         "rows": [[each.what, each.baseline, float(f"{each.ratio.middle:.4g}")] for each in results],
     }
     Path(folder, f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    table.write(Path(folder))
+    write_aims(Path(folder))
 
 
 @contextmanager
@@ -232,11 +232,9 @@ def write_page(folder: str | Path, script: str, question: str, *parts: str) -> N
 
 def line(result: Result) -> str:
     """A row of the table."""
-    import aims
-
     ratio = f"{result.ratio.middle:.2f} ({result.ratio.low:.2f} to {result.ratio.high:.2f})"
     ours, theirs = (f"{amount(side.middle)}{result.unit}" for side in (result.ours, result.theirs))
-    aim = aims.read()[result.aim] if result.aim else ""
+    aim = read()[result.aim] if result.aim else ""
     return cells(result.what, ours, theirs, ratio, aim, result.baseline)
 
 

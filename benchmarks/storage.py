@@ -149,9 +149,8 @@ FAR = "A learner far away (`Reader`) moves these bytes for each sample on top, i
 def row(workload: str, rate: float, caches: float, episodes: float) -> str:
     """What one rate costs in both ways."""
     shown = f"1/{round(1 / rate)}" if rate < 1 else f"{rate:g}"
-    better = "caches" if caches < episodes else "episodes"
-    factor = max(caches, episodes) / min(caches, episodes)
-    return cells(workload, shown, f"{caches:,.0f}", f"{episodes:,.0f}", f"{better}, by {factor:.1f}")
+    better = f"caches, by {episodes / caches:.1f}" if caches < episodes else f"episodes, by {caches / episodes:.1f}"
+    return cells(workload, shown, f"{caches:,.0f}", f"{episodes:,.0f}", better)
 
 
 def main() -> None:

@@ -3,13 +3,14 @@
 import tempfile
 import time
 from collections import deque
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import zmq
-from measure import TCP, Child, Report, serve
+from measure import TCP, Child, Report, close, serve
 from peers.tasks import columns, model, packets
 
 import memoire
@@ -67,15 +68,15 @@ def both_tables(pipe: Connection, folder: str | None) -> None:
 def send(pipe: Connection, endpoint: str, folder: str | None, table: str, length: int) -> None:
     """A worker that sends as many packets as it is told."""
     with memoire.connect(endpoint, table=table, keys=keys_of(folder, "actor")) as client:
-        as_columns = [dict(each) for each in columns(length)]
-        as_samples = [[Sample(act, obs, rew, done, False, info, reward=rew) for act, obs, rew, done, info in packet]
-                      for packet in packets(length)]  # fmt: skip
+        ready: list[Any] = list(columns(length))
+        if table != "columns":
+            ready = [[Sample(act, obs, rew, done, False, info, reward=rew) for act, obs, rew, done, info in packet]
+                     for packet in packets(length)]  # fmt: skip
         pipe.send("ready")
         while (count := pipe.recv()) is not None:
             for number in range(count):
-                place = number % len(as_columns)
-                packet = as_columns[place] if table == "columns" else columns_of(as_samples[place])
-                assert client.push_episode(packet, timeout=TIMEOUT)
+                packet = ready[number % len(ready)]
+                assert client.push_episode(packet if table == "columns" else columns_of(packet), timeout=TIMEOUT)
 
 
 def follow(pipe: Connection, endpoint: str, folder: str | None) -> None:
@@ -84,11 +85,9 @@ def follow(pipe: Connection, endpoint: str, folder: str | None) -> None:
         handle, seen = client.model("actor"), 0
         pipe.send(0)
         while True:
-            try:
+            with suppress(MemoireTimeout):
                 seen = handle.wait(1.0, after=seen).version
-            except MemoireTimeout:
-                continue
-            pipe.send(seen)
+                pipe.send(seen)
 
 
 def subscribe(pipe: Connection, endpoint: str, is_checked: bool) -> None:
@@ -112,8 +111,8 @@ class Plain:
     def __init__(self, place: "Place", is_checked: bool) -> None:
         self._body, self._is_checked = model(), is_checked
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
-        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        where = f"tcp://127.0.0.1:{port}", is_checked
+        self._socket.bind(TCP)
+        where = self._socket.last_endpoint.decode(), is_checked
         self._workers = [place.start(subscribe, *where).pipe for _ in range(WORKERS)]
         deadline = time.monotonic() + TIMEOUT
         while not all(each.poll(0.1) for each in self._workers):  # a subscription is there some time later
@@ -154,8 +153,7 @@ class Place:
 
     def close(self) -> None:
         """End all that was started here; then a folder of keys may go."""
-        for reader in self._readers:
-            reader.close()
+        close(*self._readers)
         for child in self.processes:
             child.process.kill()
             child.process.join()
@@ -208,17 +206,14 @@ class Models:
 def samples(report: Report, what: str, keys: str | None, security: str | None, rounds: int) -> None:
     """Rows for two lengths of packets, and two forms of samples."""
     for length in LENGTHS:
-        names = {form: f"{form}, {length} together{what}" for form in ("columns", "objects")}
-        names = {form: name for form, name in names.items() if report.wants(name)}
-        if not names:
-            continue
-        place, count = Place(keys), SENT // length
-        theirs = report.company.sides({"tlspyo": ("Samples", security, length)}, most=count)
-        for form, name in names.items():
-            aim = "transfer-samples" if (form, length, what) == ("columns", 1000, "") else ""
-            ours = Packets(place, TABLE if form == "objects" else form, length)
-            settings = {"unit": " samples/s", "per_call": length, "aims": dict.fromkeys(theirs, aim)}
-            report.compare(name, ours, theirs, rounds=rounds, **settings)
+        place = Place(keys)
+        theirs = report.company.sides({"tlspyo": ("Samples", security, length)}, most=SENT // length)
+        for form, table in (("columns", "columns"), ("objects", TABLE)):
+            if report.wants(f"{form}, {length} together{what}"):
+                aim = "transfer-samples" if (form, length, what) == ("columns", 1000, "") else ""
+                settings = {"unit": " samples/s", "per_call": length, "aims": dict.fromkeys(theirs, aim)}
+                ours = Packets(place, table, length)
+                report.compare(f"{form}, {length} together{what}", ours, theirs, rounds=rounds, **settings)
         report.company.part()
         place.close()
 

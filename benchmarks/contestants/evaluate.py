@@ -1,7 +1,6 @@
 """Plays with the networks that a run has left: python evaluate.py GAME FOLDER writes FOLDER/curve.json, a row for each.
 
-Twenty greedy episodes side by side, with the same seeds for everybody; a process for each core. What is there already
-is not played again.
+Twenty greedy episodes side by side, with the same seeds for everybody; a process for each core.
 """
 
 import json
@@ -22,10 +21,8 @@ EPISODES, SEED = 20, 1_000_000
 
 def policy_of(game: str, arrays: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
     """Observations [B, *F] to the most probable actions [B]."""
-    algorithm = GAMES[game].algorithm
-    env = MAKERS[game][1]()
+    algorithm, env = GAMES[game].algorithm, MAKERS[game][1]()
     space, shape = env.action_space, env.observation_space.shape
-    env.close()
     if algorithm == "dqn":
         return q_policy(shape, arrays)
     if algorithm == "sac":
@@ -71,8 +68,6 @@ def mean_return(game: str, act: Callable[[np.ndarray], np.ndarray], episodes: in
             seen[place] = obs
             if terminated or truncated:
                 del seen[place]
-    for env in envs:
-        env.close()
     return float(total.mean())
 
 
@@ -84,15 +79,9 @@ def point_of(game: str, path: Path) -> tuple[str, list[float]]:
 
 def main() -> None:
     game, folder = sys.argv[1], Path(sys.argv[2])
-    written = folder / "curve.json"
-    curve = json.loads(written.read_text()) if written.exists() else {}
-    new = [path for path in sorted(folder.glob("*.npz")) if path.name not in curve]
     with multiprocessing.Pool(os.cpu_count()) as pool:
-        for name, row in pool.imap(partial(point_of, game), new):
-            curve[name] = row
-            draft = written.with_suffix(".part")
-            draft.write_text(json.dumps(curve))
-            draft.replace(written)
+        curve = dict(pool.imap(partial(point_of, game), sorted(folder.glob("*.npz"))))
+    (folder / "curve.json").write_text(json.dumps(curve))
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ class Record:
     @classmethod
     def of(cls, row: dict[str, Any]) -> "Record":
         """One that was JSON."""
-        return cls(**row | {"curve": tuple((point[0], point[1], point[2]) for point in row["curve"])})
+        return cls(**row | {"curve": tuple(map(tuple, row["curve"]))})
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -172,8 +172,7 @@ def merged(known: Iterable[Record], new: Iterable[Record]) -> list[Record]:
 
 def paired(ours: Sequence[Record], theirs: Sequence[Record]) -> list[tuple[Record, Record]]:
     """Runs of the same seed."""
-    by_seed = {each.seed: each for each in theirs}
-    return [(each, by_seed[each.seed]) for each in ours if each.seed in by_seed]
+    return [(mine, each) for mine in ours for each in theirs if mine.seed == each.seed]
 
 
 def memory_of(pid: int) -> int:
@@ -336,14 +335,13 @@ def described() -> str:
 
 def wrapped(page: str) -> str:
     """The page with paragraphs of a hundred columns; tables, headings and pictures stay as they are."""
-    parts = [part if part.startswith(("|", "#", "!")) else filled(part) for part in page.strip().split("\n\n") if part]
-    return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
-
-
-def filled(part: str) -> str:
-    bullets = part.startswith("* ")
-    wrapper = textwrap.TextWrapper(100, subsequent_indent="  " * bullets, break_on_hyphens=False)
-    return "\n".join(map(wrapper.fill, part.split("\n") if bullets else [part]))
+    parts = []
+    for part in filter(None, map(str.strip, page.split("\n\n"))):
+        bullets = part.startswith("* ")
+        wrapper = textwrap.TextWrapper(100, subsequent_indent="  " * bullets, break_on_hyphens=False)
+        lines = part.split("\n") if bullets else [part]
+        parts.append(part if part.startswith(("|", "#", "!")) else "\n".join(map(wrapper.fill, lines)))
+    return "\n\n".join(parts) + "\n"
 
 
 def read(folder: Path) -> list[Record]:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 import ray
 import settings
 import torch
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn.dqn import DQNConfig, calculate_rr_weights
 from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
@@ -25,21 +24,19 @@ ENVIRONMENT = "contest"
 """The name of the environment of the run."""
 
 
-def begin(run: Run) -> None:
-    """Start Ray, in which the run's environment has its name."""
-    ray.init(num_cpus=run.task.players + run.task.on_gpu, include_dashboard=False, log_to_driver=False)
-    register_env(ENVIRONMENT, lambda config: run.make())
-
-
 def train(
     run: Run, config: AlgorithmConfig, batch: int, parameters: Callable[[TorchRLModule], Iterable], eps: float = 1e-8
-) -> Algorithm:
-    """Learn until the time is up. RLlib has no setting for its optimisers' eps, nor for a fused step.
+) -> AlgorithmConfig:
+    """Learn until the time is up; returns the settings as RLlib has them then.
+
+    It has no setting for its optimisers' eps, nor for a fused step.
 
     Args:
         batch: Rows of one update.
         parameters: Those of the network that acts, in the order of the other sides.
     """
+    ray.init(num_cpus=run.task.players + run.task.on_gpu, include_dashboard=False, log_to_driver=False)
+    register_env(ENVIRONMENT, lambda config: run.make())
     algorithm = config.debugging(seed=run.seed, log_level="ERROR").build_algo()
     learner = algorithm.learner_group._learner  # it is in this process
     for optimizer in learner._named_optimizers.values():
@@ -52,10 +49,12 @@ def train(
         learned = result.get("learners", {}).get("default_policy", {})
         updates = int(learned.get("num_module_steps_trained_lifetime", 0)) // batch
     run.report(updates=updates)
-    return algorithm
+    ray.shutdown()
+    return algorithm.config
 
 
 ENVS, DQN_STEPS = 8, 8
+EPSILON = [[0, 1.0], [settings.EPSILON_STEPS, settings.EPSILON]]
 
 
 class DqnEncoder(torch.nn.Module):
@@ -82,17 +81,12 @@ class DqnModule(DefaultDQNTorchRLModule):
 
 def dqn(run: Run) -> None:
     """Its DQN with its prioritized buffer of episodes; an environment runner beside the learner, or eight."""
-    begin(run)
     runners = 8 if run.task.on_gpu else 1
     config = (
         DQNConfig()
         .environment(ENVIRONMENT)
         .env_runners(num_env_runners=runners, num_envs_per_env_runner=ENVS, rollout_fragment_length=DQN_STEPS)
-        .rl_module(
-            rl_module_spec=RLModuleSpec(
-                module_class=DqnModule, model_config={"epsilon": [[0, 1.0], [settings.EPSILON_STEPS, settings.EPSILON]]}
-            )
-        )
+        .rl_module(rl_module_spec=RLModuleSpec(module_class=DqnModule, model_config={"epsilon": EPSILON}))
         .training(
             lr=settings.RATE,
             gamma=settings.GAMMA,
@@ -105,7 +99,7 @@ def dqn(run: Run) -> None:
             target_network_update_freq=settings.TARGET_INTERVAL,
             num_steps_sampled_before_learning_starts=run.first_update,
             grad_clip=settings.MAX_GRAD_NORM,
-            epsilon=[[0, 1.0], [settings.EPSILON_STEPS, settings.EPSILON]],
+            epsilon=EPSILON,
             replay_buffer_config={
                 "type": "PrioritizedEpisodeReplayBuffer",
                 "capacity": run.capacity,
@@ -116,12 +110,9 @@ def dqn(run: Run) -> None:
         .learners(num_gpus_per_learner=int(run.task.on_gpu))
         .reporting(min_sample_timesteps_per_iteration=200)
     )
-    algorithm = train(
-        run, config, settings.BATCH, lambda module: [*module.encoder.parameters(), *module.af.parameters()]
-    )
-    rounds, updates = calculate_rr_weights(algorithm.config)
+    config = train(run, config, settings.BATCH, lambda each: [*each.encoder.parameters(), *each.af.parameters()])
+    rounds, updates = calculate_rr_weights(config)
     assert updates * settings.UPDATE_INTERVAL == rounds * runners * ENVS * DQN_STEPS, (rounds, updates)
-    ray.shutdown()
 
 
 SAC_STEPS = 4
@@ -155,7 +146,6 @@ class SacModule(DefaultSACTorchRLModule):
 
 def sac(run: Run) -> None:
     """Its SAC with its buffer of episodes, eight environments in processes of their own that step together."""
-    begin(run)
     config = (
         SACConfig()
         .environment(ENVIRONMENT)
@@ -187,7 +177,6 @@ def sac(run: Run) -> None:
         return [*module.pi_encoder.parameters(), *head]
 
     train(run, config, settings.SAC_BATCH, parameters)
-    ray.shutdown()
 
 
 RUNNERS = 2
@@ -220,7 +209,6 @@ class Learner(PPOTorchLearner):
 
 def ppo(run: Run) -> None:
     """Its PPO with two environment runners in processes, as it is by default, of eight environments each."""
-    begin(run)
     config = (
         PPOConfig()
         .environment(ENVIRONMENT)
@@ -250,7 +238,6 @@ def ppo(run: Run) -> None:
         lambda module: module.policy.parameters(),
         settings.PPO_EPS,
     )
-    ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Stable-Baselines3's side: its DQN, its SAC, its PPO."""
 
-import itertools
 from collections.abc import Callable, Iterable
 
 import settings
 import torch
 from gymnasium import spaces
 from stable_baselines3 import DQN, PPO, SAC
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
@@ -22,12 +22,18 @@ FUSED = {"optimizer_kwargs": {"fused": True}}
 class Watch(BaseCallback):
     """Called after each step of the environments."""
 
-    def __init__(self, run: Run, parameters: Callable[[], Iterable], updates: Callable[[], int] = int) -> None:
+    def __init__(self, run: Run, parameters: Callable[[], Iterable]) -> None:
         super().__init__()
-        self.run, self.parameters, self.updates = run, parameters, updates
+        self.run, self.parameters = run, parameters
 
     def _on_step(self) -> bool:
-        return self.run.goes_on(self.num_timesteps, self.parameters, self.updates())
+        return self.run.goes_on(self.num_timesteps, self.parameters, self.model._n_updates)
+
+
+def learn(run: Run, model: BaseAlgorithm, parameters: Callable[[], Iterable]) -> None:
+    """Until the time is up."""
+    model.learn(ENDLESS, Watch(run, parameters))
+    run.report(updates=model._n_updates)
 
 
 class Features(BaseFeaturesExtractor):
@@ -85,8 +91,7 @@ def dqn(run: Run) -> None:
         seed=run.seed,
         device=run.task.device,
     )
-    model.learn(ENDLESS, Watch(run, model.q_net.parameters, lambda: model._n_updates))
-    run.report(updates=model._n_updates)
+    learn(run, model, model.q_net.parameters)
 
 
 def sac(run: Run) -> None:
@@ -107,8 +112,7 @@ def sac(run: Run) -> None:
         seed=run.seed,
         device="cpu",
     )
-    model.learn(ENDLESS, Watch(run, model.policy.actor.parameters))
-    run.report(updates=model._n_updates)
+    learn(run, model, model.policy.actor.parameters)
 
 
 def ppo(run: Run) -> None:
@@ -130,12 +134,8 @@ def ppo(run: Run) -> None:
         seed=run.seed,
         device="cpu",
     )
-    policy = model.policy
-
-    def parameters():
-        return itertools.chain(policy.mlp_extractor.policy_net.parameters(), policy.action_net.parameters())
-
-    model.learn(ENDLESS, Watch(run, parameters))
+    layers = torch.nn.ModuleList([model.policy.mlp_extractor.policy_net, model.policy.action_net])
+    learn(run, model, layers.parameters)
 
 
 if __name__ == "__main__":

@@ -71,9 +71,9 @@ class Slow(gym.Wrapper):
 
     STEP, TAIL, SHARE = 0.002, 0.2, 0.02
 
-    def __init__(self, env: gym.Env, seed: int | None = None) -> None:
+    def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        self.random = np.random.default_rng(seed)
+        self.random = np.random.default_rng()
 
     def step(self, action):
         time.sleep(self.TAIL if self.random.random() < self.SHARE else self.STEP)

@@ -84,11 +84,6 @@ class Answerer:
         self.tq.kv_batch_put([f"{uid}_{session}_0"], "train", batch, tags)
 
 
-def trainer_of(answerer, steps):
-    """What the two methods of verl's trainer read of it."""
-    return types.SimpleNamespace(trainer_mode="separate_async", global_steps=steps, agent_loop_manager=answerer)
-
-
 def prompts_of(indexes):
     """A batch as verl's data loader gives it."""
     rows = [
@@ -115,28 +110,28 @@ def main(name) -> None:
     began = time.perf_counter()
     tq.init()
     answerer, fresh, seen = Answerer(tq), iter(range(PROMPTS, 10 * PROMPTS)), []
-    trainer = trainer_of(answerer, 1)
+    # what the two methods of verl's trainer read of it
+    trainer = types.SimpleNamespace(trainer_mode="separate_async", global_steps=1, agent_loop_manager=answerer)
 
     def refill(count) -> None:
         PPOTrainer._submit_batch_to_rollout(trainer, prompts_of([next(fresh) for _ in range(count)]))
 
     options = {"trainer_config": None, "sampler_kwargs": {}, "poll_interval": 0.01, "refill_fn": refill}
-    buffer = ReplayBufferAsync(
-        "separate_async",
-        max_off_policy_threshold=3,
-        max_off_policy_strategy="drop",
-        filter_groups_metric="reward",
-        **options,
-    )
+    stale = {"max_off_policy_threshold": 3, "max_off_policy_strategy": "drop"}
+    buffer = ReplayBufferAsync("separate_async", **stale, filter_groups_metric="reward", **options)
     answerer.left = {20, 21, 22, 23}
     PPOTrainer._submit_batch_to_rollout(trainer, prompts_of(range(PROMPTS)))
-    for step in (1, 2):
-        meta, metrics = buffer.sample(step, "train", BATCH)
+
+    def train(step, asked) -> None:
+        meta, metrics = buffer.sample(asked, "train", BATCH)
         groups, rows, total = trained(tq, meta)
-        seen += groups
+        seen.extend(groups)
         print(f"step {step}: {groups}, {rows} answers, sum {total:g}, {dict(sorted(metrics.items()))}")
-    fresh_enough, stale = buffer.get_sampleable_count(2, "train"), buffer.get_sampleable_count(4, "train")
-    print(f"sampleable: {fresh_enough}; at step 4, when older ones are stale: {stale}")
+
+    for step in (1, 2):
+        train(step, step)
+    fresh_enough, left = buffer.get_sampleable_count(2, "train"), buffer.get_sampleable_count(4, "train")
+    print(f"sampleable: {fresh_enough}; at step 4, when older ones are stale: {left}")
 
     with tempfile.TemporaryDirectory() as folder:
         tq.save_checkpoint(Path(folder) / "one", metadata={"global_steps": 2})
@@ -148,19 +143,12 @@ def main(name) -> None:
     again = PPOTrainer._reissue_inflight_prompts(trainer)
     print(f"reissued {again} prompts in flight: {sorted(answerer.asked)}")
     for step in (3, 4, 5):
-        meta, metrics = buffer.sample(3, "train", BATCH)
-        groups, rows, total = trained(tq, meta)
-        seen += groups
-        print(f"step {step}: {groups}, {rows} answers, sum {total:g}, {dict(sorted(metrics.items()))}")
+        train(step, 3)
     print(f"{len(seen)} groups trained, {len(set(seen))} different; left: {len(tq.kv_list('train')['train'])} rows")
 
     sync = ReplayBuffer("sync", max_off_policy_threshold=None, max_off_policy_strategy="drop", **options)
-    tq.kv_batch_put(
-        ["v1"],
-        "val",
-        TensorDict({"uid": NonTensorStack("v1")}, batch_size=1),
-        [{"is_prompt": True, "status": "finished", "global_steps": 1}],
-    )
+    prompt = TensorDict({"uid": NonTensorStack("v1")}, batch_size=1)
+    tq.kv_batch_put(["v1"], "val", prompt, [{"is_prompt": True, "status": "finished", "global_steps": 1}])
     answerer.put("w", 3, 0)
     tq.kv_batch_put(["v1_0_0"], "val", tq.kv_batch_get("w_0_0", "train"), [{"status": "success"}])
     meta, _ = sync.sample(1, "val", 1)
