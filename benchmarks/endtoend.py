@@ -79,7 +79,7 @@ def compare(report: Report, task: Task, actors: int, *, count: int, rounds: int)
     server = server_of(task, "caches", byte_limit=wire.UNDRAWN_BYTES)
     ours = Embedded(server, partial(server.get_batch, BATCH, timeout=60), count, act, actors, task)
     raw = wire.Raw(int(ours.children[0].first_answer), count, actors)
-    make = "end_to_end", task.name, min(task.entries, 10_000), actors
+    make = "EndToEnd", task.name, min(task.entries, 10_000), actors
     slow = max(2 * actors, count // 8 // actors * actors)
     theirs: dict[str, Side] = {
         RAW: raw,

@@ -64,11 +64,12 @@ class Cell:
     servers: int = 1
     readers: int = 1
     proxy: bool = False
-    keys: bool = False
+    keys: str | None = None
+    """A folder of keys for all processes."""
 
     def __str__(self) -> str:
         parts = [self.task, f"{self.actors} actors", f"{self.servers} servers", f"{self.readers} readers", "caches"]
-        return ", ".join(parts + ["proxy"] * self.proxy + ["keys"] * self.keys)
+        return ", ".join(parts + ["proxy"] * self.proxy + ["keys"] * bool(self.keys))
 
     @property
     def is_plain(self) -> bool:
@@ -83,46 +84,47 @@ class Cell:
         return {name: key for name, key in keys.items() if key in read()}
 
 
-def clusters() -> Iterator[Cell]:
+def clusters(keys: str) -> Iterator[Cell]:
     """Those that are measured."""
     for task in ENTRIES:
         yield from (Cell(task, 1), Cell(task, 4), Cell(task, 16, servers=4, readers=4))
         if task == "W1":
-            yield from (Cell(task, proxy=True), Cell(task, keys=True))
+            yield from (Cell(task, proxy=True), Cell(task, keys=keys))
 
 
 # The processes. Each is told over a pipe to begin and to end a turn; None ends it.
 
 
-def act(pipe: Connection, endpoint: str, name: str, rank: int, keys: str | None) -> None:
+def act(pipe: Connection, endpoint: str, cell: Cell, rank: int) -> None:
     """An actor: steps, one at a time, while a turn lasts."""
-    task = Task(name, ENTRIES[name])
-    with memoire.connect(endpoint, seed=rank, capacity=task.ring, on_full="block", timeout=TIMEOUT, keys=keys) as one:
-        play(pipe, one, task, task.ring)
+    task = Task(cell.task, ENTRIES[cell.task])
+    settings = {"seed": rank, "capacity": task.ring, "on_full": "block", "timeout": TIMEOUT, "keys": cell.keys}
+    with memoire.connect(endpoint, **settings) as client:
+        play(pipe, client, task, task.ring)
 
 
-def serve_alone(pipe: Connection, name: str, keys: str | None) -> None:
+def serve_alone(pipe: Connection, cell: Cell) -> None:
     """A server."""
-    serve(pipe, server_of(Task(name, ENTRIES[name]), keys=keys))
+    serve(pipe, server_of(Task(cell.task, ENTRIES[cell.task]), keys=cell.keys))
 
 
-def forward(pipe: Connection, servers: list[str], keys: str | None) -> None:
+def forward(pipe: Connection, servers: list[str], cell: Cell) -> None:
     """A proxy."""
-    proxy = memoire.Proxy(TCP, servers, keys=keys)
+    proxy = memoire.Proxy(TCP, servers, keys=cell.keys)
     while len(proxy.servers) < len(servers):
         time.sleep(0.01)
     serve(pipe, proxy)
 
 
-def learn(pipe: Connection, given: str | list[str], cell: Cell, place: int, keys: str | None) -> None:
-    """A learner with a reader, or with a server in its process where `given` names the task."""
-    if isinstance(given, str):
-        with server_of(Task(given, ENTRIES[given]), keys=keys) as server:
+def learn(pipe: Connection, fronts: list[str], cell: Cell, place: int) -> None:
+    """A learner with a reader; or with a server in its process, if there are no others."""
+    if not fronts:
+        with server_of(Task(cell.task, ENTRIES[cell.task]), keys=cell.keys) as server:
             pipe.send(server.endpoint)
             draw_in_turns(pipe, server.get_batch)
         return
     part = (place, cell.readers) if cell.readers > 1 else None
-    with memoire.Reader(given, timeout=TIMEOUT, partition=part, keys=keys) as reader:
+    with memoire.Reader(fronts, timeout=TIMEOUT, partition=part, keys=cell.keys) as reader:
         pipe.send("ready")
         draw_in_turns(pipe, reader.get_batch)
 
@@ -176,18 +178,18 @@ class Turn(NamedTuple):
 class Cluster:
     """Actors, and a learner that is near its server or far from it."""
 
-    def __init__(self, cell: Cell, keys: str | None, *, near: bool) -> None:
+    def __init__(self, cell: Cell, *, near: bool = False) -> None:
         self.roles: dict[str, list[Child]] = {}
         if near:
-            fronts = [self.start("reader", learn, cell.task, cell, 0, keys)]
+            fronts = [self.start("reader", learn, [], cell, 0)]
         else:
-            fronts = [self.start("server", serve_alone, cell.task, keys) for _ in range(cell.servers)]
+            fronts = [self.start("server", serve_alone, cell) for _ in range(cell.servers)]
             if cell.proxy:
-                fronts = [self.start("proxy", forward, fronts, keys)]
+                fronts = [self.start("proxy", forward, fronts, cell)]
             for place in range(cell.readers):
-                self.start("reader", learn, fronts, cell, place, keys)
+                self.start("reader", learn, fronts, cell, place)
         for rank in range(cell.actors):
-            self.start("actors", act, fronts[rank % len(fronts)], cell.task, rank, keys)
+            self.start("actors", act, fronts[rank % len(fronts)], cell, rank)
 
     def start(self, role: str, work: Callable[..., None], *given: Any) -> str:
         """Start a process; returns what it says first, which is an address if it has one."""
@@ -287,13 +289,13 @@ def cost(cell: Cell, side: str, turns: list[Turn]) -> str:
     return row
 
 
-def compare(report: Report, cell: Cell, keys: str | None, *, seconds: float, rounds: int) -> list[str]:
+def compare(report: Report, cell: Cell, *, seconds: float, rounds: int) -> list[str]:
     """The rows of a cell; returns what it costs."""
-    sides: dict[str, Any] = {"far": Cluster(cell, keys, near=False)}
+    sides: dict[str, Any] = {"far": Cluster(cell)}
     try:
         if cell.servers > 1 and cell.readers > 1:
-            sides[ONE] = Cluster(replace(cell, servers=1, readers=1), keys, near=False)
-        sides[NEAR] = Cluster(replace(cell, readers=1), keys, near=True)
+            sides[ONE] = Cluster(replace(cell, servers=1, readers=1))
+        sides[NEAR] = Cluster(replace(cell, readers=1), near=True)
         sides[RAW] = Raw(cell, cache_bytes(Task(cell.task, ENTRIES[cell.task])))
         if cell.is_plain:
             sides |= remotes(report, cell, seconds)
@@ -309,7 +311,7 @@ def compare(report: Report, cell: Cell, keys: str | None, *, seconds: float, rou
 def remotes(report: Report, cell: Cell, seconds: float) -> dict[str, Remote]:
     """The sides of Reverb and TorchRL, of those that are here and end their first turn."""
     count = max(4, int(seconds * BATCHES_PER_SECOND[cell.task])) // 4 * 4
-    made = "far_end_to_end", cell.task, ENTRIES[cell.task], cell.actors
+    made = "FarEndToEnd", cell.task, ENTRIES[cell.task], cell.actors
     found = {}
     for name, side in report.company.sides({"reverb": made, "torchrl_ray": made}, most=count).items():
         try:
@@ -326,10 +328,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         keys = str(Path(folder, "keys"))
         provision.write_cluster(Path(keys))
-        for cell in clusters():
+        for cell in clusters(keys):
             if re.search(report.only, str(cell)):
                 seconds, rounds = (0.3, 1) if report.quick else (1.5, 4)
-                costs += compare(report, cell, keys if cell.keys else None, seconds=seconds, rounds=rounds)
+                costs += compare(report, cell, seconds=seconds, rounds=rounds)
     report.facts += [Task(name, ENTRIES[name]).described for name in ENTRIES]
     report.facts.append("\n".join([COSTS, *costs]))
     report.finish("farlearner")

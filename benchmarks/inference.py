@@ -118,7 +118,7 @@ def peer_rates_of(rows: RemoteSide) -> tuple[float, float]:
 def eight(report: Report, rounds: int) -> None:
     """The rows with eight processes."""
     ours, sockets = Asking(node, client, CLIENTS), Asking(echo, plain, CLIENTS)
-    rows = report.company.sides(dict.fromkeys(("ray", "torchrl"), ("inference_rows", CLIENTS)))
+    rows = report.company.sides(dict.fromkeys(("ray", "torchrl"), ("Rows", CLIENTS)))
     peers = [partial(peer_rates_of, side) for side in rows.values()]
     pairs = in_turns([partial(rates_of, ours), *peers, partial(rates_of, sockets)], rounds)
     close(ours, sockets)

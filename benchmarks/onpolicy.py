@@ -66,7 +66,7 @@ def main() -> None:
     report = Report.begin(__doc__, FACTS, peers=True, patience=PEER_PATIENCE)
     for actors in (each for each in (1, 4) if report.wants(f"{each} actors")):
         ours = embedded(actors)
-        theirs = report.company.sides({"reverb": ("fragments", "W1", LENGTH, ENVS, actors)}, most=SLOW)
+        theirs = report.company.sides({"reverb": ("Fragments", "W1", LENGTH, ENVS, actors)}, most=SLOW)
         aims = dict.fromkeys(theirs, f"rollouts-{actors}-reverb")
         settings: dict[str, Any] = {"unit": " entries/s", "per_call": TAKEN, "rounds": 3 if report.quick else 5}
         report.compare(f"rollouts, {actors} actors", ours, theirs, aims=aims, **settings)

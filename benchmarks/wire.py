@@ -204,21 +204,24 @@ def ingest_over_ipc(workload: Workload, count: int, rounds: int) -> Iterable[Res
     """Through a Unix socket, as from the other containers of a Pod."""
     with tempfile.TemporaryDirectory() as folder:
         ours = Ingest(workload, count // 2, endpoint=f"ipc://{folder}/memoire")
-        size = ours.message_bytes
-        theirs = {"PULL socket over ipc, 1 sender": Raw(size, count // 2, endpoint=f"ipc://{folder}/plain")}
-        what = f"ingest of {size} byte caches over ipc, {workload.name}"
-        yield from contest(what, ours, theirs, rounds=rounds, per_call=size, unit="B/s")
-        close(ours, *theirs.values())
+        theirs = Raw(ours.message_bytes, count // 2, endpoint=f"ipc://{folder}/plain")
+        what = f"ingest of {ours.message_bytes} byte caches over ipc, {workload.name}"
+        yield from beside(what, ours, "PULL socket over ipc, 1 sender", theirs, rounds)
 
 
 def ingest_of_episodes(workload: Workload, count: int, rounds: int) -> Iterable[Result]:
     ours = Ingest(workload, count // 2, "episodes")
-    size = ours.message_bytes
-    theirs = {"PULL socket, 1 sender": Raw(size, count // 2)}
-    aims = dict.fromkeys(theirs, "ingest-episodes-W1-raw" if workload.name == "W1" else "")
-    what = f"ingest of episodes of {EPISODE} entries, {size} bytes each, {workload.name}"
-    yield from contest(what, ours, theirs, rounds=rounds, per_call=size, unit="B/s", aims=aims)
-    close(ours, *theirs.values())
+    size, name = ours.message_bytes, workload.name
+    what, aim = f"ingest of episodes of {EPISODE} entries, {size} bytes each, {name}", "ingest-episodes-W1-raw"
+    return beside(what, ours, "PULL socket, 1 sender", Raw(size, count // 2), rounds, aim if name == "W1" else "")
+
+
+def beside(what: str, ours: Ingest, baseline: str, theirs: Raw, rounds: int, aim: str = "") -> list[Result]:
+    """A row of bytes a second."""
+    settings = {"per_call": ours.message_bytes, "unit": "B/s", "aims": {baseline: aim}}
+    found = contest(what, ours, {baseline: theirs}, rounds=rounds, **settings)
+    close(ours, theirs)
+    return found
 
 
 def batch_bytes(workload: Workload) -> int:

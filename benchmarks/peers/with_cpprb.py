@@ -133,6 +133,3 @@ class EndToEnd(Acting):
         self.ready.acquire()
         self.room.release()
         self.replay.sample(BATCH, beta=BETA)
-
-
-end_to_end = EndToEnd

@@ -50,6 +50,3 @@ class Rows:
         seconds = time.perf_counter() - began
         self.times = [each for took in found for each in took]
         return seconds
-
-
-inference_rows = Rows

@@ -194,7 +194,6 @@ class FarEndToEnd(EndToEnd):
         self.follow(name, entries, actors, self.end.recv())
 
 
-end_to_end, far_end_to_end = EndToEnd, FarEndToEnd
 QUEUE, TAKEN = "fragments", 8
 """Its table of fragments, and how many of them the learner takes at a time."""
 
@@ -245,6 +244,3 @@ class Fragments(DataSet):
             f"localhost:{self.server.port}", QUEUE, max_in_flight_samples_per_worker=2 * TAKEN
         )
         self.data = iter(data.batch(TAKEN, drop_remainder=True).prefetch(2))
-
-
-fragments = Fragments

@@ -158,6 +158,3 @@ class Rows:
         for pipe in self.pipes:
             pipe.send(None)
         self.server.shutdown()
-
-
-inference_rows = Rows

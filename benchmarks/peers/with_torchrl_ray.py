@@ -55,6 +55,3 @@ class FarEndToEnd:
     def close(self) -> None:
         self.buffer.close()
         ray.shutdown()
-
-
-far_end_to_end = FarEndToEnd
