@@ -100,7 +100,7 @@ would take the core of those who bring the next ones.
 
 ## What was measured once
 
-No script of these is left. Memoire loses in some of them. All are from two cores of an AMD EPYC.
+Their scripts are in the history: commit 294c2516 has all of them. Memoire loses in some. All are from two cores.
 
 * From the start of a Python to the first batch of 256, out of 1000 steps of W1, memoire took 0.157 s, cpprb 0.114 s,
   Stable-Baselines3 1.51 s, Reverb 2.14 s, and a Python that only imports NumPy 0.0865 s. With an actor in another
@@ -111,6 +111,9 @@ No script of these is left. Memoire loses in some of them. All are from two core
   and 12.4 kB in Reverb.
 * `memoire demo`'s Q-learning reached a mean return of 475 in CartPole with 4 of 7 seeds by priority, after 18,000 steps
   (median), and with 4 of 7 uniformly, after 21,000.
+* TRL's `GRPOTrainer` learned `a+b mod 10` (examples/language/sums.py) up to 90 of 100 prompts after 14,592 answers and
+  13 s (medians of 5 seeds) with replay of informative groups, half of each batch being new. Without replay it took
+  44,800 answers and 17 s, or 54,400 and 14 s with memoire's way to generate, each at its best rate.
 * With keys a server took in 0.38 to 0.5 of the bytes that it takes in without. Senders, proxies and server shared the
   cores, and both ends of a connection encrypt on them."""
 

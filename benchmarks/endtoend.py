@@ -15,6 +15,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 from aims import read
 from measure import Embedded, Report, Side, cells, close, family_of, spent_by
 from peers import RemoteSide
@@ -50,18 +51,17 @@ def act(pipe: Connection, endpoint: str, task: Task, rank: int) -> None:
                     pass
 
 
-def seconds_of(process: int, parent: int) -> tuple[float, float]:
-    """CPU seconds that a process, and the others that descend from `parent`, have used so far."""
-    return spent_by([process]), spent_by(each for each in family_of(parent)[1:] if each != process)
-
-
-def cost(what: str, side: Any, count: int) -> str:
+def cost(what: str, side: Any) -> str:
     """A row: what a batch costs the learner's process and the actors, in CPU time, which no other process disturbs."""
     parent = side.peer.process.pid if isinstance(side, RemoteSide) else os.getpid()
     process = side.receiver.pid if isinstance(side, wire.Raw) else parent
-    before = seconds_of(process, parent)
-    side.clock(count)
-    learner, actors = (1e6 * (b - a) / count for a, b in zip(before, seconds_of(process, parent), strict=True))
+
+    def spent() -> np.ndarray:
+        return np.array([spent_by([process]), spent_by({*family_of(parent)[1:]} - {process})])
+
+    before = spent()
+    side.clock(side.most)
+    learner, actors = 1e6 * (spent() - before) / side.most
     print(f"    {what}: {actors:,.0f} us of the actors, {learner:,.0f} us of the learner's process a batch", flush=True)
     return cells(what, f"{actors:,.0f}", f"{learner:,.0f}")
 
@@ -91,7 +91,7 @@ def compare(report: Report, task: Task, actors: int, *, count: int, rounds: int)
     what = f"end to end, {task.name}, {actors} actors"
     theirs = report.compare(what, ours, theirs, unit=" samples/s", per_call=BATCH, rounds=rounds, aims=aims)
     for name, side in {"memoire": ours, **theirs}.items():
-        COSTS.append(cost(f"{what}: {name}", side, side.most))
+        COSTS.append(cost(f"{what}: {name}", side))
     report.company.part()
     close(raw, ours)
 

@@ -63,26 +63,20 @@ class Workload:
 
 
 def w1(entries: int = 1_000_000) -> Workload:
-    schema = memoire.Schema(
-        {
-            "state": memoire.Column("float32", (64,), "state"),
-            "action": memoire.Column("float32", (8,)),
-            "reward": memoire.Column("float32", (1,), "reward"),
-        }
-    )
+    schema = steps_of("float32", (64,), memoire.Column("float32", (8,)))
     return Workload("W1", schema, memoire.Parameters(), entries, ring=100_000, held=256)
 
 
 def w2(entries: int = 50_000) -> Workload:
-    schema = memoire.Schema(
-        {
-            "state": memoire.Column("uint8", (84, 84), "state"),
-            "action": memoire.Column("int32", (1,)),
-            "reward": memoire.Column("float32", (1,), "reward"),
-        }
-    )
+    schema = steps_of("uint8", (84, 84), memoire.Column("int32", (1,)))
     parameters = memoire.Parameters(frame_stack=4, multi_step=3)
     return Workload("W2", schema, parameters, entries, ring=10_000, held=32)
+
+
+def steps_of(dtype: str, shape: tuple[int, ...], action: memoire.Column) -> memoire.Schema:
+    """Steps with states of this dtype and shape."""
+    reward = memoire.Column("float32", (1,), "reward")
+    return memoire.Schema({"state": memoire.Column(dtype, shape, "state"), "action": action, "reward": reward})
 
 
 @cache

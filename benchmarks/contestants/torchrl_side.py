@@ -47,10 +47,6 @@ def dqn_environment(game: str):
     return GymWrapper(MAKERS[game][0](), categorical_action_encoding=True)
 
 
-def dqn_environments(game: str):
-    return SerialEnv(ENVS, partial(dqn_environment, game))
-
-
 def dqn(run: Run) -> None:
     """TorchRL: an asynchronous collector of as many processes as memoire has actors, and its prioritized buffer."""
     env = dqn_environment(run.game)
@@ -70,7 +66,7 @@ def dqn(run: Run) -> None:
     updater = HardUpdate(loss, value_network_update_interval=settings.TARGET_INTERVAL // settings.UPDATE_INTERVAL)
     optimizer = torch.optim.Adam(loss.parameters(), settings.RATE, fused=True)
     collector = MultiAsyncCollector(
-        [partial(dqn_environments, run.game)] * run.task.players,
+        [partial(SerialEnv, ENVS, partial(dqn_environment, run.game))] * run.task.players,
         TensorDictSequential(player, exploration),
         frames_per_batch=ENVS * DQN_STEPS,
         total_frames=-1,
