@@ -101,10 +101,8 @@ def packages_of(environment: str) -> list[Path]:
 def versions(python: Path, names: list[str], paths: dict[str, str]) -> dict[str, str]:
     """Of distributions in an environment, and where the environment variables `paths` say."""
     asked = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
-    said = subprocess.run(
-        [python, "-c", asked, *names], check=True, stdout=subprocess.PIPE, text=True, env=paths
-    ).stdout
-    return dict(zip(names, said.split(), strict=True))
+    done = subprocess.run([python, "-c", asked, *names], check=True, stdout=subprocess.PIPE, text=True, env=paths)
+    return dict(zip(names, done.stdout.split(), strict=True))
 
 
 def run(game: str, key: str, seed: int, seconds: float, where: Path = RECORDS) -> Record:

@@ -40,6 +40,10 @@ class Drawn:
         return self.pool.get(BATCH, out=self.out)
 
 
+def copying(data: np.ndarray) -> Side:
+    return partial(np.copyto, np.empty_like(data), data)
+
+
 def out_of(workload: Workload) -> dict[str, np.ndarray]:
     """The arrays of a batch, as `out=` takes them."""
     made = pool_of(workload, reuse=True).get(BATCH).gathered
@@ -78,10 +82,6 @@ def main() -> None:
             ours, theirs = partial(_bytes.checksum, data), {COPY: copying(data)}
             report.compare(f"checksum of {size} bytes", ours, theirs, unit="B/s", per_call=size, **pace)
     report.finish("core")
-
-
-def copying(data: np.ndarray) -> Side:
-    return partial(np.copyto, np.empty_like(data), data)
 
 
 if __name__ == "__main__":

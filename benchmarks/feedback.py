@@ -55,11 +55,8 @@ class Cell:
 def clusters() -> Iterator[Cell]:
     """Those that matter."""
     for task in ENTRIES:
-        for place in ("near", "far"):
-            for actors in (1, 4):
-                yield Cell(task, actors, place)
-        yield Cell(task, 4, "far", "episodes")
-        yield Cell(task, 4, "far", servers=2)
+        yield from (Cell(task, actors, place) for place in ("near", "far") for actors in (1, 4))
+        yield from (Cell(task, 4, "far", "episodes"), Cell(task, 4, "far", servers=2))
 
 
 # The processes of a cluster. None over its pipe ends each.
@@ -185,12 +182,8 @@ def shares_of(sums: Counter[str]) -> tuple[float, float, float]:
     """Of the TD errors of a cluster: applied or superseded, of those whose entry was held when they were given;
     acknowledged within `LIMIT`, of all; lost, of all.
     """
-    given = sums["given"]
-    return (
-        (sums["applied"] + sums["superseded"]) / (given - sums["gone"]),
-        sums["in_time"] / given,
-        sums["lost"] / given,
-    )
+    given, usable = sums["given"], sums["applied"] + sums["superseded"]
+    return usable / (given - sums["gone"]), sums["in_time"] / given, sums["lost"] / given
 
 
 def account(cell: Cell, turns: list[Counter[str]], sums: Counter[str]) -> str:

@@ -23,7 +23,6 @@ from storage import Metered, far_away
 
 import memoire
 
-QUESTION = str(__doc__)
 GAMES = ("pong", "breakout", "qbert", "ms_pacman", "seaquest", "battle_zone")
 STEPS = 8000
 """Played of each game."""
@@ -166,10 +165,10 @@ def draw(rows: list[Row], path: Path, aim: float) -> None:
 
 def main() -> None:
     """Print the table."""
-    given = arguments(QUESTION)
+    given = arguments(__doc__)
     steps, caches = (400, 1) if given.quick else (STEPS, CACHES)
     games = [game for game in (*(GAMES[:1] if given.quick else GAMES), "noise") if given.only in game]
-    print(f"{QUESTION}\n{machine()}\n\n{HEAD}", flush=True)
+    print(f"{__doc__}\n{machine()}\n\n{HEAD}", flush=True)
     rows = []
     for game in games:
         rows.append(measured(game, steps, caches))
@@ -179,7 +178,7 @@ def main() -> None:
     if given.write:
         table = "\n".join([HEAD, *map(str, rows)])
         facts = FACTS.format(ratios=ratios, steps=steps)
-        write_page(given.write, "frames", QUESTION, table, facts, "![shares](frames.svg)")
+        write_page(given.write, "frames", __doc__, table, facts, "![shares](frames.svg)")
         draw(rows, Path(given.write, "frames.svg"), read()["atari-bytes"].most)
         record(given.write, "frames", {"atari-bytes": ratios})
 

@@ -186,8 +186,7 @@ def with_tree(*, updates: bool) -> Call:
     tree.set(np.arange(LEAVES), random.uniform(0.1, 2.0, LEAVES))
     if not updates:
         return partial(tree.draw, random.random(BATCH))
-    rows = random.integers(0, LEAVES, BATCH)
-    turns = [random.uniform(0.1, 2.0, BATCH) for _ in range(16)]
+    rows, turns = random.integers(0, LEAVES, BATCH), [random.uniform(0.1, 2.0, BATCH) for _ in range(16)]
     return lambda: tree.set(rows, turns.pop())
 
 
@@ -395,8 +394,7 @@ def main() -> int:
         write(here, {case.what: (kept | found)[case.what] for case in cases() if case.what in kept | found})
         return 0
     kinds, left_out = comparable(record, here)
-    wrong = too_many(record, found, kinds)
-    if wrong:
+    if wrong := too_many(record, found, kinds):
         print("\nmore than was recorded:\n" + "\n".join(wrong))
         print(f"Where that is worth it, say why in the commit, and renew the record: {RENEW}")
     print(f"\n{left_out or 'everything was compared with the record'}")

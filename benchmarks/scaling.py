@@ -27,7 +27,6 @@ from memoire.cli import plan
 from memoire.nodes import local
 from memoire.nodes.launcher import Launcher
 
-QUESTION = str(__doc__)
 PROCESSES = 3
 """That the clients of one point share at most."""
 STEPS = 1000
@@ -307,8 +306,8 @@ def flat(points: list[Point]) -> str:
 
 
 def main() -> None:
-    given = arguments(QUESTION)
-    print(f"{QUESTION}\n{machine()}", flush=True)
+    given = arguments(__doc__)
+    print(f"{__doc__}\n{machine()}", flush=True)
     some: Callable[[list[Any]], list[Any]] = (lambda each: each[:: max(1, len(each) - 1)]) if given.quick else list
     found: Sweeps = {}
     for name, title in SWEEPS.items():
@@ -326,7 +325,7 @@ def main() -> None:
     if given.write:
         tables = [f"## {SWEEPS[name]}\n\n{HEAD}\n" + "\n".join(map(str, points)) for name, points in found.items()]
         parts = [FOLLOWS, "![throughput and cost](scaling.svg)", *tables, memory]
-        write_page(given.write, "scaling", QUESTION, *parts, COSTS, costs)
+        write_page(given.write, "scaling", __doc__, *parts, COSTS, costs)
         draw(found, Path(given.write, "scaling.svg"))
 
 

@@ -15,7 +15,6 @@ import memoire
 from memoire.client.client import Client
 from memoire.limits import Limits
 
-QUESTION = str(__doc__)
 RATES = (1 / 8, 1.0, 8.0, 256.0)
 """Samples that a learner trains on for each environment step."""
 CACHES = 16
@@ -155,9 +154,9 @@ def row(workload: str, rate: float, caches: float, episodes: float) -> str:
 
 def main() -> None:
     """Print the tables."""
-    given = arguments(QUESTION)
+    given = arguments(__doc__)
     caches, least = (2, EPISODE) if given.quick else (CACHES, LEAST_STEPS)
-    print(f"{QUESTION}\n{machine()}\n\n{HEAD}", flush=True)
+    print(f"{__doc__}\n{machine()}\n\n{HEAD}", flush=True)
     lines, far = [HEAD], [FAR_HEAD]
     workloads = [each for each in (w1(), w2()) if given.only in each.name]
     for workload in workloads:
@@ -171,7 +170,7 @@ def main() -> None:
         print(far[-1], flush=True)
     if given.write:
         described = "\n".join(f"* {workload.described}" for workload in workloads)
-        write_page(given.write, "storage", QUESTION, described, COUNTED, "\n".join(lines), FAR, "\n".join(far))
+        write_page(given.write, "storage", __doc__, described, COUNTED, "\n".join(lines), FAR, "\n".join(far))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The workloads that every benchmark shares, as DESIGN.md's table names them.
+"""The workloads that every benchmark shares.
 
 W1: state float32[64], action float32[8], reward float32[1], n-step 1: many small samples.
 W2: state uint8[84, 84], stack 4, action int32[1], n-step 3: few large ones, 56 kB each with both stacks.

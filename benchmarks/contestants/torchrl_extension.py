@@ -10,13 +10,13 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
+
 SOURCES, ON_GPU = ("pybind.cpp", "utils.cpp"), "cuda_segment_tree.cu"
 
 
 def build() -> None:
     """Write the extension beside the package, if the one that is there does not fit."""
-    import torch
-
     try:
         import torchrl._torchrl as there
     except ImportError:
@@ -28,7 +28,6 @@ def build() -> None:
 
 def compile_for(has_gpu: bool) -> None:
     """The extension, with or without trees on the GPU."""
-    import torch
     from torch.utils.cpp_extension import include_paths, library_paths
 
     found = find_spec("torchrl")
