@@ -188,7 +188,7 @@ class NumpyRing:
         begin = self.row if self.row + EPISODE <= self.entries else 0
         for column, block in zip(self.columns, self.values, strict=True):
             column[begin : begin + EPISODE] = block
-        self.row = begin + EPISODE
+        self.row = (begin + EPISODE) % self.entries
 
     def gather(self) -> list[np.ndarray]:
         """One batch, into new arrays."""
