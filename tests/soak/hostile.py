@@ -23,12 +23,13 @@ SHARES = {
 }  # fmt: skip
 """Inputs of each target, of a million."""
 MAX_GROWTH = 32 << 20
+FOLDERS = [str(TESTS), str(TESTS / "support")]
 
 
 def run(name: str, rounds: int, seed: str, **environment: str) -> tuple[dict, str]:
     """What became of so many inputs of a target; and why it ended, where it did not end well."""
     command = [sys.executable, "-P", "-m", "fuzz.engine", name, "--rounds", str(rounds), "--seed", seed, "--json"]
-    path = os.pathsep.join([environment.pop("PYTHONPATH", str(TESTS.parent)), str(TESTS)])
+    path = os.pathsep.join([environment.pop("PYTHONPATH", str(ROOT)), *FOLDERS])
     done = subprocess.run(
         command, cwd=TESTS, env=os.environ | {"PYTHONPATH": path} | environment, capture_output=True, text=True
     )
@@ -107,7 +108,7 @@ def run_of_fuzz_guided(name: str, seconds: float) -> tuple[list[object], str]:
         folder.mkdir(parents=True, exist_ok=True)
     code = f"from fuzz import engine\nfor i, data in enumerate(engine.load({name!r}).seeds()):\n"
     code += f"    open({str(seeds)!r} + f'/{{i}}', 'wb').write(data)"
-    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), *FOLDERS, os.environ.get("PYTHONPATH", "")])}
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | path)
     command = [sys.executable, __file__, "fuzz_guided", "--guide", name, str(corpus), str(seeds)]
     command += [f"-max_total_time={seconds:.0f}", "-max_len=20000", f"-artifact_prefix={FOLDER / name}/"]
