@@ -1,8 +1,7 @@
-"""Trials of clusters of real processes: kills, many clients, hours of work; and of simulated ones."""
+"""Trials of clusters of real processes: kills, many clients, hours of work."""
 
 import argparse
 import contextlib
-import os
 import statistics
 import time
 import urllib.request
@@ -41,29 +40,17 @@ def killed_cluster() -> int:
     given = parser.parse_args()
     outcomes = []
     for seed in range(given.seed, given.seed + given.seeds):
+        faults = {"kills": given.kills, "stops": given.stops}
         settings = trial.Settings(
-            seed=seed,
-            seconds=given.seconds,
-            servers=3,
-            proxies=2,
-            actors=10,
-            clients=5,
-            rate=6.0,
-            kills=given.kills,
-            stops=given.stops,
-            runs=2,
+            seed, given.seconds, servers=3, proxies=2, actors=10, clients=5, rate=6.0, runs=2, **faults
         )
         with folder() as place:
             outcomes.append(trial.run(settings, place))
         say(outcomes[-1])
-    names = list(outcomes[0].figures)
-    print(table(["", *(f"seed {given.seed + k}" for k in range(given.seeds))], rows(names, outcomes)))
-    return end([violation for outcome in outcomes for violation in outcome.violations])
-
-
-def rows(names: list[str], outcomes: list[trial.Outcome]) -> list[list[str]]:
-    shown = [[name.replace("_", " "), *(text(outcome.figures[name]) for outcome in outcomes)] for name in names[1:]]
-    return [*shown, ["violations", *(str(len(outcome.violations)) for outcome in outcomes)]]
+    rows = [[name.replace("_", " "), *(text(each.figures[name]) for each in outcomes)] for name in outcomes[0].figures]
+    violations = [violation for outcome in outcomes for violation in outcome.violations]
+    print(table(["", *(f"trial {number}" for number in range(1, given.seeds + 1))], rows))
+    return end(violations)
 
 
 def text(value: object) -> str:
@@ -75,6 +62,7 @@ SCHEMA = Schema({"obs": Column(np.float32, (16,), "state"), "reward": Column(np.
 PACE = 1.0
 """Seconds between two episodes of a client."""
 LENGTH = 10
+STATES = np.ones((LENGTH, 16), np.float32)
 ASKED = 5
 """Clients of each process whose round trips are measured."""
 
@@ -88,19 +76,11 @@ def actors(first: int, count: int, pipe: Any, endpoint: str, seconds: float) -> 
     pipe.send(time.monotonic() - began)
     pipe.recv()
     trips, episodes, until = [], [0] * count, time.monotonic() + seconds
-    row = np.zeros(16, np.float32), np.float32(1.0)
     while time.monotonic() < until:
         round_began = time.monotonic()
         for place, client in enumerate(clients):
-            memory = client.memory
-            memory.open()
-            for _ in range(LENGTH):
-                memory.add(0, row)
-            memory.close(terminated=True)
-            client.on_entries(LENGTH)
-            client.on_episode(0, LENGTH, float(LENGTH))
+            play(client, STATES)
             episodes[place] += 1
-            client.push_cache(0.0)
             if place < ASKED:
                 asked = time.monotonic()
                 client.update(60.0)
@@ -111,19 +91,19 @@ def actors(first: int, count: int, pipe: Any, endpoint: str, seconds: float) -> 
     for client in clients:
         client.update(60.0)
     stats = [client.stats() for client in clients]
-    wrong = [
-        f"client {each.client}: pushed {each.pushed_caches}, accepted {each.accepted_caches}, lost {each.lost_caches}, "
-        f"in flight {each.in_flight_caches}"
-        for each in stats
-        if each.pushed_caches
-        != each.accepted_caches + sum(each.rejected.values()) + each.lost_caches + each.in_flight_caches
-    ]
+    wrong = [f"client {each.client}: {each}" for each in stats if not adds_up(each)]
     refused = sum(sum(each.refused.values()) + each.faults for each in stats)
     pipe.send((sum(episodes), sum(each.accepted_caches for each in stats), trips, refused, wrong))
     pipe.recv()
     for client in clients:
         client.close(10.0)
     pipe.send("gone")
+
+
+def adds_up(stats: Any) -> bool:
+    """Whether each cache that was pushed was accepted or rejected, is lost, or is on its way."""
+    answered = stats.accepted_caches + sum(stats.rejected.values())
+    return bool(stats.pushed_caches == answered + stats.lost_caches + stats.in_flight_caches)
 
 
 def many_clients() -> int:
@@ -140,10 +120,7 @@ def many_clients() -> int:
     given = parser.parse_args()
     violated = []
     each = -(-given.clients // given.processes)
-    with (
-        nodes(SCHEMA, "--set", "cache_size=32") as (server, proxy),
-        Reader([proxy.endpoint], timeout=30.0) as reader,
-    ):
+    with nodes(SCHEMA, "--set", "cache_size=32") as (server, proxy), Reader([proxy.endpoint], timeout=30.0) as reader:
         before = memory(proxy.pid)
         peers = Peers(actors, given.clients, each, proxy.endpoint, given.seconds)
         try:
@@ -285,10 +262,7 @@ def steady_hours() -> int:
     parser.add_argument("--seconds", type=float, default=5400.0)
     given = parser.parse_args()
     pages = ["--http", "127.0.0.1:0"]
-    with (
-        folder() as state,
-        nodes(SCHEMA, "--state-dir", str(state), "--set=cache_size=128", *pages) as (server, proxy),
-    ):
+    with folder() as state, nodes(SCHEMA, "--state-dir", str(state), "--set=cache_size=128", *pages) as (server, proxy):
         assert server.process.stdout is not None
         url = server.process.stdout.readline().split()[-1].removesuffix("/status")
         crowd = Peers(actors_of_steady_hours, ACTORS, EACH, proxy.endpoint)
@@ -305,13 +279,8 @@ def steady_hours() -> int:
         finally:
             crowd.end()
             reader.end()
-    names = [
-        "server",
-        "proxy",
-        "learner",
-        *(f"actors {k * EACH + 1} to {(k + 1) * EACH}" for k in range(ACTORS // EACH)),
-    ]
-    return report(given.seconds, names, seen, counted, batches, models, totals)
+    crowds = [f"actors {k * EACH + 1} to {(k + 1) * EACH}" for k in range(ACTORS // EACH)]
+    return report(given.seconds, ["server", "proxy", "learner", *crowds], seen, counted, batches, models, totals)
 
 
 def report(
@@ -321,12 +290,8 @@ def report(
     wrong, rows = [], []
     for place, name in enumerate(names):
         early, late = medians(seen, place)
-        shown = [
-            f"{early[0] / MiB:.1f} MiB",
-            f"{late[0] / MiB:.1f} MiB",
-            *(f"{a}, {b}" for a, b in list(zip(early, late, strict=True))[1:]),
-        ]
-        rows.append([name, *shown])
+        others = [f"{early[k]}, {late[k]}" for k in (1, 2)]
+        rows.append([name, f"{early[0] / MiB:.1f} MiB", f"{late[0] / MiB:.1f} MiB", *others])
         if late[0] - early[0] > FLAT or late[1] > early[1] + 2 or late[2] > early[2]:
             wrong.append(f"{name}: bytes, descriptors and threads were {early} and are {late}")
     steps = sum(each for each, _, _ in counted)
@@ -338,54 +303,6 @@ def report(
           f"of {BATCH} drawn and corrected, {models:,} models of {len(MODEL) >> 10} KiB; {len(seen):,} looks.\n")  # fmt: skip
     print(table(["process", "memory early", "late", "descriptors", "threads"], rows))
     return end(wrong)
-
-
-STORAGES = {"caches": 1.0, "rollouts": 0.1, "prompts": 0.2, "jobs": 0.2}
-"""What trials are about, and how many seeds there are of each for one of caches."""
-ALONE = 100
-"""Trials that one process runs first, with nothing beside it, to say how fast that is."""
-
-
-def simulated_clusters() -> int:
-    """Does a simulated cluster lose or count anything twice, over a thousand seeds and more?
-
-    Each trial is two minutes of a cluster in one thread: kills, cuts, a slow network, disks that are full, broken or without
-    power, and a few rare things made frequent. The seed decides all of it, and the digest of a trace is the same on every
-    machine with the same versions.
-    """
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    given = parser.parse_args()
-    os.environ["PYTHONHASHSEED"] = "0"
-    from simulation.run import outcomes
-    from simulation.trial import Settings
-
-    alone = [
-        outcome for _, outcome in outcomes([Settings(seed) for seed in range(given.first, given.first + ALONE)], 1)
-    ]
-    virtual, seconds = sum(each.virtual for each in alone), sum(each.seconds for each in alone)
-    say(f"alone: {virtual:.0f} s in {seconds:.0f} s of a core")
-    speed = f"One process alone: {ALONE} trials of {virtual / ALONE:.0f} s, {seconds / ALONE:.2f} s each"
-    speed += f" ({virtual / seconds:.0f} times real time)."
-    rows, violations, began = [], [], time.monotonic()
-    for storage, share in STORAGES.items():
-        seeds = range(given.first, given.first + max(1, round(given.seeds * share)))
-        virtual, seconds, failed, digest = 0.0, 0.0, 0, ""
-        for settings, outcome in outcomes([Settings(seed, storage=storage) for seed in seeds], given.workers):
-            virtual, seconds = virtual + outcome.virtual, seconds + outcome.seconds
-            digest = outcome.digest[:16] if settings.seed == given.first else digest
-            if outcome.violations:
-                failed += 1
-                violations.append(f"seed {settings.seed} storage={storage}: {outcome.violations[0]}")
-        say(storage, f"{virtual:.0f} s in {seconds:.0f} s of a core")
-        hours, times = f"{virtual / 3600:.1f}", f"{virtual / seconds:.0f}"
-        rows.append([f"`storage={storage}`", f"{len(seeds):,}", hours, times, failed, f"`{digest}`"])
-    head = ["trials", "seeds", "hours of trials", "times real time on a core", "that violated something"]
-    print(table([*head, f"digest of seed {given.first}"], rows))
-    print(f"\n{speed} The others took {(time.monotonic() - began) / 60:.1f} minutes with {given.workers} processes.")
-    return end(violations)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from _kit import CANNOT, TESTS, end, run_named, say, table
 import pytest
 import test_every_file as every
 
-import mutations
 import powerkit
 from faultkit import in_child
 from memoire.errors import StateLocked
@@ -70,49 +69,23 @@ STEPS = "each step of a write"
 def state_damage() -> int:
     """Is a damaged file of a server, a trainer or a client ever believed?
 
-    Copies of two state folders (one as a killed server leaves it, one that was closed) get bits flipped, files cut, sectors
-    zeroed, pages swapped, files removed or put back as they were some transactions ago. Each copy then has to open with
-    exactly what was in it, or to be refused without being touched.
+    Every kind of file is tried alone (`tests/disk/test_every_file.py`), and the table has a row for each of its files.
+    Each bit of a file below 2 kB is flipped, and it is cut at each size. Of a larger file every so many bits and sizes
+    are tried; if it lies in a state folder, 2,000 bits by a seed, the boundaries of all pages and a hundred other
+    sizes. The file is removed; its last 512 and 4,096 bytes are zeros or gone. At each step of a write the disk is full
+    (once, or from then on), another process writes too, or the process is killed. Undamaged files open before and
+    after.
 
-    Then every kind of file is tried alone (`tests/disk/test_every_file.py`), and the table has a row for each of its
-    files. Each bit of a file below 2 kB is flipped, and it is cut at each size. Of a larger file every so many bits and sizes
-    are tried; if it lies in a state folder, 2,000 bits by a seed, the boundaries of all pages and a hundred other sizes. The
-    file is removed; its last 512 and 4,096 bytes are zeros or gone. At each step of a write the disk is full (once, or from
-    then on), another process writes too, or the process is killed. Undamaged files open before and after.
-
-    Whatever is damaged is refused and stays as it was, or has all that was acknowledged ("unchanged": the damage is in free
-    space or in a backup, for example). "Named" is right, too: answers of prompts are missing, these prompts wait again, and
-    the log names the file; or a log's text differs, which acknowledges nothing. Anything else is silent.
+    Whatever is damaged is refused and stays as it was, or has all that was acknowledged ("unchanged": the damage is in
+    free space or in a backup, for example). "Named" is right, too: answers of prompts are missing, these prompts wait
+    again, and the log names the file; or a log's text differs, which acknowledges nothing. Anything else is silent.
     """
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=600.0, help="for copies of whole folders, at most")
-    parser.add_argument("--rounds", type=int, default=1000, help="damaged copies of each folder")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", nargs="*", default=list(every.FILES), help="of files that are tried alone")
     given = parser.parse_args()
-    ends = time.monotonic() + given.seconds
-    rows, violations = [], []
-    with folder_in_memory() as place:
-        killed, older, closed, truth = mutations.make_folders(place)
-        work = place / "work"
-        work.mkdir()
-        for name, source in (("of a killed server", killed), ("that was closed", closed)):
-            verdicts = mutations.Counter()
-            for start in range(0, given.rounds, 100):
-                if time.monotonic() > ends:
-                    break
-                try:
-                    verdicts += mutations.run(
-                        source, older, truth, work, min(100, given.rounds - start), given.seed + start
-                    )
-                except AssertionError as error:
-                    violations.append(f"folder {name}: {error}")
-                say(f"folder {name}: {dict(verdicts)}")
-            rows.append((name, sum(verdicts.values()), *(verdicts[verdict] for verdict in mutations.VERDICTS)))
-    print(table(["folder", "damaged copies", *mutations.VERDICTS], rows), end="\n\n")
     logging.getLogger("memoire").addHandler(Losses())
     logging.getLogger("memoire").propagate = False  # thousands of warnings are expected
-    whole = []
+    whole, violations = [], []
     for name in given.kinds:
         with folder_in_memory() as place:
             trial = Trial(every.FILES[name], place, violations)
