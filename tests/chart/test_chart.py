@@ -135,8 +135,9 @@ def test_services_monitors_and_budgets_select_pods_that_there_are(values):
 
 @every_case
 def test_every_role_reads_its_settings(values, tmp_path):
-    written, path = told(values=values), tmp_path / "memoire.json"
-    path.write_text(json.dumps(written), encoding="utf-8")
+    (said,) = [each["data"]["memoire.json"] for each in render(values=values) if "memoire.json" in each.get("data", {})]
+    written, path = json.loads(said), tmp_path / "memoire.json"
+    path.write_text(said, encoding="utf-8")
     roles = {one["name"] for _, spec, _ in pods(render(values=values)) for one in containers(spec)} & set(
         settings.COMMANDS
     )
@@ -709,7 +710,7 @@ def test_a_drain_needs_no_policy_of_the_release_that_it_changes():
         assert said["helm.sh/hook-delete-policy"].endswith("hook-succeeded,hook-failed")
     # A rollback runs the former chart's drain, which may bring no policy: then those of the release let it through, which
     # are whole without them.
-    assert halves(ours) == {"drain": POLICIES[FULL]["drain"], "server": (to("drain"), set())}
+    assert halves(ours) == {"drain": POLICIES[FULL]["drain"], "server": (to("drain", "proxy", "server"), set())}
     for how in ({"sets": ("networkPolicy.enabled=false",)}, {"values": FULL, "sets": ("server.drain.enabled=false",)}):
         assert not any("drain" in name for _, name in kinds(render(**how)) if _ == "NetworkPolicy")
 
