@@ -102,6 +102,16 @@ def test_a_run_of_another_server_has_a_name(state):
     assert caught.value.code == "parameters"
 
 
+def test_runs_of_other_servers_are_bounded_and_have_names(state):
+    handler = AccountsHandler(state, max_former_runs=2)
+    bring(handler, rows_of(1), "one")
+    bring(handler, rows_of(1), "one")
+    for name, code in (("two", "busy"), ("\n", "parameters")):
+        with pytest.raises(ProtocolError) as caught:
+            bring(handler, rows_of(1), name)
+        assert caught.value.code == code
+
+
 def test_a_page_says_how_many_clients_have_counted_nothing_and_may_still_count_here(state):
     handler, ends = AccountsHandler(state), Ends(state)
     ends.hello()

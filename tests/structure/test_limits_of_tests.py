@@ -8,8 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from conftest import TIMES, pytest_ignore_collect
-
 pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -39,9 +37,14 @@ def test_no_limit_is_above_two_minutes():
     assert {name: limit for name, limit in found.items() if limit > MOST} == {}
 
 
-@pytest.mark.parametrize("name", TIMES)
-def test_times_that_tests_change_are_there(name):
-    for place in TIMES[name]:
+@pytest.fixture
+def root(pytestconfig):
+    """`tests/conftest.py`: folders have files of the same name."""
+    return pytestconfig.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
+
+
+def test_times_that_tests_change_are_there(root):
+    for place in (each for places in root.TIMES.values() for each in places):
         module, _, constant = place.rpartition(".")
         seconds = getattr(pytest.importorskip(module), constant)
         assert type(seconds) is float and seconds > 0.0
@@ -59,11 +62,11 @@ def test_an_endless_hang_is_ended_and_named(tmp_path):
     assert "test_planted.py" in done.stderr, "all threads' lines, a moment before"
 
 
-def test_the_quick_half_does_not_even_read_slow_folders():
+def test_the_quick_half_does_not_even_read_slow_folders(root):
     def asked(marks, *given):
         return SimpleNamespace(option=SimpleNamespace(markexpr=marks), args=[*given])
 
     for folder, is_left_out in (("integration", True), ("browser", True), ("wire", None)):
-        assert pytest_ignore_collect(TESTS / folder, asked("not slow", str(TESTS))) is is_left_out
+        assert root.pytest_ignore_collect(TESTS / folder, asked("not slow", str(TESTS))) is is_left_out
     for whole in (asked(""), asked("slow"), asked("not slow", "tests/integration/test_moves.py")):
-        assert pytest_ignore_collect(TESTS / "integration", whole) is None
+        assert root.pytest_ignore_collect(TESTS / "integration", whole) is None
