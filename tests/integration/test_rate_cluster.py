@@ -34,7 +34,7 @@ def acting(servers, *clients):
     finally:
         stop.set()
         for server in servers:
-            server.configure(samples_per_insert_tolerance=None)  # nobody waits any more
+            server.configure(samples_per_insert_tolerance=None)  # ends every wait
         for thread, box in threads:
             thread.join(DEADLINE)
             assert "error" not in box, box

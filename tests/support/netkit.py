@@ -50,7 +50,7 @@ def until(condition, seconds=DEADLINE):
 
 
 def is_alive(pid):
-    """Whether the process runs; a zombie, of which nobody has taken the status yet, does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
