@@ -255,7 +255,7 @@ class TestStableBaselines:
         writer = source.writer(num_envs=1, autoreset="disabled", check=False)
         for step in range(20):
             obs, is_end = np.full((1, 4), step), np.zeros(1, bool)
-            writer.step(obs, np.zeros(1, int), np.ones(1), is_end, is_end, obs)
+            writer.step(obs, np.zeros(1, int), np.ones(1), is_end, is_end, obs.copy())
         drawn = SimpleNamespace(get_batch=lambda size, timeout: source.sample(size))
         with pytest.raises(ParameterError, match="got 4"):
             ReplayBuffer(100, *spaces, writer=writer, source=drawn).sample(8)

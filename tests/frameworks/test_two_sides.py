@@ -482,7 +482,7 @@ def test_a_learner_goes_on_with_all_generators_of_the_process_and_above_all_vers
         with OnPolicyLearner("tcp://127.0.0.1:*", SPACES, net, 64, 16, **options) as learner:
             ppo = learner.keep(PPO(learner.net))
             for _ in range(models):
-                net(torch.ones(1, 2, dtype=dtype))[1].sum().backward()
+                sum(each.sum() for each in net.parameters()).backward()
                 ppo.optimizer.step()
                 learner.publish()
                 if learner.iterations == 5:
@@ -551,7 +551,7 @@ def drawing_servers() -> Iterator[Callable[[int, Path], Any]]:
     same = np.zeros(2, np.float32), np.zeros(1, np.float32)
     with served(sampler=Uniform()) as server, connect(server.endpoint) as client, client.writer() as writer:
         for step in range(40):
-            writer.step(*same, 1.0, False, step == 39, same[0])
+            writer.step(*same, 1.0, False, step == 39, same[0].copy())
 
         def made(epochs: int, folder: Path) -> Any:
             plan = Training(epochs=epochs, start_training=40, batch_size=4, **PLAN)
