@@ -84,10 +84,15 @@ def test_what_is_too_old_is_a_share_of_what_left_the_table_in_the_newest_minute(
     assert figures["table.rollouts.stale_share"].mean == 0.25
 
 
-def test_missing_inference_nodes_are_counted():
-    overview, _ = watched(10, expected_inference=3)
-    assert [(each.role, each.missing) for each in overview.roles if each.expected] == [("inference", 2)]
-    assert "inference_missing" in [each.code for each in overview.verdicts]
+def test_missing_nodes_of_each_kind_are_counted():
+    overview, _ = watched(10, expected_servers=4, expected_proxies=1, expected_inference=3)
+    assert {each.role: each.missing for each in overview.roles if each.expected} == {
+        "server": 3,
+        "proxy": 1,
+        "inference": 2,
+    }
+    codes = {each.code for each in overview.verdicts}
+    assert {f"{kind}_missing" for kind in ("servers", "proxies", "inference")} <= codes
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,8 @@ def test_a_checkpoint_holds_networks_optimizers_and_random_numbers(tmp_path: Pat
     assert same == ahead
     for one, other in zip(agent.policy.parameters(), again.policy.parameters(), strict=True):
         assert torch.equal(one, other)
+    with pytest.raises(DataError, match=r"holds 'critic\.weights\.0' as .* where this agent has"):
+        load_agent(tmp_path, SAC(OBS, ACT, hidden=(8,)))
 
 
 def test_a_network_that_is_made_while_training_is_named_and_refused(tmp_path: Path) -> None:

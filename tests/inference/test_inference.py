@@ -1,7 +1,11 @@
-"""Inference nodes and their clients over real sockets."""
+"""Inference nodes and their clients over real sockets, also in processes of their own."""
 
+import contextlib
 import gc
 import inspect
+import signal
+import subprocess
+import sys
 import threading
 import weakref
 from types import SimpleNamespace
@@ -10,6 +14,7 @@ import numpy as np
 import pytest
 
 import memoire
+import observer_child
 from memoire.cli import doctor, main
 from memoire.errors import Closed, EntryError, MemoireTimeout, ParameterError, Refused, WrongType
 from memoire.limits import Limits
@@ -271,6 +276,43 @@ def test_a_silent_node_is_passed_over(open_node, open_policy):
     until(lambda: policy.moves)
     stuck.set()
     assert pending.result()["value"][0] == 1
+
+
+@contextlib.contextmanager
+def process_of_node(endpoint):
+    """An agent in a process of its own: it answers rows as any node does."""
+    command = [sys.executable, observer_child.__file__, "agent", endpoint]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        process.endpoint = process.stdout.readline().strip()
+        yield process
+        process.kill()
+
+
+@pytest.mark.slow
+def test_clients_move_when_a_node_is_killed_or_stopped_and_come_back(keep, open_policy):
+    nodes = [keep(process_of_node(HERE)) for _ in range(2)]
+    policy = open_policy(*nodes, timeout=5.0)  # a link alone takes six seconds to give a stopped node up
+    own, other = sorted(nodes, key=lambda node: policy.urls.index(node.endpoint))
+
+    def answers():
+        return policy.act(obs([1, 2]))["value"][0] == 3
+
+    other.send_signal(signal.SIGSTOP)
+    assert answers(), "by its own node"
+    other.send_signal(signal.SIGCONT)
+    own.kill()
+    own.wait(10)
+    assert answers(), "by the other one"
+    own = keep(process_of_node(own.endpoint))
+    other.send_signal(signal.SIGSTOP)
+    assert own.endpoint == policy.urls[0] and answers(), "by its own node, which is another process"
+    other.send_signal(signal.SIGCONT)
+    own.send_signal(signal.SIGSTOP)
+    moves = policy.moves
+    assert answers() and policy.moves > moves, "by the other one"
+    own.send_signal(signal.SIGCONT)
+    other.kill()
+    assert answers(), "by its own node again"
 
 
 def test_without_a_node_the_fallback_acts_or_the_error_says_who_was_tried(open_policy, open_node):

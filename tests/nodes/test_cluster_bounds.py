@@ -4,12 +4,14 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from memoire.errors import EndpointError, ParameterError
-from memoire.nodes import roles
+from memoire.nodes import local, roles
 from memoire.nodes.launcher import MAX_FAILED_STARTS, MIN_PAUSE, MIN_UPTIME, Child, Launcher, Restarts
 from memoire.nodes.local import LaunchOptions, Nodes, free_ports, program, seed_of
 from memoire.nodes.settings import NotASize, size
@@ -117,6 +119,16 @@ def test_the_rate_of_steps_follows_over_two_seconds():
     assert (progress.episodes, progress.caches, progress.held_caches) == (1, 2, 3)
 
 
+@pytest.mark.parametrize(
+    ("servers", "proxies", "wrong"), [(2, 0, "--proxies"), (0, 1, "--servers"), (1, -1, "--proxies")]
+)
+def test_counts_that_make_no_cluster_are_refused(servers, proxies, wrong):
+    local.check_counts(1, 0)
+    local.check_counts(2, 1)
+    with pytest.raises(ParameterError, match=wrong):
+        local.check_counts(servers, proxies)
+
+
 def test_an_actor_plays_as_its_command_says(monkeypatch):
     played = []
     monkeypatch.setattr(actor, "play", lambda *given, **named: played.append((given, named)) or 7)
@@ -139,6 +151,24 @@ def test_the_line_of_a_launcher_is_taken_out_of_the_environment_and_waits(monkey
     with ours, _inherited_line() as line:
         assert line.getblocking() and not line.get_inheritable()
         assert _inherited_line() is None
+
+
+LAUNCHED = """
+from memoire.nodes import supervision
+supervision._signal_with_parent = lambda number: False
+with supervision.LauncherLine() as line:
+    line.wait(60.0)
+    print(line.stopping, line.finishing)
+"""
+
+
+def test_a_child_whose_launcher_died_before_it_began_ends():
+    """Also if another process holds the launcher's end of the line."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        options = {"env": os.environ | {LINE: str(theirs.fileno())}, "pass_fds": [theirs.fileno()], "timeout": 100}
+        done = subprocess.run([sys.executable, "-c", LAUNCHED], capture_output=True, text=True, **options)
+    assert (done.stdout, done.returncode) == ("True False\n", 0), done.stderr
 
 
 def test_a_launcher_that_ends_closes_what_it_opened():
