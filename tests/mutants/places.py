@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 KERNELS = "kernels"
 QUOTAS = {
-    "memoire": 15, "memoire/replay": 40, "memoire/wire": 40, "memoire/tables": 25, "memoire/models": 15,
+    "memoire": 15, "memoire/replay": 40, "memoire/wire": 20, "memoire/tables": 25, "memoire/models": 15,
     "memoire/security": 20, "memoire/accounting": 20, "memoire/net": 30, "memoire/disk": 30, "memoire/reader": 20,
     "memoire/proxy": 15, "memoire/client": 25, "memoire/server": 25, "memoire/classic": 15, "memoire/nodes": 30,
     "memoire/rl/demo": 15, "memoire/cli": 20, "dashboard": 5, "dashboard/collect": 25, "dashboard/web": 20,
