@@ -182,7 +182,7 @@ LOOPS = {
     (ReplayMemoryServer, "pull_proxy_main"), (ReplayMemoryServer, "rep_worker_main"),
     (ReplayMemoryServer, "pull_worker_main"),
 }  # fmt: skip
-"""Work until their server is closed, as a thread's whole life: tests/samples/test_threads.py ends each of them so."""
+"""Work until their server is closed, as a thread's whole life: tests/classic/test_contract_cluster.py ends each of them so."""
 
 NEVER = {
     Client: """batches closed configure_limits finished home inference liveness memory model on_entries on_episode parameters push_reason readiness report room run scalars

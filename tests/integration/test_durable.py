@@ -5,7 +5,7 @@ import zmq
 
 import statekit
 from fake_store import Disk, MemoryStore
-from memoire.errors import MemoireTimeout, ParameterError
+from memoire.errors import MemoireError, MemoireTimeout, ParameterError
 from memoire.models.model import Model
 from memoire.replay.parameters import Parameters
 from memoire.wire import _bytes, messages
@@ -131,6 +131,24 @@ def test_a_run_that_is_over_stays_over_and_the_one_that_was_begun_goes_on(durabl
     server.begin_run("d")
     server.close()
     assert durable.start(run="c").run == "d", "what was asked for the last time is known, not what was at first"
+
+
+def test_a_server_whose_disk_is_lost_acknowledges_nothing_and_says_so(cluster, durable):
+    server = durable.start(limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    client.update()
+    durable.disk.error = MemoireError("the disk is gone")
+    record(client)
+    assert not told(client)
+    for call in (lambda: server.get_batch(1, timeout=100.0), lambda: server.publish("t", b""), server.resume):
+        with pytest.raises(MemoireError, match="disk is gone"):
+            call()
+    assert not told(client)
+    durable.disk.error = None
+    server.close()
+    server = durable.start(limits=QUICK)
+    client.update()
+    assert server.total_episodes == 1
 
 
 def test_lines_reach_the_log_file_when_they_are_on_disk(cluster, durable, tmp_path):

@@ -29,8 +29,11 @@ def in_version(frame: bytes, version: int) -> bytes:
     return frame[:4] + version.to_bytes(2, "little") + frame[6:]
 
 
-def test_a_client_of_another_version_is_told_by_a_proxy_why_it_is_refused(cluster):
-    node = cluster.proxy([cluster.server()])
+@pytest.mark.parametrize("where", ["server", "proxy"])
+def test_a_client_of_another_version_is_told_why_it_is_refused(cluster, where):
+    node = cluster.server()
+    if where == "proxy":
+        node = cluster.proxy([node])
     (hello,) = golden("hello")
     asked = in_version(hello, VERSION + 1)
     with cluster.context.socket(zmq.DEALER) as dealer:

@@ -146,6 +146,13 @@ CONSTRUCTORS = [
 STEPS = [
     ("a wrong shape", lambda: step(action=np.zeros(2, np.int32)), errors.EntryError,
      f"column 'action' stores int32, but got int32[2]. {CONVERT}"),
+    ("a wrong kind of number", lambda: step(action=0.5), errors.EntryError,
+     f"column 'action' stores int32, but got 0.5. {CONVERT}"),
+    ("an action out of range", lambda: step_bytes(action=300), errors.EntryError,
+     f"column 'action' stores int8 from -128 to 127, but got 300. {CONVERT}"),
+    ("a reward that is no number", lambda: step(reward=float("nan")), errors.EntryError,
+     "column 'reward' stores finite float32, but got nan. The entry was not added: one number that is not finite makes all weights "
+     "of a network NaN. Look for where it comes from."),
     ("a pixel out of range", lambda: step_bytes(obs=np.array([0, 1, 256, 3])), errors.EntryError,
      f"column 'obs' stores uint8[4] from 0 to 255, but got int64[4] with 256 at [2]. {CONVERT}"),
     ("reward and next_obs swapped", lambda: step(reward=2 * ONES, next_obs=0.0), errors.EntryError,
@@ -166,6 +173,9 @@ STEPS = [
     ("a column that is misspelt", lambda: memoire.Buffer(BYTES, 9).writer().step(obs=SEEN, next_obs=NEXT, log_p=0.1, **STEP),
      errors.EntryError, "column 'logp' stores float32, but got nothing, and 'log_p' is no column. The entry was not added. "
      "Give it to step() as logp=..."),
+    ("a column that is not declared", lambda: step(value=0.1), errors.EntryError,
+     "column 'value' stores nothing: the extra columns are none, but got value=.... The entry was not added. Leave it out, "
+     "or declare it: Schema({..., 'value': dtype})."),
     ("one array for both observations", lambda: step(next_obs=ONES), errors.ObservationReused,
      re.compile("obs and next_obs are one and the same array.*Make vector environments with copy=True, or copy obs.*")),
     ("a step after the writer's end", lambda: closed(buffer().writer()).step(ZEROS, 0, 0.0, False, False, ONES),
@@ -173,6 +183,8 @@ STEPS = [
 ]  # fmt: skip
 
 BATCHES = [
+    ("a batch size that is no whole number", lambda: batch()[0].sample(32.0), errors.ParameterError,
+     "batch_size must be a whole number from 1 to 2147483392, got 32.0. Nothing was changed."),
     ("a field by another library's name", lambda: batch()[1]["weights"], errors.NoSuchField,
      f"this batch has no 'weights'. Did you mean 'importance'? {FIELDS}"),
     ("an attribute that is misspelt", lambda: batch()[1].next_observations, AttributeError,
@@ -232,6 +244,8 @@ TOGETHER = [
      lambda w: memoire.connect(w.server.push_endpoint, timeout=1.0, context=w.cluster.context), errors.MemoireTimeout, OTHER_PORT),
     ("a handle that is misspelt", lambda w: w.server.table("dmeo"), errors.ParameterError,
      "table must be one of 'online', 'demo' (did you mean 'demo'?), got 'dmeo'. Nothing was changed."),
+    ("a parameter far away", lambda w: w.reader.configure(n_step=3), errors.UnknownName,
+     "Reader.configure takes no 'n_step'. Did you mean 'multi_step'? Nothing was changed."),
     ("a model as a dict", lambda w: w.reader.publish("policy", {"w": 1}), errors.WrongType,
      re.compile("a model must be bytes or str, got dict.*serialize it first.*")),
     ("a topic that is misspelt", lambda w: w.client.model("polizy").wait(timeout=0.1), errors.MemoireTimeout,

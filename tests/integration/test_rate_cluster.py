@@ -5,7 +5,9 @@ import dataclasses
 import threading
 
 import numpy as np
+import pytest
 
+from memoire.errors import NotEnoughSamples, ParameterError
 from memoire.replay.parameters import Parameters
 from memoire.tables.table import Table
 from netkit import DEADLINE, QUICK, SCHEMA, in_thread, until
@@ -58,6 +60,18 @@ def test_actors_wait_for_a_learner_and_a_learner_for_actors(cluster):
         assert rate.drawn == 40 * 32 and rate.inserted >= 40 * 32 - 64 and rate.forgiven == 0.0
         assert client.stats().held_back_for > 0.0 and client.stats().passed_steps <= 1
     until(lambda: not client.stats().held_back)
+
+
+@pytest.mark.parametrize("learner", ["server", "reader"])
+def test_a_batch_that_can_never_be_drawn_is_refused_and_one_that_has_to_wait_says_for_what(cluster, learner):
+    server = cluster.server(parameters=band(min_size=50), limits=QUICK)
+    source = server if learner == "server" else cluster.reader([server], limits=QUICK)
+    with pytest.raises(ParameterError, match="batch_size must be at most 127"):
+        source.get_batch(128, timeout=1.0)
+    with pytest.raises(
+        NotEnoughSamples, match="a batch of 8 has to wait: waits for 50 more entries: 0 can be drawn, and"
+    ):
+        source.get_batch(8, timeout=1.0)
 
 
 def test_a_reader_holds_several_servers_to_one_band_though_one_has_no_actors(cluster):

@@ -68,6 +68,8 @@ def test_a_wrong_command_line_ends_with_2(capsys: Captured) -> None:
     [
         (["up", "--schema", "/no/such/file"], "cannot read the schema from '/no/such/file': No such file"),
         (["up", "--env", "NoSuchEnv-v0"], "Gymnasium cannot make 'NoSuchEnv-v0'"),
+        (["up", "--env", "CartPole-v1", "--servers", "0"], "--servers must be at least 1, got 0"),
+        (["up", "--env", "CartPole-v1", "--servers", "2", "--proxies", "0"], "--proxies must be at least 1"),
         (["up", "--env", "CartPole-v1", "--set", "multi_step=0"], "multi_step must be"),
         (["server"], "--schema must be a file with what is stored; or give --env or --tables"),
         (["server", "--tables", "t.json", "--set", "multi_step=3"], "--set must be absent beside --tables"),

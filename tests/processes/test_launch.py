@@ -220,6 +220,13 @@ def test_a_line_that_ends_with_a_report_unread_is_the_end_of_the_child(action: s
         assert process.wait(60.0) == status
 
 
+def test_a_report_that_is_not_accepted_ends_the_child() -> None:
+    with tied("-m", "launched_child", "ready", "report") as (process, line):
+        line.shutdown(socket.SHUT_RD)  # orders may still come
+        assert process.wait(60.0) == 0
+        assert process.stdout.read() == "stopping\n"
+
+
 def test_an_order_that_is_none_is_the_end_of_the_line() -> None:
     with tied("-m", "launched_child", "ready", "wait") as (process, line):
         line.sendall(b"Finish!\n")

@@ -360,7 +360,7 @@ def test_a_buffer_that_is_loaded_with_another_capacity_holds_the_newest_episodes
         writer.step(np.full(3, 9000 + step), 9000 + step, 0.0, False, False, np.full(3, 9001 + step))
     batch = buffer.sample(32)
     batch.update_priorities(np.linspace(1.0, 9.0, 32))
-    buffer.save(path)
+    assert buffer.save(path) == len(list(memoire.dataset.episodes(buffer.memory)))
     made = memoire.Buffer.load(path, capacity=capacity)
     check_memory(made.memory)
     assert (made.capacity, made.writer(resume=True).lanes.tolist()) == (capacity, [0])

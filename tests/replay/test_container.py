@@ -99,6 +99,7 @@ def test_what_is_asked_for_is_refused_if_all_buffers_and_servers_of_the_process_
         "capacity": lambda: Memory(SCHEMA, 6 * MiB // ENTRY, container=place),
         "ragged_limit": lambda: Memory(RAGGED, 10, ragged_limit=6 * MiB, container=place),
         "byte_limit": lambda: served(place, byte_limit=6 * MiB),
+        "held_bytes": lambda: served(place, limits=Limits(held_bytes=6 * MiB)),
     }
     for name, make in others.items():
         with pytest.raises(

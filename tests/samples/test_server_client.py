@@ -252,6 +252,7 @@ def test_a_finished_server_tells_its_clients_before_it_closes(cluster):
     actor, box = in_thread(act)
     until(lambda: server.total_episodes)
     server.finish()
+    assert cluster.client(server).finished, "also one that comes later"
     server.close()
     try:
         actor.join(100.0)

@@ -26,7 +26,7 @@ from memoire.security import keys as key_files
 from memoire.security import provision as key_writer
 from memoire.security.access import MAX_ADDRESSES, MAX_WRONG_TOKENS, PENALTY_INTERVAL, Tokens, WrongTokens, read_tokens
 from memoire.security.keys import Keys
-from memoire.security.roles import Peer, TokenBuckets
+from memoire.security.roles import ConnectionClients, Peer, TokenBuckets
 from memoire.wire import messages, types
 from memoire.wire.frames import ROUNDTRIP, encode, name_hash, parse, table_number
 from netkit import QUICK, in_thread, until
@@ -625,6 +625,17 @@ def test_keys_are_bounded_and_the_one_that_took_nothing_for_longest_is_forgotten
     buckets = TokenBuckets(1, 0.0, most=2)
     assert all(buckets.take(key, 0.0) for key in "abc")
     assert buckets.take("a", 0.0) and not buckets.take("c", 0.0)
+
+
+def test_a_connection_brings_few_clients_and_more_after_a_while_and_those_it_brought_go_on():
+    clients = ConnectionClients(2, 1.0)
+    for client in (b"1", b"2", b"1"):
+        clients.check(b"here", client, 0.0)
+    with pytest.raises(ProtocolError, match=r"has brought 2 clients \(connection_clients\); 1 more may come a second"):
+        clients.check(b"here", b"3", 0.0)
+    clients.check(b"there", b"3", 0.0)
+    clients.check(b"here", b"2", 0.0)
+    clients.check(b"here", b"3", 1.0)
 
 
 class Stranger:

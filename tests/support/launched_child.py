@@ -21,6 +21,10 @@ def main() -> int:
                 while tether.wait(1.0):
                     pass
                 print("finishing" if tether.finishing else "stopping")
+            elif action == "report":
+                while tether.wait(0.01):
+                    tether.report(number=1)
+                print("stopping")
             elif action == "hang":
                 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
                 threading.Event().wait()
