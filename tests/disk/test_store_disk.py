@@ -278,13 +278,16 @@ def test_a_folder_on_a_full_disk_is_refused_and_opens_when_there_is_room(small_d
 
 
 def test_a_full_disk_is_found_whatever_says_so(tmp_path):
-    for point, error in [
-        ("before commit", failing(sqlite3.SQLITE_FULL, "SQLITE_FULL")),
-        ("before model", OSError(28, "No space left on device")),
-        ("before begin", failing(sqlite3.SQLITE_BUSY, "SQLITE_BUSY")),
-    ]:
+    for number, (point, error) in enumerate(
+        [
+            ("before commit", failing(sqlite3.SQLITE_FULL, "SQLITE_FULL")),
+            ("before model", OSError(28, "No space left on device")),
+            ("before begin", failing(sqlite3.SQLITE_BUSY_SNAPSHOT, "SQLITE_BUSY_SNAPSHOT")),
+            ("before begin", failing(sqlite3.SQLITE_LOCKED, "SQLITE_LOCKED")),
+        ]
+    ):
         fault = Faulty(point)
-        with Keeper(tmp_path / point, at=fault) as keeper:
+        with Keeper(tmp_path / str(number), at=fault) as keeper:
             fault.error = error
             ticket = keeper.post(accounts=[account(CLIENTS[0], 3)], models=[make("m", b"x" * 20_000, 1)])
             until(lambda keeper=keeper: not keeper.store.is_healthy)

@@ -47,6 +47,9 @@ def test_a_lane_keeps_the_newest_within_its_bytes_and_counts_the_rest(steps):
         assert (lane.bytes, lane.lost, lane.lost_bytes) == (sum(s for _, s in kept), len(lost), sum(lost))
         assert [frames[0] for _, frames in lane._messages] == [number for number, _ in kept]
     assert lane.send(None) == (not kept)
+    sent = []
+    assert lane.send("a connection", lambda _, frames: not sent.append(frames))
+    assert sent == [[number] for number, _ in kept] and (len(lane), lane.bytes) == (0, 0)
 
 
 # What arrives
