@@ -17,6 +17,7 @@ from . import messages as keyed
 from .pool import KeyedPool, KeyedRow
 
 FACTS_PER_REPLY = 8192
+"""Rows without values that one reply lists."""
 MAX_PARTITIONS = 65536
 """Names of one reply."""
 HEAD_BYTES = 5
@@ -32,14 +33,10 @@ def answers(desk: Desk) -> dict[type[Body], Handler]:
 
 
 class KeyedHandler:
-    """Answers FIND_ROWS and CHANGE_ROWS.
+    """Answers FIND_ROWS and CHANGE_ROWS."""
 
-    Args:
-        facts_per_reply: Rows without values in one reply.
-    """
-
-    def __init__(self, desk: Desk, facts_per_reply: int = FACTS_PER_REPLY) -> None:
-        self._desk, self._facts_per_reply = desk, facts_per_reply
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
 
     def _pool_of(self, header: MessageHeader) -> KeyedPool:
         """The rows of the table that a request is about. Raises ProtocolError (code "table")."""
@@ -69,7 +66,7 @@ class KeyedHandler:
         is_whole, after, rows = len(names) == len(known), body.after, list[keyed.RowFacts]()
         for partition, key, row in pool.walk(of, body.after):
             facts = _facts(partition, key, row)
-            if len(rows) == self._facts_per_reply or not page.takes(f"row {key!r}", payload=encoded_bytes(facts)):
+            if len(rows) == FACTS_PER_REPLY or not page.takes(f"row {key!r}", payload=encoded_bytes(facts)):
                 is_whole = False
                 break
             rows.append(facts)

@@ -156,6 +156,20 @@ def test_a_name_that_hangs_stalls_no_other_socket_of_the_context(context, doors,
     echoes(doors, made, answering)
 
 
+def test_a_socket_that_joined_follows_the_link_until_it_is_dropped(context, doors, book):
+    port = block(1)
+    former, later = Answering(context, "127.0.0.1", port), Answering(context, "127.0.0.2", port)
+    book.known["proxy"] = ["127.0.0.1"]
+    _, link = dial(context, doors, f"tcp://proxy:{port}", book)
+    joined = doors.add(link.join(sockets.request_client(context, 1000)))
+    echoes(doors, joined, former)
+    book.known["proxy"] = ["127.0.0.2"]
+    former.close()
+    echoes(doors, joined, later)
+    doors.drop(joined)
+    assert not link._followers
+
+
 def test_localhost_is_reached_by_whichever_address_is_listened_at(context, doors):
     answering = Answering(context, "127.0.0.1")
     made, _ = dial(context, doors, f"tcp://localhost:{answering.port}")

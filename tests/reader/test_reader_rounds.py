@@ -178,6 +178,7 @@ def test_samples_of_a_round_that_another_server_makes_short_are_given_in_the_nex
     world.answer(ours)
     assert world.answer(theirs, by=PARTS[part](world, "b")) == []
     assert given_by(world) == wanted_of(ours) > 0 and world.rounds.short == wanted_of(theirs) > 0
+    assert sum(world.rounds.refused.values()) == (part == "damaged")
     if part == "refused":
         with pytest.raises(Refused):
             world.prefetch.check()

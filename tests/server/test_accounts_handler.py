@@ -29,7 +29,7 @@ from memoire.wire import containers, messages
 from memoire.wire.frames import NO_CLIENT, ROUNDTRIP, table_number
 from memoire.wire.rows import ACCOUNT, unpack_accounts
 from netkit import SCHEMA
-from serverkit import ME, NOW, READER, YOU, Ends, ask, save, state_of, store_of
+from serverkit import ME, NOW, READER, YOU, Ends, ask, message, save, state_of, store_of
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
@@ -329,6 +329,15 @@ def test_entries_of_the_server_itself_are_set_in_its_pool(reported):
     handler, pool = FeedbackHandler(reported), reported.tables["whole"].pool
     assert handler.apply([piece(pool.owner)], NOW) == (0, 3, 0, 0)
     assert pool.stats().stale == 3, "it has no such entries"
+
+
+def test_td_errors_come_from_far_away_too_and_the_answer_says_how_many_are_lost(reported):
+    handler = FeedbackHandler(reported)
+    payload = containers.pack_feedback(SCHEMA, ids_of(ME, ME, YOU), np.ones(3, np.float32))
+    header = message(messages.Feedback(), READER, payload=payload).header
+    told = handler.taken(header, handler.apply(handler.read(header, payload), NOW)).body
+    assert (told.samples, told.lost, told.parameters_version) == (2, 1, 1)
+    assert fetched(handler, reported) == (1, [0, 1]) and handler.given == 3
 
 
 MANY = FEEDBACK_SAMPLES // 4 + 1

@@ -145,7 +145,9 @@ def test_a_client_that_leaves_is_dropped_by_pool_and_limiter():
     ends = banded()
     ends.hello()
     ends.update(steps=1, total_weight=2.0, positives=2, minimum=1.0)
+    feed(ends, samples=3)
     told = ends.update(steps=1, leaving=True).body
+    assert ends.feedback.lost == 3, "it fetches them no more"
     assert told.granted_steps == messages.Updated().granted_steps, "it records no more"
     assert len(ends.state.tables.first.pool.reserve(READER, 10)) == 0
     assert ends.hello(YOU).body.granted_steps == 29, "what it was granted and did not use is free"
@@ -192,6 +194,7 @@ def test_a_client_knows_that_the_run_is_over_when_it_says_so(ends):
     ends.update(finished=True)
     ends.control.finish()
     assert ends.clients.untold(2.0, NOW) == 2, "what it said before was about nothing"
+    assert ends.hello(READER, role="reader").body.finished
     ends.update(episodes=1)
     assert ends.clients.untold(2.0, NOW) == 2
     ends.update(episodes=1, finished=True)
@@ -284,6 +287,12 @@ def test_clients_share_what_their_table_holds(state_of_credit):
     greet(state_of_credit, 10)
     assert Credits(state_of_credit).of(state_of_credit.tables.first, NOW) == 500
     assert Credits(state_of_credit).of(state_of_credit.tables["whole"], NOW) == 1000, "that has none of them"
+
+
+def test_clients_of_all_tables_share_what_may_be_on_the_way():
+    state = state_of(limits=Limits(credit=10_000, on_way_bytes=20_000))
+    greet(state, 10, table=WHOLE)
+    assert Credits(state).of(state.tables.first, NOW) == 2000
 
 
 def test_clients_that_are_gone_share_no_more_and_silent_ones_are_counted_once_a_second(state_of_credit):

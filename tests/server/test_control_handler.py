@@ -93,7 +93,10 @@ def test_another_run_begins_with_nothing_of_the_former_one():
     cleared, ends.state.tables.first.pool.clear = [], lambda: cleared.append(1)
     ends.control.finish()
     ends.state.informed.add(ME)
+    publish(ends)
     ends.control.begin_run("next", NOW + 5)
+    with pytest.raises(ProtocolError, match="beginning is not here"):
+        publish(ends, offset=10)
     former, limiter = ends.state.runs.named("run"), ends.state.tables.first.limiter
     assert (former.ended, former.finished, former.ledger.steps) == (NOW + 5, True, 26)
     assert (ends.state.run.began, ends.state.run.finished, ends.state.ledger.steps) == (NOW + 5, False, 0)

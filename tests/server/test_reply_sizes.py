@@ -13,6 +13,7 @@ import memoire
 import readerkit
 from dispatchkit import made_dispatcher
 from memoire.errors import EntryError, ParameterError, ProtocolError, Refused
+from memoire.keyed import handlers
 from memoire.keyed import messages as keyed
 from memoire.limits import Limits
 from memoire.models.model import make, notice_of
@@ -436,6 +437,17 @@ def test_partitions_and_rows_come_in_pages():
         after, is_whole = reply.body.after, reply.body.is_whole
     assert len(names) == len(set(names)) == 60 and [row.partition for row in rows] == names
     assert end.one(keyed.FindRows(call="tags", is_everywhere=True)).code == "too_large"
+
+
+def test_one_reply_lists_no_more_rows_than_may_be_looked_at_for_it(monkeypatch):
+    monkeypatch.setattr(handlers, "FACTS_PER_REPLY", 2)
+    end, found, after = keyed_end(), [], 0
+    put(end, "p", *(keyed.PutRow(f"k{number}", {}, {}, []) for number in range(5)))
+    for _ in range(3):
+        reply = end.one(keyed.FindRows(call="tags", partition="p", after=after))
+        found.append([row.key for row in keyed.unpack_facts(reply.payload)])
+        after = reply.body.after
+    assert found == [["k0", "k1"], ["k2", "k3"], ["k4"]] and reply.body.is_whole
 
 
 @pytest.mark.parametrize("call", ["facts", "values"])

@@ -66,6 +66,11 @@ def test_options_that_do_not_go_together_are_refused(changes, error, words):
         options(**changes)
 
 
+@pytest.mark.parametrize("seed", [build.MIN_SEED, -5, build.MAX_SEED])
+def test_a_table_takes_any_seed_also_below_0(seed):
+    assert build.make_tables(options(storage="episodes", seed=seed)).first.storage == "episodes"
+
+
 def test_a_state_folder_is_closed_if_no_dispatcher_can_be_made():
     made, store, closed = options(run="\n", state="x"), store_of(), []
     store.close = closed.append

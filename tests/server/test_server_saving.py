@@ -219,10 +219,10 @@ def test_replies_that_wait_when_the_disk_becomes_full_are_refused_then_and_sent_
     disk.dispatcher.send(HEADER, WAITING, disk.sent.append)
     group = disk.folder.collect()
     disk.dispatcher.send(NEXT_HEADER, WAITING, disk.sent.append)
-    disk.folder.is_healthy = False
+    disk.folder.is_healthy, disk.folder.trouble = False, "the disk is full since 3 s " + 2000 * "x"
     disk.folder.delayed()
     disk.thread.turn()
-    assert disk.sent == 2 * [Reply(messages.Refused(code="disk", text="the disk is full"))]
+    assert disk.sent == 2 * [Reply(messages.Refused(code="disk", text=disk.folder.trouble[:1000]))]
     disk.folder.is_healthy = True
     disk.folder.done(group)
     disk.folder.save()

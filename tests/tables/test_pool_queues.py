@@ -76,6 +76,28 @@ def walked(*counts: int) -> tuple[Pool, Clock]:
     return made, clock
 
 
+def test_caches_that_leave_between_two_steps_are_passed_by_and_newcomers_do_not_lengthen_the_walk() -> None:
+    pool, _ = walked(4)
+    walk = pool.records()
+    next(walk), next(walk)
+    for _ in range(2):  # the one that was given, and the next
+        pool.held.drop_oldest(pool.clients[name(0)])
+    for sequence in (20, 21):
+        pool.add(name(0), sequence, cache_of(4))
+    assert [body.age for body, _ in walk] == [8.0, 7.0, 0.0], "four caches of this client at most"
+
+
+def test_a_client_that_has_left_before_its_turn_does_not_come() -> None:
+    pool, clock = walked(1, 1)
+    walk = pool.records()
+    next(walk)
+    clock.now += 1000.0
+    pool.get(8)
+    assert pool.expire() == 2
+    pool.add(name(1), 1, cache_of(4))
+    assert list(walk) == []
+
+
 def saved_record(cache: Any, client: ClientRecord, *, stays: bool = True) -> SavedRecord:
     return SavedRecord(CacheRecord(samples=cache.samples), bytes(cache.payload), client, stays, False, Limits())
 
