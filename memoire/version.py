@@ -8,6 +8,7 @@ Python itself would speak of a circular import.
 """
 
 import dis
+import functools
 import itertools
 import sys
 from importlib.machinery import PathFinder
@@ -36,6 +37,7 @@ if not is_built(FOLDER):
     raise NotBuilt(str(FOLDER), next((str(each) for each in others if each != FOLDER and is_built(each)), None))
 
 
+@functools.cache
 def imports_of(module: str) -> dict[str, str]:
     """The names that a module imports for type checkers alone (`if TYPE_CHECKING`), with those of the modules that have
     them, as its compiled code says: there is no other list.
