@@ -46,6 +46,8 @@ from .account import (
 
 MAX_GUESTS = 1 << 14
 """Clients without an account that a ledger remembers; beyond, those leave that are silent for `SILENCE_TIMEOUT`."""
+RECENT_LINE_BYTES = 4 << 20
+"""Bytes of the newest lines that a book keeps in memory."""
 ACCOUNT_BYTES = 4096
 """What an account or a guest takes at most, with what tables and limiters keep of a client, beside the names in its
 report.
@@ -455,3 +457,8 @@ def account_bytes(limits: Limits) -> int:
     """Bytes that accounts and what clients say of themselves may take beside `held_bytes`."""
     held = limits.held_bytes or HELD_BYTES
     return max(limits.tuning.expected_clients * ACCOUNT_BYTES, min(limits.new_clients * ACCOUNT_BYTES, held // 4))
+
+
+def line_bytes(limits: Limits) -> int:
+    """Bytes that the newest log lines may take beside `held_bytes`."""
+    return min(RECENT_LINE_BYTES, (limits.held_bytes or HELD_BYTES) // 16)

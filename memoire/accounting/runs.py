@@ -34,19 +34,16 @@ import msgspec
 
 from memoire.errors import escape
 from memoire.figures import adding, gauge
-from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import Model
 from memoire.wire.byte_budget import ByteHolder
 from memoire.wire.frames import name_hash
 from memoire.wire.messages import Line
 
 from .account import Account
-from .ledger import Ledger
+from .ledger import RECENT_LINE_BYTES, Ledger
 from .merge import PAGE_ROWS, Rows, key_of, merge, page, row_of, rows_of
 from .packing import KeptAccounts, MemoryAccounts
 
-RECENT_LINE_BYTES = 4 << 20
-"""Bytes of the newest lines that a book keeps in memory."""
 ENTRY_BYTES = 256
 """Of a line in memory, beside its text."""
 MAX_FOUND_LINES = 10_000
@@ -174,11 +171,6 @@ class Logbook:
     def recent(self, after: int = 0, most: int = 1000) -> list[LogEntry]:
         """The newest lines still kept with an index above `after`, oldest first, at most `most` of them."""
         return [entry for entry in self._recent if entry.index > after][-most:]
-
-
-def line_bytes(limits: Limits) -> int:
-    """Bytes that the newest log lines may take beside `held_bytes`."""
-    return min(RECENT_LINE_BYTES, (limits.held_bytes or HELD_BYTES) // 16)
 
 
 MAX_WAITING = 1 << 16

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from memoire import arguments
-from memoire.accounting.ledger import account_bytes
-from memoire.accounting.runs import StateStore, line_bytes
+from memoire.accounting.ledger import account_bytes, line_bytes
+from memoire.accounting.runs import StateStore
 from memoire.arguments import mapping, whole
 from memoire.errors import ParameterError, StateCorrupt, WrongType
 from memoire.limits import CONTAINER, HELD_BYTES, Container, Limits, Reservation

@@ -29,9 +29,9 @@ from typing import Any, Final
 import msgspec
 
 from memoire.accounting.account import Account, SumsOnlyStore
-from memoire.accounting.ledger import MAX_GUESTS, Ledger, account_bytes
+from memoire.accounting.ledger import MAX_GUESTS, Ledger, account_bytes, line_bytes
 from memoire.accounting.merge import LearnerStats
-from memoire.accounting.runs import Run, Runs, SavedGroup, StateStore, Ticket, UnsavedChanges, line_bytes
+from memoire.accounting.runs import Run, Runs, SavedGroup, StateStore, Ticket, UnsavedChanges
 from memoire.errors import ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import HELD_BYTES, MODEL_BYTES, NO_LIMIT, Limits
 from memoire.models.model import ModelStore
