@@ -92,7 +92,7 @@ ROWS = (
      {"cpprb": "draw-{}-cpprb", "NumPy,": "draw-{}-numpy"}),
     (f"update {BATCH} priorities", updates, {}, "updates", ("cpprb", "torchrl", "reverb"), {}),
 )  # fmt: skip
-"""What is done, memoire's side, what NumPy does in its place, the peers' side and the peers, and aims by baseline."""
+"""For each row: its name, memoire's side, NumPy's, the peers' side, the peers, and the aims by baseline."""
 
 
 def of_task(report: Report, task: Task, stacked: int, pace: dict[str, Any]) -> None:

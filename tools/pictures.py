@@ -20,17 +20,12 @@ STYLE = """<style>
   text { font: 13px system-ui, sans-serif; fill: #24292f }
   .title { font-size: 15px; font-weight: 600 }
   .faint { fill: #57606a }
-  .grid { stroke: #d0d7de; stroke-width: 1 }
-  .goal { stroke: #57606a; stroke-dasharray: 5 4 }
   .a { stroke: #0969da; fill: #0969da } .b { stroke: #bc4c00; fill: #bc4c00 }
-  .line { fill: none; stroke-width: 2.5; stroke-linejoin: round }
-  .band { stroke: none; opacity: .18 }
   .bar { stroke: none }
   @media (prefers-color-scheme: dark) {
-    text { fill: #e6edf3 } .faint { fill: #9198a1 } .grid { stroke: #3d444d } .goal { stroke: #9198a1 }
+    text { fill: #e6edf3 } .faint { fill: #9198a1 }
     .a { stroke: #4493f8; fill: #4493f8 } .b { stroke: #f0883e; fill: #f0883e }
   }
-  text.a, text.b { stroke: none }
 </style>"""
 COMPARED = "draw + gather 256, W1"
 """The row of docs/benchmarks/learner.json that the bars show."""

@@ -54,7 +54,7 @@ def reached_mutants():
 
 '''
 NEW = {**SWAPS, "*": "+", "%": "+", "+=": "-=", "-=": "+=", "True": "False", "False": "True"}
-"""What each sign becomes."""
+"""The sign that a mistake writes in place of each."""
 SIGNS = {"comparison": "< <= > >= == !=", "arithmetic": "+ - * // % << >> += -=", "boolean": "and or True False"}
 KIND_OF = {sign: kind for kind, signs in SIGNS.items() for sign in signs.split()}
 WORDS = {"and", "or", "not", "if", "else", "in", "is", "return", "while", "elif", "lambda", "yield"}

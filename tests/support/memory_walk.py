@@ -42,7 +42,7 @@ def make_schema(reward_shape: tuple, kind: str, is_ragged: bool) -> Schema:
 
 
 def zeros_of(column: Column) -> np.ndarray:
-    """What stands for a value that is not there: nothing in a ragged column."""
+    """Zeros in place of a missing value; in a ragged column, no rows."""
     return np.zeros((0, *column.element) if column.is_ragged else column.shape, column.dtype)
 
 
