@@ -310,7 +310,8 @@ def is_long(name: str) -> bool:
     return any(word in name for word in LONG)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * is_long(name)) for name in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_a_step_that_is_interrupted_at_a_line_is_counted_and_pushed_once_or_never(name: str) -> None:
     check(CASES[name], opcodes=False, every=LINES if is_long(name) else 1)
 

@@ -542,6 +542,7 @@ def changed(files, name, content):
     return {each: files[each] for each in files if each != name} | ({} if content is None else {name: content})
 
 
+@pytest.mark.slow
 @every_kind
 def test_some_flipped_bits_and_truncations_of_each_file_are_refused(kind, folder):
     assert try_all_damage(kind, folder, 37) > 20
@@ -575,6 +576,7 @@ def test_bytes_behind_what_was_acknowledged_are_refused_or_cut_off(kind, folder)
             is_control(kind, folder)  # the newest file of a log: an append was not finished
 
 
+@pytest.mark.slow
 @every(FILES | SPARSE)
 def test_a_disk_that_is_full_at_any_step_loses_nothing_and_the_next_try_goes_on(kind, folder, place):
     for number, stays in some(kind, itertools.product(steps_of(kind, folder, place), (False, True))):
@@ -599,6 +601,7 @@ def fail_at(kind, folder, place, number, stays):
     assert kind.read(place) == found + 1
 
 
+@pytest.mark.slow
 @every(FILES | SPARSE)
 def test_a_process_that_is_killed_at_any_step_loses_nothing_and_leaves_nothing(kind, folder, place):
     for number in some(kind, steps_of(kind, folder, place)):

@@ -42,6 +42,7 @@ def lived(folder):
     return found | modes(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("umask", [0, 0o077], indirect=True)
 @pytest.mark.parametrize(
     ("folder_mode", "file_mode"), [(0o755, 0o600), (0o777, 0o600), (0o775, 0o600), (SHARED, 0o660)]

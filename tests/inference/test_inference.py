@@ -239,11 +239,17 @@ def test_an_overdue_request_never_reaches_the_function(open_node, open_policy):
     node = open_node(after(go, seen), max_wait=0.0)
     first = open_policy(node, timeout=20.0).ask(obs([1, 0]))
     until(lambda: seen == [1])
-    with pytest.raises(MemoireTimeout):
-        open_policy(node, timeout=0.1).act(obs([2, 0]))
+    late = open_policy(node, timeout=0.1)
+
+    def has_come():  # on a busy machine a client may give up before its request is on its way
+        with pytest.raises(MemoireTimeout):
+            late.act(obs([2, 0]))
+        return node.stats().queue_rows or node.stats().expired
+
+    until(has_come)
     go.set()
     assert first.result()["value"][0] == 1
-    until(lambda: node.stats().expired == 1)
+    until(lambda: node.stats().expired >= 1)
     assert seen == [1] and node.stats().queue_rows == 0
 
 

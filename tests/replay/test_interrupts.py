@@ -208,20 +208,9 @@ def ways_on(case: Case) -> Iterator[tuple[Call, ...]]:
     yield *case.then, lambda writer: writer.close()  # as if nothing had been
 
 
-QUICK = ("usual step", "the long way", "terminated", "vector, being reset", "vector, same_step", "reset of some", "cut")
-"""Cases that are also in the quick half: a step that C makes, others, and the three calls."""
-
-
-QUICK_ONES = [pytest.param(name, False, id=f"{name}, line") for name in QUICK]
-SLOW_ONES = [
-    pytest.param(name, opcodes, id=f"{name}, {'opcode' if opcodes else 'line'}", marks=pytest.mark.slow)
-    for opcodes in (False, True)
-    for name in CASES
-    if opcodes or name not in QUICK
-]
-
-
-@pytest.mark.parametrize(("name", "opcodes"), QUICK_ONES + SLOW_ONES)
+@pytest.mark.slow
+@pytest.mark.parametrize("opcodes", [pytest.param(False, id="line"), pytest.param(True, id="opcode")])
+@pytest.mark.parametrize("name", CASES)
 def test_a_call_that_is_interrupted_has_happened_or_has_not(name: str, opcodes: bool) -> None:
     case = CASES[name]
     check_whole(case.make, case.call, ways_on(case), opcodes=opcodes)
@@ -405,6 +394,7 @@ def family(make, seed):
     return [json.dumps(each) for each in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "number"), ALL)
 def test_forked_children_draw_apart_and_the_same_in_the_next_run(name, number):
     make = HOLDERS[name][number]

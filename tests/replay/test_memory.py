@@ -399,6 +399,7 @@ def test_a_sample_has_the_least_weight_only_where_importance_needs_it():
     assert memory.sample(4)[2:] == (*memory.sums()[:2], 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prioritization", ["proportional", "rank", "greedy"])
 @pytest.mark.parametrize("multi_step", [1, 3])
 @pytest.mark.parametrize("frame_stack", [1, 2])
@@ -598,7 +599,7 @@ def _rule(name: str):
 for _name in sorted(set(Walk.STEPS)):
     setattr(MemoryMachine, f"do_{_name}", _rule(_name))
 
-TestMemoryMachine = MemoryMachine.TestCase
+TestMemoryMachine = pytest.mark.slow(MemoryMachine.TestCase)
 TestMemoryMachine.settings = settings(
     max_examples=16 if _core.CHECKED else 8,
     stateful_step_count=30,

@@ -44,6 +44,7 @@ def limiter(clock=None, **fields) -> Limiter:
     return Limiter(Parameters(**fields), lambda: 10**6, clock or Clock(0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_the_ratio_stays_in_its_band_at_any_speeds_of_both_sides(seed):
     rng = random.Random(seed)

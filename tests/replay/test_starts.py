@@ -152,6 +152,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN)
 def test_no_environment_that_is_reset_is_refused(name: str, caplog: Any) -> None:
     env = PLAIN[name]()

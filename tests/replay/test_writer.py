@@ -313,6 +313,7 @@ def stored(memory: Memory, kind: str, environment: int) -> str:
     return repr([episode for episode, _ in by_environment(memory, kind)[environment]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("writes", "longest"), [(Writer, None), (RolloutWriter, 3)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", AUTORESET)

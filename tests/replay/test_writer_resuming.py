@@ -143,6 +143,7 @@ def made(sampler, form, writer):
     return buffer, buffer.writer(observer=log, **WRITERS[writer]), log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampler", "form", "writer"), CASES)
 def test_a_run_that_was_saved_in_an_episode_and_went_on_equals_one_that_was_not_interrupted(
     sampler, form, writer, tmp_path

@@ -354,6 +354,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_td_errors_are_counted_once_wherever_a_call_is_interrupted(name):
     for interrupted in everywhere(every={"unknown": 7, "merged": 2, "too many": 5}.get(name, 1)):

@@ -272,6 +272,7 @@ def largest_dispatcher(kind, limits=LIMITS):
     return dispatcher_of(build.make_tables(options), limits=limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_requests_of_every_kind_at_their_largest_take_no_more_than_the_budget(kind):
     dispatcher = largest_dispatcher(kind)

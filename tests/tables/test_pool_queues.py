@@ -326,6 +326,7 @@ def test_a_reader_leaves_samples_to_others_that_draw_from_the_same_clients_unles
     assert kept(bytes(16)) >= 1000, "nobody knows yet what it draws"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_parted", [False, True])
 def test_free_actors_keep_the_pace_of_slow_readers_of_several_servers_with_large_batches(is_parted):
     """A simulation: four actors bring whatever they may, and two readers draw 1,024 samples each every 1.5 s. They ask

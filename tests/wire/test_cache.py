@@ -224,6 +224,7 @@ def test_a_container_cut_or_lengthened_anywhere_is_refused(name: str) -> None:
     assert refused(data + b"\0", layout) == "container"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_flipped_bit_is_found_by_the_checksum_and_never_breaks_the_check(name: str) -> None:
     data, layout = golden(name)

@@ -128,6 +128,7 @@ def test_a_message_cut_anywhere_is_refused(name: str) -> None:
             assert refused([*frames[:i], frame[:size], *frames[i + 1 :]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_flipped_bit_anywhere_is_refused(name: str) -> None:
     frames = golden(name)
