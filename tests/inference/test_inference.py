@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import inspect
+import os
 import signal
 import subprocess
 import sys
@@ -294,6 +295,12 @@ def process_of_node(endpoint):
         process.kill()
 
 
+def stop(process):
+    """Send SIGSTOP and wait until no thread of the child runs any more."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+
+
 @pytest.mark.slow
 def test_clients_move_when_a_node_is_killed_or_stopped_and_come_back(keep, open_policy):
     nodes = [keep(process_of_node(HERE)) for _ in range(2)]
@@ -303,17 +310,17 @@ def test_clients_move_when_a_node_is_killed_or_stopped_and_come_back(keep, open_
     def answers():
         return policy.act(obs([1, 2]))["value"][0] == 3
 
-    other.send_signal(signal.SIGSTOP)
+    stop(other)
     assert answers(), "by its own node"
     other.send_signal(signal.SIGCONT)
     own.kill()
     own.wait(10)
     assert answers(), "by the other one"
     own = keep(process_of_node(own.endpoint))
-    other.send_signal(signal.SIGSTOP)
+    stop(other)
     assert own.endpoint == policy.urls[0] and answers(), "by its own node, which is another process"
     other.send_signal(signal.SIGCONT)
-    own.send_signal(signal.SIGSTOP)
+    stop(own)
     moves = policy.moves
     assert answers() and policy.moves > moves, "by the other one"
     own.send_signal(signal.SIGCONT)
