@@ -326,7 +326,7 @@ def test_members_that_step_apart_store_what_a_writer_of_each_alone_stores(
         memory.set_clock(0.0)
     writer = writes(together, 5, mode, longest=longest)
     singles = [writes(memory, 1, mode, longest=longest) for memory in alone]
-    for turn in range(120):
+    for turn in range(60):
         if turn == 60:
             chosen = np.arange(5) == 3
             pool.last[3] = pool.envs[3].reset()[0]

@@ -67,13 +67,13 @@ def test_the_same_seed_is_the_same_trial_in_every_process(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("seeds", "words"),
     [
-        pytest.param(3, "storage=caches", id="caches"),
-        pytest.param(3, "storage=caches runs=2", id="another run"),
-        pytest.param(3, "storage=rollouts", id="rollouts"),
-        pytest.param(3, "storage=prompts", id="prompts"),
-        pytest.param(3, "storage=jobs", id="jobs"),
-        pytest.param(2, "seconds=40 kills=0 power=6", id="power failures"),
-        pytest.param(2, "seconds=40 kills=0 terms=0 full=4 eio=3", id="full and broken disks"),
+        pytest.param(2, "storage=caches", id="caches"),
+        pytest.param(2, "storage=caches runs=2", id="another run"),
+        pytest.param(2, "storage=rollouts", id="rollouts"),
+        pytest.param(2, "storage=prompts", id="prompts"),
+        pytest.param(2, "storage=jobs", id="jobs"),
+        pytest.param(1, "seconds=40 kills=0 power=6", id="power failures"),
+        pytest.param(1, "seconds=40 kills=0 terms=0 full=4 eio=3", id="full and broken disks"),
         # Nothing ends here, so that each entry of rollouts that was accepted has to come, also while nodes are stopped.
         pytest.param(2, "storage=rollouts seconds=40 stops=8 slow=6 pause=0.5 rate=2 " + NOTHING_ENDS, id="stops"),
     ],
