@@ -1,32 +1,68 @@
-"""Measure the English of pages: how long sentences and lines are, and words that readers trip over.
+"""Measure the English of pages, docstrings, messages and names.
 
-    python tools/english.py [PAGE ...]     a row for each page; by default those at the top and in docs/
-    python tools/english.py --long PAGE    also print what is too long or not plain, with its line
-    python tools/english.py --check        fail for a page beyond the bounds
+    python tools/english.py [PATH ...]      tables for pages and for code; by default for all of the project
+    python tools/english.py --long PATH     also print what to rewrite, with its line
+    python tools/english.py --check         fail for a page beyond the bounds, or a figure above its ceiling
+    python tools/english.py --record        lower the ceilings in tools/english.toml to the figures of today
 
 A sentence has at most 15 words in the median of a page, nine in ten have at most 28, and none has more than 45. A line
-has at most 100 columns, but for rows of tables, lines that are one link, and code, which is not English either: blocks
-between fences, and lines indented by four.
+of a page has at most 100 columns, but for rows of tables, lines that are one link, and code, which is not English
+either: blocks between fences, and lines indented by four.
+
+Each row of the second table is an area of the code:
+
+* openings: docstrings (of modules, classes, functions, and of attributes before them) that begin with a word that
+  makes a noun clause instead of a noun or a verb
+* short: docstrings of four words or fewer
+* awkward: words and phrases of `AWKWARD` in docstrings, and in other strings of two words or more
+* names: bindings of the five participles that do not say what a variable holds
+
+The figures are a help for the writer. A text without a fault can still be a riddle.
 """
 
 import argparse
+import ast
 import re
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+CEILINGS = ROOT / "tools" / "english.toml"
 MEDIAN, NINE_IN_TEN, LONGEST, COLUMNS = 15, 28, 45, 100
-AWKWARD = re.compile(r"\b(anew|for ever|in vain|whoever|or none|goodbye)\b", re.IGNORECASE)
-"""Words of another century, and of another kind of text."""
+AWKWARD = re.compile(
+    r"\b(anew|for ever|in vain|whoever|or none|goodbye|nobody|somebody|none but|there is none of|one too many"
+    r"|must be absent beside|what there is none|nowhere to be)\b",
+    re.IGNORECASE,
+)
+"""Words of another century or of another kind of text, and templates of sentences that make riddles."""
+OPENINGS = re.compile(r"(Of|What|Whether|Where|Those|Who|How)\b")
+NAMES = {"made", "found", "given", "told", "said"}
 RECORDED = {"docs/soak.md", "docs/mutants.md"}
 """Pages that record what commands printed."""
+AREAS = {
+    "product": ("memoire", "dashboard"),
+    "tests": ("tests",),
+    "tools": ("tools", "benchmarks", "examples", "docs", "deploy", "setup.py"),
+}
+SHORT = 4
+"""Words of a docstring that says hardly anything, or is superfluous."""
+STRETCH = 10
+"""Words of a stretch that is looked for on two pages."""
+
+
+def share(lengths: Iterable[int], part: float) -> int:
+    """Return the length that this part of the sentences does not exceed."""
+    ordered = sorted(lengths)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0
 
 
 @dataclass
 class Page:
-    """What was found on a page."""
+    """Measures of a page."""
 
     path: str
     sentences: list[tuple[int, int, str]] = field(default_factory=list)
@@ -39,9 +75,8 @@ class Page:
     """Word, line, text."""
 
     def share(self, part: float) -> int:
-        """Words that this part of the sentences has at most."""
-        words = sorted(words for words, _, _ in self.sentences)
-        return words[min(len(words) - 1, int(part * len(words)))] if words else 0
+        """Return the number of words that this part of the sentences does not exceed."""
+        return share((words for words, _, _ in self.sentences), part)
 
     @property
     def longest(self) -> int:
@@ -50,12 +85,12 @@ class Page:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the page is within all bounds."""
+        """True if the page is within all bounds."""
         lengths = self.share(0.5) <= MEDIAN and self.share(0.9) <= NINE_IN_TEN and self.longest <= LONGEST
-        return lengths and not self.wide and not self.awkward
+        return lengths and not self.wide
 
     def faults(self) -> Iterator[str]:
-        """What to rewrite, a line each."""
+        """Yield a line for each passage to rewrite."""
         for words, line, text in (*self.sentences, *self.cells):
             if words > NINE_IN_TEN:
                 yield f"{self.path}:{line}: {words} words: {text}"
@@ -66,17 +101,17 @@ class Page:
 
 
 def is_fence(line: str) -> bool:
-    """Whether a block of code begins or ends here."""
+    """Return True if a block of code begins or ends here."""
     return line.strip().startswith(("```", "~~~"))
 
 
 def is_indented(line: str) -> bool:
-    """Whether a line is code by its indent. Items of lists go on with two or three."""
+    """Return True if a line is code by its indent. Items of lists go on with two or three spaces."""
     return line.startswith("    ")
 
 
 def paragraphs(text: str) -> Iterator[tuple[int, str, bool]]:
-    """First line, words and whether it is a table's cell, of each paragraph, item of a list, heading and cell."""
+    """Yield first line, words and whether it is a cell of a table, of each paragraph, list item, heading and cell."""
     begun, words, is_code = 0, [], False
     for number, line in enumerate([*text.splitlines(), ""], 1):
         bare = line.strip()
@@ -93,23 +128,30 @@ def paragraphs(text: str) -> Iterator[tuple[int, str, bool]]:
             words.append(re.sub(r"^([*+-]|\d+\.|>) +", "", bare))
 
 
+def plain(text: str) -> str:
+    """Return a paragraph with one word for each piece of code, link or formula."""
+    text = re.sub(r"`[^`]*`", "CODE", text)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"https?://\S+", "LINK", text).replace("*", "").replace("e.g.", "eg").replace("i.e.", "ie")
+
+
 def sentences(text: str) -> Iterator[str]:
-    """Sentences of a paragraph; a piece of code, a link's target or a formula is one word."""
-    plain = re.sub(r"`[^`]*`", "CODE", text)
-    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", plain)
-    plain = re.sub(r"https?://\S+", "LINK", plain).replace("*", "").replace("e.g.", "eg").replace("i.e.", "ie")
-    yield from (each for each in re.split(r"(?<=[.!?:])[)\"]?\s+(?=[\"(A-Z0-9])", plain) if each.strip())
+    """Yield the sentences of a paragraph."""
+    yield from (each for each in re.split(r"(?<=[.!?:])[)\"]?\s+(?=[\"(A-Z0-9])", plain(text)) if each.strip())
+
+
+def words_of(sentence: str) -> list[str]:
+    return re.findall(r"[A-Za-z0-9][\w'.-]*", sentence)
 
 
 def look(path: Path) -> Page:
     """Measure a page."""
     text = path.read_text(encoding="utf-8")
     page = Page(path.resolve().relative_to(ROOT).as_posix())
-    for line, words, is_cell in paragraphs(text):
-        for sentence in sentences(words):
-            found = (len(re.findall(r"[A-Za-z0-9][\w'.-]*", sentence)), line, sentence)
-            (page.cells if is_cell else page.sentences).append(found)
-        page.awkward += [(word, line, words) for word in AWKWARD.findall(words)]
+    for line, paragraph, is_cell in paragraphs(text):
+        for sentence in sentences(paragraph):
+            (page.cells if is_cell else page.sentences).append((len(words_of(sentence)), line, sentence))
+        page.awkward += [(word, line, paragraph) for word in AWKWARD.findall(paragraph)]
     is_code = False
     for number, line in enumerate(text.splitlines(), 1):
         is_code = is_code != is_fence(line)
@@ -120,35 +162,197 @@ def look(path: Path) -> Page:
 
 
 def pages() -> list[Path]:
-    """Those that people write."""
-    found = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
-        (ROOT / "docs").glob("*.md")
-    )
-    return [path for path in found if path.relative_to(ROOT).as_posix() not in RECORDED]
+    """Return the pages that people write."""
+    top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+    paths = [*top, *sorted((ROOT / "docs").glob("*.md"))]
+    return [path for path in paths if path.relative_to(ROOT).as_posix() not in RECORDED]
+
+
+def doubled(paths: Iterable[Path]) -> dict[str, set[str]]:
+    """Map each stretch of `STRETCH` words that stands on two pages or more to these pages."""
+    places: dict[str, set[str]] = defaultdict(set)
+    for path in paths:
+        for _, paragraph, _ in paragraphs(path.read_text(encoding="utf-8")):
+            words = words_of(plain(paragraph).lower())
+            for start in range(len(words) - STRETCH + 1):
+                places[" ".join(words[start : start + STRETCH])].add(path.name)
+    return {stretch: names for stretch, names in places.items() if len(names) > 1}
+
+
+# -------------------------------------------------------------------------------------------------------- code
+
+
+@dataclass
+class Code:
+    """Measures of an area of the code, each with the places that count."""
+
+    docstrings: list[tuple[str, str]] = field(default_factory=list)
+    """Place and text."""
+    modules: list[tuple[str, str]] = field(default_factory=list)
+    """The same of modules alone."""
+    texts: list[tuple[str, str]] = field(default_factory=list)
+    """The same of other strings of two words or more."""
+    names: list[tuple[str, str]] = field(default_factory=list)
+    """The same of bindings that `NAMES` has."""
+
+    def read(self, path: Path) -> None:
+        """Add a Python file."""
+        place = path.resolve().relative_to(ROOT).as_posix()
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        seen = set()
+        for node in ast.walk(tree):
+            for statement in documented(node):
+                seen.add(statement.value)
+                text = (f"{place}:{statement.lineno}", " ".join(ast.literal_eval(statement.value).split()))
+                self.docstrings.append(text)
+                if isinstance(node, ast.Module) and statement is node.body[0]:
+                    self.modules.append(text)
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and node not in seen
+                and " " in node.value
+            ):
+                self.texts.append((f"{place}:{node.lineno}", " ".join(node.value.split())))
+            for name in bound(node):
+                if name in NAMES:
+                    self.names.append((f"{place}:{node.lineno}", name))
+
+    @property
+    def faults(self) -> dict[str, list[tuple[str, str]]]:
+        """Place and text of all that counts, by the figure that it counts for."""
+        texts = (*self.docstrings, *self.texts)
+        long = [(place, each) for place, text in self.docstrings for each in sentences(text)]
+        return {
+            "openings": [each for each in self.docstrings if OPENINGS.match(each[1])],
+            "openings_of_modules": [each for each in self.modules if OPENINGS.match(each[1])],
+            "short": [each for each in self.docstrings if len(each[1].split()) <= SHORT],
+            "awkward": [each for each in texts if AWKWARD.search(each[1])],
+            "long_sentences": [each for each in long if len(words_of(each[1])) > LONGEST],
+            "names": self.names,
+        }
+
+    def figures(self) -> dict[str, int]:
+        """Return what has a ceiling."""
+        return {name: len(places) for name, places in self.faults.items()}
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def documented(node: ast.AST) -> Iterator[ast.Expr]:
+    """Yield the docstrings in the body of a module, class or function: its own and those of attributes."""
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    for number, statement in enumerate(node.body):
+        is_attribute = number > 0 and isinstance(node.body[number - 1], ast.Assign | ast.AnnAssign)
+        if is_text(statement) and (number == 0 or is_attribute):
+            assert isinstance(statement, ast.Expr)
+            yield statement
+
+
+def bound(node: ast.AST) -> list[str]:
+    """Return the names that a node binds: targets of assignments, arguments and attributes."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return [node.id]
+    return [node.arg] if isinstance(node, ast.arg) else []
+
+
+def sources(names: Iterable[str]) -> Iterator[Path]:
+    """Yield the Python files of folders."""
+    for name in names:
+        path = ROOT / name
+        yield from [path] if path.is_file() else sorted(path.rglob("*.py"))
+
+
+def areas(chosen: list[Path]) -> dict[str, Code]:
+    """Measure the areas of the code, or only these files and folders of them."""
+    wanted = [path.resolve() for path in chosen]
+    measured = {}
+    for area, names in AREAS.items():
+        code = Code()
+        for path in sources(names):
+            if not wanted or any(path == each or each in path.parents for each in wanted):
+                code.read(path)
+        if code.docstrings or code.names:
+            measured[area] = code
+    return measured
+
+
+# -------------------------------------------------------------------------------------------------------- command
+
+
+def ceilings() -> dict[str, dict[str, int]]:
+    """Read the ceilings."""
+    return tomllib.loads(CEILINGS.read_text(encoding="utf-8"))
+
+
+def record(figures: dict[str, dict[str, int]]) -> None:
+    """Write the figures that are lower than their ceilings."""
+    former = ceilings() if CEILINGS.exists() else {}
+    lines = ["# Ceilings of the figures that tools/english.py prints; `--record` lowers them.\n"]
+    for area, row in figures.items():
+        lines.append(f"\n[{area}]\n")
+        lines += [f"{name} = {min(value, former.get(area, {}).get(name, value))}\n" for name, value in row.items()]
+    CEILINGS.write_text("".join(lines), encoding="utf-8")
+
+
+def print_pages(looked: list[Page]) -> None:
+    """Print a row for each page."""
+    print("| page | sentences | median | 90 % | longest | wide lines | awkward words |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for page in looked:
+        row = len(page.sentences), page.share(0.5), page.share(0.9), page.longest, len(page.wide), len(page.awkward)
+        print(f"| {page.path} | {' | '.join(map(str, row))} |")
+
+
+def print_code(measured: dict[str, Code]) -> None:
+    """Print a row for each area."""
+    print("\n| area | docstrings | median | 90 % |", " | ".join(Code().figures()), "|")
+    print("| --- |", "---: | " * (3 + len(Code().figures())))
+    for area, code in measured.items():
+        lengths = [len(words_of(each)) for _, text in code.docstrings for each in sentences(text)]
+        row = len(code.docstrings), share(lengths, 0.5), share(lengths, 0.9), *code.figures().values()
+        print(f"| {area} | {' | '.join(map(str, row))} |")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pages", nargs="*", type=Path)
+    parser.add_argument("paths", nargs="*", type=Path, help="pages, files and folders")
     parser.add_argument("--long", action="store_true", help="also print what to rewrite")
-    parser.add_argument("--check", action="store_true", help="fail for a page beyond the bounds")
-    chosen = parser.parse_args()
-    looked = [look(path) for path in chosen.pages or pages()]
-    print("| page | sentences | median | 90 % | longest | wide lines | awkward words |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for page in looked:
-        figures = (
-            len(page.sentences),
-            page.share(0.5),
-            page.share(0.9),
-            page.longest,
-            len(page.wide),
-            len(page.awkward),
-        )
-        print(f"| {page.path} | {' | '.join(map(str, figures))} |")
-    for page in looked if chosen.long else ():
+    parser.add_argument(
+        "--check", action="store_true", help="fail for a page beyond the bounds, or a figure above its ceiling"
+    )
+    parser.add_argument("--record", action="store_true", help="lower the ceilings to the figures of today")
+    args = parser.parse_args()
+    of_pages = [path for path in args.paths if path.suffix == ".md"]
+    of_code = [path for path in args.paths if path.suffix != ".md"]
+    looked = [look(path) for path in (of_pages if args.paths else pages())]
+    measured = areas(of_code) if of_code or not args.paths else {}
+    print_pages(looked)
+    print_code(measured)
+    for page in looked if args.long else ():
         print(*page.faults(), sep="\n")
-    return int(chosen.check and not all(page.is_plain for page in looked))
+    for code in measured.values() if args.long else ():
+        for kind, places in code.faults.items():
+            print(*(f"{place}: {kind}: {text[:100]}" for place, text in places), sep="\n")
+    if args.paths:
+        return int(args.check and not all(page.is_plain for page in looked))
+    figures = {area: code.figures() for area, code in measured.items()}
+    figures["pages"] = {
+        "awkward": sum(len(page.awkward) for page in looked),
+        "stretches_on_two_pages": len(doubled(pages())),
+    }
+    print(figures["pages"])
+    if args.record:
+        record(figures)
+    most = ceilings()
+    above = [(area, name) for area, row in figures.items() for name in row if row[name] > most[area][name]]
+    for area, name in above:
+        print(f"{area}: {name} is {figures[area][name]}; the ceiling is {most[area][name]}")
+    return int(args.check and (bool(above) or not all(page.is_plain for page in looked)))
 
 
 if __name__ == "__main__":
