@@ -34,8 +34,20 @@ TRACES = "memoire-crash-{}-{}.txt"
 
 ABOUT_ARRAYS = ("replay", "wire", "tables", "accounting", "classic", "reader", "samples")
 """Folders of tests that are repeated on the build that checks the bounds of arrays."""
-NOT_ABOUT_ARRAYS = ("test_container.py", "test_interrupts.py")
-"""Files of these folders that are not repeated: they are about lines of Python, processes, and limits of memory."""
+NOT_ABOUT_ARRAYS = (
+    "test_container.py",
+    "test_contract_cluster.py",
+    "test_exactness.py",
+    "test_feedback.py",
+    "test_interrupts.py",
+    "test_ledger.py",
+    "test_rate.py",
+    "test_starts.py",
+    "test_takes.py",
+)
+"""Files of these folders that are not repeated: they are about lines of Python, counts, statistics, processes, and limits
+of memory.
+"""
 MARKED = ("processes", "browser", "chart", "kubernetes")
 """Folders whose tests have their folder's name as a mark."""
 SLOW = ("integration", "samples", "processes", "simulation", "protocol", "tools", "browser", "chart", "kubernetes")

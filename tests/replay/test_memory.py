@@ -601,17 +601,16 @@ for _name in sorted(set(Walk.STEPS)):
 
 TestMemoryMachine = pytest.mark.slow(MemoryMachine.TestCase)
 TestMemoryMachine.settings = settings(
-    max_examples=16 if _core.CHECKED else 8,
+    max_examples=8,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 
 
-# Most of them on the build that also checks bounds.
 @pytest.mark.slow
 @pytest.mark.parametrize("is_ragged", [False, True])
-@pytest.mark.parametrize("seed", range(24 if _core.CHECKED else 8))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_long_walk_ends_where_the_model_does(seed, is_ragged):
     walk = Walk(random.Random(seed).choice, is_ragged=is_ragged)
     for _ in range(60):

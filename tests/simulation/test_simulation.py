@@ -65,23 +65,23 @@ def test_the_same_seed_is_the_same_trial_in_every_process(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("seeds", "words"),
+    "words",
     [
-        pytest.param(2, "storage=caches", id="caches"),
-        pytest.param(2, "storage=caches runs=2", id="another run"),
-        pytest.param(2, "storage=rollouts", id="rollouts"),
-        pytest.param(2, "storage=prompts", id="prompts"),
-        pytest.param(2, "storage=jobs", id="jobs"),
-        pytest.param(1, "seconds=40 kills=0 power=6", id="power failures"),
-        pytest.param(1, "seconds=40 kills=0 terms=0 full=4 eio=3", id="full and broken disks"),
+        pytest.param("storage=caches", id="caches"),
+        pytest.param("storage=caches runs=2", id="another run"),
+        pytest.param("storage=rollouts", id="rollouts"),
+        pytest.param("storage=prompts", id="prompts"),
+        pytest.param("storage=jobs", id="jobs"),
+        pytest.param("seconds=40 kills=0 power=6", id="power failures"),
+        pytest.param("seconds=40 kills=0 terms=0 full=4 eio=3", id="full and broken disks"),
         # Nothing ends here, so that each entry of rollouts that was accepted has to come, also while nodes are stopped.
-        pytest.param(2, "storage=rollouts seconds=40 stops=8 slow=6 pause=0.5 rate=2 " + NOTHING_ENDS, id="stops"),
+        pytest.param("storage=rollouts seconds=40 stops=8 slow=6 pause=0.5 rate=2 " + NOTHING_ENDS, id="stops"),
     ],
 )
-def test_nothing_is_lost_or_counted_twice(seeds: int, words: str) -> None:
-    done = python("simulation.run", "--seeds", str(seeds), "--workers", "1", *words.split())
+def test_nothing_is_lost_or_counted_twice(words: str) -> None:
+    done = python("simulation.run", "--seeds", "1", "--workers", "1", *words.split())
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"0 of {seeds} seeds failed" in done.stdout
+    assert "0 of 1 seeds failed" in done.stdout
 
 
 def test_seeds_that_failed_once_are_remembered_with_their_settings() -> None:

@@ -15,7 +15,7 @@ Call = Callable[[Any], Any]
 
 TESTS = str(Path(__file__).parent.parent)
 """The tests themselves are not interrupted."""
-EVERY = int(os.environ.get("INTERRUPTED_OPCODES", "61"))
+EVERY = int(os.environ.get("INTERRUPTED_OPCODES", "127"))
 """Of so many opcodes one is interrupted, to be done in time; INTERRUPTED_OPCODES=1 tries each of them."""
 MOST = 100_000
 """Places in a call, at most: a call that never ends is an error."""
