@@ -1,7 +1,8 @@
-"""Every exception that memoire raises on purpose, in one tree.
+"""The tree of exceptions that memoire raises on purpose.
 
-Each derives from `MemoireError` and from the builtin that a caller would guess; its arguments are the facts, so that it
-survives pickling, and its text says which value, from whom, what was expected and what to do now.
+Each class derives from `MemoireError` and from the builtin exception that a caller would guess. The arguments of an
+error are its facts, so that it survives pickling. Its text names the value, the sender, the expected value and the next
+step.
 """
 
 import contextlib
@@ -15,18 +16,19 @@ from typing import Any, dataclass_transform
 
 @dataclass_transform(eq_default=False)
 class MemoireError(Exception):
-    """Whatever memoire raises on purpose.
+    """Base class of all errors that memoire raises on purpose.
 
-    A class declares its facts as a dataclass does, and says them in `TEXT`, or in `__str__` if that depends on them.
+    A subclass declares its facts like the fields of a dataclass. `TEXT` formats them; a subclass whose sentence depends
+    on the facts overrides `__str__` instead.
 
-    Gymnasium and others raise an error again as `type(error)(text)`. So each class can also be made of one text, which
-    is then what the error says: class and sentence stay, and its facts are gone.
+    Gymnasium and other libraries raise an error again as `type(error)(text)`. So each class also accepts one text: the
+    new error keeps class and text, and loses the facts.
     """
 
     TEXT = ""
-    """What it says, with {NAME} for a fact."""
+    """Text of the error, with {NAME} for a fact."""
     sentence: str | None = None
-    """What an error says that was made of its text alone; None if it has facts."""
+    """Text of an error that was created from a text alone; None if the error has facts."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -37,7 +39,7 @@ class MemoireError(Exception):
                 setattr(cls, name, also_text(vars(cls)[name]))
 
     def __post_init__(self) -> None:
-        self.args = tuple(vars(self).values())  # its facts, in their order: so it survives pickling
+        self.args = tuple(vars(self).values())  # pickling calls the class with these, in the order of the fields
 
     def __str__(self) -> str:
         if self.sentence is not None:
@@ -46,7 +48,7 @@ class MemoireError(Exception):
 
 
 def _facts_or_text(init: Callable[..., None]) -> Callable[..., None]:
-    """An `__init__` that also takes the text of an error in place of its facts."""
+    """Wrap `__init__` so that it also accepts the text of an error in place of the facts."""
 
     @functools.wraps(init)
     def build(self: MemoireError, *facts: Any, **named: Any) -> None:
@@ -72,10 +74,10 @@ _PROBE = "a fact of an error"
 
 
 def _is_text(kind: type[MemoireError], init: Callable[..., None], value: object) -> bool:
-    """Whether the only argument of a class is the text of such an error, with or without words after it.
+    """Return True if the only argument of an error class is the text of such an error, and not a fact.
 
-    A class of several facts, or of a number, has no other use for one text. That of a class of one text is known by
-    the words around it.
+    One text cannot be the facts of a class that has several facts, or whose fact is a number. For a class whose only
+    fact is a text, `value` has to contain the words that the class writes around its fact.
     """
     if not isinstance(value, str):
         return False
@@ -91,11 +93,11 @@ def _is_text(kind: type[MemoireError], init: Callable[..., None], value: object)
 
 
 class InsecureWarning(UserWarning):
-    """Something listens for everybody: other machines can reach it, and nothing asks who they are."""
+    """Warning: other machines can reach an address that asks for neither a key nor a token."""
 
 
-# Whatever could start a new line, move a terminal's cursor, or change the direction in which the rest of the line is
-# read (Boucher and Anderson, Trojan Source, 2021); a tab may stay.
+# Characters that start a new line, move a terminal's cursor, or change the direction in which the rest of the line is
+# read (Boucher and Anderson, Trojan Source, 2021). A tab is allowed.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff" + "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
@@ -103,8 +105,8 @@ _SHORT = {"\n": "\\n", "\r": "\\r"}
 
 
 def escape(text: str) -> str:
-    r"""`text` on one line: line breaks, control characters and marks of direction become escapes: ``\n``, ``\x1b``,
-    ``\u202e``.
+    r"""Return `text` on one line: escape line breaks, control characters and marks of direction (``\n``, ``\x1b``,
+    ``\u202e``).
     """
     return _UNSAFE.sub(_escaped, text)
 
@@ -116,7 +118,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 class NotBuilt(MemoireError, ImportError):
-    """What Python found is memoire's source code, without the part of it that has to be compiled."""
+    """Python imported memoire's source folder, and its extension modules are not compiled."""
 
     folder: str
     installed: str | None
@@ -147,7 +149,7 @@ class NotInstalled(MemoireError, ModuleNotFoundError):
     @classmethod
     @contextlib.contextmanager
     def explained(cls, command: str) -> Iterator[None]:
-        """Raise this error if an import in the block does not find a package that `command` installs."""
+        """Raise this error if an import inside the `with` block lacks a package that `command` installs."""
         try:
             yield
         except ModuleNotFoundError as error:
@@ -157,23 +159,23 @@ class NotInstalled(MemoireError, ModuleNotFoundError):
 
 
 class ProtocolMoved(MemoireError, ImportError):
-    """Another library is installed in a version whose interface is not the one that an adapter was written for."""
+    """Another library is installed in a version whose interface differs from the one that an adapter uses."""
 
     module: str
     version: str
     problem: str
     TEXT = (
-        "{module} {version} is not what this adapter was written for: {problem}. Install a version "
-        "that it was tried with, or a newer memoire."
+        "this adapter does not support {module} {version}: {problem}. Install a supported version of {module}, "
+        "or a newer memoire."
     )
 
 
 class SchemaError(MemoireError, ValueError):
-    """A column, role, dtype or shape that a schema cannot have."""
+    """A schema was declared with a column, role, dtype or shape that memoire does not support."""
 
 
 class ParameterError(MemoireError, ValueError):
-    """A parameter was set to something that it cannot be."""
+    """The value of an argument or setting is not allowed."""
 
     name: str
     value: object
@@ -196,7 +198,7 @@ class ModelUnknown(ParameterError):
 
 
 class UnknownName(ParameterError, TypeError):
-    """An argument or setting was given by a name that there is none of."""
+    """A call or a configuration has an unknown argument or setting."""
 
     def __init__(self, what: str, name: str, meant: tuple[str, ...], known: tuple[str, ...], advice: str = "") -> None:
         Exception.__init__(self, what, name, meant, known, advice)
@@ -208,12 +210,12 @@ class UnknownName(ParameterError, TypeError):
         elif self.meant:
             advice = _guess(self.meant)
         else:
-            advice = f"It takes {', '.join(self.known) or 'none'}."
+            advice = f"It takes {', '.join(self.known) or 'no arguments'}."
         return f"{self.what} takes no {self.name!r}. {advice} Nothing was changed."
 
 
 class NoSuchField(MemoireError, KeyError):
-    """A batch, schema or the like was asked for something by a name that it does not have."""
+    """A batch, a schema or a similar object has no field or column of the requested name."""
 
     what: str
     name: str
@@ -230,7 +232,7 @@ def _guess(meant: tuple[str, ...]) -> str:
 
 
 class WrongType(MemoireError, TypeError):
-    """A value is of a type that cannot be taken."""
+    """The type of a value is not allowed."""
 
     name: str
     expected: str
@@ -240,7 +242,7 @@ class WrongType(MemoireError, TypeError):
 
 
 class WrongModel(MemoireError, ValueError):
-    """A published model does not fit the network that it is loaded into, or is none of named arrays."""
+    """A published model does not fit the network that loads it, or does not consist of named arrays."""
 
     what: str
     problem: str
@@ -249,7 +251,7 @@ class WrongModel(MemoireError, ValueError):
 
 
 class NotCopied(MemoireError, TypeError):
-    """Something was to be copied or pickled that has threads, sockets or a memory which others share."""
+    """An object with threads, sockets or shared memory was copied or pickled."""
 
     kind: str
     instead: str
@@ -257,17 +259,17 @@ class NotCopied(MemoireError, TypeError):
 
 
 class NotPlain(MemoireError, TypeError):
-    """A value was to be stored that no other process could read without running code of whoever wrote it."""
+    """A value cannot be stored, because another process could only read it by running code of the writer."""
 
     kind: str
     TEXT = (
-        "a value of type {kind} cannot be stored: tensors, arrays, numbers, texts, bytes, None, and lists, "
-        "tuples, sets and dicts of them can. Nothing is pickled: turn it into these."
+        "a value of type {kind} cannot be stored, because memoire does not pickle. Convert it to tensors, arrays, "
+        "numbers, texts, bytes or None, or to lists, tuples, sets and dicts of them."
     )
 
 
 class NotSettable(MemoireError, AttributeError):
-    """An attribute was set that nobody would read: what was meant is changed in another way."""
+    """An attribute was assigned, but that would have no effect: another call changes the value."""
 
     kind: str
     attribute: str
@@ -276,7 +278,7 @@ class NotSettable(MemoireError, AttributeError):
 
 
 class EntryError(MemoireError, ValueError):
-    """A value of an entry does not match its column."""
+    """A value of an entry does not have the dtype or shape of its column."""
 
     column: str
     expected: str
@@ -296,19 +298,19 @@ class NotFinite(EntryError):
         self.column, self.expected, self.received, self.is_state = column, expected, received, is_state
 
     def __str__(self) -> str:
-        allow = " If it means something, declare the column so: Column(..., nan='allow')." if self.is_state else ""
+        allow = " If it has a meaning, declare the column with Column(..., nan='allow')." if self.is_state else ""
         return (
             f"column {self.column!r} stores {self.expected}, but got {self.received}. The entry was not added: one "
-            f"number that is not finite makes all weights of a network NaN. Look for where it comes from.{allow}"
+            f"number that is not finite makes all weights of a network NaN. Find out where it comes from.{allow}"
         )
 
 
 class EpisodeError(MemoireError, RuntimeError):
-    """An episode was used in a way its state does not allow."""
+    """A call is not allowed in the current state of an episode, such as open, closed or empty."""
 
 
 class EpisodeClosedError(EpisodeError):
-    """There is no open episode to add to or to close."""
+    """An entry was added to an episode that is not open, or the caller closed such an episode."""
 
     action: str
     lane: int
@@ -323,7 +325,7 @@ class EmptyEpisodeError(EpisodeError):
 
 
 class EpisodeTooLong(EpisodeError):
-    """An episode that is still open fills the whole memory. The entry that did not fit was refused."""
+    """An open episode fills the whole memory. The memory refused the entry that did not fit."""
 
     lane: int
     length: int
@@ -333,9 +335,9 @@ class EpisodeTooLong(EpisodeError):
     def __str__(self) -> str:
         if self.ragged_limit:
             return (
-                f"episode {self.lane} has {self.length} entries, and with one more values of ragged columns in open "
-                f"episodes would take over {self.ragged_limit} bytes (ragged_limit): the entry was refused and the "
-                f"episode stays as it was. Close it (truncated), or allow more."
+                f"episode {self.lane} has {self.length} entries. With one more entry, the values of ragged columns in "
+                f"open episodes would take over {self.ragged_limit} bytes (ragged_limit): the entry was refused and "
+                f"the episode stays as it was. Close it (truncated), or raise ragged_limit."
             )
         return (
             f"episode {self.lane} has {self.length} entries and the memory has room for {self.capacity} in all: the "
@@ -344,7 +346,7 @@ class EpisodeTooLong(EpisodeError):
 
 
 class EmptyMemory(MemoireError, RuntimeError):
-    """There is nothing with a positive weight to draw from."""
+    """A memory or table holds no entry with a positive weight, so that no sample can be drawn."""
 
     entries: int = 0
     reason: str = ""
@@ -354,13 +356,13 @@ class EmptyMemory(MemoireError, RuntimeError):
             return f"nothing to draw: {self.reason}."
         return (
             f"nothing to draw: {self.entries} entries are stored and none has a positive weight. Close an episode "
-            f"that is longer than frame_stack - 1 + multi_step, or say how it ended (final_state=...). Where there are "
-            f"limits (max_times_sampled, max_age, max_model_lag), wait for entries that are within them."
+            f"that is longer than frame_stack - 1 + multi_step, or give its last state (final_state=...). If limits "
+            f"are set (max_times_sampled, max_age, max_model_lag), wait for entries that are within them."
         )
 
 
 class UsedUp(EmptyMemory):
-    """More samples were asked for than entries may be drawn yet; none was taken."""
+    """A batch is larger than the number of draws that `max_times_sampled` still allows; no sample was taken."""
 
     def __init__(self, wanted: int, left: int, times: int) -> None:
         Exception.__init__(self, wanted, left, times)
@@ -368,25 +370,25 @@ class UsedUp(EmptyMemory):
 
     def __str__(self) -> str:
         return (
-            f"a draw of {self.wanted} samples is not possible: an entry is drawn {self.times} times at most "
-            f"(max_times_sampled), and all together {self.left} times yet. None was taken. "
+            f"a draw of {self.wanted} samples is not possible: each entry is drawn at most {self.times} times "
+            f"(max_times_sampled), and {self.left} draws are left for all entries together. No sample was taken. "
             f"Add entries first, or draw fewer."
         )
 
 
 class StaleEntry(MemoireError, LookupError):
-    """An entry was asked for by number after it had left the memory."""
+    """A requested entry has left the memory."""
 
     number: int
     position: int
     TEXT = (
-        "entry {number} (position {position} of those asked for) is not in this memory: overwritten, "
-        "evicted or never there. Gather right after drawing (sample() does both at once), or enlarge the memory."
+        "entry {number} (position {position} of the request) is not in this memory: it was overwritten or "
+        "evicted, or never existed. Gather right after drawing (sample() does both at once), or enlarge the memory."
     )
 
 
 class NoSuchRow(MemoireError, IndexError):
-    """A row or frame of the memory was asked for by a number that none has."""
+    """A requested row or frame number does not exist in the memory."""
 
     what: str
     number: int
@@ -399,7 +401,7 @@ class NoSuchRow(MemoireError, IndexError):
 
 
 class NotEnoughSamples(MemoireError, RuntimeError):
-    """A batch cannot be filled, or has to wait for entries (`reason` says so); no sample was taken."""
+    """A batch cannot be filled, or has to wait for entries (`reason`); no sample was taken."""
 
     wanted: int
     unused: int
@@ -412,18 +414,18 @@ class NotEnoughSamples(MemoireError, RuntimeError):
         after = f" after waiting {self.waited:.1f} s" if self.waited else ""
         if self.reason:
             return (
-                f"a batch of {self.wanted} has to wait: {self.reason}{after}. None was taken. "
+                f"a batch of {self.wanted} has to wait: {self.reason}{after}. No sample was taken. "
                 f"Wait for actors to push (timeout=)."
             )
         return (
             f"a batch of {self.wanted} needs {self.wanted} unused samples, but {self.unused} are held in "
-            f"{self.caches} caches of {self.clients} clients{after}. None was taken. "
+            f"{self.caches} caches of {self.clients} clients{after}. No sample was taken. "
             f"Wait for actors to push (timeout=), or set reuse_cache."
         )
 
 
 class ProtocolError(MemoireError, ValueError):
-    """A message that is not of this protocol, or not whole."""
+    """A message does not follow memoire's protocol, or is incomplete."""
 
     code: str
     detail: str
@@ -444,7 +446,7 @@ class SchemaMismatch(MemoireError, ValueError):
 
 
 class MemoireTimeout(MemoireError, TimeoutError):
-    """A call waited as long as it may and got no answer."""
+    """A call received no answer within its timeout."""
 
     waited_for: str
     endpoint: str
@@ -469,38 +471,38 @@ class Refused(MemoireError, RuntimeError):
 
 
 class Closed(MemoireError, RuntimeError):
-    """The object was closed, perhaps from another thread while this call was waiting."""
+    """The object of a call was closed, perhaps by another thread while the call was waiting."""
 
     what: str
-    TEXT = "{what} is closed. Make a new one to go on."
+    TEXT = "{what} is closed. Create a new one to go on."
 
 
 class TwoThreads(MemoireError, RuntimeError):
-    """Two threads were in one writer at the same time; the second one's step was refused."""
+    """Two threads called one writer at the same time; the writer refused the step of the second thread."""
 
     what: str
     call: str
     TEXT = (
         "{call}() was called while another thread was inside of {what}: nothing of this call was "
-        "stored. It belongs to one thread at a time: make one for each thread, with environments of its own "
-        "(writer() may be called any number of times), or take turns by a lock."
+        "stored. Only one thread may use it at a time. Create one for each thread, with separate environments "
+        "(writer() may be called any number of times), or protect it with a lock."
     )
 
 
 class ForkedError(MemoireError, RuntimeError):
-    """A client, or a file that is being written, was used in a process forked from its own."""
+    """A forked process used a client, or a file open for writing, that belongs to its parent process."""
 
     what: str
     owner: int
     here: int
     TEXT = (
         "{what} belongs to process {owner} and cannot be used in process {here}, forked from it: a fork has no "
-        "threads, sockets or locks of its own. Make it after the fork, or start processes with the 'spawn' method."
+        "threads, sockets or locks of its own. Create it after the fork, or start processes with the 'spawn' method."
     )
 
 
 class EndpointError(MemoireError, ValueError):
-    """An address that nobody can bind or connect to."""
+    """The address of a socket cannot be bound, or a client cannot connect to it."""
 
     endpoint: str
     action: str
@@ -514,7 +516,7 @@ class EndpointError(MemoireError, ValueError):
 
 
 class EpisodeTorn(EpisodeError):
-    """An environment went on from another observation than the one that its last step ended in."""
+    """The observation of a step differs from the next observation of the step before."""
 
     environment: int
     length: int
@@ -524,56 +526,56 @@ class EpisodeTorn(EpisodeError):
         if self.refused:
             return (
                 f"the step before, step {self.length + 1} of the episode of environment {self.environment}, was "
-                f"refused, so that this one does not go on where the last stored one ended. Nothing was added. That "
-                f"step was refused because: {self.refused} Mend that. Then call env.reset() and writer.reset(), which "
-                f"stores the steps before it as a truncated episode; or give the refused step again."
+                f"refused, so that this step does not follow the last stored one. Nothing was added. That step was "
+                f"refused because: {self.refused} Correct that. Then call env.reset() and writer.reset(), which "
+                f"stores the steps before it as a truncated episode; or repeat the refused step."
             )
         return (
             f"environment {self.environment} is {self.length} steps into an episode, but obs is not the next_obs that "
             f"the step before returned. Nothing was added. If it was reset, call writer.reset() after env.reset(); if "
-            f"you change observations on the way, give step() obs and next_obs both changed, or make the writer with "
-            f"check=False."
+            f"you change observations between steps, pass both obs and next_obs to step() in the changed form, or "
+            f"create the writer with check=False."
         )
 
 
 class EpisodeOver(EpisodeError):
-    """An environment was stepped on after its episode had ended: `env.reset()` was forgotten."""
+    """A step was recorded after the end of an episode, because the program did not call `env.reset()`."""
 
     environment: int
     length: int
     TEXT = (
-        "environment {environment} is stepped on after its episode has ended, not for the first time: obs is "
-        "the next_obs that ended it after step {length}, and no episode began there before. Nothing was "
-        "added. Call env.reset() after each end (terminated or truncated), and step on from what it returns. If "
-        "the environment resets itself, give the writer its autoreset mode; if episodes do begin where the last "
-        "one ended, call writer.reset() between them."
+        "environment {environment} was stepped again after its episode had ended, not for the first time: obs is "
+        "the next_obs that ended the episode after step {length}, and no earlier episode began there. Nothing was "
+        "added. Call env.reset() after each end (terminated or truncated), and continue from the observation that it "
+        "returns. If the environment resets itself, pass its autoreset mode to the writer. If episodes do begin where "
+        "the last one ended, call writer.reset() between them."
     )
 
 
 class ObservationReused(EpisodeError):
-    """`obs` and `next_obs` are the same array, so that the observation before the step is gone."""
+    """`obs` and `next_obs` are the same array, so that the observation before the step is lost."""
 
     column: str
     TEXT = (
-        "obs and next_obs are one and the same array (column {column!r}): the environment writes each "
-        "observation over the one before, which is lost. Nothing was added. Make vector environments with "
+        "obs and next_obs are the same array (column {column!r}): the environment overwrites the observation "
+        "before the step, which is lost. Nothing was added. Create vector environments with "
         "copy=True, or copy obs before each env.step()."
     )
 
 
 class FinalObservationMissing(EpisodeError):
-    """An episode ended in autoreset mode same_step, and `info` does not hold the observation it ended in."""
+    """An episode ended in autoreset mode same_step, and `info` lacks the last observation of the episode."""
 
     environment: int
     TEXT = (
-        "environment {environment} ended an episode and was reset in the same step, so info['final_obs'] "
-        "should hold the observation it ended in, but does not. Nothing was added. Give step() the info that "
-        "envs.step() returned, or the autoreset mode that the environments have ('next_step' or 'disabled')."
+        "environment {environment} ended an episode and was reset in the same step, so info['final_obs'] should hold "
+        "the last observation of the episode, but does not. Nothing was added. Pass the info that envs.step() "
+        "returned to step(), or pass the environments' autoreset mode ('next_step' or 'disabled') to the writer."
     )
 
 
 class ChildDied(MemoireError, RuntimeError):
-    """A process of a local cluster ended although nobody told it to."""
+    """A process of a local cluster ended by itself or was killed."""
 
     name: str
     status: int
@@ -581,7 +583,7 @@ class ChildDied(MemoireError, RuntimeError):
 
     @property
     def how(self) -> str:
-        """What became of it: its exit status, or the signal."""
+        """The end of the process in words: its exit status, or the signal that killed it."""
         return f"was killed by signal {-self.status}" if self.status < 0 else f"ended with status {self.status}"
 
     def __str__(self) -> str:
@@ -590,7 +592,7 @@ class ChildDied(MemoireError, RuntimeError):
 
 
 class KeyFileError(MemoireError, ValueError):
-    """A folder or file of keys that cannot be used as it is."""
+    """A folder or file of keys is missing, malformed or readable by other users."""
 
     path: str
     problem: str
@@ -599,7 +601,7 @@ class KeyFileError(MemoireError, ValueError):
 
 
 class AuthError(MemoireError, PermissionError):
-    """The other side does not let this process in, or is not who it should be."""
+    """A node does not accept the key of this process, or does not have the expected key itself."""
 
     endpoint: str
     reason: str
@@ -612,39 +614,39 @@ class AuthError(MemoireError, PermissionError):
 
 
 class DataError(MemoireError, ValueError):
-    """A file that memoire saves, such as one of episodes, is damaged; or the path has another file."""
+    """A file that memoire saves, such as a file of episodes, is damaged, or the path holds another kind of file."""
 
     path: str
     problem: str
-    TEXT = "{path} {problem}. Nothing of it is used. Take another copy, or save it anew."
+    TEXT = "{path} {problem}. Nothing of it is used. Take another copy, or save it again."
 
 
 class BufferLocked(MemoireError, RuntimeError):
-    """Another process, or another buffer of this one, goes on as the buffer that is saved in a file."""
+    """Another process, or another buffer of this process, has resumed the buffer that is saved in a file."""
 
     path: str
     pid: int
     host: str
     holder: str
     TEXT = (
-        "{path} holds a buffer that {holder} has resumed: only one may go on as it. Nothing was "
-        "changed. End that one (or call its close()), save to another path, or load the file without resume=True, "
-        "which makes another buffer of it."
+        "{path} holds a buffer that {holder} has resumed: only one buffer may resume it. Nothing was "
+        "changed. Close that buffer or end its process, save to another path, or load the file without resume=True, "
+        "which creates another buffer from it."
     )
 
 
 class NotItsPast(MemoireError, RuntimeError):
-    """A file holds a later state of a buffer than the one that is to take its place has seen."""
+    """A saved file holds steps that the buffer which would overwrite the file does not have."""
 
     path: str
     TEXT = (
-        "{path} was saved by another one that went on as the same buffer: it has steps that this buffer does "
+        "{path} was saved by another process that resumed the same buffer: the file has steps that this buffer does "
         "not have. Nothing was written. Save to another path, or delete that file first if it is not needed."
     )
 
 
 class SnapshotMismatch(MemoireError, ValueError):
-    """A snapshot of a server that does not fit another one: of other tables, schemas or forms of samples."""
+    """A snapshot does not fit the server that restores it: tables, schemas or sample shapes differ."""
 
     path: str
     problem: str
@@ -653,33 +655,33 @@ class SnapshotMismatch(MemoireError, ValueError):
 
 
 class HistoryError(MemoireError, OSError):
-    """The file in which a dashboard keeps its curves cannot be used."""
+    """The dashboard cannot use the file in which it keeps its curves."""
 
     path: str
     reason: str
     TEXT = (
-        "the history in {path!r} cannot be used: {reason}. Give another file (--history), or move this "
-        "one out of the way: only curves are in it, and the servers have everything else."
+        "the dashboard cannot use its history file {path!r}: {reason}. Give another file (--history), or move this "
+        "one away: it holds only curves; the servers keep everything else."
     )
 
 
 class RunFileError(MemoireError, ValueError):
-    """A file that should hold an exported run of a dashboard holds something else, or is damaged."""
+    """A file is not a run that a dashboard exported, or is damaged."""
 
     path: str
     reason: str
     TEXT = (
-        "the file {path!r} holds no run that a dashboard exported: {reason}. Export the run again (page "
+        "the file {path!r} is not a run that a dashboard exported: {reason}. Export the run again (page "
         'Runs, "one file", or GET /api/export.run) and open that file.'
     )
 
 
 class StateError(MemoireError, RuntimeError):
-    """A state folder that cannot be used as it is; it was left as it was found."""
+    """A server cannot use its state folder, and has not changed it."""
 
 
 class StateLocked(StateError):
-    """Another process has this folder open, such as another server its state folder."""
+    """Another process has opened the folder, such as the state folder of a server."""
 
     folder: str
     pid: int
@@ -696,7 +698,7 @@ class StateLocked(StateError):
 
 
 class StateForeign(StateError):
-    """The files in a state folder belong to something else: another server, program or a newer version."""
+    """The files in a state folder belong to another server, to another program or to a newer version of memoire."""
 
     path: str
     reason: str
@@ -705,7 +707,7 @@ class StateForeign(StateError):
 
 
 class StateCorrupt(StateError):
-    """A state folder is damaged: what it holds cannot be trusted, and it is never reset without being asked."""
+    """A state folder is damaged. The server refuses to start from it, and never resets it without being asked."""
 
     path: str
     damage: str
@@ -714,7 +716,7 @@ class StateCorrupt(StateError):
 
 
 class StateUnusable(StateError):
-    """A state folder that cannot be written safely: read-only, no folder, or on a network file system."""
+    """A state folder cannot be written safely: it is read-only, not a folder, or on a network file system."""
 
     folder: str
     reason: str
@@ -723,18 +725,18 @@ class StateUnusable(StateError):
 
 
 class StateLost(StateError):
-    """The disk failed while something was being saved: nothing is acknowledged any more until a restart."""
+    """The disk failed during a write. The server acknowledges nothing until it is restarted."""
 
     folder: str
     reason: str
     TEXT = (
         "the state in {folder} could not be saved: {reason}. Nothing is acknowledged any more. Check "
-        "the disk and start the server again: its clients send once more what it has not confirmed."
+        "the disk and start the server again: its clients then repeat all messages that were not acknowledged."
     )
 
 
 class RanksDiffer(MemoireError, RuntimeError):
-    """Learners that learn as one do not have the same of something."""
+    """The ranks of a distributed learner differ in a count that must be equal, such as their updates."""
 
     what: str
     least: int
@@ -748,19 +750,19 @@ class RanksDiffer(MemoireError, RuntimeError):
 
 
 class CodecMismatch(MemoireError, ValueError):
-    """A sender compresses samples in another way than a trainer restores them."""
+    """A sender compresses samples with another codec than the one with which the trainer restores them."""
 
     sender: str
     received: str
     expected: str
     TEXT = (
-        "{sender} compresses samples by the codec {received}, but this trainer restores them by "
+        "{sender} compresses samples with the codec {received}, but this trainer restores them with "
         "{expected}. No sample was taken. Give both the same version of the codec."
     )
 
 
 class CrcFailed(MemoireError, ValueError):
-    """A transition that a trainer rebuilt is not the one that a worker recorded."""
+    """A transition that a trainer restored differs from the transition that the worker recorded."""
 
     where: str
     item: int
@@ -770,13 +772,13 @@ class CrcFailed(MemoireError, ValueError):
     received: str
     TEXT = (
         "transition {item} of {where} differs from the one that {sender} recorded. The first "
-        "difference is at {path}: recorded as {expected}, rebuilt as {received}. Compare what the "
-        "compressor leaves out with what the memory adds."
+        "difference is at {path}: recorded as {expected}, restored as {received}. Compare the fields that the "
+        "compressor leaves out with the fields that the memory adds."
     )
 
 
 class CrcOneSided(MemoireError, ValueError):
-    """Transitions were to be compared, but only the worker or only the memory has crc_debug."""
+    """Only the worker or only the memory has `crc_debug`, so that transitions cannot be compared."""
 
     has_it: str
     lacks_it: str
@@ -787,7 +789,7 @@ class CrcOneSided(MemoireError, ValueError):
 
 
 class PathHeld(MemoireError, RuntimeError):
-    """Another process, or another part of this one, keeps its model at this path."""
+    """Another process, or another role in this process, keeps its model at this path."""
 
     path: str
     role: str
@@ -797,40 +799,40 @@ class PathHeld(MemoireError, RuntimeError):
     def __str__(self) -> str:
         holder = f"a {self.role}, process {self.pid} on host {self.host!r}" if self.pid else "another process"
         return (
-            f"{self.path} is in use by {holder}: each keeps its model at a path of its own. Give this one another "
+            f"{self.path} is in use by {holder}: only one role may keep its model at a path. Set another "
             f"model_path, or end that process."
         )
 
 
 class ObserverLost(MemoireError, RuntimeError):
-    """Whoever had a job fell silent, and nobody else was to have it."""
+    """The worker of a job stopped answering, and the job has no attempts left."""
 
     job: int
     worker: str
     seconds: float
-    TEXT = "job {job} is lost: {worker} said nothing for {seconds:.1f} s. Give it again, or allow more attempts."
+    TEXT = "job {job} is lost: {worker} sent nothing for {seconds:.1f} s. Submit it again, or allow more attempts."
 
 
 class JobFailed(MemoireError, RuntimeError):
-    """Whoever had a job tells that it could not be done."""
+    """The worker of a job reported that the job failed."""
 
     job: int
     worker: str
     text: str
 
     def __str__(self) -> str:
-        return f"job {self.job} failed at {self.worker}: {escape(self.text)}. The log there has all of it."
+        return f"job {self.job} failed at {self.worker}: {escape(self.text)}. The worker's log has the details."
 
 
 class JobCancelled(MemoireError, RuntimeError):
-    """The job is not wanted any more, or somebody else has it."""
+    """The job of an observer was cancelled, or another observer has taken it over."""
 
     job: int
-    TEXT = "job {job} was cancelled. Let this error pass: the observer asks for another job."
+    TEXT = "job {job} was cancelled. Do not catch this error: the observer then asks for another job."
 
 
 class NothingAllowed(MemoireError, ValueError):
-    """A mask allows no action in some row."""
+    """A mask of actions allows no action in one of its rows."""
 
     row: str
     actions: int
@@ -841,7 +843,7 @@ class NothingAllowed(MemoireError, ValueError):
 
 
 class EpochOver(MemoireError, RuntimeError):
-    """All prompts of the epochs that were finished are drawn: there is no group for a further step."""
+    """All prompts of the finished epochs are drawn or dropped, so that a trainer's next step has no group."""
 
     step: int
     TEXT = (
