@@ -2,25 +2,26 @@
 
 Most programs need these eight names:
 
-    Schema, Column          what one step is made of
+    Schema, Column          the columns of one step
     Buffer                  a replay memory in this process
     Server, connect         a cluster: a learner opens a server, and actors connect to it
-    Prioritized, Uniform    how entries are drawn
+    Prioritized, Uniform    samplers: how entries are drawn
     Table                   one of several memories of a server
 
-These can be imported from `memoire` too. Their own docstrings, and the pages named here, describe them:
+Further names of `memoire`, which their docstrings and these pages describe:
 
-    Batch, MixedBatch, Ragged           what a draw returns (docs/guide.md)
-    Rollouts                            what a take returns (docs/on-policy.md)
-    prefetch                            what is made of batches, ahead of time, on a thread (docs/guide.md)
+    Batch, MixedBatch, Ragged           results of a draw (docs/guide.md)
+    Rollouts                            result of a take (docs/on-policy.md)
+    prefetch                            batches that a thread draws ahead of time (docs/guide.md)
     RankBased, Greedy, Linear           other samplers, and a beta that grows (docs/sampling.md)
-    Parameters, Memory, Writer          what `Buffer` is made of: settings, engine, recorder
-    Client, Reader, Proxy               what `connect` makes, a learner far away, a node between
-    State, Endpoints, Process           what a server is told beside its tables (docs/guide.md)
-    Inference, RemotePolicy             a policy far away, in batches (docs/inference.md)
+    Parameters, Memory, Writer          the parts of a `Buffer`: settings, engine, recorder
+    Client, Reader, Proxy               an actor's connection (`connect` returns it), a learner in another process, a
+                                        node between actors and servers
+    State, Endpoints, Process           further settings of a server (docs/guide.md)
+    Inference, RemotePolicy             a policy in another process, called in batches (docs/inference.md)
     Prompts                             prompts for language models, and their groups of answers
                                         (docs/language-models.md)
-    MemoireError, InsecureWarning       every error is below the first one (docs/errors.md)
+    MemoireError, InsecureWarning       the base class of all errors, and a warning (docs/errors.md)
     ReplayMemory, ReplayMemoryServer,   the classes of the first design (docs/contract.md), with
     ReplayMemoryClient                  Bind, Conn, Transition, PrioritizedReplayBuffer and
                                         PriorityExperienceReplayBuffer
@@ -81,11 +82,15 @@ __version__ = VERSION
 __all__ = ["Schema", "Column", "Buffer", "Server", "connect", "Prioritized", "Uniform", "Table"]
 
 EXTENSIONS = ("classic", "keyed", "minari", "prompts", "rl", "sb3", "tmrl", "torch", "tq", "trl")
-"""What stands on the rest by public names alone, and may be left out of an installation."""
+"""Extensions: modules that use only public names of the rest, and may be missing in an installation."""
 
 
 def extension(name: str) -> Any:
-    """A module, such as "memoire.rl.demo.demo". Raises NotInstalled: the extension that has it is left out."""
+    """Import and return a module, such as "memoire.rl.demo.demo".
+
+    Raises:
+        NotInstalled: The extension that contains the module is not installed.
+    """
     package = ".".join(name.split(".")[:2])
     if package.partition(".")[2] in EXTENSIONS and importlib.util.find_spec(package) is None:
         from memoire.errors import NotInstalled
@@ -95,16 +100,16 @@ def extension(name: str) -> Any:
 
 
 def _imported(name: str) -> Any:
-    """Called as `__getattr__`: for a name that is above for type checkers, or a module such as `memoire.errors`."""
-    homes = imports_of(__name__)  # an actor has no need of the server, so each is imported when it is first used
+    """Import a name of the list above, or a module such as `memoire.errors`, at its first use (`__getattr__`)."""
+    homes = imports_of(__name__)  # imported at first use: an actor never needs the server
     if name in homes:
-        found = getattr(extension(homes[name]), name)
+        value = getattr(extension(homes[name]), name)
     elif name in EXTENSIONS or (not name.startswith("_") and importlib.util.find_spec(f"memoire.{name}") is not None):
-        found = extension(f"memoire.{name}")
+        value = extension(f"memoire.{name}")
     else:
         raise AttributeError(f"module 'memoire' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 if not TYPE_CHECKING:
@@ -112,5 +117,5 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    """The names of `__all__`, and what every module has: the others are found where they are described."""
+    """Return `__all__` and the double-underscore names of every module; the module docstring lists further names."""
     return [*__all__, *(name for name in globals() if name.startswith("__"))]

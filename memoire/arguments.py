@@ -1,10 +1,9 @@
-"""What callers may pass: seconds, whole numbers, text, mappings; each is refused with an error that names it.
+"""Checks of arguments and settings, whose errors name the argument, its value and the expected values.
 
-Settings that never change say so when somebody sets one, and what to write instead.
-
-The name that was meant: for an argument, setting, column or table that is called like none there is.
-
-A name is compared with those that are known by its spelling, and with what other libraries and papers call the same.
+- Checks of seconds, whole numbers, text and mappings.
+- Suggestions for an unknown argument, setting, column or table. They compare spellings, and know the names that other
+  libraries and papers use for the same thing.
+- `Setting`, the declaration of a setting in a dataclass.
 """
 
 from __future__ import annotations
@@ -28,37 +27,37 @@ from typing import Annotated, Any, Literal, ParamSpec, Protocol, Self, TypeVar, 
 from .errors import NoSuchField, NotSettable, ParameterError, UnknownName, WrongType
 
 FOR_EVER = 1e9
-"""Seconds: longer than anything runs, and not more than a lock can wait."""
+"""Seconds, about 31 years: the timeout of a wait without a limit. A lock cannot wait much longer."""
 MAX_SCALARS = 64
-"""Names under which one client or learner may show figures."""
+"""Names of figures that one client or learner may report at most."""
 
 
 def seconds(timeout: float | None, default: float = FOR_EVER, name: str = "timeout") -> float:
-    """Seconds that a caller wants to wait: at least 0, and not more than `FOR_EVER`; None is `default`.
+    """Return the seconds of a timeout argument, from 0 to `FOR_EVER`; None means `default`.
 
     Raises:
-        WrongType, ParameterError: it is no number.
+        WrongType, ParameterError: The timeout is not a number.
     """
     if timeout is None:
         return min(default, FOR_EVER)
     try:
-        given = float(timeout)
+        duration = float(timeout)
     except (TypeError, ValueError, OverflowError):
         raise WrongType(name, "a number of seconds or None", _shown(timeout)) from None
-    if math.isnan(given):
+    if math.isnan(duration):
         raise ParameterError(name, timeout, "a number of seconds or None")
-    return min(max(given, 0.0), FOR_EVER)
+    return min(max(duration, 0.0), FOR_EVER)
 
 
 class Closes(Protocol):
-    """What can be closed."""
+    """Type of objects that have a method `close()`."""
 
     def close(self) -> object:
-        """Give back what it holds."""
+        """Release the resources of the object."""
 
 
 class ClosingContext:
-    """Is closed at the end of its `with` block."""
+    """Base class of context managers: the end of the `with` block calls `close()`."""
 
     __slots__ = ()
 
@@ -71,7 +70,7 @@ class ClosingContext:
 
 @contextmanager
 def renamed(**names: str) -> Iterator[None]:
-    """Have what is wrong with a parameter said by the name that the caller knows it by."""
+    """Translate parameter names in errors that the `with` block raises: `renamed(inner="outer")` reports "outer"."""
     try:
         yield
     except ParameterError as error:
@@ -81,10 +80,10 @@ def renamed(**names: str) -> Iterator[None]:
 
 
 def whole(name: str, value: Any, low: int, high: int = 2**62) -> int:
-    """A whole number in [low, high].
+    """Return the value of an argument as an int.
 
     Raises:
-        ParameterError: it is none, or outside.
+        ParameterError: The value is not a whole number, or is outside of [low, high].
     """
     if type(value) is int and low <= value <= high:
         return value
@@ -94,23 +93,23 @@ def whole(name: str, value: Any, low: int, high: int = 2**62) -> int:
 
 
 MAX_VERSION = 2**53 - 1
-"""The highest version that a model can have."""
+"""Highest version of a model."""
 
 
 def model_version(value: Any, name: str = "model_version") -> int:
-    """The version of a model, from 1; 0 is unknown.
+    """Return the version of a model, from 1 to `MAX_VERSION`; 0 means that the version is unknown.
 
     Raises:
-        ParameterError: it is no whole number, or outside.
+        ParameterError: The value is not a whole number, or is out of range.
     """
     return whole(name, value, 0, MAX_VERSION)
 
 
 def finite(name: str, value: Any, low: float = -math.inf) -> float:
-    """A finite number of at least `low`.
+    """Return the value of an argument as a finite float of at least `low`.
 
     Raises:
-        ParameterError: it is none.
+        ParameterError: The value is not a number, not finite or below `low`.
     """
     is_number = isinstance(value, int | float) or (isinstance(value, numbers.Real) and hasattr(value, "dtype"))
     is_number = is_number and not isinstance(value, bool)
@@ -120,11 +119,13 @@ def finite(name: str, value: Any, low: float = -math.inf) -> float:
 
 
 def text(name: str, value: Any) -> str:
-    """Text that can be sent and saved: UTF-8 has no form of a lone surrogate, such as those of undecodable file names.
+    """Return a text argument that UTF-8 can encode.
+
+    UTF-8 cannot encode lone surrogates, which Python uses for undecodable file names.
 
     Raises:
-        WrongType: it is no str.
-        ParameterError: it has a lone surrogate.
+        WrongType: The value is not a str.
+        ParameterError: The value contains a lone surrogate.
     """
     if not isinstance(value, str):
         raise WrongType(name, "text", _shown(value))
@@ -137,19 +138,22 @@ def text(name: str, value: Any) -> str:
 
 
 MAX_NAME = 256
-"""Characters that the name of a run or of a table has at most."""
+"""Maximal number of characters in the name of a run or of a table."""
 
 
 def is_name(value: str, most: int = MAX_NAME) -> bool:
-    """Whether text can be a name: 1 to `most` characters, all of them seen, none of them changing how others look."""
+    """Return True if text can be a name: 1 to `most` characters, all of them printable."""
     return 0 < len(value) <= most and value.isprintable()
 
 
 def name(what: str, value: Any) -> str:
-    """A name, such as a run's: printable text of 1 to 256 characters.
+    """Return a name, such as the name of a run: printable text of 1 to 256 characters.
+
+    Args:
+        what: Name of the argument, for the error.
 
     Raises:
-        ParameterError: it is none; `what` says of what.
+        ParameterError: The value is not such a name.
     """
     if not isinstance(value, str) or not is_name(value):
         raise ParameterError(
@@ -159,26 +163,26 @@ def name(what: str, value: Any) -> str:
 
 
 def table_name(value: Any) -> str:
-    """The name of a table, at most 256 characters; "" is a server's first.
+    """Return the name of a table, at most 256 characters; "" is the first table of a server.
 
     Raises:
-        WrongType, ParameterError: it is none.
+        WrongType, ParameterError: The value is not such a name.
     """
     return "" if text("table", value) == "" else name("table", value)
 
 
 NAME_OF_PROCESS = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
-"""What a Pod, a host or a person calls a process: it stands in log lines, labels and addresses as it is."""
+"""Pattern for the name of a process. Log lines, labels and addresses contain the name without escapes."""
 
 
 def process_name(value: Any, surroundings: Mapping[str, str] = os.environ) -> str:
-    """The name that people see in place of the id of a client, reader or proxy; "" if nobody gave one.
+    """Return the name that logs and pages show instead of the id of a client, reader or proxy; "" if it has no name.
 
     Args:
-        value: As the caller gave it. None takes $MEMOIRE_NAME, and in a Pod of Kubernetes the name of the Pod.
+        value: Argument of the caller. None means $MEMOIRE_NAME, or else the name of the Pod in Kubernetes.
 
     Raises:
-        ParameterError: it is no such name.
+        ParameterError: The value does not match `NAME_OF_PROCESS`.
     """
     what = "name"
     if value is None:
@@ -192,10 +196,10 @@ def process_name(value: Any, surroundings: Mapping[str, str] = os.environ) -> st
 
 
 def mapping(name: str, value: Any) -> Mapping[Any, Any]:
-    """A mapping, such as a dict.
+    """Return an argument that has to be a mapping, such as a dict.
 
     Raises:
-        WrongType: it is something else.
+        WrongType: The value is not a mapping.
     """
     if not isinstance(value, Mapping):
         raise WrongType(name, "a mapping from names", _shown(value))
@@ -203,11 +207,12 @@ def mapping(name: str, value: Any) -> Mapping[Any, Any]:
 
 
 def scalars(values: Any, present: Mapping[str, float]) -> dict[str, float]:
-    """Figures by name: those `present`, and `values` in their place: finite numbers, under names of at most 256
-    characters, `MAX_SCALARS` in all.
+    """Return the figures `present` by name, updated with `values`.
+
+    Values are finite numbers, names have at most 256 characters, and there are at most `MAX_SCALARS` figures.
 
     Raises:
-        WrongType, ParameterError: says which one is wrong.
+        WrongType, ParameterError: A value or name is wrong; the error names the figure.
     """
     checked = {}
     for name, value in mapping("values", values).items():
@@ -234,7 +239,10 @@ T = TypeVar("T")
 
 
 def says_instead(instead: str) -> Callable[[type[T]], type[T]]:
-    """For a frozen dataclass, above its own decorator: a sentence for whoever sets a field; NAME in it is the field."""
+    """Decorate a frozen dataclass: assigning to a field raises an error that ends with `instead`.
+
+    NAME in the sentence `instead` stands for the field. The decorator goes above that of the dataclass.
+    """
 
     def decorate(kind: type[T]) -> type[T]:
         def refuse(self: Any, name: str, value: Any) -> None:
@@ -251,7 +259,7 @@ R = TypeVar("R")
 
 MAX_SUGGESTIONS = 2
 ALIKE = 0.6
-"""Share of characters from which on two names are alike."""
+"""Minimal share of equal characters in two similar names."""
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "act": ("action",),
     "add_batch_size": ("num_envs",),
@@ -327,7 +335,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "weight_norm": ("normalize",),
     "weights": ("importance",),
 }
-"""What others call it: the name here, the likeliest first."""
+"""memoire's names for the names that other libraries use, the likeliest first."""
 FORMER: dict[str, tuple[str, str]] = {
     "discount_factor": ("discount", ""),
     "full": ("on_full", ""),
@@ -343,9 +351,9 @@ FORMER: dict[str, tuple[str, str]] = {
     "clock": ("process", "Write process=memoire.Process(clock=...)."),
     "tune_process": ("process", "Write process=memoire.Process(tune=...)."),
 }
-"""What it was called here before: the name now, and what to write where that does not say it."""
+"""Former names of arguments and settings, with the name of today, and advice if the name alone is not enough."""
 
-_ALWAYS = "That is always on: each observation is stored once, also the last one of an episode."
+_ALWAYS = "memoire always does this: it stores each observation once, also the last one of an episode."
 _DRAW = "Give it to each draw: sample(batch_size) of a buffer, get_batch(batch_size) of a server."
 _RATE = "Write samples_per_insert=, samples_per_insert_tolerance= and min_size= (docs/rate.md)."
 _TORCH = "Write batch.to(device) for tensors, or memoire.torch.batches(source, batch_size, device=...)."
@@ -360,23 +368,23 @@ INSTEAD: dict[str, tuple[str, str]] = {
     "optimize_memory_usage": ("schema", _ALWAYS),
     "pin_memory": ("schema", _TORCH),
     "rate_limiter": ("schema", _RATE),
-    "remover": ("schema", "There is no choice: the oldest entries leave."),
+    "remover": ("schema", "memoire always removes the oldest entries."),
     "save_only_last_obs": ("schema", _ALWAYS),
     "stack_compress": ("schema", _ALWAYS),
 }
-"""What others call it: a parameter that whatever takes the advice has, and what to write instead."""
+"""Advice by the names that other libraries use: a parameter of the calls that the advice fits, and the advice."""
 _INSTEAD_OF_DRAWS = {
-    "alpha": "The sampler has it: configure(sampler=memoire.Prioritized(alpha)).",
-    "beta": "The sampler has it: memoire.Prioritized(0.6, beta=...), and memoire.Linear where it grows.",
-    "gamma": "The memory has it: give it as discount=, or change it with configure(discount=...).",
-    "multi_step": "The memory has it: change it with configure(multi_step=...).",
-    "n_step": "The memory has it: change it with configure(multi_step=...).",
+    "alpha": "Set it in the sampler: configure(sampler=memoire.Prioritized(alpha)).",
+    "beta": "Set it in the sampler: memoire.Prioritized(0.6, beta=...), with memoire.Linear if it grows.",
+    "gamma": "Set it in the memory: pass discount= when you create it, or change it with configure(discount=...).",
+    "multi_step": "Set it in the memory: configure(multi_step=...).",
+    "n_step": "Set it in the memory: configure(multi_step=...).",
 }
-"""The same for a draw, which is given a batch_size."""
+"""Advice for arguments of calls that draw a batch, which have an argument `batch_size`."""
 
 
 def meant(name: object, known: Iterable[str]) -> tuple[str, ...]:
-    """Those of the known names that somebody who wrote this one may have meant, the likeliest first."""
+    """Return known names that resemble an unknown name, the likeliest first."""
     if not isinstance(name, str):
         return ()
     names = list(known)
@@ -390,7 +398,7 @@ def meant(name: object, known: Iterable[str]) -> tuple[str, ...]:
 
 
 def instead(name: str, known: Collection[str]) -> str:
-    """What to write in place of an argument that there is none of here; "" where a name says it, or nobody can tell."""
+    """Return advice for an unknown argument, or "" if there is none."""
     if "batch_size" in known and name in _INSTEAD_OF_DRAWS:
         return _INSTEAD_OF_DRAWS[name]
     if list(known) == ["columns"]:
@@ -400,27 +408,27 @@ def instead(name: str, known: Collection[str]) -> str:
 
 
 def hint(name: object, known: Iterable[str]) -> str:
-    """What to put behind a list of allowed names: which one was meant; "" where nobody can tell."""
-    found = meant(name, known)
-    return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""
+    """Return " (did you mean ...?)" for an unknown name, or "" if no known name resembles it."""
+    names = meant(name, known)
+    return f" (did you mean {' or '.join(map(repr, names))}?)" if names else ""
 
 
 def one_of(name: object, known: Iterable[str]) -> str:
-    """What a name had to be: "one of 'skip', 'block' (did you mean 'skip'?)"."""
+    """Return the expected names as text, such as "one of 'skip', 'block' (did you mean 'skip'?)"."""
     names = list(known)
     return f"one of {', '.join(map(repr, names))}{hint(name, names)}"
 
 
-def refuse_unknown(what: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise UnknownName for the first given name that is not known to `what`; nothing where all are."""
+def refuse_unknown(what: str, options: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise UnknownName for the first name in `options` that `what` does not know."""
     names = tuple(sorted(known))
-    for name in given:
+    for name in options:
         if name not in names:
             raise UnknownName(what, name, meant(name, names), names, instead(name, names))
 
 
 def no_field(what: str, name: object, known: Iterable[str]) -> NoSuchField:
-    """What to raise where `what` has nothing of this name."""
+    """Return the error for a field that `what` does not have."""
     names = tuple(known)
     return NoSuchField(what, repr(name)[:80], meant(name, names), names)
 
@@ -428,11 +436,11 @@ def no_field(what: str, name: object, known: Iterable[str]) -> NoSuchField:
 def checked_names(
     also: Collection[str] | Callable[[Mapping[str, Any]], Collection[str]] = (), called: str = ""
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Have a function refuse an argument by a name that it does not have, and say which one was meant.
+    """Decorate a function: an unknown keyword argument raises UnknownName, with a suggestion.
 
     Args:
-        also: Names that it takes beside those in its signature; or what says them of the keywords that are given.
-        called: What the error calls it; by default its own name.
+        also: Further keyword arguments beside those in the signature, or a function from the keywords to these names.
+        called: Name of the function in the error; by default its own.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -453,39 +461,42 @@ def checked_names(
 
 
 def checked_fields(kind: type[T]) -> type[T]:
-    """The same for a dataclass."""
+    """Decorate a dataclass: an unknown keyword argument raises UnknownName, with a suggestion."""
     setattr(kind, "__init__", checked_names(called=kind.__name__)(kind.__init__))  # noqa: B010  (not a plain method)
     return kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a setting is beside its type and default, in the `Annotated` of a dataclass's field; the text below the
-    field says what it means. From them follow the check of the keyword, the file of settings, the environment, the
-    flag, and docs/settings.md.
+    """Bounds, unit and command-line form of a setting.
+
+    A setting is a field of a dataclass with type `Annotated[type, Setting(...)]`, a default and a docstring. memoire
+    makes from it the check of the keyword argument, the key in settings files, the environment variable, the flag and
+    the row in docs/settings.md.
     """
 
     low: float = 0.0
     high: float = math.inf
     above: float | None = None
-    """What a number has to be above."""
+    """Number that the value has to exceed; None if `low` is the bound."""
     unit: Literal["", "s", "bytes"] = ""
-    """Bytes may be said as text, such as 4GiB."""
+    """Unit of the value. Bytes may also be given as text, such as 4GiB."""
     choices: tuple[str, ...] = ()
     show: str = ""
-    """What stands for its value in the help: FILE."""
+    """Placeholder of the value in `--help`, such as FILE."""
     flag: str = ""
-    """Its name on the command line, where it is another one: state-dir."""
+    """Name of the flag if it differs from the setting's name, such as state-dir."""
     short: str = ""
-    """A second flag, of one letter: -f."""
+    """Second flag of one letter, such as -f."""
     place: bool = False
-    """Whether the command line has it by its place, without a flag."""
+    """True if the setting is a positional argument of the command."""
     several: Literal["", "append", "*", "+"] = ""
-    """Of a tuple: the flag takes one value and may be repeated ("append"), or any number of values, or at least one."""
+    """Form of a tuple: a flag with one value that may be repeated ("append"), with any number of values ("*"), or with
+    at least one ("+")."""
     group: str = ""
-    """Of those with the same one, the command line has one at most."""
+    """Name of a group of settings. The command line may set at most one setting of a group."""
     needed: bool = False
-    """Whether the command line has to have one of the group."""
+    """True if the command line has to set one setting of the group."""
 
 
 NUMBER = Setting()
@@ -495,11 +506,11 @@ BYTES = Setting(unit="bytes")
 
 @dataclass(frozen=True)
 class Declared:
-    """A setting as a class declares it."""
+    """Setting of a dataclass: its name, type, default and `Setting`."""
 
     name: str
     kind: Any
-    """Its type, without None."""
+    """Type of the value, without None."""
     is_optional: bool
     default: Any
     is_required: bool
@@ -508,29 +519,33 @@ class Declared:
 
     @property
     def help(self) -> str:
-        """The text below the field; "" where there is no source."""
+        """Docstring of the field; "" if the source code is not available."""
         for kind in self.owner.__mro__:
             if text := _texts_in(kind.__module__).get(kind.__name__, {}).get(self.name):
                 return text
         return ""
 
     def check(self, value: Any) -> None:
-        """Refuse a value that is none of it. Raises ParameterError, WrongType."""
-        said, kind = self.setting, self.kind
+        """Raise ParameterError or WrongType if a value is not allowed for the setting."""
+        bounds, kind = self.setting, self.kind
         if value is None and self.is_optional:
             return
-        if said.choices:
-            if value not in said.choices:
-                raise ParameterError(self.name, value, one_of(value, said.choices))
+        if bounds.choices:
+            if value not in bounds.choices:
+                raise ParameterError(self.name, value, one_of(value, bounds.choices))
         elif kind is int:
-            low = -(2**63) if said.low == -math.inf else int(said.low)
-            whole(self.name, value, low, 2**62 if said.high == math.inf else int(said.high))
+            low = -(2**63) if bounds.low == -math.inf else int(bounds.low)
+            whole(self.name, value, low, 2**62 if bounds.high == math.inf else int(bounds.high))
         elif kind is float:
             is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if not is_number or not said.low <= value <= said.high or (said.above is not None and value <= said.above):
-                least = f" from {said.low:g}" if said.above is None else f" above {said.above:g}"
-                least = "" if said.low == -math.inf else least
-                most = "" if said.high == math.inf else f" to {said.high:g}"
+            if (
+                not is_number
+                or not bounds.low <= value <= bounds.high
+                or (bounds.above is not None and value <= bounds.above)
+            ):
+                least = f" from {bounds.low:g}" if bounds.above is None else f" above {bounds.above:g}"
+                least = "" if bounds.low == -math.inf else least
+                most = "" if bounds.high == math.inf else f" to {bounds.high:g}"
                 raise ParameterError(self.name, value, f"a finite number{least}{most}")
         elif kind is bool and not isinstance(value, bool):
             raise ParameterError(self.name, value, "True or False")
@@ -538,16 +553,16 @@ class Declared:
 
 @functools.cache
 def _texts_in(module: str) -> dict[str, dict[str, str]]:
-    """The texts below the fields of each class of a module."""
+    """Return the docstrings of the fields of each class in a module, by class and field."""
     try:
-        made = ast.parse(inspect.getsource(sys.modules[module]))
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError):
         return {}
-    return {each.name: dict(_texts_of(each)) for each in ast.walk(made) if isinstance(each, ast.ClassDef)}
+    return {each.name: dict(_texts_of(each)) for each in ast.walk(tree) if isinstance(each, ast.ClassDef)}
 
 
-def _texts_of(made: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    for field, text in itertools.pairwise(made.body):
+def _texts_of(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for field, text in itertools.pairwise(definition.body):
         is_field = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if is_field and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             yield ast.unparse(field.target), " ".join(str(text.value.value).split())  # type: ignore[attr-defined]
@@ -555,18 +570,18 @@ def _texts_of(made: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def declared(kind: type[Any]) -> dict[str, Declared]:
-    """The settings that a dataclass declares, by name, in their order."""
-    hints, found = get_type_hints(kind, include_extras=True), {}
+    """Return the settings that a dataclass declares, by name, in the order of its fields."""
+    hints, settings = get_type_hints(kind, include_extras=True), {}
     for each in (one for one in fields(kind) if get_origin(hints[one.name]) is Annotated):
-        hint, said = get_args(hints[each.name])[:2]
+        hint, setting = get_args(hints[each.name])[:2]
         is_optional = NoneType in get_args(hint)
         one = next(one for one in get_args(hint) if one is not NoneType) if is_optional else hint
         default, is_required = (None, True) if each.default is MISSING else (each.default, False)
-        found[each.name] = Declared(each.name, one, is_optional, default, is_required, said, kind)
-    return found
+        settings[each.name] = Declared(each.name, one, is_optional, default, is_required, setting, kind)
+    return settings
 
 
 def check_settings(values: Any) -> None:
-    """Refuse a value that is none of its setting, in a dataclass that declares them. Raises ParameterError."""
+    """Raise ParameterError if a field of a dataclass has a value that its setting does not allow."""
     for each in declared(type(values)).values():  # type: ignore[arg-type]
         each.check(getattr(values, each.name))

@@ -1,11 +1,11 @@
-"""What programs and adapters around memoire are built of, beside the names that `memoire` itself has. Public.
+"""Public building blocks for programs and adapters around memoire, beside the names in `memoire` itself.
 
 Rows and their schemas (`RowSchema`, `Fragment`), samplers of your own (`Sampler`), advantages of rollouts (`gae`,
-`vtrace`), a process' keys (`Keys`), checks of arguments whose errors say what was expected (`whole`, `one_of`,
-`checked_names`), named arrays as bytes (`tensors`), files that are there as a whole or not at all (`record_file`,
-`replace_file`), and locks that an interrupt does not tear (`Held`, `at_once`). Their own docstrings describe them.
+`vtrace`), the keys of a process (`Keys`), checks of arguments whose errors name the expected values (`whole`, `one_of`,
+`checked_names`), named arrays as bytes (`tensors`), files that are written atomically (`record_file`, `replace_file`),
+and locks that stay consistent if Ctrl+C interrupts their owner (`Held`, `at_once`). See the docstring of each name.
 
-Names are imported when they are used, as those of `memoire` are.
+Each name is imported at its first use.
 """
 
 import importlib
@@ -89,17 +89,17 @@ if TYPE_CHECKING:
 
 
 def deferred(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a module: what it imports for type checkers is imported when it is first used."""
+    """Return `__getattr__` and `__dir__` for a module whose imports under `if TYPE_CHECKING` happen at first use."""
 
     def imported(name: str) -> Any:
         home = imports_of(module).get(name)
         if home is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        found = importlib.import_module(home)
-        is_module = home == module or not hasattr(found, name)
-        made = importlib.import_module(f"{home}.{name}") if is_module else getattr(found, name)
-        setattr(sys.modules[module], name, made)
-        return made
+        source = importlib.import_module(home)
+        is_module = home == module or not hasattr(source, name)
+        value = importlib.import_module(f"{home}.{name}") if is_module else getattr(source, name)
+        setattr(sys.modules[module], name, value)
+        return value
 
     return imported, lambda: sorted({*vars(sys.modules[module]), *imports_of(module)})
 

@@ -1,17 +1,17 @@
-"""What a kind of table of your own is written with: its pool, its messages, and who asks for it far away. Public.
+"""Public names for a kind of table of your own: its pool, its messages and its remote calls.
 
-    Kind, add, PoolPlace               what is said of it, and what a server makes of a `Table` of this kind
-    TablePool and TakesPushes, HasRoom, HandsOutOnce, DrawsBatches, SavesRows, ...     what its pool can do
-    Body, body, PushedBody, Count, ... messages, and types of their fields that are bounded
-    ActorSide, EpisodesSide            what its actors push
-    Desk, Reply, Page                  what answers them
-    HasCalls, FarCalls, CalledServers  calls of its own, in the server's process and far away
-    RecordBody, SavedRecord, PutBack   what a snapshot has of it
-    counter, gauge, histogram, shown   figures on the fields of its stats
-    Channel, Worker, Node              a thread with connections of its own, for whoever asks
-    NodeService, InferenceThread       what an inference node answers beside rows
+    Kind, add, PoolPlace               the registration of a kind, and the arguments of its pool in a server
+    TablePool and TakesPushes, HasRoom, HandsOutOnce, DrawsBatches, SavesRows, ...     capabilities of a pool
+    Body, body, PushedBody, Count, ... messages, and bounded types of their fields
+    ActorSide, EpisodesSide            the actor's side: recording and pushing
+    Desk, Reply, Page                  the server's side: handlers of requests and their replies
+    HasCalls, FarCalls, CalledServers  calls of the kind, in the process of the server and from other processes
+    RecordBody, SavedRecord, PutBack   records of the kind in a snapshot
+    counter, gauge, histogram, shown   metrics of the fields in the stats of a pool
+    Channel, Worker, Node              threads with sockets, for remote calls
+    NodeService, InferenceThread       further services of an inference node
 
-Names are imported when they are used, as those of `memoire` are.
+Each name is imported at its first use.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,6 @@
-"""Processes of one machine: started, watched, started again when they die, and ended together. Public.
+"""Public names for programs that start and supervise several processes on one machine.
+
+A launcher starts processes, restarts those that die, and ends all of them together:
 
     with Launcher(say=note) as launcher:
         run = LocalRun(launcher, Nodes(schema=schema, proxies=0))
@@ -7,9 +9,9 @@
             launcher.supervise([learner])
             run.watch()
 
-`LauncherLine` is the other end, in a process that is launched; `LaunchedRun` is what `memoire launch` runs.
+A launched process uses `LauncherLine` to talk to its launcher. `memoire launch` runs a `LaunchedRun`.
 
-Names are imported when they are used, as those of `memoire` are.
+Each name is imported at its first use.
 """
 
 from typing import TYPE_CHECKING

@@ -1,13 +1,12 @@
-"""Where figures go while a run goes on: TensorBoard's files, Trackio, or whatever has a call like
-`log(figures, step=7)`.
+"""Loggers of figures during a run: TensorBoard's files, Trackio, Weights & Biases, lines of JSON, or other functions.
 
-`memoire report` and `memoire.dashboard.terminal.log_tail` give the figures of a whole cluster to a logger. A learner
-gives its own, and those of its server:
+`memoire report` and `memoire.dashboard.terminal.log_tail` write the figures of a whole cluster to a logger. A learner
+writes its own figures and those of its server:
 
     with contextlib.closing(TensorBoard("runs/breakout")) as logger:
         logger.log({"loss": loss} | figures(server.stats()), step)
 
-What has two methods is a logger. Where somebody else's functions do the work, one line makes one:
+A logger has two methods, `log` and `close`. `Functions` wraps the functions of another library as a logger:
 
     Functions(wandb.log, wandb.finish)
     Functions(mlflow.log_metrics, mlflow.end_run)
@@ -43,17 +42,17 @@ WARNING_INTERVAL = 60.0
 
 
 class Logger(Protocol):
-    """Takes figures by name."""
+    """Type of objects that write figures, such as a loss, by name and step."""
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """These are the figures at this step; steps do not go back."""
+        """Write the figures of a step. Steps never decrease."""
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """End the logger; `log` is not called again."""
 
 
 class Functions:
-    """A logger out of functions.
+    """Logger that calls functions of another library.
 
     Args:
         log: Called as `log(figures, step=step)`.
@@ -64,19 +63,19 @@ class Functions:
         self._log, self._close = log, close
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Hand the figures on, as a dictionary of their own."""
+        """Call the function `log` with a copy of the figures."""
         self._log(dict(figures), step=step)
 
     def close(self) -> None:
-        """Hand that on, too."""
+        """Call the function `close`."""
         self._close()
 
 
 class _File:
-    """A file to which records are added, each as a whole.
+    """File to which whole records are appended.
 
-    One that cannot be written, such as on a full disk, is cut back to its last record, and the record is lost: once a
-    minute a warning says how many. Training goes on.
+    If the disk is full, the file is truncated to its last whole record and the new record is lost. A warning counts the
+    lost records at most once a minute. Training goes on.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
@@ -85,7 +84,7 @@ class _File:
         self._lost, self._warned = 0, -math.inf
 
     def add(self, record: bytes) -> None:
-        """Add a record; a reader sees it at once."""
+        """Append a record, without a buffer: readers of the file see it at once."""
         try:
             with self.path.open("ab", buffering=0) as file:
                 start = file.tell()
@@ -102,14 +101,14 @@ class _File:
 
 
 class TensorBoard:
-    """Writes an event file that TensorBoard reads while it grows. TensorBoard itself is not needed here.
+    """Logger that writes an event file for TensorBoard. It does not need the package tensorboard.
 
     Args:
-        folder: Where the file goes; it is made. TensorBoard shows each folder as a run.
-        clock: Seconds since 1970.
+        folder: Folder of the event file, created if missing. TensorBoard shows each folder as a run.
+        clock: Returns seconds since 1970.
 
     Raises:
-        OSError: the folder cannot be made or written.
+        OSError: The folder cannot be created or written.
     """
 
     def __init__(self, folder: str | os.PathLike[str], clock: Callable[[], float] = wall_clock) -> None:
@@ -118,28 +117,28 @@ class TensorBoard:
         self._clock = clock
         name = f"events.out.tfevents.{clock():.0f}.{socket.gethostname()}.{os.getpid()}.{id(self):x}"
         self.path = place / name
-        """The file."""
+        """Path of the event file."""
         self.path.write_bytes(first_event())
         self._file = _File(self.path, clock)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Write the finite ones of these figures; a reader sees them at once. A full disk loses them."""
+        """Write the finite figures of a step; readers of the file see them at once. If the disk is full, they are lost."""
         self._file.add(scalars(figures, step, self._clock()))
 
     def close(self) -> None:
-        """Nothing: each record is written as a whole."""
+        """Do nothing, because each record is already in the file."""
 
 
 class Trackio:
-    """Figures to Trackio, which keeps them on this machine: `pip install trackio`, then `trackio show`.
+    """Logger that writes to Trackio, which keeps figures on this machine: `pip install trackio`, then `trackio show`.
 
     Args:
-        project: What Trackio shows runs under.
-        name: Of the run.
-        options: What else `trackio.init` takes.
+        project: Project under which Trackio shows the run.
+        name: Name of the run.
+        options: Further arguments of `trackio.init`.
 
     Raises:
-        NotInstalled: Trackio is not there.
+        NotInstalled: The package trackio is not installed.
     """
 
     def __init__(self, project: str, name: str | None = None, **options: Any) -> None:
@@ -148,50 +147,50 @@ class Trackio:
         self._run = trackio.init(project=project, name=name, **options)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Hand the figures on."""
+        """Write the figures of a step to Trackio."""
         self._run.log(dict(figures), step=step)
 
     def close(self) -> None:
-        """Wait until all are kept."""
+        """Wait until Trackio has stored all figures."""
         self._run.finish()
 
 
 class JsonLines:
-    """Appends a line of JSON for each call: {"step": 7, "time": ..., "loss": 0.25}.
+    """Logger that appends a line of JSON for each call, such as {"step": 7, "time": ..., "loss": 0.25}.
 
     Args:
-        path: Of the file; its folder is made.
-        clock: Seconds since 1970.
+        path: Path of the file. Its folder is created if missing.
+        clock: Returns seconds since 1970.
     """
 
     def __init__(self, path: str | os.PathLike[str], clock: Callable[[], float] = wall_clock) -> None:
         self.path = Path(path).absolute()
-        """The file."""
+        """Path of the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._clock = clock
         self._file = _File(self.path, clock)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Write the finite ones of these figures; a reader sees them at once. A full disk loses them."""
+        """Write the finite figures of a step; readers of the file see them at once. If the disk is full, they are lost."""
         finite = {name: float(value) for name, value in figures.items() if math.isfinite(value)}
         self._file.add(json.dumps({"step": step, "time": self._clock()} | finite).encode() + b"\n")
 
     def close(self) -> None:
-        """Nothing: each line is written as a whole."""
+        """Do nothing, because each line is already in the file."""
 
 
 class Wandb:
-    """Figures to Weights & Biases. If it cannot be reached, lines of JSON go on without it.
+    """Logger that writes to Weights & Biases, and to a file of JSON lines that is complete also if W&B is unreachable.
 
     Args:
-        project, entity, run_id: As of `wandb.init`; a run of this id goes on.
-        key: What it lets this process in by. It is in the environment while `wandb.init` runs, and nowhere else.
-        config: What else describes the run.
-        fallback: File of lines of JSON, written in any case; None writes none.
-        attempts: Times that `wandb.init` is tried.
+        project, entity, run_id: Arguments of `wandb.init`. A run with this id is continued.
+        key: API key. It is in the environment only while `wandb.init` runs.
+        config: Description of the run for W&B.
+        fallback: Path of the file of JSON lines; None writes no file.
+        attempts: Number of calls of `wandb.init` before the logger gives up on W&B.
 
     Raises:
-        NotInstalled: wandb is not there.
+        NotInstalled: The package wandb is not installed.
     """
 
     KEY = "WANDB_API_KEY"
@@ -217,29 +216,29 @@ class Wandb:
                 with _environment(self.KEY, key):
                     self._run = wandb.init(resume="allow", **options)
                 return
-            except Exception as error:  # of a foreign library: whatever it is, training goes on
+            except Exception as error:  # training goes on, whatever W&B raises
                 _log.warning("wandb.init failed, attempt %d of %d: %s", attempt + 1, attempts, type(error).__name__)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Hand the figures on."""
+        """Write the figures of a step to the file and to W&B."""
         if self._lines is not None:
             self._lines.log(figures, step)
         if self._run is not None:
             try:
                 self._run.log(dict(figures), step=step)
-            except Exception as error:  # the same
-                _log.warning("wandb takes no more figures: %s", type(error).__name__)
+            except Exception as error:  # training goes on, whatever W&B raises
+                _log.warning("figures are no longer sent to wandb: %s", type(error).__name__)
                 self._run = None
 
     def close(self) -> None:
-        """Wait until all are kept."""
+        """Wait until W&B has stored all figures."""
         if self._run is not None:
             self._run.finish()
 
 
 @contextlib.contextmanager
 def _environment(name: str, value: str | None) -> Iterator[None]:
-    """A variable of the environment while this lasts; None leaves it as it is."""
+    """Set a variable of the environment inside the `with` block; a value of None changes nothing."""
     former = os.environ.get(name)
     if value is not None:
         os.environ[name] = value
@@ -252,20 +251,20 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
                 os.environ[name] = former
 
 
-def keywords_of(made: Any, where: str = "training_cls") -> dict[str, Any]:
-    """What a class was partially given, by name, nested: for a run's description.
+def keywords_of(partial: Any, where: str = "training_cls") -> dict[str, Any]:
+    """Return the keyword arguments of a `functools.partial`, nested, to describe a run.
 
     Raises:
-        ParameterError: an argument was given without its name; says which class it is of.
+        ParameterError: The partial has positional arguments; the error names its class.
     """
-    if getattr(made, "args", ()):
-        name = getattr(getattr(made, "func", made), "__qualname__", repr(made))
-        raise ParameterError(where, f"{name} with arguments without names: {made.args!r:.80}", "keywords only")
-    found: dict[str, Any] = {}
-    for name, value in getattr(made, "keywords", {}).items():
+    if getattr(partial, "args", ()):
+        name = getattr(getattr(partial, "func", partial), "__qualname__", repr(partial))
+        raise ParameterError(where, f"{name} with positional arguments: {partial.args!r:.80}", "keyword arguments only")
+    keywords: dict[str, Any] = {}
+    for name, value in getattr(partial, "keywords", {}).items():
         inner = keywords_of(value, f"{where}.{name}") if hasattr(value, "keywords") else None
-        found[name] = inner or (value if isinstance(value, bool | int | float | str) else _called(value))
-    return found
+        keywords[name] = inner or (value if isinstance(value, bool | int | float | str) else _called(value))
+    return keywords
 
 
 def _called(value: Any) -> str:
@@ -273,11 +272,12 @@ def _called(value: Any) -> str:
 
 
 def figures(stats: Any, prefix: str = "") -> dict[str, float]:
-    """All finite numbers in what `stats()` of a node gives, by name: "tables.default.samples". Booleans and texts are
-    left out.
+    """Return all finite numbers in the stats of a node, by a name such as "tables.default.samples".
+
+    Booleans and texts are left out.
 
     Args:
-        prefix: What names begin with, such as "server.".
+        prefix: Beginning of each name, such as "server".
     """
     if dataclasses.is_dataclass(stats) and not isinstance(stats, type):
         stats = {each.name: getattr(stats, each.name) for each in dataclasses.fields(stats)}
@@ -290,21 +290,21 @@ def figures(stats: Any, prefix: str = "") -> dict[str, float]:
 
 # ------------------------------------------------------------------------------------------------------ event files
 #
-# An event file is a row of records: length, checksum of the length, bytes, checksum of the bytes; each record is a
+# An event file is a sequence of records: length, checksum of the length, bytes, checksum of the bytes; each record is a
 # protocol buffer `Event { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5 }`, with
 # `Summary { repeated Value value = 1 }` and `Value { string tag = 1; float simple_value = 2 }`.
 
 
 def first_event() -> bytes:
-    """What an event file begins with."""
+    """Return the first record of an event file, which has its version."""
     return _record(_double(1, 0.0) + _bytes(3, b"brain.Event:2"))
 
 
 def scalars(figures: Mapping[str, float], step: int, seconds: float) -> bytes:
-    """One record with the finite ones of these figures at a step; b"" where there is none.
+    """Return one record with the finite figures of a step; b"" if no figure is finite.
 
     Args:
-        seconds: Since 1970.
+        seconds: Time of the step, in seconds since 1970.
     """
     if not 0 <= step < 1 << 63:
         raise ParameterError("step", step, "a whole number from 0 to 2**63 - 1")
@@ -344,7 +344,7 @@ def _varint(value: int) -> bytes:
 
 
 def masked(data: bytes) -> int:
-    """The checksum of a record's part, as event files have it."""
+    """Return the masked checksum that event files store beside a part of a record."""
     checksum = crc32c(data)
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -359,12 +359,12 @@ def _table() -> tuple[int, ...]:
 
 
 LARGEST: Final = 3.4028234663852886e38
-"""The largest number of a float32, in which event files have figures."""
+"""Largest number of a float32, the type of figures in event files."""
 _CRC: Final = _table()
 
 
 def crc32c(data: Iterable[int]) -> int:
-    """The Castagnoli checksum (RFC 3720, appendix B.4)."""
+    """Return the Castagnoli checksum CRC32C of bytes (RFC 3720, appendix B.4)."""
     value = 0xFFFFFFFF
     for byte in data:
         value = _CRC[(value ^ byte) & 0xFF] ^ value >> 8

@@ -1,10 +1,7 @@
-"""Which release this is, and what a node calls itself when it says HELLO or WELCOME.
+"""Version of memoire, and a check that its extension modules are compiled.
 
-Imported before all else: says so if a compiled module is missing, as in a checkout that was never built.
-
-Python itself would speak of a circular import.
-
-`imports_of` finds the names that a module imports when they are used.
+`memoire` imports this module first. In a checkout that was never built, the check raises an error that says so; without
+it, Python would report a circular import.
 """
 
 import dis
@@ -22,13 +19,13 @@ SOFTWARE = f"memoire {VERSION}"
 
 
 COMPILED = ("_core", "net/_multipart", "wire/_bytes", "wire/_container", "tables/caches/_draw")
-"""Modules that setup.py compiles, by their places in this folder."""
+"""Extension modules that setup.py compiles, as paths in the folder of the package."""
 
 FOLDER = Path(__file__).resolve().parent
 
 
 def is_built(folder: Path) -> bool:
-    """Whether every compiled module is there."""
+    """Return True if the folder has every extension module."""
     return all(PathFinder.find_spec(Path(name).name, [str((folder / name).parent)]) is not None for name in COMPILED)
 
 
@@ -39,15 +36,16 @@ if not is_built(FOLDER):
 
 @functools.cache
 def imports_of(module: str) -> dict[str, str]:
-    """The names that a module imports for type checkers alone (`if TYPE_CHECKING`), with those of the modules that have
-    them, as its compiled code says: there is no other list.
+    """Map each name that a module imports under `if TYPE_CHECKING` to the module that defines it.
+
+    The names come from the compiled code of the module, so that they are listed only once.
     """
-    home, found = "", {}
+    home, homes = "", {}
     loader: Any = sys.modules[module].__loader__
     steps = dis.get_instructions(loader.get_code(module))
     for step in itertools.dropwhile(lambda step: (step.opname, step.argval) != ("LOAD_NAME", "TYPE_CHECKING"), steps):
         if step.opname == "IMPORT_NAME":
             home = str(step.argval)
         elif step.opname == "IMPORT_FROM":
-            found[str(step.argval)] = home
-    return found
+            homes[str(step.argval)] = home
+    return homes
