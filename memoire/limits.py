@@ -1,7 +1,6 @@
-"""Timeouts and byte limits of the library, and the memory that the process's container allows; times are seconds, sizes
-are bytes.
+"""Timeouts and byte limits of nodes and clients, and the memory limit of the container of the process.
 
-The clock of the machine: the default of everything that takes a clock.
+Times are in seconds, sizes in bytes. `wall_clock` is the default of every argument `clock`.
 """
 
 import gc
@@ -29,50 +28,50 @@ KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
 HELD_BYTES = 1 * GiB
-"""Bytes that a server holds by default, if no container allows less."""
+"""Default of the bytes that a server holds, if its container does not limit them further."""
 MODEL_BYTES = 1 * GiB
-"""Bytes of models that a node keeps by default, if no container allows less."""
+"""Default of the bytes of models that a node keeps, if its container does not limit them further."""
 QUEUE_BYTES = 256 * MiB
-"""Bytes that a proxy keeps for each server by default, if no container allows less."""
+"""Default of the bytes in a proxy's queue for one server, if its container does not limit them further."""
 UNLIMITED_GROUP = 1 << 60
-"""Bytes from which on a control group of version 1 means that there is no limit."""
+"""Smallest number of bytes that means "no limit" in a control group of version 1."""
 NO_LIMIT = 2**53 - 1
-"""Entries that a client may record where nothing holds it back: the most that a message can say."""
+"""Entries that a client may record if its server sets no limit: the largest number in a message."""
 HEADER_BYTES = 96
-"""What stands in front of each message's tail."""
+"""Bytes of a message before its tail, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """What a table stores, and how much of it: settings of `memoire.Table`, flags of `memoire server`."""
+    """Kind and capacity of a table: settings of `memoire.Table`, and flags of `memoire server`."""
 
     storage: Annotated[str, Setting(show="KIND")] = "caches"
-    """What is stored: caches, episodes, rollouts, prompts, keyed, or a kind that an installed package adds."""
+    """Kind of table: caches, episodes, rollouts, prompts, keyed, or a kind that an installed package adds."""
     capacity: Annotated[int, NUMBER] = 0
-    """Entries of episodes that are stored; of rollouts, entries that may be recorded and not taken; prompts that are
-    not over."""
+    """Episodes: number of entries that the table stores. Rollouts: entries that are recorded and not yet taken.
+    Prompts: prompts that are not finished."""
     on_full: Annotated[str | None, Setting(choices=("wait", "oldest"))] = None
-    """Of rollouts and prompts: if there is no room, others wait, or the oldest leave (default: wait)."""
+    """Rollouts and prompts: if the table is full, new ones wait, or the oldest are dropped (default: wait)."""
     cache_limit: Annotated[int, NUMBER] = 0
-    """Caches held; 0: limited by bytes only."""
+    """Number of caches that the table holds; 0: only byte_limit bounds them."""
     byte_limit: Annotated[int | None, Setting(unit="bytes", low=1)] = None
-    """Of what is held, such as 4GiB (default: 1GiB, or half of the memory of its container)."""
+    """Bytes that the table holds, such as 4GiB (default: 1GiB, or half of the memory of the container)."""
     client_capacity: Annotated[int, NUMBER] = 0
-    """Entries that each client's memory has room for; 0: the client chooses."""
+    """Entries in the memory of each client; 0: the client chooses."""
 
 
 class UsualSize(int):
-    """A default size, of which a node takes less in a container that has no room for it."""
+    """Default size that a node reduces if its container has too little memory."""
 
 
 @checked_fields
-@says_instead("Make others: Limits.of(NAME=...).")
+@says_instead("Create a new object: Limits.of(NAME=...).")
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """Limits for tests and experts: how often peers speak, and the sizes of what they say it with.
+    """Limits for tests and experts: intervals between messages, and sizes of messages.
 
     Raises:
-        ParameterError: a value is out of its range.
+        ParameterError: A value is out of its range.
     """
 
     resend_after: Annotated[float, SECONDS] = 1.0
@@ -80,108 +79,110 @@ class Tuning:
     resend_most: Annotated[float, SECONDS] = 10.0
     """Most seconds between two resends."""
     update_every: Annotated[float, SECONDS] = 0.5
-    """Seconds between two UPDATE messages of a client that has news."""
+    """Seconds between two UPDATE messages of a client that has something to report."""
     account_timeout: Annotated[float, SECONDS] = 600.0
-    """Seconds of silence after which a client's account leaves a server's memory; it comes back when the client speaks.
-    That of a client that has ended leaves after `client_timeout`.
+    """Seconds without a message after which a server removes the account of a client from memory. The next message of
+    the client brings it back. The account of a client that has ended is removed after `client_timeout`.
     """
     patience: Annotated[float, SECONDS] = 3600.0
-    """Longest time that rows wait at an inference node, and that an observer waits for a job; more is refused."""
+    """Longest timeout in seconds of a request to an inference node, and of an observer's request for a job. Longer
+    timeouts are refused."""
     new_clients_rate: Annotated[float, NUMBER] = 25.0
-    """Clients that it may bring a second after that."""
+    """New clients a second that one key may bring to a server after the first `new_clients`."""
     connection_clients_rate: Annotated[float, NUMBER] = 1.0
-    """Clients that it may bring a second after that."""
+    """New clients a second that one connection may bring after the first `connection_clients`."""
     expected_clients: Annotated[int, NUMBER] = 300
-    """Clients that a server or proxy should have file descriptors for; it warns at its start where it has not."""
+    """Clients for which a server or proxy needs file descriptors. If there are too few, it warns when it starts."""
     request_bytes: Annotated[int, BYTES] = 1 * MiB
-    """Largest request or reply without a draw in it."""
+    """Largest request or reply in bytes, except replies with a batch."""
     tail_bytes: Annotated[int, BYTES] = 512 * KiB
-    """Largest msgpack tail of a message."""
+    """Largest msgpack tail of a message in bytes."""
     model_chunk: Annotated[int, BYTES] = 1 * MiB
-    """Bytes of one chunk of a model body. A publisher sends a little less than `request_bytes` at most."""
+    """Bytes of one chunk of a model. The chunks of a publisher are always a little smaller than `request_bytes`."""
     model_window: Annotated[int, NUMBER] = 4
-    """Chunks of one body that may be asked for before the first of them has come."""
+    """Chunks of one model that a client requests before the first of them has arrived."""
     model_spread: Annotated[float, SECONDS] = 0.5
-    """Seconds within which clients begin with a large body if many ask for it, each at a random moment; less for
-    smaller ones."""
+    """Longest random delay in seconds before a client downloads a large model that many clients want; shorter for
+    smaller models."""
     inline_model: Annotated[int, BYTES] = 16 * KiB
-    """Largest body that travels inside its notice."""
+    """Largest model in bytes that is sent inside the notice of its new version."""
     log_buffer_bytes: Annotated[int, BYTES] = 16 * MiB
-    """Bytes of those lines; beyond, log() waits."""
+    """Bytes of log lines that a client keeps until its home has them. If they are full, log() waits."""
     log_line_bytes: Annotated[int, BYTES] = 8 * KiB
-    """Longest log line; the rest is cut off."""
+    """Longest log line in bytes; the rest is cut off."""
     log_bytes: Annotated[int, BYTES] = 128 * MiB
-    """Text of log lines that a state folder keeps; the oldest segment goes beyond, and leaves the search with it."""
+    """Bytes of log lines that a state folder keeps. Beyond it, the oldest segment is deleted and no longer searched."""
     backup_every: Annotated[float, SECONDS] = 600.0
-    """Seconds between two backups of a state folder's database; another one is made when it is closed."""
+    """Seconds between two backups of the database in a state folder. Closing the server makes another backup."""
 
     def __post_init__(self) -> None:
         check_settings(self)
 
 
 @checked_fields
-@says_instead("Make others: Limits(NAME=...).")
+@says_instead("Create a new object: Limits(NAME=...).")
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a node or client allows itself and its peers; every field can be set when one is made.
+    """Timeouts and limits of a node or client, as keyword arguments.
 
     Raises:
-        ParameterError: a value is out of its range.
+        ParameterError: A value is out of its range.
     """
 
     request_timeout: Annotated[float, SECONDS] = 10.0
-    """Seconds a request waits for its reply in all, resends included."""
+    """Seconds that a request waits for its reply, including all resends."""
     client_timeout: Annotated[float, SECONDS] = 60.0
-    """Seconds of silence after which a client no longer counts, once its samples are used."""
+    """Seconds without a message after which a client no longer counts as present, once its samples are used."""
     close_timeout: Annotated[float, SECONDS] = 2.0
-    """Seconds that close() gives to what is still to be sent."""
+    """Seconds in which close() still sends queued messages."""
     max_actors: Annotated[int, NUMBER] = 0
-    """Actors that a server takes at once; further ones wait until one leaves. 0 is no bound."""
+    """Actors that a server accepts at the same time. Further actors wait until one leaves. 0 means no limit."""
     held_bytes: Annotated[int, BYTES] = 0
     """Bytes that a server or inference node holds for its peers: caches, episodes, prompts, keyed rows, rows that wait
-    for a batch, reports of clients, TD errors. Caches, episodes and rollouts overwrite their oldest; the others are
-    refused. 0 is 1 GiB; in a container at most half of what its memory limit leaves.
+    for a batch, reports of clients, TD errors. If they are full, new caches, episodes and rollouts overwrite the
+    oldest; everything else is refused. 0 means 1 GiB, but in a container at most half of the remaining memory.
     """
     credit: Annotated[int, BYTES] = 64 * MiB
-    """Bytes of caches a client may have on the way to its home."""
+    """Bytes of caches that a client may have sent to its home without an acknowledgement."""
     on_way_bytes: Annotated[int, BYTES] = 256 * MiB
-    """Bytes of caches that all clients of a server together may have on the way, though each may always have one. A
-    proxy's queue (`queue_bytes`) has room for as many, so that a server that is slow for a while loses none there.
+    """Bytes of caches that all clients of a server together may have sent without an acknowledgement. Each client may
+    always send one. A proxy's queue (`queue_bytes`) has the same size, so that it loses none while a server is slow.
     """
     message_bytes: Annotated[int, BYTES] = UsualSize(256 * MiB)
-    """Largest cache or episode payload. A server has as many for requests, for pushes, for replies on their way and for
-    kept replies, beside `held_bytes`; in a container, the default is so small that all four take at most a
-    fourth of what its memory limit leaves beside `held_bytes`.
+    """Largest payload of a cache or episode in bytes. A server reserves this size four times beside `held_bytes`: for
+    requests, for pushes, for replies that are being sent and for kept replies. In a container, the default is so small
+    that all four take at most a fourth of the memory that `held_bytes` leaves.
     """
     model_bytes: Annotated[int, BYTES] = 0
-    """Bytes of models a node keeps over all topics; at least the newest of each is kept. A server refuses a model for
-    which the newest ones of other topics leave no room. 0 is 1 GiB; in a container at most a fourth of what its memory
-    limit leaves beside all others or a proxy's queues, and half of that for a server, which has as many for models on
-    their way.
+    """Bytes of models that a node keeps for all topics together. A node always keeps the newest model of each topic; a
+    server refuses a model for which the newest models of other topics leave no room. 0 means 1 GiB, but in a container
+    at most a fourth of the memory that the other limits and a proxy's queues leave. A server takes half of that, since
+    it reserves the same size for models that are being sent.
     """
     log_lines: Annotated[int, NUMBER] = 10_000
-    """Lines a client keeps until its home has them; beyond, log() waits."""
+    """Log lines that a client keeps until its home has them. If they are full, log() waits."""
     block_timeout: Annotated[float, SECONDS] = 10.0
-    """Seconds that a writer waits for room in the byte window where it may (on_full="block"); then it skips."""
+    """Seconds that a writer with on_full="block" waits for room in the byte window, before it skips the cache."""
     new_clients: Annotated[int, NUMBER] = 16384
-    """Clients that one key (or everybody, without keys) may bring to a server at once; further ones have to wait."""
+    """New clients that one key may bring to a server at once, or all clients together if the server has no keys.
+    Further clients have to wait."""
     connection_clients: Annotated[int, NUMBER] = 1024
-    """Clients that one connection may bring at once to the server or proxy where it ends."""
+    """New clients that one connection may bring at once to a server or proxy."""
     log_timeout: Annotated[float, SECONDS] = 1.0
-    """Seconds that log() waits for room; then the line is not taken, and counted as dropped."""
+    """Seconds that log() waits for room. After that, the line is dropped and counted."""
     tuning: Tuning = Tuning()
-    """The others, which a user has no reason to set."""
+    """Further limits, for tests and experts."""
 
     def __post_init__(self) -> None:
         check_settings(self)
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """Those in which these hold, by name; those of `tuning` are named as if they were here."""
+        """Return limits with these values, by name; names of `Tuning` are allowed, too."""
         return cls().replace(**values)
 
     def replace(self, **changes: Any) -> Self:
-        """The same with some changed; those of `tuning` are named as if they were here."""
+        """Return a copy with some values changed, by name; names of `Tuning` are allowed, too."""
         refuse_unknown("Limits", changes, LIMITS)
         own: dict[str, Any] = {}
         tuned: dict[str, Any] = {}
@@ -192,12 +193,12 @@ class Limits:
         return replace(self, **own)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of one, also of `tuning`; `default` where there is none of this name."""
+        """Return the value of a limit, also one of `tuning`, or `default` if there is no limit of this name."""
         return getattr(self.tuning if name in TUNED else self, name, default)
 
     @property
     def reply_bytes(self) -> int:
-        """Largest frame of a reply: a batch that is drawn far away, or what any other request is answered with."""
+        """Bytes of the largest frame in a reply, such as a batch for a learner in another process."""
         tuning = self.tuning
         return max(self.message_bytes, tuning.request_bytes, tuning.tail_bytes + HEADER_BYTES)
 
@@ -206,36 +207,36 @@ TUNED = declared(Tuning)
 """Fields of `Tuning`, by name."""
 LIMITS = declared(Limits) | TUNED
 """Every limit, by name."""
-FORMER.update({name: ("tuning", f"It is one of limits.tuning: write Limits.of({name}=...).") for name in TUNED})
+FORMER.update({name: ("tuning", f"It is a field of limits.tuning: write Limits.of({name}=...).") for name in TUNED})
 
 
 class ContainerLimit(NamedTuple):
-    """The memory limit of a container: of a control group (cgroup) of Linux."""
+    """Memory limit of a container, from a control group (cgroup) of Linux."""
 
     size: int
-    """Bytes that all processes in it may have together; the kernel kills one of them beyond that."""
+    """Bytes that all processes in the container may use together. Beyond it, the kernel kills one of them."""
     file: Path
-    """The file that says so."""
+    """File of the control group that contains the limit."""
 
 
 class Container:
-    """The container that this process runs in, and the memory that its buffers and nodes reserve there.
+    """Container of this process, with the memory that buffers and nodes of the process have reserved in it.
 
-    Processes do not know of each other: each may reserve the whole limit. The memory of a machine without such a limit
-    refuses nothing: the machine may have swap, and a buffer takes pages only when entries fill them.
+    Processes do not share reservations: each may reserve the whole limit. Without a limit nothing is refused, since the
+    machine may have swap, and a buffer takes pages only when entries fill them.
 
     Args:
-        root: Where `/proc` and `/sys` are.
+        root: Folder that contains `/proc` and `/sys`.
     """
 
     def __init__(self, root: str | Path = "/") -> None:
         self._root = Path(root)
         self.sizes: dict[int, int] = {}
-        """Bytes of each reservation, by its id."""
+        """Bytes of each `Reservation`, by the id of the object."""
 
     @property
     def limit(self) -> ContainerLimit | None:
-        """The least limit of this process's control group and of those around it, read now; None if there is none."""
+        """Smallest limit of the control groups of this process, read at each access; None if there is no limit."""
         return min(self._limits(), default=None)
 
     def _limits(self) -> Iterator[ContainerLimit]:
@@ -253,10 +254,10 @@ class Container:
 
 
 class Reservation:
-    """Memory of a container that one buffer or node may fill: until `release`, or until the reservation is garbage.
+    """Reservation of memory in a container by one buffer or node, until `release` or until it is garbage-collected.
 
     Args:
-        container: None has no limit.
+        container: Container of the process; None means no limit.
     """
 
     def __init__(self, container: Container | None) -> None:
@@ -264,16 +265,17 @@ class Reservation:
         self._parts: dict[str, int] = {}
 
     def reserve(self, name: str, value: object, size: int, part: str = "") -> None:
-        """Reserve so many bytes, in place of those before, for what a caller has asked for by a parameter.
+        """Reserve the bytes that an argument of the caller needs, instead of the former bytes of the same part.
 
         Args:
-            name: The parameter.
-            value: What it was set to.
-            size: Bytes that this makes.
-            part: What they are for, if this node reserves for several things.
+            name: Name of the argument.
+            value: Value of the argument.
+            size: Bytes to reserve.
+            part: Purpose of the bytes, if the node reserves several parts.
 
         Raises:
-            ParameterError: the container does not allow so much beside the other reservations. This one stays.
+            ParameterError: The other reservations leave too little memory in the container. The former reservation
+                of the part stays.
         """
         if self._container is None:
             return
@@ -295,16 +297,17 @@ class Reservation:
         container.sizes[id(self)] = sum(self._parts.values())
 
     def default(self, name: str, usual: int, part: str = "", share: int = 2) -> int:
-        """Return a size for what no caller has asked for: `usual`, or half of what the limit leaves beside the other
-        reservations, if that is less. 0 for `usual` is any size; without a limit, it is returned.
+        """Return the default size of a part: `usual`, or a share of the free memory of the container, if that is less.
 
         Args:
-            name: The parameter that would have said it.
-            part: As of `reserve`.
-            share: In place of the half, this part.
+            name: Name of the argument that the caller did not set.
+            usual: Bytes if the container has enough memory; 0 means as many as possible. Without a limit, it is
+            returned.
+            part: Purpose of the bytes, as in `reserve`.
+            share: Divisor of the free memory; 2 means at most half of it.
 
         Raises:
-            ParameterError: the limit leaves nothing.
+            ParameterError: The other reservations leave no memory.
         """
         limit, others = (None, 0) if self._container is None else self._limit_and_others(self._container, part)
         if limit is None:
@@ -319,18 +322,20 @@ class Reservation:
         return min(usual or left, left)
 
     def limits(self, limits: Limits, others: Callable[[Limits], Limits], **copies: int) -> Limits:
-        """Reserve what a node may fill of some limits: first those that were asked for, then what `others` reserves,
-        and last the defaults, of which all copies of each take at most a fourth of what is left.
+        """Reserve the sizes in a node's limits: first those that the caller set, then those of `others`, then defaults.
+
+        All copies of a default together take at most a fourth of the free memory.
 
         Args:
-            others: Is given the limits, and returns them with what it has set.
-            copies: How often the node may fill `model_bytes`, and `message_bytes`: defaults are shared in this order.
+            others: Reserves further memory; takes the limits and returns them with the sizes that it has set.
+            copies: Number of times that the node may fill `model_bytes` and `message_bytes`, in the order in which
+                defaults are reserved.
 
         Returns:
-            The limits with all of these sizes as they are.
+            The limits with the reserved sizes.
 
         Raises:
-            ParameterError: as `reserve` and `default`.
+            ParameterError: The container has too little memory, as in `reserve` and `default`.
         """
         usual = {name: size for name in copies if (size := _usual(name, getattr(limits, name)))}
         for name in (each for each in copies if each not in usual):
@@ -345,11 +350,11 @@ class Reservation:
     def _limit_and_others(self, container: Container, part: str) -> tuple[ContainerLimit | None, int]:
         limit = container.limit
         if limit is not None and sum(container.sizes.values()) > limit.size:
-            gc.collect()  # garbage reserves nothing
+            gc.collect()  # reservations of garbage are released
         return limit, sum(container.sizes.values()) - self._parts.get(part, 0)
 
     def release(self) -> None:
-        """Leave the memory to others."""
+        """Give the reserved memory back to the container."""
         if self._container is not None:
             self._container.sizes.pop(id(self), None)
         self._parts.clear()
@@ -358,17 +363,17 @@ class Reservation:
 
 
 def _usual(name: str, size: int) -> int:
-    """The default of a limit that was not asked for; 0 for one that was."""
+    """Return the default size of a limit that the caller did not set; 0 if the caller set it."""
     if name == "model_bytes" and not size:
         return MODEL_BYTES
     return int(size) if isinstance(size, UsualSize) else 0
 
 
 def _limits_of(mounts: Iterable[Path], path: str, file: str) -> Iterator[ContainerLimit]:
-    """Limits of a control group and of those around it, wherever they can be seen.
+    """Yield the limits of a control group and of the groups that contain it, as far as they are visible.
 
-    In a container the mount may begin at the group itself, and `path` may be that outside: then the mount's own file
-    has the limit.
+    Inside a container, the mount may begin at the group itself while `path` is the path outside of the container. In
+    that case the file in the mount itself has the limit.
     """
     parts = [part for part in path.split("/") if part]
     for mount in mounts:
@@ -387,8 +392,8 @@ def _mib(size: int) -> str:
 
 
 CONTAINER = Container()
-"""That of this process."""
+"""Container of this process."""
 
 
 wall_clock: Callable[[], float] = time.time  # noqa: TID251
-"""Seconds since 1970."""
+"""Clock of the machine: returns seconds since 1970."""

@@ -122,7 +122,7 @@ class TensorBoard:
         self._file = _File(self.path, clock)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Write the finite figures of a step; readers of the file see them at once. If the disk is full, they are lost."""
+        """Write the finite figures of a step, which readers see at once. If the disk is full, they are lost."""
         self._file.add(scalars(figures, step, self._clock()))
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class JsonLines:
         self._file = _File(self.path, clock)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Write the finite figures of a step; readers of the file see them at once. If the disk is full, they are lost."""
+        """Write the finite figures of a step, which readers see at once. If the disk is full, they are lost."""
         finite = {name: float(value) for name, value in figures.items() if math.isfinite(value)}
         self._file.add(json.dumps({"step": step, "time": self._clock()} | finite).encode() + b"\n")
 
