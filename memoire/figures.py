@@ -1,4 +1,4 @@
-"""Figures: what is counted, declared once on the field that holds it, and how parts add up. Pure.
+"""Figures: declarations of counters, gauges and histograms on the fields of stats, and rules to add them up.
 
     held_bytes: Annotated[int, gauge("held_bytes", "Size", "Bytes of what is held.", docs="choose.md")]
                 │                   │             │       └ the sentence of a scrape, of docs/metrics.md and of pages
@@ -6,11 +6,13 @@
                 │                   └ the metric is memoire_held_bytes, its unit bytes
                 └ the field of the stats, of /status and of the dashboard's API
 
-A property with such a return type is a figure that is derived from others. `catalogue` finds all figures of a class,
-also in the dataclasses that it holds, and `total` adds up several objects of a class. Modules that an actor loads
-import these names for type checkers alone; annotations are evaluated here, when somebody reads the catalogue.
+A property with such a return type is a figure that is derived from others. `catalogue` lists all figures of a class,
+also those in dataclasses that its fields hold, and `total` adds up several objects of a class. Modules that an actor
+loads import these names only for type checkers; `fields_of` evaluates their annotations at the first read of the
+catalogue.
 
-Durations by kind, in buckets: cheap to count, and enough for quantiles of many servers together.
+`Timings` counts durations by kind in buckets. Buckets are cheap to count, and those of many servers can be added up to
+estimate quantiles.
 """
 
 from __future__ import annotations
@@ -32,69 +34,69 @@ Kind: TypeAlias = Literal["", "counter", "gauge", "histogram"]
 T = TypeVar("T")
 
 MAX_LABELS: Final = 64
-"""Values of one label that are shown, if users name them (topics, scalars, tables): the first ones by name."""
+"""Values of one label that a scrape shows at most, if users choose them (topics, scalars, tables), in order of name."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What a field counts. `counter`, `gauge`, `histogram` and `shown` make it."""
+    """Declaration of a figure beside a field. `counter`, `gauge`, `histogram` and `shown` create it."""
 
     kind: Kind = ""
     name: str = ""
-    """Of the metric, without "memoire_" and "_total"; "" if a scrape does not show it."""
+    """Name of the metric, without "memoire_" and "_total"; "" if a scrape does not show the figure."""
     title: str = ""
     help: str = ""
-    """What it means: sentences."""
+    """Description of the figure in sentences."""
     unit: str = ""
-    """bytes, s, share, count, ago (a moment), or "" of a number."""
+    """Unit: bytes, s, share, count, ago (for a point in time), or "" for a plain number."""
     formula: str = ""
     docs: str = ""
-    """The page of docs/ that says more."""
+    """Page of docs/ that explains the figure."""
     adds: str = "sum"
-    """How the parts of several tables, servers or lives become one: sum, max, min, all, any, join, last (the first that
-    is known is taken), or "weighed by FIELD".
+    """Rule that combines the values of several tables, servers or lives: sum, max, min, all, any, join, last (the first
+    known value), or "weighed by FIELD".
     """
     label: str = ""
-    """Of a mapping: what its keys are. Of a text or a part: the label whose value it is."""
+    """Name of the label. Its values are the keys of a mapping, the text of a field, or `part`."""
     part: str = ""
-    """The value of the label that this field stands for, of a metric that several fields make up."""
+    """Value of the label for this field, if several fields together are one metric."""
     curve: bool = False
-    """Whether the dashboard keeps its history."""
+    """True if the dashboard records the figure over time."""
     of: str = ""
-    """"cluster": the metric of a whole cluster, which takes the place of that of a node."""
+    """Scope: "cluster" marks a metric of a whole cluster, which replaces the metric of a single node."""
 
     def __call__(self, part: str, title: str = "", help_: str = "", **changes: Any) -> Figure:
-        """The part of this metric that a field is."""
+        """Return the figure of a field that is one part of this metric."""
         return replace(self, part=part, title=title or part.capitalize(), help=help_ or self.help, **changes)
 
     @property
     def full_name(self) -> str:
-        """Of the metric, as a scrape shows it."""
+        """Name of the metric in a scrape."""
         return f"memoire_{self.name}" + "_total" * (self.kind == "counter")
 
 
 def counter(name: str, title: str, help_: str, **more: Any) -> Figure:
-    """A number that only grows, in one life of what counts it; see `Figure` for what may be said beside."""
+    """Return the figure of a number that only grows while its process lives. `more` are fields of `Figure`."""
     return Figure("counter", name, title, help_, **{"unit": _unit(name)} | more)
 
 
 def gauge(name: str, title: str, help_: str, **more: Any) -> Figure:
-    """A number that rises and falls; see `Figure` for what may be said beside."""
+    """Return the figure of a number that rises and falls. `more` are fields of `Figure`."""
     return Figure("gauge", name, title, help_, **{"unit": _unit(name)} | more)
 
 
 def histogram(name: str, title: str, help_: str, **more: Any) -> Figure:
-    """Durations in buckets: a `Timing`, or a mapping of several."""
+    """Return the figure of durations in buckets: a `Timing`, or a mapping of several."""
     return Figure("histogram", name, title, help_, **{"unit": _unit(name)} | more)
 
 
 def shown(title: str, help_: str, **more: Any) -> Figure:
-    """A figure of pages and of the API that no scrape shows."""
+    """Return a figure that pages and the API show, but no scrape."""
     return Figure("", "", title, help_, **more)
 
 
 def adding(how: str) -> Figure:
-    """A field that is no figure by itself, and how its parts add up."""
+    """Return the rule to add up a field that neither pages nor scrapes show."""
     return Figure(adds=how)
 
 
@@ -130,39 +132,39 @@ _UNITS: Final = {"_bytes": "bytes", "_seconds": "s", "_ratio": "share"}
 
 @dataclass(frozen=True)
 class Group:
-    """How the figures of a field that holds other objects are named and told apart."""
+    """Names and labels for the figures of a field that holds other objects."""
 
     label: str = ""
-    """Of a mapping or tuple of objects: the label that tells them apart, or several with spaces between."""
+    """Label that distinguishes the objects of a mapping or tuple, or several labels separated by spaces."""
     key: str = ""
-    """The fields of each object of a tuple that are its values of the labels; "" of a mapping."""
+    """Fields of each object in a tuple that hold the values of the labels; "" for a mapping."""
     prefix: str = ""
-    """Before the names of its metrics."""
+    """Prefix of the names of the metrics."""
     words: tuple[str, str] = ("", "")
-    """Words of its sentences, and those in their place."""
+    """Words in the descriptions, and their replacement."""
     own: bool = False
-    """Whether only figures of each object itself are shown that say of whom (`Figure.of`)."""
+    """True if only figures with a scope (`Figure.of`) of the objects themselves are shown."""
 
 
 def by(label: str, key: str = "", *, own: bool = False) -> Group:
-    """A mapping of objects, or a tuple of objects that have this key; `own` is as of `Group`."""
+    """Return the group of a mapping of objects, or of a tuple of objects with the field `key`; `own` as in `Group`."""
     return Group(label, key, own=own)
 
 
 def within(prefix: str, *words: str) -> Group:
-    """An object whose metrics have a prefix, and whose sentences have other words."""
+    """Return the group of an object whose metrics get a prefix, and whose descriptions get other words."""
     return Group(prefix=prefix, words=typing.cast("tuple[str, str]", words or ("", "")))
 
 
 @functools.cache
 def fields_of(kind: type) -> Mapping[str, tuple[Any, tuple[Any, ...]]]:
-    """Each field, and each property that is a figure: its type, and what is declared beside it."""
+    """Map each field, and each property that is a figure, to its type and the declarations beside the type."""
     names = {each.name for each in dataclasses.fields(kind)}
     hints = {name: hint for name, hint in _hints(kind).items() if name in names}
     for name in dir(kind):
-        found = getattr(kind, name)
-        if isinstance(found, property) and "Annotated" in str(found.fget.__annotations__.get("return", "")):
-            hints[name] = _hints(found.fget)["return"]
+        member = getattr(kind, name)
+        if isinstance(member, property) and "Annotated" in str(member.fget.__annotations__.get("return", "")):
+            hints[name] = _hints(member.fget)["return"]
     return {name: _parted(hint) for name, hint in hints.items()}
 
 
@@ -172,7 +174,7 @@ def _hints(of: Any) -> dict[str, Any]:
 
 @functools.cache
 def _words() -> dict[str, Any]:
-    """What declarations are made of, for modules that import it for type checkers alone."""
+    """Return the names in declarations, for modules that import them only for type checkers."""
     makers = {each.__name__: each for each in (counter, gauge, histogram, shown, adding, by, within)}
     return makers | {name: each for name, each in globals().items() if isinstance(each, Figure)}
 
@@ -185,30 +187,30 @@ def _parted(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 @functools.cache
 def figures_of(kind: type) -> Mapping[str, Figure]:
-    """The figure of each field that is one, by the field's name; not those of objects within.
+    """Return the figures of a class by field, without those of objects that its fields hold.
 
-    The unit of a whole number is "count", if none is declared.
+    The unit of a whole number is "count", if no other unit is declared.
     """
-    found: dict[str, Figure] = {}
-    for name, (hint, told) in fields_of(kind).items():
+    figures: dict[str, Figure] = {}
+    for name, (hint, declarations) in fields_of(kind).items():
         is_whole = int in (hint, *typing.get_args(hint)) and float not in typing.get_args(hint)
-        for figure in [each for each in told if isinstance(each, Figure)][:1]:
-            found[name] = replace(figure, unit="count") if is_whole and not figure.unit else figure
-    return found
+        for figure in [each for each in declarations if isinstance(each, Figure)][:1]:
+            figures[name] = replace(figure, unit="count") if is_whole and not figure.unit else figure
+    return figures
 
 
 def figure_of(kind: type, name: str) -> Figure:
-    """The figure of a field of another class, for one that holds the same."""
+    """Return the figure of a field, to declare it for a field of another class."""
     return figures_of(kind)[name]
 
 
 def class_within(hint: Any) -> type | None:
-    """The dataclass that a field holds, alone or several of it; None of another field."""
+    """Return the dataclass in the type of a field, also inside a container; None if the field holds no dataclass."""
     for each in (hint, *typing.get_args(hint)):
         if isinstance(each, type) and dataclasses.is_dataclass(each):
             return each
-        if each is not hint and isinstance(each, types.UnionType) and (found := class_within(each)):
-            return found
+        if each is not hint and isinstance(each, types.UnionType) and (inner := class_within(each)):
+            return inner
     return None
 
 
@@ -217,38 +219,38 @@ def class_within(hint: Any) -> type | None:
 
 @dataclass(frozen=True)
 class Source:
-    """Where values of a metric are: names of fields, one within the other, and the labels of those that are many."""
+    """Path to the values of a metric in stats: fields, one inside the other, with the groups that label them."""
 
     figure: Figure
     path: tuple[tuple[str, Group], ...]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of its labels."""
+        """Names of the metric's labels."""
         of_groups = tuple(label for _, group in self.path for label in group.label.split())
         return (*of_groups, self.figure.label) if self.figure.label else of_groups
 
     def values(self, stats: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """The values that an object has now, each with its labels: a number, or a `Timing`."""
+        """Yield the current values in an object of stats: the values of the labels, and a number or `Timing`."""
         yield from self._values(stats, 0, ())
 
-    def _values(self, found: Any, depth: int, labels: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-        if found is None:
+    def _values(self, value: Any, depth: int, labels: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+        if value is None:
             return
         if depth == len(self.path):
-            yield from _leaves(self.figure, found, labels)
+            yield from _leaves(self.figure, value, labels)
             return
         name, group = self.path[depth]
-        inner = getattr(found, name)
+        inner = getattr(value, name)
         if inner is not None and group.label:
-            for own, each in _told_apart(group, inner)[:MAX_LABELS]:
+            for own, each in _labelled(group, inner)[:MAX_LABELS]:
                 yield from self._values(each, depth + 1, (*labels, *own))
         else:
             yield from self._values(inner, depth + 1, labels)
 
 
-def _told_apart(group: Group, inner: Any) -> list[tuple[tuple[str, ...], Any]]:
-    """The objects of a mapping or tuple, each with its values of the labels."""
+def _labelled(group: Group, inner: Any) -> list[tuple[tuple[str, ...], Any]]:
+    """Return the objects of a mapping or tuple, each after the values of its labels."""
     if group.key:
         return [(tuple(str(getattr(each, key)) for key in group.key.split()), each) for each in inner]
     return [((str(name),), inner[name]) for name in sorted(inner)]
@@ -271,7 +273,7 @@ def _leaves(figure: Figure, value: Any, labels: tuple[str, ...]) -> Iterator[tup
 
 
 def _number(value: Any) -> float | int | None:
-    """A metric of a value: of a text whether there is any, of durations their seconds, of a list its length."""
+    """Return the number that a scrape shows: 1 for a text, the sum of durations in seconds, the length of a list."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, bool | str):
@@ -285,20 +287,20 @@ def _number(value: Any) -> float | int | None:
 
 @functools.cache
 def catalogue(kind: type, of: str = "") -> Mapping[str, tuple[Source, ...]]:
-    """All metrics of a class, by name, in the order of its fields: where their values are. `of` is as of `Figure`."""
-    found: dict[str, list[Source]] = {}
+    """Map the name of each metric in a class to its sources, in the order of the fields; `of` as in `Figure`."""
+    by_name: dict[str, list[Source]] = {}
     for source in _sources(kind, (), Group(prefix=f"{of}_" if of else ""), of):
-        found.setdefault(source.figure.name, []).append(source)
-    for name, sources in found.items():
+        by_name.setdefault(source.figure.name, []).append(source)
+    for name, sources in by_name.items():
         assert len({(each.figure.kind, each.labels) for each in sources}) == 1, f"parts of {name} differ"
-    return {name: tuple(sources) for name, sources in found.items()}
+    return {name: tuple(sources) for name, sources in by_name.items()}
 
 
 def _sources(kind: type, path: tuple[tuple[str, Group], ...], outer: Group, of: str) -> Iterator[Source]:
-    for name, (hint, told) in fields_of(kind).items():
-        group = next((each for each in told if isinstance(each, Group)), Group())
+    for name, (hint, declarations) in fields_of(kind).items():
+        group = next((each for each in declarations if isinstance(each, Group)), Group())
         here = (*path, (name, group))
-        figures = [each for each in told if isinstance(each, Figure) and each.name and each.of in ("", of)]
+        figures = [each for each in declarations if isinstance(each, Figure) and each.name and each.of in ("", of)]
         for figure in [each for each in figures if each.of] or ([] if outer.own else figures):
             text = figure.help.replace(*outer.words) if outer.words[0] else figure.help
             yield Source(replace(figure, name=outer.prefix + figure.name, help=text), here)
@@ -319,24 +321,25 @@ def _is_one(hint: Any, inner: type) -> bool:
 
 
 def total(kind: type[T], parts: Iterable[Mapping[str, Any] | T]) -> T:
-    """Several objects of a class as one, or what their JSON was decoded to: each field as its figure says.
+    """Combine several objects of a class, or mappings decoded from their JSON, into one: each field by its rule.
 
-    A part of an older version may lack a field: it adds nothing. A field that no part knows has its default.
+    A part from an older version may lack a field and then adds nothing to it. A field that all parts lack has its
+    default.
     """
     return kind(**summed(kind, parts))
 
 
 def summed(kind: type, parts: Iterable[Any]) -> dict[str, Any]:
-    """The same, by names of fields."""
+    """Return the fields of `total` by name."""
     known = [part if isinstance(part, Mapping) else _shallow(part) for part in parts]
     declared = figures_of(kind)
-    found: dict[str, Any] = {}
+    combined: dict[str, Any] = {}
     for each in dataclasses.fields(kind):
         hint = fields_of(kind)[each.name][0]
-        told = [part for part in known if part.get(each.name) is not None]
-        if told or not _has_default(each):
-            found[each.name] = _one(hint, declared.get(each.name, _FIRST), each.name, told)
-    return found
+        having = [part for part in known if part.get(each.name) is not None]
+        if having or not _has_default(each):
+            combined[each.name] = _combine(hint, declared.get(each.name, _FIRST), each.name, having)
+    return combined
 
 
 _FIRST: Final = Figure(adds="last")
@@ -350,18 +353,18 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
     return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
-def _one(hint: Any, figure: Figure, name: str, told: Sequence[Mapping[str, Any]]) -> Any:
-    values = [part[name] for part in told]
+def _combine(hint: Any, figure: Figure, name: str, parts: Sequence[Mapping[str, Any]]) -> Any:
+    values = [part[name] for part in parts]
     inner = class_within(hint)
     if typing.get_origin(hint) in (dict, Mapping):
         keys = dict.fromkeys(key for value in values for key in value)
         of_key = {key: [{"": value[key]} for value in values if key in value] for key in keys}
         of_value = typing.get_args(hint)[1]
-        return {key: _one(of_value, figure, "", held) for key, held in of_key.items()}
+        return {key: _combine(of_value, figure, "", held) for key, held in of_key.items()}
     if inner is not None and _is_one(hint, inner):
         return total(inner, values) if values else None
     if figure.adds.startswith("weighed by "):
-        weights = [part.get(figure.adds.removeprefix("weighed by ")) or 0 for part in told]
+        weights = [part.get(figure.adds.removeprefix("weighed by ")) or 0 for part in parts]
         weight = sum(weights)
         return sum(value * each for value, each in zip(values, weights, strict=True)) / weight if weight else None
     if not values:  # 0, "" or False, or None where that is allowed
@@ -370,7 +373,7 @@ def _one(hint: Any, figure: Figure, name: str, told: Sequence[Mapping[str, Any]]
 
 
 def _sum(values: Sequence[Any]) -> Any:
-    """Of tuples place by place: a shorter one has nothing at the end."""
+    """Add numbers, or add tuples element by element; a shorter tuple counts as if it ended with zeros."""
     if any(isinstance(value, list | tuple) for value in values):
         longest = max(map(len, values))
         return tuple(sum(value[at] for value in values if at < len(value)) for at in range(longest))
@@ -386,37 +389,37 @@ HOW: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
     "last": lambda values: values[0] if values else None,
     "join": lambda values: [each for value in values for each in value],
 }
-"""By what `Figure.adds` says: values of parts, as one."""
+"""Functions that combine the values of parts, by `Figure.adds`."""
 
 
 # ------------------------------------------------------------------------------------------------------------ durations
 
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Seconds: upper ends of the buckets of a duration; one more has no end."""
+"""Upper bounds of the buckets of durations, in seconds; a further bucket has no bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Durations of one kind."""
+    """Sum and histogram of the durations of one kind."""
 
     seconds: Annotated[float, adding("sum")]
-    """In all."""
+    """Sum of all durations, in seconds."""
     counts: Annotated[tuple[int, ...], adding("sum")]
-    """In each bucket: up to each of `bounds`, and beyond."""
+    """Number of durations in each bucket: up to each of `bounds`, and above the last."""
 
     @property
     def bounds(self) -> tuple[float, ...]:
-        """Upper ends of the buckets, in seconds."""
+        """Upper bounds of the buckets, in seconds."""
         return BOUNDS
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Number of durations."""
         return sum(self.counts)
 
 
 class Timings:
-    """Durations by kind. One thread adds; any thread reads."""
+    """Counters of durations by kind. One thread adds; any thread reads."""
 
     def __init__(self, kinds: Iterable[str]) -> None:
         self._seconds = dict.fromkeys(kinds, 0.0)
@@ -430,9 +433,9 @@ class Timings:
     def saw_all(self, kind: str, seconds: NDArray[np.float64]) -> None:
         """Count many durations, [N]."""
         self._seconds[kind] += float(seconds.sum())
-        found = np.bincount(np.searchsorted(BOUNDS, seconds), minlength=len(BOUNDS) + 1)
-        self._counts[kind] = [mine + new for mine, new in zip(self._counts[kind], found.tolist(), strict=True)]
+        new_counts = np.bincount(np.searchsorted(BOUNDS, seconds), minlength=len(BOUNDS) + 1)
+        self._counts[kind] = [old + new for old, new in zip(self._counts[kind], new_counts.tolist(), strict=True)]
 
     def now(self) -> dict[str, Timing]:
-        """What was counted so far."""
+        """Return the durations counted so far, by kind."""
         return {kind: Timing(seconds, tuple(self._counts[kind])) for kind, seconds in self._seconds.items()}
