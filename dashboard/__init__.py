@@ -1,9 +1,9 @@
-"""The dashboard's back: who asks every node how it stands, their ledgers merged, a history, and an API.
+"""Dashboard of a cluster: it polls every node, merges their ledgers, keeps a history, and serves an API and pages.
 
-    nodes ──/status, /accounts, /episodes──▶ Aggregator ──▶ Cluster (what there is now) ──▶ /api/..., /metrics
+    nodes ──/status, /accounts, /episodes──▶ Aggregator ──▶ Cluster (current state) ──────▶ /api/..., /metrics
                                                        └──▶ History (SQLite) ────────────▶ curves, CSV, TensorBoard
                                                        └──▶ Hub ─────────────────────────▶ one stream for all tabs
 
-Nodes are asked once a second, however many people look. It only reads: nothing in a cluster can be changed from here.
-The folder is `dashboard/` of the repository; `memoire.dashboard` is a link to it.
+The dashboard polls nodes once a second, independent of the number of open pages. It only reads and cannot change a
+cluster. The folder is `dashboard/` of the repository; `memoire.dashboard` is a link to it.
 """

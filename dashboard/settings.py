@@ -1,4 +1,4 @@
-"""What a dashboard is told when it starts."""
+"""Settings of a dashboard."""
 
 from __future__ import annotations
 
@@ -16,60 +16,63 @@ _SECRET = ("token", "node_token")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All settings of one dashboard.
+    """Settings of one dashboard, as keyword arguments.
 
     Raises:
-        ParameterError: one is out of its range, or nobody would be kept out.
+        ParameterError: A setting is out of its range, or other machines could read the dashboard without a token.
     """
 
     nodes: tuple[str, ...]
-    """Where the nodes' pages are: "http://host:8080", or "dns:name:8080" for every address of a name, looked up again
-    and again."""
+    """Addresses of the nodes' pages: "http://host:8080", or "dns:name:8080" for all addresses of a name, which the
+    dashboard resolves again and again."""
     listen: Annotated[str, Setting(show="HOST:PORT")] = "127.0.0.1:8265"
-    """Where to show it; port 0 takes a free one."""
+    """Address of the dashboard; port 0 takes a free port."""
     history: Annotated[str | None, Setting(show="FILE")] = None
     """Keep the curves in this file (default: in memory)."""
     probes: str | None = None
-    """HOST:PORT where only /livez, /readyz and /metrics are answered, to everybody; at `listen` /metrics then asks for
-    the token. None: they are open there."""
+    """HOST:PORT that serves only /livez, /readyz and /metrics, without a token; at `listen`, /metrics then needs the
+    token.
+    None: `listen` serves them without a token."""
     token: Tokens | str | None = None
-    """What people have to know; None asks for nothing."""
+    """Token that users of the dashboard need; None needs no token."""
     node_token: Tokens | str | None = None
-    """What the nodes ask for."""
+    """Token that the dashboard sends to the nodes."""
     hosts: tuple[str, ...] = ()
-    """Names under which it may be asked, beside those of this machine. None given, and a token set: any name."""
+    """Host names that browsers may use for the dashboard, beside those of this machine. If there are none and a token
+    is set, every name is allowed."""
     insecure: Annotated[bool, Setting()] = False
     """Serve other machines without a token."""
     root_path: Annotated[str, Setting(show="PATH")] = ""
-    """Path under which a reverse proxy shows it."""
+    """Path under which a reverse proxy serves the dashboard."""
     poll_every: float = 1.0
-    """Seconds between two looks at each node."""
+    """Seconds between two requests to each node."""
     silent_after: float = 20.0
-    """Seconds without a word after which an actor is shown as silent; each says something every 5."""
+    """Seconds without a message after which an actor is shown as silent. Each actor reports every 5 seconds."""
     expected_actors: Annotated[int, NUMBER] = 0
-    """Actors that there should be; the overview names missing ones (default: nobody knows)."""
+    """Number of actors to expect; the overview reports missing ones (default: 0, no check)."""
     expected_servers: Annotated[int, NUMBER] = 0
-    """Servers that there should be, embedded ones too; the overview names missing ones (default: nobody knows)."""
+    """Number of servers to expect, embedded ones too; the overview reports missing ones (default: 0, no check)."""
     expected_proxies: Annotated[int, NUMBER] = 0
-    """Proxies that there should be; the overview names missing ones (default: nobody knows)."""
+    """Number of proxies to expect; the overview reports missing ones (default: 0, no check)."""
     expected_inference: Annotated[int, NUMBER] = 0
-    """Inference nodes that there should be; the overview names missing ones (default: nobody knows)."""
+    """Number of inference nodes to expect; the overview reports missing ones (default: 0, no check)."""
     lost_after: Annotated[float, Setting(unit="s", above=0.0)] = 300.0
-    """Silence after which an actor is lost, and no longer a finding; never before `silent_after`."""
+    """Seconds without a message after which an actor counts as lost and is no longer reported as silent; at least
+    `silent_after`."""
     stale_after: Annotated[float, Setting(unit="s", above=0.0)] = 1800.0
-    """Age of one in ten drawn samples from which they are called old."""
+    """Age in seconds from which drawn samples count as old, if one in ten is older."""
     goal_steps: Annotated[int, NUMBER] = 0
-    """Steps after which the run is done."""
+    """Number of steps after which the run is done."""
     goal_episodes: Annotated[int, NUMBER] = 0
-    """Episodes after which the run is done."""
+    """Number of episodes after which the run is done."""
     goal_return: Annotated[float | None, Setting(low=-math.inf, show="X")] = None
-    """Mean return to reach: a line on the curve."""
+    """Mean return to reach, drawn as a line in the chart of returns."""
     open: str | None = None
-    """File of an exported run to show in place of a cluster."""
+    """File of an exported run, shown instead of a cluster."""
 
     def __post_init__(self) -> None:
         if self.open is not None and self.nodes:
-            raise ParameterError("--open", self.open, "no address of a node beside it: a file or a cluster is shown")
+            raise ParameterError("--open", self.open, "used without --node: it shows a file, not a cluster")
         if not self.nodes and self.open is None:
             raise ParameterError("--node", "", "the address of at least one node's pages, such as http://host:8080")
         for node in self.nodes:
@@ -86,21 +89,21 @@ class Settings:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """True if only this machine can reach the dashboard."""
         return access.is_local(self.listen)
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody on other machines may read it."""
+        """True if other machines can read the dashboard without a token."""
         return self.token is None and not self.is_local
 
     def shown(self) -> dict[str, object]:
-        """All settings, for people: what is secret is only said to be there."""
+        """Return all settings to show; secrets are replaced by True if they are set."""
         secret = {name: getattr(self, name) is not None for name in _SECRET}
         return {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in secret} | secret
 
     @classmethod
     def defaults(cls) -> dict[str, object]:
-        """The same where nobody set anything: without `nodes`, which has to be set."""
+        """Return the defaults of all settings except `nodes`, which has none."""
         known = {each.name: each.default for each in fields(cls) if each.default is not MISSING}
         return known | dict.fromkeys(_SECRET, False)

@@ -1,15 +1,15 @@
-"""Under which names the dashboard may be asked, who is turned away, and the headers that every answer carries.
+"""Access control of the dashboard: tokens, logins, host names, and the headers of every response.
 
-Who is let in: by the token in a header, or by a login that a browser remembers. No HTTP but its headers.
+A request is let in by the token in a header, or by a login in a cookie.
 
-A login is a random number in a cookie. It ends when the person logs out, after `LOGIN_LIFETIME`, when the token that it
-was made with is taken out of the file, and with the dashboard's process. If there are `MAX_LOGINS`, those that were not
-used for `LOGIN_IDLE_TIMEOUT` end for a further one, which is refused if there is none. Wrong tokens cost time, by
-address; a wrong cookie costs nothing, since 256 bits cannot be guessed.
+A login is a random number in a cookie. It ends when the user logs out, after `LOGIN_LIFETIME`, when its token is
+removed from the token file, and with the process of the dashboard. If there are `MAX_LOGINS`, a new login replaces one
+that was not used for `LOGIN_IDLE_TIMEOUT`, or is refused. Wrong tokens cause a delay for their address; a wrong cookie
+causes none, since 256 bits cannot be guessed.
 
-A reverse proxy on this machine is believed when it names an address, and any process on this machine can name one. So
-wrong tokens count for the proxy, too, with a higher bound. An address that has given the token before does not wait for
-what others behind its proxy guess.
+The dashboard believes the client address that a reverse proxy on this machine reports, and any process on this machine
+can report one. So wrong tokens count for the proxy, too, with a higher bound. An address that sent the token before
+does not wait because of wrong tokens from other addresses behind its proxy.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from memoire.wire.byte_budget import PeerTable
 COOKIE = "memoire_session"
 LOGIN_LIFETIME = 7 * 86_400.0
 MAX_LOGINS = 1000
-"""Logins at a time."""
+"""Maximal number of logins at the same time."""
 LOGIN_IDLE_TIMEOUT = 3600.0
-"""Seconds without a request after which a login may end, if there is no place for another one."""
+"""Seconds without a request after which a login may be replaced, if there are `MAX_LOGINS`."""
 
 
 class TooManyWrongTokens(Exception):
-    """Too many wrong tokens came from an address or proxy; `seconds` until it may give another one."""
+    """An address or proxy sent too many wrong tokens; it may send the next one after `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
@@ -62,56 +62,56 @@ class TooManyWrongTokens(Exception):
 
 
 class RequestOrigin(NamedTuple):
-    """Where a request comes from."""
+    """Client address of a request, and the peer of its connection."""
 
     address: str
-    """What a reverse proxy on this machine says; without one the peer's own."""
+    """Address that a reverse proxy on this machine reports; without a proxy, the address of the peer."""
     peer: str
     """Address of the other end of the connection."""
 
 
 class Logins:
-    """Lets in who has the token. Safe to use from several threads.
+    """Checks of tokens, and the table of logins. Safe to use from several threads.
 
     Args:
-        tokens: None lets everybody in.
-        clock: Seconds.
+        tokens: Allowed tokens; None lets in every request.
+        clock: Returns seconds.
     """
 
     def __init__(self, tokens: Tokens | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.refused: Counter[str] = Counter()
-        """Who was not let in, by reason."""
+        """Number of refused requests, by reason."""
         self._tokens, self._clock = tokens, clock
         self._guesses = WrongTokens(clock)
         self._guesses_of_proxies = WrongTokens(clock, MAX_WRONG_OF_PROXY, PENALTY_OF_PROXY)
-        self._proven: dict[str, None] = {}  # addresses that have given the token, the one that did so last at the end
-        # By the digest of its number: with which token it was made, and until when it holds.
+        self._proven: dict[str, None] = {}  # addresses that have sent the token, the latest at the end
+        # By the digest of its number: the token of a login, and the time at which it ends.
         self._logins: PeerTable[bytes, tuple[str, float]] = PeerTable("logins", MAX_LOGINS, LOGIN_IDLE_TIMEOUT)
         self._lock = threading.Lock()
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody is let in."""
+        """True if no token is needed."""
         return self._tokens is None
 
     def admits(self, headers: Headers, origin: RequestOrigin) -> bool:
-        """Whether this request is let in.
+        """Return True if a request is let in.
 
         Raises:
-            TooManyWrong: it gives a token, but its address, or the proxy that it comes by, gave too many wrong ones.
+            TooManyWrongTokens: The request has a token, but its address or proxy has sent too many wrong ones.
         """
         if self._tokens is None or self.has_login(headers):
             return True
-        given = headers.get("authorization", "")
-        return bool(given) and self._is_right(bearer(given), origin)
+        authorization = headers.get("authorization", "")
+        return bool(authorization) and self._is_right(bearer(authorization), origin)
 
     def still_admits(self, headers: Headers) -> bool:
-        """Whether a request that was let in would be so now: it may have logged out, or the token have changed."""
+        """Return True if a request that was let in earlier still is: not after a log-out or a change of the token."""
         token = bearer(headers.get("authorization", ""))
         return self._tokens is None or self.has_login(headers) or (bool(token) and self._tokens.holds(token))
 
     def has_login(self, headers: Headers) -> bool:
-        """Whether there is the cookie of a login that holds."""
+        """Return True if a request has the cookie of a valid login."""
         number, now = _digest(_cookie(headers)), self._clock()
         with self._lock:
             token, until = self._logins.get(number) or ("", 0.0)
@@ -122,11 +122,11 @@ class Logins:
         return True
 
     def log_in(self, token: str, origin: RequestOrigin) -> str | None:
-        """What a browser has to keep; None where this is not the token.
+        """Return the value of the cookie for a new login, or None if the token is wrong.
 
         Raises:
-            TooManyWrong: its address, or the proxy that it comes by, gave too many wrong ones.
-            ProtocolError: (code "busy") there are too many logins, and all are in use.
+            TooManyWrongTokens: The address or proxy of the request has sent too many wrong tokens.
+            ProtocolError: (code "busy") There are too many logins, and all are in use.
         """
         if not self._is_right(token, origin):
             return None
@@ -154,14 +154,14 @@ class Logins:
         return False
 
     def _wait(self, origin: RequestOrigin) -> float:
-        """Seconds before this origin may give another token."""
+        """Return the seconds before an origin may send another token."""
         own = self._guesses.wait(origin.address)
         if origin.peer == origin.address or network_of(origin.address) in self._proven:
             return own
         return max(own, self._guesses_of_proxies.wait(origin.peer))
 
     def _prove(self, origin: RequestOrigin) -> None:
-        """An address has the token."""
+        """Note that an address has sent the right token."""
         network = network_of(origin.address)
         with self._lock:
             self._proven.pop(network, None)
@@ -175,23 +175,23 @@ def _digest(number: str) -> bytes:
 
 
 def _cookie(headers: Headers) -> str:
-    found: http.cookies.SimpleCookie = http.cookies.SimpleCookie()
+    cookies: http.cookies.SimpleCookie = http.cookies.SimpleCookie()
     try:
-        found.load(headers.get("cookie", ""))
+        cookies.load(headers.get("cookie", ""))
     except http.cookies.CookieError:
         return ""
-    return found[COOKIE].value if COOKIE in found else ""
+    return cookies[COOKIE].value if COOKIE in cookies else ""
 
 
 PROBES = ("/livez", "/readyz")
-"""Asked by address, without a token."""
+"""Paths that need neither a token nor a known host name."""
 OPEN = (*PROBES, "/metrics")
-"""The same for Prometheus, unless they have a port of their own."""
+"""`PROBES` and the path for Prometheus, for dashboards without a separate port for them."""
 PUBLIC = ("/", "/api/login", "/api/logout", "/api/session")
-"""Without the token, but under a right name: what it takes to log in. Files under /static/ are public too."""
+"""Paths that need a known host name but no token, so that users can log in; so do files under /static/."""
 MAX_BODY_BYTES = 8 << 10
 BODY_TIMEOUT = 10.0
-"""Seconds between two pieces of a body."""
+"""Longest time in seconds between two pieces of a request's body."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -204,20 +204,20 @@ HEADERS = {
 
 
 def error(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
-    """An answer that says what is wrong."""
+    """Return a response with an error text as JSON."""
     body = msgspec.json.encode({"error": text})
     return Response(body, status, headers, "application/json")
 
 
 class AccessMiddleware:
-    """Middleware: lets through who may come in, and puts the headers on every answer."""
+    """ASGI middleware that refuses requests without access, and adds security headers to every response."""
 
     def __init__(self, app: ASGIApp, settings: Settings, gate: Logins) -> None:
         self._app, self._settings, self._gate = app, settings, gate
         self._open = OPEN if settings.probes is None else PROBES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Check one request and pass it on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -234,7 +234,7 @@ class AccessMiddleware:
         path = scope["path"]
         if prefix and f"{path}/".startswith(f"{prefix}/"):
             path = path.removeprefix(prefix) or "/"
-        # A reverse proxy may have taken the prefix off, or not.
+        # A reverse proxy may have removed the prefix, or not.
         scope = dict(scope, root_path=prefix, path=prefix + path)
 
         async def receive_soon() -> Message:
@@ -252,11 +252,11 @@ class AccessMiddleware:
             return None
         if path != "/metrics" and not is_known(headers.get("host", ""), self._settings):
             self._gate.refused["http_name"] += 1
-            text = "the dashboard is not known under this name (--allow-host lets it be)"
+            text = "the dashboard does not serve this host name; allow it with --allow-host"
             return error(http.HTTPStatus.MISDIRECTED_REQUEST, text)
         if scope["method"] not in ("GET", "HEAD") and not is_same_origin(headers):
             self._gate.refused["http_origin"] += 1
-            return error(http.HTTPStatus.FORBIDDEN, "only the dashboard's own pages may do this")
+            return error(http.HTTPStatus.FORBIDDEN, "only the dashboard's own pages may send this request")
         if _has_body(scope) and (refused := too_long(headers)):
             return refused
         try:
@@ -264,7 +264,7 @@ class AccessMiddleware:
                 return None
         except TooManyWrongTokens as many:
             return too_many(many)
-        text = "this takes the dashboard's token: Authorization: Bearer TOKEN, or POST /api/login"
+        text = "this needs the dashboard's token: send Authorization: Bearer TOKEN, or POST /api/login"
         return error(http.HTTPStatus.UNAUTHORIZED, text, {"WWW-Authenticate": "Bearer"})
 
 
@@ -273,10 +273,10 @@ def _has_body(scope: Scope) -> bool:
 
 
 def too_long(headers: Headers) -> Response | None:
-    """The answer to a body that is longer than any that is taken here, before any of it is read."""
+    """Return the refusal of a request whose body is too long or has no length, before it is read; else None."""
     length = headers.get("content-length", "0" if "transfer-encoding" not in headers else "")
     if not (length.isascii() and length.isdigit()):
-        return error(http.HTTPStatus.LENGTH_REQUIRED, "say how long the body is: Content-Length")
+        return error(http.HTTPStatus.LENGTH_REQUIRED, "the request needs a Content-Length")
     if len(length) > 9 or int(length) > MAX_BODY_BYTES:
         text = f"a body has at most {MAX_BODY_BYTES} bytes"
         return error(http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, {"Connection": "close"})
@@ -284,22 +284,25 @@ def too_long(headers: Headers) -> Response | None:
 
 
 def origin_of(scope: Scope) -> RequestOrigin:
-    """Where a request comes from; uvicorn believes a reverse proxy on this machine, and nobody else. It forgets the
-    proxy then: `serve` notes who is at the other end.
+    """Return the origin of a request.
+
+    uvicorn believes the client address that a reverse proxy on this machine reports, and then drops the address of the
+    proxy. `serve` keeps that in the state of the connection.
     """
     address = str((scope.get("client") or ("",))[0])
     return RequestOrigin(address, scope.get("state", {}).get("peer", address))
 
 
 def too_many(many: TooManyWrongTokens) -> Response:
-    """The answer to whoever guesses."""
+    """Return the refusal of a request after too many wrong tokens."""
     text = f"too many wrong tokens came from your address: wait {math.ceil(many.seconds)} s"
     return error(http.HTTPStatus.TOO_MANY_REQUESTS, text, {"Retry-After": str(math.ceil(many.seconds))})
 
 
 def is_known(host: str, settings: Settings) -> bool:
-    """Whether the dashboard may be asked under this name: a page in somebody's browser that has its own name point here
-    learns nothing.
+    """Return True if the dashboard serves a host name.
+
+    The check stops DNS rebinding: a foreign page in a user's browser, whose own name resolves to the dashboard.
     """
     try:
         name = urllib.parse.urlsplit(f"//{host}").hostname
@@ -308,12 +311,12 @@ def is_known(host: str, settings: Settings) -> bool:
     if not name:
         return False
     if settings.token is not None and not settings.hosts and not settings.is_local:
-        return True  # who has another name point here still has no token, and a cookie belongs to a name
+        return True  # under a foreign name a page has neither the token nor the cookie
     return is_loopback(name) or name in settings.hosts
 
 
 def is_same_origin(headers: Headers) -> bool:
-    """Whether a request that changes something comes from a page of ours, or from no page at all."""
+    """Return True if a request that changes something comes from a page of the dashboard, or from no page at all."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site not in (None, "same-origin", "none"):
         return False
@@ -321,7 +324,8 @@ def is_same_origin(headers: Headers) -> bool:
 
 
 def is_by_tls(scheme: str, headers: Headers) -> bool:
-    """Whether a browser came by https, also through a proxy that ends it: the page's own origin says so. Who lies here
-    only has its own cookie marked wrongly.
+    """Return True if a browser uses https, also through a proxy that terminates it, by the Origin of the page.
+
+    A false Origin only marks the cookie of the client that sends it.
     """
     return scheme == "https" or urllib.parse.urlsplit(headers.get("origin", "")).scheme == "https"

@@ -1,10 +1,10 @@
-"""What browsers get: the pages' files, and one stream for all tabs.
+"""Static files of the pages, and one stream of overviews for all open tabs.
 
-Files are our own, and uPlot out of the installed package `youplot`, where it is the one we know.
+The files are memoire's own, and uPlot from the installed package `youplot`, if it is a known version.
 
-Each overview is put into words once, and the same bytes go to everybody who listens. Who is too slow loses the oldest:
-the next overview says everything again. Who comes back says which one was the last that he has (Last-Event-ID), and
-gets those since, as far as they are kept.
+Each overview is encoded once, and all listeners receive the same bytes. A listener that is too slow loses the oldest
+overviews; each overview is complete by itself. A listener that reconnects names the last overview that it has
+(Last-Event-ID), and receives the newer ones, as far as they are kept.
 """
 
 from __future__ import annotations
@@ -42,38 +42,38 @@ VENDOR = {
     "vendor/uplot.js": "uplot.iife.min.js",
     "vendor/uplot.css": "uplot.min.css",
 }
-"""Under which path, and which file of `youplot`."""
+"""Files of `youplot` by the paths under which the dashboard serves them."""
 KNOWN = {
     "2d27e8ad3d228164525ce213f9dc716f39b4e3aee0cc773fb3491c96cf4921a2",  # uPlot 1.6.31
     "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
 }
-"""SHA-256 of the third-party files that are served: any other is not."""
+"""SHA-256 sums of the third-party files that the dashboard serves; it serves no others."""
 
 
 MAX_LISTENERS = 200
 MAX_KEPT_OVERVIEWS = 600
-"""Newest overviews that are sent again to a listener that comes back; each is whole: older ones are not missed."""
+"""Number of overviews that are kept for listeners that reconnect; each is complete, so older ones are not needed."""
 BEHIND = 16
-"""Overviews that wait for a listener."""
+"""Number of overviews that wait for a slow listener at most."""
 KEEP_ALIVE_INTERVAL = 15.0
-"""Seconds of silence after which a comment is sent, so that nobody in between hangs up."""
+"""Seconds without an overview after which a comment is sent, so that no proxy closes the stream."""
 
 
 @dataclass(frozen=True)
 class StaticFile:
-    """One file as browsers get it."""
+    """Content and type of a file for browsers."""
 
     body: bytes
     kind: str
 
     @cached_property
     def tag(self) -> str:
-        """Changes with the content: a browser asks each time, and is told that nothing has changed."""
+        """Entity tag (ETag) of the content, by which browsers reuse an unchanged file."""
         return f'"{hashlib.sha256(self.body).hexdigest()[:32]}"'
 
 
 def load() -> dict[str, StaticFile]:
-    """Path under /static/ and file, all in memory: what is not in here cannot be asked for."""
+    """Load all files into memory, by path under /static/; browsers can get no others."""
     files = dict(_own(importlib.resources.files("memoire.dashboard") / "static", ""))
     files["terms.js"] = StaticFile(b"export const TERMS = " + terms_as_json() + b";\n", KINDS["js"])
     for path, name in VENDOR.items():
@@ -83,18 +83,22 @@ def load() -> dict[str, StaticFile]:
 
 
 def terms_as_json() -> bytes:
-    """What figures mean, for pages, by name: title, text, unit, formula and the page of the documentation."""
-    found = {}
+    """Return title, text, unit, formula and documentation page of each figure, by name, as JSON."""
+    by_name = {}
     for name, each in terms():
         formula = each.formula.replace("-", "\N{MINUS SIGN}")
-        found[name] = {"title": each.title, "text": each.help, "unit": each.unit, "formula": formula, "docs": each.docs}
-    return json.dumps(found, ensure_ascii=False).encode()
+        by_name[name] = {
+            "title": each.title,
+            "text": each.help,
+            "unit": each.unit,
+            "formula": formula,
+            "docs": each.docs,
+        }
+    return json.dumps(by_name, ensure_ascii=False).encode()
 
 
 def preloading(files: dict[str, StaticFile]) -> StaticFile:
-    """The page, which also names all our modules: a browser asks for them at once, not after each other as one imports
-    the next.
-    """
+    """Return the page with preload links for all JavaScript modules, so that browsers fetch them at once."""
     page = files["index.html"]
     ours = sorted(path for path in files if path.endswith(".js") and path not in VENDOR)
     links = "".join(f'  <link rel="modulepreload" href="static/{path}">\n' for path in ours)
@@ -102,31 +106,31 @@ def preloading(files: dict[str, StaticFile]) -> StaticFile:
 
 
 def _own(folder: Traversable, prefix: str) -> list[tuple[str, StaticFile]]:
-    found: list[tuple[str, StaticFile]] = []
+    files: list[tuple[str, StaticFile]] = []
     for each in folder.iterdir():
         kind = KINDS.get(each.name.rpartition(".")[2])
         if each.is_dir():
-            found += _own(each, f"{prefix}{each.name}/")
+            files += _own(each, f"{prefix}{each.name}/")
         elif kind is not None:
-            found.append((prefix + each.name, StaticFile(each.read_bytes(), kind)))
-    return found
+            files.append((prefix + each.name, StaticFile(each.read_bytes(), kind)))
+    return files
 
 
 def vendored(name: str) -> bytes:
-    """A file of `youplot`; nothing where it is missing or not one we know: charts are then drawn more plainly."""
+    """Return a file of `youplot`, or b"" if it is missing or unknown; charts are then drawn more simply."""
     try:
         body = (importlib.resources.files("youplot") / "vendor" / name).read_bytes()
     except (ModuleNotFoundError, OSError):
-        _log.info("charts are drawn without uPlot: pip install youplot brings it")
+        _log.info("charts are drawn without uPlot; install it with: pip install youplot")
         return b""
     if hashlib.sha256(body).hexdigest() in KNOWN:
         return body
-    _log.warning("charts are drawn without uPlot: %s of the installed youplot is not a version that is known", name)
+    _log.warning("charts are drawn without uPlot: %s of the installed youplot has an unknown version", name)
     return b""
 
 
 def add_pages(app: FastAPI, root_path: str) -> None:
-    """Serve "/" and "/static/" of a dashboard that is shown under `root_path`."""
+    """Add the routes "/" and "/static/" to the app of a dashboard under `root_path`."""
     files = load()
     files["index.html"] = under(root_path, files["index.html"])
 
@@ -141,9 +145,11 @@ def add_pages(app: FastAPI, root_path: str) -> None:
 
 
 def under(root_path: str, page: StaticFile) -> StaticFile:
-    """The page with addresses that hold wherever it is asked for: "/memoire" and "/memoire/" differ to a browser."""
+    """Return the page with absolute addresses under `root_path`, since browsers treat "/memoire" and "/memoire/"
+    differently.
+    """
     if not root_path:
-        return page  # relative addresses hold behind a proxy that takes any path off, if it is asked for with its slash
+        return page  # relative addresses work behind a proxy that removes its path, if the address ends with a slash
     root = html.escape(root_path.rstrip("/")).encode()
     return StaticFile(re.sub(rb'(href|src)="(static/|api/|metrics)', rb'\1="' + root + rb"/\2", page.body), page.kind)
 
@@ -156,11 +162,14 @@ def _answer(request: Request, file: StaticFile) -> Response:
 
 
 class TooManyListeners(Exception):
-    """Too many listen already."""
+    """The stream already has the maximal number of listeners."""
 
 
 class ListenerHub:
-    """Everybody who listens. `put` may be called from any thread, the rest belongs to the loop."""
+    """Listeners of the stream of overviews.
+
+    `put` and `close` may be called from any thread; the rest belongs to the event loop.
+    """
 
     def __init__(self) -> None:
         self._frames: deque[tuple[int, bytes]] = deque(maxlen=MAX_KEPT_OVERVIEWS)
@@ -170,15 +179,15 @@ class ListenerHub:
 
     @property
     def listeners(self) -> int:
-        """How many listen."""
+        """Number of listeners."""
         return len(self._listeners)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Send on this loop from now on."""
+        """Set the event loop that sends to the listeners."""
         self._loop = loop
 
     def put(self, overview: Overview) -> None:
-        """Tell everybody."""
+        """Send an overview to all listeners, and keep it for those that reconnect."""
         frame = b"id: %d\nevent: overview\ndata: %b\n\n" % (overview.number, msgspec.json.encode(overview))
         self._frames.append((overview.number, frame))
         if self._loop is not None and not self._loop.is_closed():
@@ -188,7 +197,7 @@ class ListenerHub:
                 pass  # the loop has just ended
 
     def close(self) -> None:
-        """End all streams; from any thread."""
+        """End all streams. May be called from any thread."""
         self._closed = True
         if self._loop is not None and not self._loop.is_closed():
             try:
@@ -203,13 +212,13 @@ class ListenerHub:
             queue.put_nowait(frame)
 
     async def listen(self, last: int | None) -> AsyncGenerator[bytes, None]:
-        """Frames for one listener, until he leaves or `close`.
+        """Yield the frames for one listener, until it disconnects or `close` is called.
 
         Args:
-            last: Number of the newest overview that he has.
+            last: Number of the newest overview that the listener has; None if it has none.
 
         Raises:
-            Full: too many listen.
+            TooManyListeners: There are `MAX_LISTENERS` already.
         """
         if len(self._listeners) >= MAX_LISTENERS:
             raise TooManyListeners
@@ -232,7 +241,7 @@ class ListenerHub:
             self._listeners.discard(queue)
 
     def _since(self, last: int | None) -> list[bytes]:
-        """What he missed; the newest alone where nobody knows what he has."""
+        """Return the frames after overview `last`, or only the newest if `last` is not kept any more."""
         kept = list(self._frames)
         known = last is not None and any(number == last for number, _ in kept)
         return [frame for number, frame in kept if number > (last or 0)] if known else [f for _, f in kept[-1:]]

@@ -1,7 +1,7 @@
-"""A dashboard as a process, or on threads of one: what `memoire dashboard` runs.
+"""HTTP server of a dashboard, in the process of `memoire dashboard` or on threads of another process.
 
-Its own health and metrics are pages: at its address, or at a port of their own. Prometheus reads the whole cluster's
-figures there, which no single server knows, and the dashboard's.
+The server also serves health and metrics of the dashboard itself, at its address or at a separate port. The metrics
+include figures of the whole cluster, which no single node knows.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from .pages import ListenerHub
 _log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT = 5
-"""Seconds that requests have to end once the dashboard is told to."""
+"""Seconds that open requests may still take when the dashboard closes."""
 REQUEST_TIMEOUT = 10.0
-"""Seconds that a connection may take for a request; at most twice as long for a later one."""
+"""Seconds in which a connection has to send its first request; up to twice as long for later ones."""
 START_TIMEOUT = 10.0
 POLL_INTERVAL = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedNode:
-    """A node as this dashboard asks it."""
+    """State of a node for a scrape of the dashboard."""
 
     # fmt: off
     url: str
@@ -64,7 +64,7 @@ class WatchedNode:
 
 @dataclass(frozen=True, slots=True)
 class ScrapedDashboard(PageGuard):
-    """A dashboard at the moment of a scrape."""
+    """Figures of a dashboard at the moment of a scrape."""
 
     # fmt: off
     listeners: Annotated[int, gauge("dashboard_listeners", "Listeners", "Programs that follow the stream.")]
@@ -77,23 +77,23 @@ class ScrapedDashboard(PageGuard):
 
 
 def names() -> set[str]:
-    """What a scrape shows, without what every Python process has."""
+    """Return the names of all metrics in a scrape, except those of every Python process."""
     figures = (catalogue(ScrapedDashboard), catalogue(Overview, "cluster"))
     return {BUILD_INFO.full_name, *(sources[0].figure.full_name for each in figures for sources in each.values())}
 
 
 class DashboardCollector(Collector):
-    """The metrics of one dashboard."""
+    """Prometheus collector for the metrics of a dashboard and its cluster."""
 
     def __init__(self, aggregator: Source, hub: ListenerHub, gate: Logins) -> None:
         self._aggregator, self._hub, self._gate = aggregator, hub, gate
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: a scrape shows what there is."""
+        """Return no descriptions, since the metrics depend on the cluster."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """All families, with the values of this moment."""
+        """Yield all metric families with their current values."""
         overview, settings = self._aggregator.newest, self._aggregator.settings
         nodes: list[NodeRow] = [] if overview is None else overview.nodes
         yield build_info("dashboard")
@@ -112,7 +112,7 @@ class DashboardCollector(Collector):
 
 
 def probe_pages(aggregator: Source, exposition: Exposition) -> Mapping[str, Handler]:
-    """/livez, /readyz and /metrics of a dashboard."""
+    """Return the handlers of /livez, /readyz and /metrics of a dashboard."""
 
     def index(node: Node | None, request: PageRequest) -> Page:
         return as_json({"pages": sorted(pages)})
@@ -134,13 +134,13 @@ def probe_pages(aggregator: Source, exposition: Exposition) -> Mapping[str, Hand
 
 
 class _TimedConnection(H11Protocol):
-    """A connection that has to say what it wants soon, each time: silent ones would take all descriptors.
+    """HTTP connection that is closed if no request arrives in time, so that idle ones do not use up file descriptors.
 
-    Its requests know who is at its other end, also behind a reverse proxy: scope["state"]["peer"].
+    The address of its peer is in scope["state"]["peer"], also behind a reverse proxy.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody came."""
+        """Note the peer and start the timer of a new connection."""
         super().connection_made(transport)
         self.app_state = self.app_state | {"peer": self.client[0] if self.client else ""}
         self._look_again(None)
@@ -149,8 +149,8 @@ class _TimedConnection(H11Protocol):
         self.loop.call_later(REQUEST_TIMEOUT, self._look, served)
 
     def _look(self, served: Any) -> None:
-        """Hang up where nothing is asked, and nothing was since the last look; `served` is the request of then."""
-        newest: Any = self.cycle  # None before the first request is there as a whole
+        """Close the connection if no request arrived since the last check, at which `served` was the newest request."""
+        newest: Any = self.cycle  # None until the first request has arrived completely
         if newest is served and (newest is None or newest.response_complete):
             self.transport.close()
         elif not self.transport.is_closing():
@@ -158,29 +158,29 @@ class _TimedConnection(H11Protocol):
 
 
 class _ServerWithoutSignals(uvicorn.Server):
-    """Signals belong to whoever runs the process."""
+    """uvicorn server that installs no signal handlers; the process has its own."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Takes none."""
+        """Install no signal handlers."""
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End what goes on; whoever does not let go in time, or came at the last moment, is cut off."""
+        """Wait for open requests, then abort connections that remain or that were accepted meanwhile."""
         await super().shutdown(sockets)
-        for _ in range(3):  # turns of the loop: connections that were accepted come up, those that are cut off go
+        for _ in range(3):  # each turn of the loop registers accepted connections and removes aborted ones
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
             await asyncio.sleep(0)
 
 
 class Dashboard(ClosingContext):
-    """A dashboard on threads of its own, until `close`.
+    """Dashboard that runs on its own threads until `close`.
 
     Raises:
-        EndpointError: its address is taken, or none.
-        HistoryError: the file of the history cannot be used.
-        RunFileError: the file to open holds no run.
+        EndpointError: The address is in use or malformed.
+        HistoryError: The file of the history cannot be used.
+        RunFileError: The file to open does not contain a run.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -222,10 +222,10 @@ class Dashboard(ClosingContext):
             time.sleep(0.01)
         if not self._server.started:
             self.close()
-            raise EndpointError(settings.listen, "serve HTTP at", "the server there did not start; its log says why")
+            raise EndpointError(settings.listen, "serve HTTP at", "the HTTP server did not start; see its log")
 
     def _source(self, settings: Settings) -> Source:
-        """A cluster that is watched, or a run out of a file."""
+        """Return the aggregator of a cluster, or a run from a file."""
         if settings.open is None:
             return Aggregator(settings, History(settings.history), self.hub.put)
         opened = OpenedRun(settings)
@@ -234,14 +234,14 @@ class Dashboard(ClosingContext):
 
     @property
     def url(self) -> str:
-        """What to open, as from this machine."""
+        """Address of the dashboard, as seen from this machine."""
         host, port = self._listener.getsockname()[:2]
         named = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
         return f"http://{named}:{port}"
 
     @property
     def probes_url(self) -> str | None:
-        """Where only /livez, /readyz and /metrics are, to everybody; None where they have no port of their own."""
+        """Address of the separate port for /livez, /readyz and /metrics; None if there is none."""
         return self._probes.probes_url
 
     def close(self) -> None:
@@ -258,7 +258,7 @@ class Dashboard(ClosingContext):
 
 
 def serve(settings: Settings) -> int:
-    """Run a dashboard until it is told to end; its exit status."""
+    """Run a dashboard until a signal ends it, and return the exit status."""
     with LauncherLine() as tether, Dashboard(settings) as dashboard:
         tether.ready(endpoint=dashboard.url, http=dashboard.url)
         if not tether.is_launched:
