@@ -1,9 +1,7 @@
-"""The HTTP API: JSON under /api/, one stream, exports, /metrics and probes. What it answers with is in answers.py.
+"""HTTP API of the dashboard: JSON under /api/, one stream, exports, /metrics and probes.
 
-Answers are written by msgspec and only described to FastAPI, so that a page of a thousand actors costs what its bytes
-cost. Handlers that read run in threads; only the stream and the login run on the loop.
-
-What the API's questions and answers look like to FastAPI: types of parameters, and models that describe answers.
+The types of the responses are in answers.py. msgspec encodes them; FastAPI only gets their descriptions, so that a page
+of a thousand actors is cheap. Handlers that read run in threads; only the stream and the login run on the event loop.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ from .access import (
 from .pages import MAX_LISTENERS, ListenerHub, TooManyListeners, add_pages
 
 WRONG_TOKEN_DELAY = 0.5
-"""Seconds that a wrong token costs."""
+"""Seconds before a login with a wrong token is answered."""
 _DEFAULTS = {
     "table": {"storage": registry.DEFAULT, "capacity": 0, "byte_limit": None, "max_step": 0},
     "parameters": USUAL,
@@ -96,29 +94,29 @@ Figure = Literal[
 State = Literal["active", "silent", "lost", "gone"]
 Time = Annotated[float, Query(ge=0.0, le=YEAR_9999, allow_inf_nan=False, description="Seconds since 1970.")]
 Text = Annotated[str, Query(max_length=256)]
-Run = Annotated[str, Query(max_length=256, description="Name of a run; the one that is counted now by default.")]
-Names = Annotated[list[str], Query(max_length=MAX_NAMES, description="Names of figures; all of them by default.")]
+Run = Annotated[str, Query(max_length=256, description="Name of a run; by default the current one.")]
+Names = Annotated[list[str], Query(max_length=MAX_NAMES, description="Names of figures; by default all.")]
 Limit = Annotated[int, Query(ge=1, le=MAX_ROWS)]
 Offset = Annotated[int, Query(ge=0, le=1 << 31)]
-Owner = Annotated[str, Query(pattern="^([0-9a-f]{32})?$", description="Id of whose entry is wanted, in hex.")]
+Owner = Annotated[str, Query(pattern="^([0-9a-f]{32})?$", description="Id of the owner of the entry, in hex.")]
 Number = Annotated[int, Query(ge=0, le=1 << 62, description="Number of an entry of its owner.")]
 Client = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of an actor in hex.")]
 
 
 class ProblemAnswer(BaseModel):
-    """What every refusal says."""
+    """Body of every error response."""
 
     error: str
 
 
 class Token(BaseModel):
-    """What a person who logs in knows."""
+    """Body of a login request."""
 
     token: str = Field(max_length=1024)
 
 
 class LoginState(BaseModel):
-    """Whether somebody is let in."""
+    """State of the login in a browser."""
 
     needs_token: bool
     is_let_in: bool
@@ -126,7 +124,7 @@ class LoginState(BaseModel):
 
 
 def _streamed(name: str, media_type: str) -> type[StreamingResponse]:
-    """A kind of answer that comes piece by piece."""
+    """Return a class of streaming responses with a media type."""
     return type(name, (StreamingResponse,), {"media_type": media_type})
 
 
@@ -137,7 +135,7 @@ Stream = _streamed("Stream", "text/event-stream")
 
 
 class Api:
-    """The handlers, around one aggregator."""
+    """Handlers of the API, for one aggregator."""
 
     def __init__(self, aggregator: Source, hub: ListenerHub, gate: Logins, probes: Mapping[str, Handler]) -> None:
         self._aggregator, self._hub, self._gate, self._probes = aggregator, hub, gate, probes
@@ -146,19 +144,19 @@ class Api:
     # --------------------------------------------------------------------------------------------------- the state
 
     def overview(self) -> Response:
-        """The whole cluster at the newest moment."""
+        """Return the newest overview of the whole cluster."""
         return _json(self._overview())
 
     async def stream(self, request: Request, last_event_id: Annotated[str, Header(max_length=20)] = "") -> Response:
-        """The same again and again, as server-sent events named "overview"; their ids are its `number`."""
+        """Stream each new overview as a server-sent event "overview", whose id is the `number` of the overview."""
         if self._hub.listeners >= MAX_LISTENERS:
-            text = f"{MAX_LISTENERS} listen already: ask for /api/overview now and then"
+            text = f"the stream already has {MAX_LISTENERS} listeners: poll /api/overview instead"
             raise HTTPException(http.HTTPStatus.SERVICE_UNAVAILABLE, text, {"Retry-After": "10"})
         last = int(last_event_id) if last_event_id.isascii() and last_event_id.isdigit() else None
         return Stream(self._frames(last, request.headers), headers={"X-Accel-Buffering": "no"})
 
     async def _frames(self, last: int | None, headers: Headers) -> AsyncIterator[bytes]:
-        """Until it is over, or the login is."""
+        """Yield frames until the stream or the login ends."""
         with contextlib.suppress(TooManyListeners):
             async with contextlib.aclosing(self._hub.listen(last)) as frames:
                 async for frame in frames:
@@ -167,52 +165,55 @@ class Api:
                     yield frame
 
     def nodes(self, url: Text = "") -> Response:
-        """Every node, or the one with this address, with all that it said last."""
+        """Return every node, or the node with this address, with its last status."""
         rows, statuses = self._overview().nodes, self._aggregator.statuses()
         wanted = [row for row in rows if url in ("", row.url)]
         return _json([msgspec.to_builtins(row) | {"status": statuses.get(row.url, {})} for row in wanted])
 
     def learners(self) -> Response:
-        """Every learner that was heard from lately."""
+        """Return every learner that reported recently."""
         return _json(self._overview().learners)
 
     def settings(self, run: Run = "") -> Response:
-        """Schema, parameters and limits of every server, the dashboard's own settings, and what each is where nobody
-        set it; secrets are left out. Of a run that is named: as its servers said them last.
+        """Return schema, parameters and limits of every server, settings of the dashboard, and all defaults.
+
+        Secrets are left out. For a named run, these are the last settings that its servers reported.
         """
-        found = {"servers": self._aggregator.node_settings(run), "dashboard": self._settings.shown()}
-        return _json(found | {"defaults": _DEFAULTS})
+        settings = {"servers": self._aggregator.node_settings(run), "dashboard": self._settings.shown()}
+        return _json(settings | {"defaults": _DEFAULTS})
 
     def sample(self, server: Text = "", table: Text = "", client: Owner = "", number: Number = 0) -> Response:
-        """One sample that is held, as likely as in a draw: of this server, or of any, and of the first table where none
-        is named. With `server` and `client`, that of the entry with this number; `earlier` and `later` of an answer
-        lead through its episode. It is not taken. Each array has dtype, shape and bytes, for whoever shows frames as
-        pictures. null: no such sample of up to 4 MiB is held at this moment.
+        """Return one held sample with the probability of a draw, without taking it.
+
+        The sample is from one server or from any, and from the first table if none is named. With `server` and
+        `client`, it is the sample of the entry with this number; `earlier` and `later` of the response lead through its
+        episode. Each array has dtype, shape and bytes, so that clients can show frames as pictures. The response is
+        null if no such sample of up to 4 MiB is held at this moment.
         """
         row = self._table(table)
         chosen = server_for_sample(row, server)
         named = {"client": client, "number": number} if client else {}
         try:
-            found = self._aggregator.ask_server(chosen, f"/sample?{urlencode({'table': row.name} | named)}")
+            sample = self._aggregator.ask_server(chosen, f"/sample?{urlencode({'table': row.name} | named)}")
         except NodeError as error:
             if error.status != http.HTTPStatus.NOT_FOUND:
                 raise
             return _json(None)
-        return _json({"server": chosen, **found})
+        return _json({"server": chosen, **sample})
 
     def distribution(self, table: Text = "") -> Response:
-        """How weights and ages of what a table holds are spread, over all servers, and its effective size."""
+        """Return histograms of weights and ages in a table over all servers, and its effective size."""
         row = self._table(table)
         return _json(self._aggregator.distribution(row.name, row.facts))
 
     def _table(self, name: str) -> TableRow:
-        """The table of this name; "": the first one."""
+        """Return the table of this name, or the first table for ""."""
         tables = self._overview().tables
-        found = next((each for each in tables if name in ("", each.name)), None)
-        if found is None:
+        table = next((each for each in tables if name in ("", each.name)), None)
+        if table is None:
             text = f"there is no table {name!r}" if tables else "no server answers now, so no table is known"
             raise HTTPException(http.HTTPStatus.NOT_FOUND, text)
-        return found
+        return table
 
     # -------------------------------------------------------------------------------------------------- the actors
 
@@ -227,8 +228,10 @@ class Api:
         offset: Offset = 0,
         limit: Limit = 100,
     ) -> Response:
-        """A page of the actors of this run. `text` is looked for in name, id, label and host. Rows without the figure
-        that they are sorted by come last. By `label` they are in the order of their names, if they have some.
+        """Return a page of the actors of the current run.
+
+        `text` is searched in name, id, label and host. Actors without the figure `sort` come last. `label` sorts by
+        name, if actors have names.
         """
         rows = self._aggregator.actors()
         chosen = [row for row in rows if _matches(row, state, text.lower(), home, table)]
@@ -238,25 +241,25 @@ class Api:
         return _json(ActorPage(len(rows), len(chosen), chosen[offset : offset + limit]))
 
     def spread(self, figure: Figure = "steps_per_second", bins: Annotated[int, Query(ge=1, le=100)] = 24) -> Response:
-        """How the actors of this run that did not say goodbye are spread by one figure, to find the odd ones."""
+        """Return a histogram of one figure over the actors of the current run that have not ended, to find outliers."""
         values = [getattr(row, figure) for row in self._aggregator.actors() if row.state != "gone"]
         return _json(spread_of(figure, [float(each) for each in values if each is not None and isfinite(each)], bins))
 
     def actor(self, client: Client) -> Response:
-        """One actor with its account at each server, what its home says of it, and its newest episodes."""
-        found = self._aggregator.actor(client)
-        if found is None:
+        """Return one actor with its account at each server, the report of its home, and its newest episodes."""
+        actor = self._aggregator.actor(client)
+        if actor is None:
             raise HTTPException(http.HTTPStatus.NOT_FOUND, f"no actor {client} is known in this run")
-        return _json(found)
+        return _json(actor)
 
     def episodes(self, client: Text = "", limit: Limit = 100) -> Response:
-        """The newest closed episodes of this run, the newest first: of all actors, or of one."""
+        """Return the newest closed episodes of the current run, of all actors or of one, newest first."""
         return _json(self._aggregator.episodes(client, limit))
 
     # --------------------------------------------------------------------------------------------------- the curves
 
     def names(self, run: Run = "") -> Response:
-        """Names of all figures of a run that have a curve."""
+        """Return the names of all recorded figures of a run."""
         return _json(self._aggregator.history.names(run or self._overview().run))
 
     def curves(
@@ -267,32 +270,33 @@ class Api:
         until: Time = YEAR_9999,
         points: Annotated[int, Query(ge=2, le=MAX_POINTS)] = 500,
     ) -> Response:
-        """Figures over time, with the steps of the run at each time: mean, least and greatest of each bucket, so that
-        spikes are seen however coarse it is. `since` 0 is the run's beginning.
+        """Return figures over time, with the steps of the run at each time.
+
+        Each bucket has mean, minimum and maximum, so that spikes stay visible. `since` 0 is the beginning of the run.
         """
         return _json(self._aggregator.curves(run, name, since, until, points))
 
     def runs(self) -> Response:
-        """Every run that was ever seen, the newest last."""
+        """Return every known run, newest last."""
         return _json(self._aggregator.runs())
 
     def events(self, run: Run = "") -> Response:
-        """What happened to a run, the oldest first: it began, a node went away, came back, or started again."""
+        """Return the events of a run, oldest first: it began; a node went away, came back or restarted."""
         return _json(self._aggregator.events(run))
 
     def csv(self, run: Run = "", name: Names = []) -> Response:  # noqa: B006  FastAPI copies defaults
-        """Figures of a run as a table, as finely as they are kept."""
+        """Return figures of a run as a CSV table with all recorded points."""
         run, names = self._wanted(run, name)
         return _file(CsvTable, run_file.csv_of(self._aggregator.history, run, names), run, "csv")
 
     def tensorboard(self, run: Run = "", name: Names = []) -> Response:  # noqa: B006
-        """Figures of a run as an event file for TensorBoard."""
+        """Return figures of a run as an event file for TensorBoard."""
         run, names = self._wanted(run, name)
         events = run_file.events_of(self._aggregator.history, run, names)
         return _file(EventFile, events, run, "tfevents")
 
     def run_file(self, run: Run = "") -> Response:
-        """Everything that is kept of a run in one file, for `memoire dashboard --open FILE`."""
+        """Return all records of a run in one file, for `memoire dashboard --open FILE`."""
         name = run or self._overview().run
         row = next((each for each in self._aggregator.history.runs() if each.name == name), None)
         if row is None:
@@ -318,9 +322,11 @@ class Api:
         direction: logs.Direction = "older",
         limit: Limit = 100,
     ) -> Response:
-        """Log lines of all servers, or of one, the newest first. Follow them with direction=newer and the page's
-        `newer` as the cursor; go back with direction=older and its `older`. What is around a line: its server, and a
-        cursor "index@server", once in each direction.
+        """Return log lines of all servers, or of one, newest first.
+
+        To follow the log, use direction=newer with `newer` of the last page as the cursor; to go back, use
+        direction=older with its `older`. To see the lines around a line, use its server and the cursor "index@server",
+        once in each direction.
         """
         times = {name: repr(time) for name, time in (("since", since), ("until", until)) if time is not None}
         texts = {"text": text, "client": client, "label": label, "run": run}
@@ -334,12 +340,12 @@ class Api:
     # ---------------------------------------------------------------------------------------------------- who is let in
 
     def session(self, request: Request) -> Response:
-        """Whether a token is needed, and whether it was given."""
+        """Return whether a token is needed, and whether the request is let in."""
         is_let_in = self._gate.still_admits(request.headers)
         return _json(LoginState(needs_token=not self._gate.is_open, is_let_in=is_let_in, software=SOFTWARE))
 
     async def login(self, request: Request, token: Token) -> Response:
-        """Give the token; the answer sets a cookie that no script can read. Wrong ones have to be waited for."""
+        """Log in with the token; the response sets a cookie that scripts cannot read. Wrong tokens cause a delay."""
         if self._gate.is_open:
             raise HTTPException(http.HTTPStatus.FORBIDDEN, "no token is needed here")
         try:
@@ -350,13 +356,13 @@ class Api:
             raise HTTPException(http.HTTPStatus.SERVICE_UNAVAILABLE, busy.detail, {"Retry-After": "60"}) from busy
         if number is None:
             await asyncio.sleep(WRONG_TOKEN_DELAY)
-            raise HTTPException(http.HTTPStatus.FORBIDDEN, "this is not the token")
+            raise HTTPException(http.HTTPStatus.FORBIDDEN, "the token is wrong")
         answer = Response(status_code=http.HTTPStatus.NO_CONTENT)
         answer.set_cookie(COOKIE, number, max_age=int(LOGIN_LIFETIME), **self._cookie_marks(request))
         return answer
 
     def logout(self, request: Request) -> Response:
-        """End this login, and forget the cookie."""
+        """End the login of the request, and delete its cookie."""
         self._gate.log_out(request.headers)
         answer = Response(status_code=http.HTTPStatus.NO_CONTENT)
         answer.delete_cookie(COOKIE, **self._cookie_marks(request))
@@ -369,15 +375,15 @@ class Api:
     # --------------------------------------------------------------------------------------------------- for machines
 
     def metrics(self, request: Request) -> Response:
-        """The cluster's totals and this dashboard, for Prometheus."""
+        """Return metrics of the cluster and of the dashboard, for Prometheus."""
         return self._probe("/metrics", request)
 
     def livez(self, request: Request) -> Response:
-        """200, or 503 when only a restart helps."""
+        """Return 200, or 503 if the dashboard needs a restart."""
         return self._probe("/livez", request)
 
     def readyz(self, request: Request) -> Response:
-        """200, or 503 while there is nothing to see yet."""
+        """Return 200, or 503 while there is no overview yet."""
         return self._probe("/readyz", request)
 
     def _probe(self, path: str, request: Request) -> Response:
@@ -387,17 +393,19 @@ class Api:
     def _overview(self) -> Overview:
         overview = self._aggregator.newest
         if overview is None:
-            text = "the nodes have not been asked yet: ask again in a second"
+            text = "the dashboard has no overview yet: repeat the request in a second"
             raise HTTPException(http.HTTPStatus.SERVICE_UNAVAILABLE, text, {"Retry-After": "1"})
         return overview
 
 
 def create_app(aggregator: Source, hub: ListenerHub, gate: Logins, probes: Mapping[str, Handler]) -> FastAPI:
-    """The application; whoever calls starts the aggregator, whose looks go to `hub.put`.
+    """Return the FastAPI application of a dashboard.
 
     Args:
-        gate: Lets people in.
-        probes: Health and metrics, see `probe_pages`.
+        aggregator: Source of overviews; the caller starts it.
+        hub: Listeners of the stream, to which the aggregator sends overviews.
+        gate: Tokens and logins.
+        probes: Handlers of health and metrics (`probe_pages`).
     """
     api = Api(aggregator, hub, gate, probes)
 
@@ -415,8 +423,9 @@ def create_app(aggregator: Source, hub: ListenerHub, gate: Logins, probes: Mappi
         lifespan=lifespan,
     )
     refusals = _refusals({"model": ProblemAnswer})
-    # Whatever a page is, its refusals are JSON.
-    plain = _refusals({"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}})
+    # Error responses are JSON also if the page is not.
+    reference = {"$ref": f"#/components/schemas/{ProblemAnswer.__name__}"}
+    plain = _refusals({"content": {"application/json": {"schema": reference}}})
     for path, handler, model in _routes(api):
         is_json = not (isinstance(model, type) and issubclass(model, Response))
         app.add_api_route(
@@ -442,7 +451,7 @@ def create_app(aggregator: Source, hub: ListenerHub, gate: Logins, probes: Mappi
 
 
 def server_for_sample(row: TableRow, server: str) -> str:
-    """The server that is asked for a sample: this one, or "" for any, the likelier the more it holds."""
+    """Return the server to ask for a sample: `server`, or for "" a random one in proportion to its samples."""
     if server not in ("", *row.facts):
         raise HTTPException(http.HTTPStatus.NOT_FOUND, f"there is no server {server!r} now that has this table")
     held = {name: int(facts["held_samples"]) for name, facts in row.facts.items() if server in ("", name)}
@@ -455,7 +464,7 @@ def _refusals(description: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
 
 
 def _routes(api: Api) -> list[tuple[str, Any, Any]]:
-    """Path, handler, and what it answers with."""
+    """Return path, handler and response type of each route."""
     return [
         ("/api/overview", api.overview, Overview),
         ("/api/stream", api.stream, Stream),
@@ -490,7 +499,7 @@ def _matches(row: ActorRow, state: str | None, text: str, home: str, table: str)
 
 
 def _rank(row: ActorRow, by: str) -> Any:
-    """What a row is sorted by: by `label`, the name that is shown, in which "actor-10" comes behind "actor-9"."""
+    """Return the sort key of an actor. For `label` it is the shown name, so that "actor-9" sorts before "actor-10"."""
     if by != "label":
         return getattr(row, by)
     texts = re.split(r"(\d+)", row.name or row.label)
@@ -514,8 +523,8 @@ async def _refused(_: Request, raised: Exception) -> Response:
 
 async def _invalid(_: Request, raised: Exception) -> Response:
     assert isinstance(raised, RequestValidationError)
-    found = "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in raised.errors()[:5])
-    return error(http.HTTPStatus.UNPROCESSABLE_ENTITY, found)
+    text = "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in raised.errors()[:5])
+    return error(http.HTTPStatus.UNPROCESSABLE_ENTITY, text)
 
 
 async def _wrong(_: Request, raised: Exception) -> Response:

@@ -301,7 +301,7 @@ def test_who_has_no_token_logs_in_first(browser, node):
         page.goto(board.url)
         page.get_by_label("Token").fill("another")
         page.keyboard.press("Enter")
-        page.get_by_text("this is not the token").wait_for()
+        page.get_by_text("the token is wrong").wait_for()
         assert complaints(page) == []
         page.get_by_label("Token").fill("a-token")
         page.keyboard.press("Enter")
