@@ -1,8 +1,7 @@
-"""The log lines of all servers on a terminal, oldest first: `memoire logs`, made of pages of `logs.search`.
+"""Output of `memoire logs` and of `memoire report`.
 
-The figures of a whole cluster to somebody else's tool while the run goes on: what `memoire report` does.
-
-It asks the nodes and merges as the dashboard does, so names and numbers are those of its curves.
+`tail` prints the log lines of all servers, oldest first. `report` writes the figures of a whole cluster to a logger
+while a run goes on; names and numbers are those of the dashboard's curves.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from memoire.loggers import Logger
 from memoire.nodes.supervision import discard
 from memoire.security.access import Tokens
 
-from .top import FIRST_RATES, INCOMPLETE, PAGES, asked_once, node_address
+from .top import FIRST_RATES, INCOMPLETE, PAGES, first_poll, node_address
 
 ASKERS = 16
-"""Nodes that are asked at a time."""
+"""Number of nodes that are asked at the same time."""
 PAGE_LINES = 1000
-"""Lines that a server is asked for at a time: the most that it gives."""
+"""Log lines on a page of a server: the maximum that a server returns."""
 FIRST = 10
-"""Lines that are shown before those that are followed, where nobody says how many."""
+"""Default number of log lines to show before following the log."""
 CUT_SHORT = 141
-"""Exit status when whoever reads the lines has had enough, as of a process that ends by SIGPIPE."""
+"""Exit status if the reader of standard output closes the pipe, as of a process that SIGPIPE ends."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
@@ -58,13 +57,13 @@ class _Server(NamedTuple):
 
 
 class LogServers:
-    """The servers among some nodes, and how to ask them. What does not answer is said once, on stderr.
+    """Client of the log pages of all servers among some nodes. It reports each node that does not answer once.
 
     Args:
-        nodes: Where nodes' pages are; "dns:NAME:PORT" is every address of a name.
-        token: What they ask for.
-        timeout: Seconds that each has for a page.
-        complain: Takes a sentence about a node that does not answer.
+        nodes: Addresses of the nodes' pages; "dns:NAME:PORT" means every address of a name.
+        token: Token of the nodes.
+        timeout: Seconds that each node has for a page.
+        complain: Called with a sentence about a node that does not answer.
     """
 
     def __init__(
@@ -73,72 +72,75 @@ class LogServers:
         self._addresses = NodeAddresses(Settings(nodes=tuple(map(node_address, nodes))).nodes)
         self._addresses.look()
         self._addresses.begin()
-        self._given, self._token, self._timeout, self._complain = nodes, token, timeout, complain
+        self._nodes, self._token, self._timeout, self._complain = nodes, token, timeout, complain
         self._pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="memoire-logs")
-        self._said: set[str] = set()
-        self.found: dict[str, _Server] = {}
-        """By name."""
+        self._reported: set[str] = set()
+        self.servers: dict[str, _Server] = {}
+        """Servers by name."""
         self.silent: dict[str, str] = {}
-        """Why it does not answer, by address."""
-        self.began_anew: set[str] = set()
-        """Servers that have forgotten their lines since the look before, and number them from 1 again."""
+        """Reasons of nodes that do not answer, by address."""
+        self.restarted: set[str] = set()
+        """Servers that lost their lines since the last poll, and number them from 1 again."""
 
     def close(self) -> None:
-        """Wait for nobody."""
+        """Close without waiting for requests that are under way."""
         self._addresses.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def look(self) -> None:
-        """Find out who is a server.
+        """Poll all nodes, and update the list of servers.
 
         Raises:
-            EndpointError: nobody answers, or no server does, and none ever did.
+            EndpointError: No server has ever answered.
         """
         urls = self._addresses.now()
         answers = ask_all(self._pool, {url: partial(self._status, url) for url in urls})
-        self.silent = {url: str(told) for url, told in answers.items() if isinstance(told, NodeError)}
+        self.silent = {url: str(answer) for url, answer in answers.items() if isinstance(answer, NodeError)}
         self.silent |= {name: f"{name}: {why}" for name, why in self._addresses.trouble.items()}
-        self.began_anew = set()
+        self.restarted = set()
         others = []
-        for url, told in answers.items():
-            if isinstance(told, NodeError):
+        for url, status in answers.items():
+            if isinstance(status, NodeError):
                 continue
-            if told.get("role") != "server":
+            if status.get("role") != "server":
                 others.append(url)
                 continue
-            name, server = str(told["stats"]["name"]), _Server(url, told["stats"]["epoch"], told["stats"]["durable"])
-            known = self.found.get(name, server)
+            stats = status["stats"]
+            name, server = str(stats["name"]), _Server(url, stats["epoch"], stats["durable"])
+            known = self.servers.get(name, server)
             if known.life != server.life and not server.durable:
-                self.began_anew.add(name)
-            self.found[name] = server
-        if not self.found:
-            whys = [*self.silent.values(), *(f"{url} is no server" for url in others)]
-            raise EndpointError(" ".join(self._given), "ask", escape("; ".join(whys[:3])) or "nobody is there", PAGES)
-        for url in sorted(set(self.silent) - self._said):
+                self.restarted.add(name)
+            self.servers[name] = server
+        if not self.servers:
+            whys = [*self.silent.values(), *(f"{url} is not a server" for url in others)]
+            raise EndpointError(
+                " ".join(self._nodes), "ask", escape("; ".join(whys[:3])) or "no node has an address", PAGES
+            )
+        for url in sorted(set(self.silent) - self._reported):
             self._complain(f"memoire: {escape(self.silent[url])}: its lines are missing")
-        self._said = set(self.silent)
+        self._reported = set(self.silent)
 
     def _status(self, url: str) -> Any:
-        told = self._page(url, "/status?clients=no")
-        if told["role"] == "server" and "name" not in told["stats"]:
+        status = self._page(url, "/status?clients=no")
+        if status["role"] == "server" and "name" not in status["stats"]:
             raise KeyError("name")
-        return told
+        return status
 
     def ask(self, paths: dict[str, str]) -> dict[str, Any]:
-        """A page of each of these servers, by name, or the NodeError that came instead.
+        """Return a page of each server by name, or the NodeError of its request.
 
         Raises:
-            ParameterError: no server takes what is asked for, such as a run that none of them knows.
+            ParameterError: All servers refuse the request, for example because of an unknown run.
         """
         answers = ask_all(
-            self._pool, {name: partial(self._page, self.found[name].url, path) for name, path in paths.items()}
+            self._pool, {name: partial(self._page, self.servers[name].url, path) for name, path in paths.items()}
         )
-        refusals = [told for told in answers.values() if isinstance(told, NodeError) and told.status == 400]
+        refusals = [each for each in answers.values() if isinstance(each, NodeError) and each.status == 400]
         if refusals and len(refusals) == len(answers):
-            raise ParameterError("logs", self._given, escape(refusals[0].text))
-        for name, told in answers.items():
-            if isinstance(told, NodeError) and told.status != 400:
-                self.silent[self.found[name].url] = str(told)
+            raise ParameterError("logs", self._nodes, escape(refusals[0].text))
+        for name, answer in answers.items():
+            if isinstance(answer, NodeError) and answer.status != 400:
+                self.silent[self.servers[name].url] = str(answer)
         return answers
 
     def _page(self, url: str, path: str) -> Any:
@@ -158,27 +160,27 @@ def tail(
     say: Callable[[str], object] = print,
     complain: Callable[[str], object] = _on_stderr,
 ) -> int:
-    """Print the lines of all servers among these nodes, the oldest first.
+    """Print the log lines of all servers among some nodes, oldest first.
 
     Args:
-        nodes: Where nodes' pages are; "dns:NAME:PORT" is every address of a name.
-        wanted: text, client, label, since, until, run, as `wanted_lines` makes them.
-        token: What the nodes ask for.
-        follow: Go on with lines that come later, until Ctrl-C. Lines that come from several servers at about the same
-            time may then be as much as `every` late behind each other.
-        last: Only so many, the newest; None: all, or 10 where they are followed.
-        every: Seconds between two looks.
+        nodes: Addresses of the nodes' pages; "dns:NAME:PORT" means every address of a name.
+        wanted: Filter by text, client, label, since, until and run, as `wanted_lines` returns it.
+        token: Token of the nodes.
+        follow: Print new lines until Ctrl-C. Lines of several servers may then be out of order by up to `every`
+        seconds.
+        last: Number of newest lines to print; None means all, or 10 with `follow`.
+        every: Seconds between two polls.
         timeout: Seconds that each node has for a page.
         page_lines: Lines on a page.
-        say: Takes each line, without its line break.
-        complain: Takes a sentence about a node that does not answer.
+        say: Called with each line, without its line break.
+        complain: Called with a sentence about a node that does not answer.
 
     Returns:
-        The exit status: 0, or 3 when a node did not answer, so that lines may be missing.
+        The exit status: 0, or 3 if a node did not answer, so that lines may be missing.
 
     Raises:
-        EndpointError: no server answers.
-        ParameterError: an address is none, or no server knows the run.
+        EndpointError: No server answers.
+        ParameterError: An address is malformed, or no server knows the run.
     """
     if not every > 0.0 or not timeout > 0.0:
         raise ParameterError("--every, --timeout", (every, timeout), "seconds above 0")
@@ -197,7 +199,7 @@ def tail(
         while follow:
             time.sleep(every)
             sources.look()
-            for name in sources.began_anew:
+            for name in sources.restarted:
                 places.pop(name, None)
             for page in _pages(sources, wanted, places, page_lines):
                 _write(page.rows[::-1], say)
@@ -217,23 +219,23 @@ def _write(rows: list[LogRow], say: Callable[[str], object]) -> None:
 
 
 def _pages(sources: LogServers, wanted: dict[str, str], places: dict[str, int], lines: int) -> Iterator[LogPage]:
-    """Page after page of what comes behind `places`, which go on with them."""
+    """Yield pages of lines after `places`, and advance `places`."""
     more = True
     while more:
-        page = logs.search(sources.ask, list(sources.found), wanted, places, "newer", lines)
+        page = logs.search(sources.ask, list(sources.servers), wanted, places, "newer", lines)
         places |= logs.read_cursor(page.newer)
         more = page.more and bool(page.rows)
         yield page
 
 
 def _newest(sources: LogServers, wanted: dict[str, str], last: int, lines: int) -> tuple[list[LogRow], dict[str, int]]:
-    """The newest lines, the oldest of them first, and where those that come later begin."""
+    """Return the newest lines, oldest first, and the places at which later lines begin."""
     rows: list[LogRow] = []
     places: dict[str, int] = {}
     newer: dict[str, int] = {}
     more = True
     while more:
-        page = logs.search(sources.ask, list(sources.found), wanted, places, "older", min(lines, max(1, last)))
+        page = logs.search(sources.ask, list(sources.servers), wanted, places, "older", min(lines, max(1, last)))
         newer = newer or logs.read_cursor(page.newer)
         places |= logs.read_cursor(page.older)
         rows += page.rows
@@ -251,12 +253,12 @@ def wanted_lines(
     run: str | None = None,
     now: Callable[[], float] = wall_clock,
 ) -> dict[str, str]:
-    """What servers are asked for, of what a person has typed.
+    """Return the filter of log lines from command-line arguments, in the form that servers take.
 
     Raises:
-        ParameterError: something cannot be read.
+        ParameterError: An argument is malformed.
     """
-    moments = {name: _moment(name, given, now) for name, given in (("since", since), ("until", until)) if given}
+    moments = {name: _moment(name, value, now) for name, value in (("since", since), ("until", until)) if value}
     if client and not re.fullmatch("([0-9a-fA-F]{2})+", client):
         raise ParameterError(
             "--client", client, "the id of an actor in hex, as `memoire top` or the dashboard shows it"
@@ -267,18 +269,18 @@ def wanted_lines(
     return {name: value for name, value in named.items() if value}
 
 
-def _moment(name: str, given: str, now: Callable[[], float]) -> str:
-    """Seconds since 1970 of "10m" (ago), of seconds since 1970, or of an ISO 8601 time (UTC without an offset)."""
+def _moment(name: str, value: str, now: Callable[[], float]) -> str:
+    """Return the seconds since 1970 of a time: "10m" (ago), seconds since 1970, or ISO 8601 (UTC without an offset)."""
     try:
-        if re.fullmatch(r"[0-9]+(\.[0-9]+)?[smhd]", given):
-            return repr(now() - float(given[:-1]) * _UNITS[given[-1]])
-        if re.fullmatch(r"[0-9]{6,11}(\.[0-9]+)?", given):
-            return given
-        moment = datetime.fromisoformat(given)
+        if re.fullmatch(r"[0-9]+(\.[0-9]+)?[smhd]", value):
+            return repr(now() - float(value[:-1]) * _UNITS[value[-1]])
+        if re.fullmatch(r"[0-9]{6,11}(\.[0-9]+)?", value):
+            return value
+        moment = datetime.fromisoformat(value)
     except ValueError:
         expected = "a time such as 2026-01-31T12:00:00 (UTC), seconds since 1970, or 30s, 10m, 2h, 1d ago"
-        raise ParameterError(f"--{name}", given, expected) from None
-    # Half a microsecond sooner: the time of a line as it is printed is rounded, and chooses that line.
+        raise ParameterError(f"--{name}", value, expected) from None
+    # Half a microsecond earlier, since the printed time of a line is rounded and has to select the line.
     return repr((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - 5e-7)
 
 
@@ -292,29 +294,29 @@ def report(
     once: bool = False,
     say: Callable[[str], object] = print,
 ) -> int:
-    """Give a cluster's figures to a logger, again and again, until its run is finished or Ctrl-C. Blocks.
+    """Write the figures of a cluster to a logger, periodically, until its run is finished or Ctrl-C. Blocks.
 
     Args:
-        nodes: Where nodes' pages are; "dns:NAME:PORT" is every address of a name.
-        open_logger: Called with the name of a run, for each run that begins; its logger is closed when the run ends.
-        node_token: What the nodes ask for.
-        every: Seconds between two looks.
-        only: Patterns of names, such as "sample_*"; none takes every figure.
-        once: Look once, and return.
-        say: Takes a line at each beginning and end.
+        nodes: Addresses of the nodes' pages; "dns:NAME:PORT" means every address of a name.
+        open_logger: Called with the name of each run that begins. The returned logger is closed when the run ends.
+        node_token: Token of the nodes.
+        every: Seconds between two polls.
+        only: Patterns of names, such as "sample_*"; an empty sequence selects every figure.
+        once: Poll once, and return.
+        say: Called with a line at the beginning and end of each run.
 
     Returns:
-        The exit status: 0; 3 if a node did not answer at the last look.
+        The exit status: 0, or 3 if a node did not answer the last poll.
 
     Raises:
-        EndpointError: nobody answers, at the first look.
-        ParameterError: a node's address is malformed, or `every` is not above 0.
+        EndpointError: No node answers the first poll.
+        ParameterError: The address of a node is malformed, or `every` is not above 0.
     """
     if not every > 0.0:
         raise ParameterError("--every", every, "seconds above 0")
     settings = Settings(nodes=tuple(map(node_address, nodes)), node_token=node_token, poll_every=min(every, TIMEOUT))
     with closing(Aggregator(settings, History(None))) as watch:
-        asked_once(watch, nodes)
+        first_poll(watch, nodes)
         time.sleep(FIRST_RATES)
         watch.turn(settings.poll_every)
         while True:
@@ -331,7 +333,7 @@ def _follow(
     once: bool,
     say: Callable[[str], object],
 ) -> tuple[int, bool]:
-    """Give the figures of one run, until it ends: the exit status, and whether that is all."""
+    """Write the figures of one run until it ends; return the exit status, and True if reporting is done."""
     seen = watch.turn(watch.settings.poll_every)
     run, looks = seen.run, 0
     with closing(open_logger(run)) as logger:
@@ -350,7 +352,7 @@ def _follow(
 
 
 def chosen(figures: Mapping[str, float], patterns: Iterable[str]) -> dict[str, float]:
-    """Those whose name one of the patterns matches; all where there is no pattern."""
+    """Return the figures whose names match one of the patterns; all figures if there are no patterns."""
     wanted = list(patterns)
     return {
         name: value for name, value in figures.items() if not wanted or any(fnmatchcase(name, each) for each in wanted)
@@ -358,6 +360,6 @@ def chosen(figures: Mapping[str, float], patterns: Iterable[str]) -> dict[str, f
 
 
 def folder_name(run: str) -> str:
-    """A run's name as that of a folder: without separators, and never empty, "." or ".."."""
+    """Return the name of a run as the name of a folder: without separators, and never empty, "." or ".."."""
     safe = file_name(run)
     return safe if safe.strip(".") else f"run{safe.replace('.', '_')}"

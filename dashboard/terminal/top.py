@@ -1,8 +1,7 @@
-"""The whole cluster on a terminal: what `memoire top` prints. It asks and merges as the dashboard does.
+"""Text of `memoire top`: the state of a whole cluster on a terminal.
 
-Names, hosts and reasons come from far away: they are escaped, and never taken for markup.
-
-Its figures have the same words, units and digits as in the pages (`static/format.js`).
+It polls and merges like the dashboard, and shows figures with the titles, units and digits of the pages
+(`static/format.js`). Names, hosts and reasons come from other machines: they are escaped and never read as markup.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ from memoire.security.access import Tokens
 from memoire.tables import registry
 
 INCOMPLETE = 3
-"""Exit status of one look when a node did not answer."""
+"""Exit status of `memoire top --once` if a node did not answer."""
 FIRST_RATES = 2.5
-"""Seconds between the two looks that rates are made of: ledgers are read every two seconds."""
+"""Seconds between the first two polls, from which rates are computed; ledgers are read every two seconds."""
 PAGES = "the address of a node's pages (its --http), such as http://server-0:8080"
 
 
 NONE = "-"
-"""What is not known: never a zero."""
+"""Text of an unknown value, which is never shown as zero."""
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 _BRIEF = ("", "K", "M", "B", "T")
 
 
 def count(value: float | None) -> str:
-    """1,234,567."""
+    """Format a whole number, such as 1,234,567."""
     return NONE if value is None else f"{_rounded(value):,}"
 
 
 def figure(value: float | None) -> str:
-    """3.14, 5,123 or 1.23M."""
+    """Format a number with three digits, such as 3.14, 5,123 or 1.23M."""
     if value is None or not math.isfinite(value):
         return NONE
     size = abs(value)
@@ -56,7 +55,7 @@ def figure(value: float | None) -> str:
 
 
 def bytes_of(value: float | None) -> str:
-    """1.23 MB, 12.3 MB, 123 MB."""
+    """Format a number of bytes, such as 1.23 MB or 123 MB."""
     if value is None:
         return NONE
     unit = 0
@@ -68,12 +67,12 @@ def bytes_of(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """93 %."""
+    """Format a share from 0 to 1 as a percentage, such as 93 %."""
     return NONE if value is None else f"{_exact(_rounded(value * 1000.0) / 10.0)} %"
 
 
 def duration(seconds: float | None) -> str:
-    """340 ms, 12 s, 4 min, 3.1 h, 2.4 days."""
+    """Format a duration in seconds, such as 340 ms, 12 s, 4 min, 3.1 h or 2.4 days."""
     if seconds is None:
         return NONE
     if seconds < 1.0:
@@ -86,7 +85,7 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(time: float, now: float) -> str:
-    """12 s ago, or "just now"."""
+    """Format a past time, such as "12 s ago" or "just now"."""
     return "just now" if now - time < 1.0 else f"{duration(now - time)} ago"
 
 
@@ -95,12 +94,12 @@ def _rounded(value: float) -> int:
 
 
 def _fixed(value: float, digits: int) -> str:
-    """So many digits behind the point, halves away from zero."""
+    """Format a number with `digits` decimals, rounding half away from zero."""
     return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
 def _exact(value: float) -> str:
-    """Three digits that count, halves away from zero, without zeros behind them."""
+    """Format a number with three significant digits, rounding half away from zero, without trailing zeros."""
     whole = Decimal(value)
     digits = whole.quantize(Decimal(1).scaleb(whole.adjusted() - 2), ROUND_HALF_UP) if whole else whole
     return f"{digits.normalize():,f}"
@@ -115,14 +114,14 @@ def _brief(value: float) -> str:
 
 
 class StyledLine(NamedTuple):
-    """A line, and how it is shown where there are colours."""
+    """Line of text with its style for terminals with colours."""
 
     text: str
     style: str = ""
 
 
 def node_address(text: str) -> str:
-    """The address of a node as `Settings` takes it: "http://" may be left out."""
+    """Return the address of a node in the form of `Settings`, with "http://" in front if it is missing."""
     return text if "://" in text or text.startswith("dns:") else f"http://{text}"
 
 
@@ -139,24 +138,23 @@ def top(
     expected_inference: int = 0,
     say: Callable[[str], object] = print,
 ) -> int:
-    """Show how a cluster stands, until Ctrl-C: in place on a terminal where rich is installed, as lines elsewhere.
+    """Show the state of a cluster until Ctrl-C: in place on a terminal if rich is installed, else as lines.
 
     Args:
-        nodes: Where nodes' pages are; "dns:NAME:PORT" is every address of a name.
-        node_token: What they ask for.
-        every: Seconds between two looks.
-        once: Look once, and return.
-        actors: How many of the busiest and of the silent are named.
-        expected_actors, expected_servers, expected_proxies, expected_inference: How many there should be; 0: nobody
-            knows.
-        say: Takes each line.
+        nodes: Addresses of the nodes' pages; "dns:NAME:PORT" means every address of a name.
+        node_token: Token of the nodes.
+        every: Seconds between two polls.
+        once: Poll once, and return.
+        actors: Number of the busiest and of the silent actors to show.
+        expected_actors, expected_servers, expected_proxies, expected_inference: Expected numbers; 0 means no check.
+        say: Called with each line.
 
     Returns:
-        The exit status: 0; with `once` 3 when some node did not answer.
+        The exit status: 0, or with `once` 3 if a node did not answer.
 
     Raises:
-        EndpointError: nobody answers, at the first look.
-        ParameterError: a node's address is none, or `every` is not above 0.
+        EndpointError: No node answers the first poll.
+        ParameterError: The address of a node is malformed, or `every` is not above 0.
     """
     settings = Settings(
         nodes=tuple(map(node_address, nodes)),
@@ -169,9 +167,9 @@ def top(
     )
     watch = Aggregator(settings, History(None))
     try:
-        asked_once(watch, nodes)
+        first_poll(watch, nodes)
         time.sleep(FIRST_RATES)
-        watch.turn(every)  # the share of its time that a learner waits is what it was at the look before
+        watch.turn(every)  # the waiting share of a learner needs two polls
         if once:
             return _print(watch, actors, say)
         if say is print and sys.stdout.isatty() and _has_rich():
@@ -184,22 +182,22 @@ def top(
         watch.close()
 
 
-def asked_once(watch: Aggregator, nodes: Sequence[str]) -> None:
-    """Look for the first time.
+def first_poll(watch: Aggregator, nodes: Sequence[str]) -> None:
+    """Poll the nodes for the first time.
 
     Raises:
-        EndpointError: nobody answers.
+        EndpointError: No node answers.
     """
     watch.look_up()
     first = watch.turn(TIMEOUT)
     if not any(node.state != "down" for node in first.nodes):
-        raise _nobody(nodes, first)
+        raise _no_answer(nodes, first)
     watch.actors()
 
 
-def _nobody(nodes: Sequence[str], seen: Overview) -> EndpointError:
+def _no_answer(nodes: Sequence[str], seen: Overview) -> EndpointError:
     reasons = "; ".join(escape(reason) for node in seen.nodes[:3] for reason in node.reasons)
-    return EndpointError(" ".join(nodes), "ask", reasons or "no such name was found", PAGES)
+    return EndpointError(" ".join(nodes), "ask", reasons or "the name has no address", PAGES)
 
 
 def _print(watch: Aggregator, actors: int, say: Callable[[str], object]) -> int:
@@ -220,7 +218,7 @@ def _has_rich() -> bool:
 
 
 def _refresh(watch: Aggregator, every: float, actors: int) -> None:
-    """Until Ctrl-C; what was there before comes back then."""
+    """Show the state in place until Ctrl-C, which restores the former screen."""
     from rich.live import Live
     from rich.text import Text
 
@@ -237,7 +235,7 @@ def _refresh(watch: Aggregator, every: float, actors: int) -> None:
 
 
 def lines(seen: Overview, actors: Sequence[ActorRow], most: int = 5) -> list[StyledLine]:
-    """An overview as text, the most important first. `most` actors of each kind are named."""
+    """Return an overview as lines, the most important first, with at most `most` busy and `most` silent actors."""
     return [
         *_head(seen),
         *_totals(seen),
@@ -251,14 +249,14 @@ def lines(seen: Overview, actors: Sequence[ActorRow], most: int = 5) -> list[Sty
 
 
 def access(row: NodeRow) -> str:
-    """What a peer needs to come in."""
+    """Return the access rule of a node: "everybody", "keys" or "this machine"."""
     if row.open:
         return "everybody"
     return NONE if row.keys is None else "keys" if row.keys else "this machine"
 
 
 class Column(NamedTuple):
-    """A column of a table: its title, and what it shows of a row at a time."""
+    """Column of a table: its title, and a function from a row and the time to text."""
 
     title: str
     show: Callable[[Any, float], str]
@@ -267,26 +265,26 @@ class Column(NamedTuple):
 FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
     "bytes": bytes_of, "s": duration, "share": share, "count": count, "": figure,
 }  # fmt: skip
-"""How figures are written, by their units."""
+"""Formats of figures by their units."""
 
 
 def columns(kind: type, names: str, **shown: Callable[[Any], str]) -> list[Column]:
-    """Columns of these fields, called and written as their figures say; `shown` has what other fields show of a row."""
+    """Return columns for fields, with the titles and units of their figures; `shown` overrides the text of a field."""
 
     def column(name: str, show: Callable[[Any], str] | None) -> Column:
         title = figures_of(kind)[name].title.lower()
-        return Column(title, lambda row, now: written(row, name, now)[1] if show is None else show(row))
+        return Column(title, lambda row, now: titled(row, name, now)[1] if show is None else show(row))
 
     return [column(name, shown.get(name)) for name in names.split()]
 
 
-def written(row: Any, name: str, now: float = 0.0) -> tuple[str, str]:
-    """What a figure of a row is called, and its value as people read it."""
+def titled(row: Any, name: str, now: float = 0.0) -> tuple[str, str]:
+    """Return the title of a figure in lower case, and its formatted value in a row."""
     kind: Any = type(row)
-    found, value = figures_of(kind)[name], getattr(row, name)
-    if found.unit == "ago":
-        return found.title.lower(), ago(value, now)
-    return found.title.lower(), value if isinstance(value, str) else FORMATS[found.unit](value)
+    declared, value = figures_of(kind)[name], getattr(row, name)
+    if declared.unit == "ago":
+        return declared.title.lower(), ago(value, now)
+    return declared.title.lower(), value if isinstance(value, str) else FORMATS[declared.unit](value)
 
 
 def _held(name: str) -> Callable[[Any], str]:
@@ -346,28 +344,28 @@ def _head(seen: Overview) -> list[StyledLine]:
     state = "finished" if seen.finished else "not finished"
     where = "on disk" if seen.durable else "in memory"
     moment = datetime.fromtimestamp(seen.time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    found = [StyledLine(f"run {escape(seen.run)!r} ({state}), {where}    {moment}", "bold")]
+    head = [StyledLine(f"run {escape(seen.run)!r} ({state}), {where}    {moment}", "bold")]
     styles = {"good": "green", "notice": "yellow", "bad": "bold red"}
-    found += [StyledLine(f"{each.level}: {escape(each.text)}", styles[each.level]) for each in seen.verdicts]
-    found += [StyledLine(f"open to everybody: {escape(', '.join(seen.open))}", "yellow")] if seen.open else []
-    return found
+    head += [StyledLine(f"{each.level}: {escape(each.text)}", styles[each.level]) for each in seen.verdicts]
+    head += [StyledLine(f"open to everybody: {escape(', '.join(seen.open))}", "yellow")] if seen.open else []
+    return head
 
 
 def _totals(seen: Overview) -> list[StyledLine]:
     totals, rates, learning, fresh = seen.totals, seen.rates, seen.learning, seen.freshness
     drawn = figures_of(TableRow)["samples"].title.lower(), count(sum(table.samples for table in seen.tables))
     rows = [
-        (*written(totals, "steps"), figure(rates.steps)),
-        (*written(totals, "episodes"), figure(rates.episodes)),
-        (*written(totals, "accepted_caches"), figure(rates.caches)),
+        (*titled(totals, "steps"), figure(rates.steps)),
+        (*titled(totals, "episodes"), figure(rates.episodes)),
+        (*titled(totals, "accepted_caches"), figure(rates.caches)),
         (*drawn, figure(rates.samples)),
-        (*written(totals, "generated_bytes"), bytes_of(rates.generated_bytes)),
-        (*written(totals, "received_bytes"), bytes_of(rates.received_bytes)),
+        (*titled(totals, "generated_bytes"), bytes_of(rates.generated_bytes)),
+        (*titled(totals, "received_bytes"), bytes_of(rates.received_bytes)),
     ]
-    facts = [written(learning, name) for name in ("return_mean", "length_mean")]
-    facts += [written(fresh, name) for name in ("age_median", "lag_mean")]
-    facts += [written(rates, name) for name in ("waiting_share", "skipped_share")]
-    lost = [written(totals, f"{name}_caches") for name in ("rejected", "lost", "skipped")]
+    facts = [titled(learning, name) for name in ("return_mean", "length_mean")]
+    facts += [titled(fresh, name) for name in ("age_median", "lag_mean")]
+    facts += [titled(rates, name) for name in ("waiting_share", "skipped_share")]
+    lost = [titled(totals, f"{name}_caches") for name in ("rejected", "lost", "skipped")]
     return [
         StyledLine(""),
         *(
@@ -379,43 +377,43 @@ def _totals(seen: Overview) -> list[StyledLine]:
 
 
 def _incomplete(seen: Overview) -> list[StyledLine]:
-    """Figures of tables are of the servers that answer: of half of a cluster they would look like all of it."""
+    """Return a warning if a server does not answer, since the figures of tables leave it out."""
     away = [node.name or node.url for node in seen.nodes if node.role == "server" and node.state == "down"]
     if not away:
         return []
     verb, holder = ("does", "it holds") if len(away) == 1 else ("do", "they hold")
-    text = f"incomplete: {', '.join(away)} {verb} not answer: what {holder} is in no figure of the tables"
+    text = f"incomplete: {', '.join(away)} {verb} not answer: the figures of tables leave out what {holder}"
     return [StyledLine(escape(text), "yellow")]
 
 
 def _actors(seen: Overview, actors: Sequence[ActorRow], most: int) -> list[StyledLine]:
     counts = seen.actors
-    said = [f"{counts.active} active", f"{counts.silent} silent", f"{counts.lost} lost", f"{counts.gone} gone"]
-    said += [f"{counts.missing} of {counts.expected} missing"] if counts.expected else []
+    parts = [f"{counts.active} active", f"{counts.silent} silent", f"{counts.lost} lost", f"{counts.gone} gone"]
+    parts += [f"{counts.missing} of {counts.expected} missing"] if counts.expected else []
     busiest = sorted((row for row in actors if row.state == "active"), key=lambda row: -row.steps_per_second)
     silent = sorted((row for row in actors if row.state == "silent"), key=lambda row: -row.last_seen)
-    found = _section(ACTORS, busiest[:most], seen.time, f"actors: {', '.join(said)}")
+    shown = _section(ACTORS, busiest[:most], seen.time, f"actors: {', '.join(parts)}")
     for row in silent[:most]:
         who = f"{escape(row.name) or row.label} host {escape(row.host) or NONE} server {escape(row.home) or NONE}"
-        found.append(StyledLine(f"silent: {who}, last seen {ago(row.last_seen, seen.time)}", "yellow"))
+        shown.append(StyledLine(f"silent: {who}, last seen {ago(row.last_seen, seen.time)}", "yellow"))
     if len(silent) > most:
-        found.append(StyledLine(f"and {len(silent) - most} more are silent", "yellow"))
-    return found if busiest else [StyledLine(""), StyledLine(f"actors: {', '.join(said)}", "bold"), *found]
+        shown.append(StyledLine(f"and {len(silent) - most} more are silent", "yellow"))
+    return shown if busiest else [StyledLine(""), StyledLine(f"actors: {', '.join(parts)}", "bold"), *shown]
 
 
 def _cells(columns: Sequence[Column], row: Any, now: float) -> list[str]:
-    """What a row shows. A node that is away has no figures: what it said last is of before."""
+    """Return the cells of a row. A node that is away shows no figures, since its last ones are old."""
     if isinstance(row, NodeRow) and row.state == "down":
-        said = row.name or row.url, row.role or NONE, STATES["down"]
+        names = row.name or row.url, row.role or NONE, STATES["down"]
         why = f"since {ago(row.since, now)}: {'; '.join(row.reasons)}"
-        return [*said, *[NONE] * 5, access(row), NONE, NONE, why]
+        return [*names, *[NONE] * 5, access(row), NONE, NONE, why]
     return [column.show(row, now) for column in columns]
 
 
 def _section(columns: Sequence[Column], rows: Iterable[Any], now: float, title: str = "") -> list[StyledLine]:
-    """A title and aligned columns below it: numbers to the right. Nothing where there are no rows."""
-    told, heads = [_cells(columns, row, now) for row in rows], [column.title for column in columns]
-    shown = [[escape(cell) or NONE for cell in row[:-1]] + [escape(row[-1])] for row in told]
+    """Return a title and aligned columns below it, numbers to the right; no lines if there are no rows."""
+    cells, heads = [_cells(columns, row, now) for row in rows], [column.title for column in columns]
+    shown = [[escape(cell) or NONE for cell in row[:-1]] + [escape(row[-1])] for row in cells]
     if not shown:
         return []
     widths = [max(map(len, column)) for column in zip(heads, *shown, strict=True)]

@@ -258,5 +258,5 @@ def test_partials_are_described_by_keyword_and_arguments_without_names_are_refus
 
     given = functools.partial(training, agent=functools.partial(agent, gamma=0.9), rate=0.5)
     assert loggers.keywords_of(given) == {"agent": {"gamma": 0.9}, "rate": 0.5}
-    with pytest.raises(ParameterError, match=r"training_cls\.agent.*keywords only"):
+    with pytest.raises(ParameterError, match=r"training_cls\.agent.*keyword arguments only"):
         loggers.keywords_of(functools.partial(training, agent=functools.partial(agent, 0.9)))

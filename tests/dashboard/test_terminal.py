@@ -166,7 +166,7 @@ def test_what_cannot_be_shown_is_explained_in_a_line(arguments, words, capsys):
 def test_a_run_that_no_server_knows_and_a_proxy_alone_are_explained(cluster):
     with pytest.raises(ParameterError, match="r-404"):
         log_tail.tail(cluster.urls, {"run": "r-404"})
-    with pytest.raises(EndpointError, match="is no server"):
+    with pytest.raises(EndpointError, match="is not a server"):
         log_tail.tail(cluster.urls[2:], {})
 
 
@@ -256,7 +256,7 @@ def test_a_node_that_is_away_shows_no_figure_of_before_and_tables_say_what_is_mi
     styles = {line.text.partition(" ")[0]: line.style for line in top.lines(overview(nodes=[up, away]), [])}
     assert (styles["server-0"], styles["server-1"]) == ("", "red")
     assert "away" in row and row.endswith("since 60 s ago: refused") and "1.05" not in row
-    assert "incomplete: server-1 does not answer: what it holds is in no figure of the tables" in shown
+    assert "incomplete: server-1 does not answer: the figures of tables leave out what it holds" in shown
 
 
 def test_columns_are_called_as_in_the_pages():
