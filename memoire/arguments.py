@@ -353,7 +353,7 @@ FORMER: dict[str, tuple[str, str]] = {
 }
 """Former names of arguments and settings, with the name of today, and advice if the name alone is not enough."""
 
-_ALWAYS = "memoire always does this: it stores each observation once, also the last one of an episode."
+_ALWAYS = "This is always on: memoire stores each observation once, also the last one of an episode."
 _DRAW = "Give it to each draw: sample(batch_size) of a buffer, get_batch(batch_size) of a server."
 _RATE = "Write samples_per_insert=, samples_per_insert_tolerance= and min_size= (docs/rate.md)."
 _TORCH = "Write batch.to(device) for tensors, or memoire.torch.batches(source, batch_size, device=...)."

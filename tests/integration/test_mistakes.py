@@ -152,7 +152,7 @@ STEPS = [
      f"column 'action' stores int8 from -128 to 127, but got 300. {CONVERT}"),
     ("a reward that is no number", lambda: step(reward=float("nan")), errors.EntryError,
      "column 'reward' stores finite float32, but got nan. The entry was not added: one number that is not finite makes all weights "
-     "of a network NaN. Look for where it comes from."),
+     "of a network NaN. Find out where it comes from."),
     ("a pixel out of range", lambda: step_bytes(obs=np.array([0, 1, 256, 3])), errors.EntryError,
      f"column 'obs' stores uint8[4] from 0 to 255, but got int64[4] with 256 at [2]. {CONVERT}"),
     ("reward and next_obs swapped", lambda: step(reward=2 * ONES, next_obs=0.0), errors.EntryError,
@@ -177,9 +177,9 @@ STEPS = [
      "column 'value' stores nothing: the extra columns are none, but got value=.... The entry was not added. Leave it out, "
      "or declare it: Schema({..., 'value': dtype})."),
     ("one array for both observations", lambda: step(next_obs=ONES), errors.ObservationReused,
-     re.compile("obs and next_obs are one and the same array.*Make vector environments with copy=True, or copy obs.*")),
+     re.compile("obs and next_obs are the same array.*Create vector environments with copy=True, or copy obs.*")),
     ("a step after the writer's end", lambda: closed(buffer().writer()).step(ZEROS, 0, 0.0, False, False, ONES),
-     errors.Closed, "the writer is closed. Make a new one to go on."),
+     errors.Closed, "the writer is closed. Create a new one to go on."),
 ]  # fmt: skip
 
 BATCHES = [
@@ -261,7 +261,7 @@ TOGETHER = [
      "cannot bind 'SERVER': Address already in use. Give a free address, or close what listens there, such as the "
      "server of a notebook's cell that ran before."),
     ("a client after its end", lambda w: closed(w.cluster.client(w.server)).update(), errors.Closed,
-     "this client is closed. Make a new one to go on."),
+     "this client is closed. Create a new one to go on."),
     ("a drain to nobody", lambda w: drained(w, w.server.endpoint, w.dead), errors.MemoireTimeout,
      f"no answer of a server that stays from DEAD within 3.0 s. {NOBODY} Nothing was drained: somebody has to keep what well "
      "has counted."),

@@ -187,7 +187,9 @@ def test_two_threads_in_one_writer_are_told_apart_from_two_writers(cluster):
     thread, box = in_thread(step, writer)
     assert inside.wait(DEADLINE)
     for call, name in ((lambda: step(writer), "step"), (writer.reset, "reset"), (writer.close, "close")):
-        with pytest.raises(TwoThreads, match=rf"{name}\(\) was called while another thread.*make one for each thread"):
+        with pytest.raises(
+            TwoThreads, match=rf"{name}\(\) was called while another thread.*Create one for each thread"
+        ):
             call()
     assert len(buffer) == 1  # nothing of the refused step is there
     leave.set()

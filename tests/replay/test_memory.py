@@ -153,7 +153,7 @@ def test_every_dtype_and_size_comes_back_as_it_was(dtype):
 
 def test_what_was_overwritten_is_stale():
     memory = memory_of(capacity=10, length=5, episodes=3)
-    with pytest.raises(StaleEntry, match=r"entry 4 \(position 1 of those asked for\) is not in this memory"):
+    with pytest.raises(StaleEntry, match=r"entry 4 \(position 1 of the request\) is not in this memory"):
         memory.gather([10, 4])
     for wrong in ([-1], [15], [10**15]):
         with pytest.raises(StaleEntry):

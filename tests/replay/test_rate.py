@@ -312,7 +312,7 @@ def test_no_entry_is_drawn_more_often_than_it_may_be_and_importance_stays_right(
         for number in made.sample(10).ids.tolist():
             counts[number] = counts.get(number, 0) + 1
     assert max(counts.values()) <= 3 and made.memory.draws_left == 40 * 3 - 111
-    with pytest.raises(UsedUp, match="a draw of 10 samples is not possible: an entry is drawn 3 times at most"):
+    with pytest.raises(UsedUp, match="a draw of 10 samples is not possible: each entry is drawn at most 3 times"):
         made.sample(10)
     assert len(made.sample(9).ids) == 9
     with pytest.raises(EmptyMemory, match="max_times_sampled"):

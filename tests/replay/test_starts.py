@@ -64,7 +64,9 @@ def test_a_forgotten_reset_is_refused_after_some_steps_that_repeat_an_end(how: s
     env = Repeats(5, how)
     buffer = buffer_for(env)
     writer = buffer.writer(env)
-    with pytest.raises(EpisodeOver, match=r"environment 0 is stepped on after its episode has ended.*Call env.reset"):
+    with pytest.raises(
+        EpisodeOver, match=r"environment 0 was stepped again after its episode had ended.*Call env.reset"
+    ):
         play(env, writer, 100, resets=False)
     assert len(buffer) == 5 + ROWS[how] - 1
     play(env, writer, 100)  # and all is well once it is reset

@@ -123,7 +123,7 @@ def test_the_same_functions_have_the_same_digest_and_others_another_one():
     assert codec.digest.startswith("source:")
     assert len({codec.digest, other.digest, Codec(grow, shrink).digest, Codec(history=ActionHistory(2)).digest}) == 4
     codec.check(codec.name, codec.digest, "worker drone-1")
-    says = r"worker drone-1 compresses samples by the codec shrink\+grow.*same version"
+    says = r"worker drone-1 compresses samples with the codec shrink\+grow.*same version"
     with pytest.raises(CodecMismatch, match=says):
         codec.check(other.name, other.digest, "worker drone-1")
 

@@ -234,7 +234,7 @@ def test_a_job_without_attempts_is_lost_and_its_future_says_so():
     job = jobs.submit("x")
     jobs.take(A, 0.0)
     assert jobs.expire(10.0) == [job]
-    with pytest.raises(ObserverLost, match=r"job 1 is lost: 01010101 said nothing for 10\.0 s"):
+    with pytest.raises(ObserverLost, match=r"job 1 is lost: 01010101 sent nothing for 10\.0 s"):
         job.future.result(0)
     assert not jobs.finish(A, job.number, "late") and jobs.counts == {"expired": 1, "lost": 1, "late": 1}
 

@@ -182,7 +182,7 @@ def test_digests_of_codec_and_preprocessor_travel_with_each_reset(queue: Server)
     codec.check_mark(infos[0], "a worker")
     assert [MARK in info for info in infos] == [True, False, False] * 2
     assert [info.get(PREPROCESSOR) for info in infos] == [digest(same), None, None] * 2
-    with pytest.raises(CodecMismatch, match="a worker compresses samples by the codec float16"):
+    with pytest.raises(CodecMismatch, match="a worker compresses samples with the codec float16"):
         Codec({"obs": np.float32}, {"obs": np.float64}).check_mark(infos[0], "a worker")
 
 

@@ -51,7 +51,7 @@ HARMLESS = {
     "dashboard/collect/overview:_start_row": "Newest ancestors of the best that are shown.",
     "dashboard/web/pages:ListenerHub.__init__": "each is whole: older ones are not missed",
     "dashboard/collect/opened:events_of": "yield bytes(buffer)",
-    "dashboard/web/access:Logins._prove": "An address that has given the token before does not wait",
+    "dashboard/web/access:Logins._prove": "An address that sent the token before does not",
     "inference/batching:Batching.answered": "an older request that comes again is computed again",
     "rl/starts:StartStates.stats": "by the newest ancestors of the best state",
     "rl/jobs:JobService._keep": "a client asks for one job at a time",

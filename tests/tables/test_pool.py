@@ -287,7 +287,7 @@ def test_a_batch_is_all_or_nothing() -> None:
     with pytest.raises(NotEnoughSamples) as problem:
         pool.get(13)
     assert str(problem.value) == (
-        "a batch of 13 needs 13 unused samples, but 12 are held in 3 caches of 2 clients. None was taken. "
+        "a batch of 13 needs 13 unused samples, but 12 are held in 3 caches of 2 clients. No sample was taken. "
         "Wait for actors to push (timeout=), or set reuse_cache."
     )
     assert (pool.stats().unused, pool.stats().drawn, pool.stats().misses) == (12, 0, 1)

@@ -453,7 +453,7 @@ def test_what_a_memory_rebuilds_is_what_workers_recorded() -> None:
 @pytest.mark.parametrize(
     ("of_worker", "of_memory", "error", "says"),
     [
-        ({}, WITH_CODEC, CodecMismatch, "^a worker compresses samples by the codec none.*Give both the same"),
+        ({}, WITH_CODEC, CodecMismatch, "^a worker compresses samples with the codec none.*Give both the same"),
         ({"sample_compressor": five}, WITH_CODEC, CodecMismatch, "^a worker .* none, as its sample_compressor is no "),
         ({"sample_compressor": WITH_CODEC["codec"]}, {}, CodecMismatch, "restores them by none"),
         (WITH_FUNCTION, {}, ParameterError, "^obs_preprocessor must be source:.*as a worker has it.* got None"),
