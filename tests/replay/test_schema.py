@@ -91,7 +91,7 @@ def test_nested_observations_become_one_column_for_each_leaf() -> None:
         ({"obs": np.int8, "next_obs": np.int8}, "column 'next_obs': a batch uses this name itself"),
         ({"obs": np.int8, "weight": np.int8}, "column 'weight': a batch uses this name itself. Choose another"),
         ({"obs": np.int8, "reward": np.float64}, "column 'reward' has role 'reward' and dtype float64, but must be float32"),
-        ({"obs": np.int8, "reward": Column(np.float64)}, "column 'reward' is not the reward. Give it role 'reward'"),
+        ({"obs": np.int8, "reward": Column(np.float64)}, "column 'reward' must have role 'reward'"),
         ({"obs": np.int8, "value": np.float32}, "column 'value' needs a reward column beside it"),
         ({"obs": np.int8, "reward": np.float32, "qvest": np.float32}, "column 'qvest' needs a value column beside it"),
         (
