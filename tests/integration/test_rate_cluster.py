@@ -51,7 +51,7 @@ def test_actors_wait_for_a_learner_and_a_learner_for_actors(cluster):
     client = cluster.client(server, on_full="block", limits=QUICK)
     with acting([server], client) as done:
         reason = until(lambda: server.table("default").stats().rate.inserts_wait and client.stats().held_back)
-        assert "more samples are drawn: learners are" in reason
+        assert "more samples: draws are" in reason
         assert done[0] <= 64 + 1
         for _ in range(40):
             server.get_batch(32, timeout=100.0)

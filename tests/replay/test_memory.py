@@ -237,7 +237,7 @@ def test_fractions_say_where_to_draw():
             ({"bootstrap_value": x}, ParameterError, "bootstrap_value must be")
             for x in (math.nan, [1.0, 2.0], "1", 1e300)
         ),
-        ({"bootstrap_value": 1.0, "terminated": True}, ParameterError, "0 or None where the episode terminated"),
+        ({"bootstrap_value": 1.0, "terminated": True}, ParameterError, "0 or None if the episode terminated"),
     ],
 )
 def test_an_end_that_does_not_fit_is_refused_and_the_episode_stays_open(end, error, words):

@@ -163,7 +163,7 @@ def test_a_sequence_of_what_has_no_fixed_shape_is_refused() -> None:
     with pytest.raises(SchemaError, match=r"'obs.nodes.words': nodes or edges of the space .* have no fixed shape"):
         Schema({"obs": words})
     nested = gym.spaces.Sequence(gym.spaces.Sequence(gym.spaces.Discrete(3)))
-    with pytest.raises(SchemaError, match="'obs': the space .* is a sequence of something that has no fixed shape"):
+    with pytest.raises(SchemaError, match="'obs': the space .* is a sequence of elements without a fixed shape"):
         Schema({"obs": nested})
 
 

@@ -100,11 +100,11 @@ def test_nested_observations_become_one_column_for_each_leaf() -> None:
         ),
         (
             {"obs": np.int8, "reward": np.float32, "value": np.float32, "qvest": Column(np.float32)},
-            "column 'qvest' is plain, but the return column",
+            "column 'qvest' is plain, but a value column needs a return column",
         ),
         (
             {"obs": np.int8, "a": Column(np.float32, (), "reward"), "b": Column(np.float32, (), "reward")},
-            "the columns 'a', 'b' all have role 'reward', but there can be one",
+            "the columns 'a', 'b' all have role 'reward', but only one may have it",
         ),
         ({"obs": np.int8, "a": {"r": Column(np.float32, (), "reward")}}, "column 'a.r' has role 'reward', so it cannot be nested"),
         ({"obs": spaces.Dict(a=spaces.Sequence(spaces.Text(3)))}, "column 'obs.a': the space Sequence"),
@@ -138,11 +138,11 @@ def test_a_column_that_cannot_be_is_refused(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("names", "tuples", "words"),
     [
-        (["obs", "obs.a"], [], "another column|holds other columns"),
-        (["obs.a", "obs"], [], "another column|holds other columns"),
-        (["a.0", "a.1", "b.x"], ["c"], "'c' is said to be a tuple, but no column"),
+        (["obs", "obs.a"], [], "another column|contains other columns"),
+        (["obs.a", "obs"], [], "another column|contains other columns"),
+        (["a.0", "a.1", "b.x"], ["c"], "'c' is listed as a tuple, but no column"),
         (["a.0", "a.1", "b.x"], ["a.0"], "'a.0' is said"),
-        (["a.0", "a.1", "b.x"], ["b"], "its parts are called x"),
+        (["a.0", "a.1", "b.x"], ["b"], "its parts are named x"),
     ],
 )
 def test_names_that_do_not_make_one_nesting_are_refused(names: list[str], tuples: list[str], words: str) -> None:
@@ -350,7 +350,7 @@ OUTSIDE = [
 ]  # fmt: skip
 """Values that a parameter cannot have."""
 APART = [
-    ({"multi_step": 2, "sequence_length": 4}, "multi_step must be 1 where sequences are drawn"),
+    ({"multi_step": 2, "sequence_length": 4}, "multi_step must be 1 if sequences are drawn"),
     ({"sequence_overlap": 4, "sequence_length": 4}, "sequence_overlap must be a whole number from 0 to 3"),
     ({"burn_in": 4, "sequence_length": 4}, "burn_in must be a whole number from 0 to 3"),
     ({"sequence_length": -1}, "sequence_length must be a whole number"),
