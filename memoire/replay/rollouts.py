@@ -374,7 +374,7 @@ class Rollouts:
             expected = "one number for all reward dimensions; call memoire.replay.rollouts for each of them"
             raise ParameterError("discount", self.discount, expected)
         if given not in (None, own):
-            raise ParameterError(name, given, f"{own}, the table's, or left out")
+            raise ParameterError(name, given, f"{own}, which the table has, or left out")
         return own
 
     def _rewards(self) -> NDArray[Any]:

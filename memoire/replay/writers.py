@@ -187,8 +187,9 @@ class WriterRegistry:
         }
 
     def adopt(self, saved: Mapping[str, Any] | None, lanes: int, length_of: Callable[[int], int]) -> None:
-        """Restore the lanes and writers of a loaded memory with so many lanes from the result of `told`. `make(resume=True)`
-        continues their open episodes; any other `make` ends them.
+        """Restore lanes and writers of a loaded memory with so many lanes, from the result of `told`.
+
+        `make(resume=True)` continues the open episodes; any other `make` ends them.
 
         Raises:
             KeyError, TypeError, ValueError, OverflowError: the saved state is invalid.

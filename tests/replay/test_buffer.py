@@ -236,7 +236,7 @@ def test_a_vector_environment_that_has_no_room_is_refused() -> None:
         gc.collect()
     kept = buffer.writer(num_envs=3, autoreset="disabled")
     assert kept.lanes.tolist() == [0, 1, 2]
-    with pytest.raises(ParameterError, match="num_envs must be at most 5 with those of other writers: two entries"):
+    with pytest.raises(ParameterError, match="num_envs must be at most 5 together with other writers"):
         buffer.writer(num_envs=3, autoreset="disabled")
 
 

@@ -330,7 +330,7 @@ def test_writers_that_share_a_lane_are_refused():
     told = buffer._writers.told(buffer.memory.open_length)
     told["writers"].append(told["writers"][1])
     buffer._writers.told = lambda length_of: told
-    with pytest.raises(DataError, match="a writer in the lanes of another one"):
+    with pytest.raises(DataError, match="two writers share a lane"):
         copy.copy(buffer)
     assert len(kept) == 2
 
@@ -478,7 +478,7 @@ def test_a_buffer_that_cannot_be_resumed_so_is_not_locked(tmp_path, changes, sai
 def test_a_saved_memory_is_no_buffer_to_go_on_as(tmp_path):
     path = tmp_path / "replay.npz"
     memoire.dataset.save(saved(path).memory, path)
-    with pytest.raises(ParameterError, match="which holds a memory and not a buffer"):
+    with pytest.raises(ParameterError, match="which holds a memory without a buffer"):
         resume(path)
     assert len(memoire.Buffer.load(path)) == 5
 
