@@ -182,7 +182,7 @@ class _OpenFile:
         file, shape = self._begin(name, dtype)
         stored = self._archive.getinfo(name + ".npy").file_size
         if len(shape) != 1 or not 0 <= shape[0] * dtype.itemsize <= min(stored, self._bytes):
-            raise self._wrong(f"has {name!r} with shape {list(shape)}, but {stored} bytes of it")
+            raise self._wrong(f"has {name!r} with shape {list(shape)}, but holds {stored} bytes of it")
         return self._rows(file, name, shape[0], dtype, ())
 
     def _rows(

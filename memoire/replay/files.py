@@ -355,7 +355,7 @@ def _is_lock(opened: int) -> bool:
 
 
 def _is_ours(content: bytes) -> bool:
-    """Return True for a lock's content, complete or, after a power failure (it is not synced), cut off or with zeros."""
+    """Return True for a lock's content, complete or, as it is not synced, cut off or with zeros."""
     start = content.rstrip(b"\0")[: len(_BEGIN)]
     return _BEGIN.startswith(start)
 
