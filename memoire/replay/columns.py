@@ -137,7 +137,7 @@ def tree_of(names: Iterable[str]) -> dict[str, Any]:
         for part in path:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
-                raise SchemaError(f"column {name!r} is inside of another column. Rename one of them.")
+                raise SchemaError(f"column {name!r} is inside another column. Rename one of them.")
         if last in node:
             raise SchemaError(f"column {name!r} contains other columns. Rename one of them.")
         node[last] = name
@@ -152,7 +152,7 @@ def with_tuples(tree: Mapping[str, Any], names: Collection[str], tuples: Collect
     """
     for nest in tuples:
         if not any(name.startswith(nest + ".") for name in names):
-            raise SchemaError(f"{nest!r} is listed as a tuple, but no column is inside of it.")
+            raise SchemaError(f"{nest!r} is listed as a tuple, but no column is inside it.")
     return {root: _with_tuples(root, node, tuples) for root, node in tree.items()}
 
 
@@ -189,7 +189,7 @@ def collect(tree: Any, value: Any, leaves: list[Any]) -> None:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             kind = f"a {type(value).__name__}"
             raise SchemaError(
-                f"a nested value needs {key!r} (for {_first(tree[key])!r}), but got {kind} without it."
+                f"a nested value needs {key!r} (for {_first(tree[key])!r}), but got {kind} without {key!r}."
             ) from error
         collect(tree[key], part, leaves)
 

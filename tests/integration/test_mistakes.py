@@ -128,7 +128,7 @@ CONSTRUCTORS = [
     ("a capacity in floats", lambda: memoire.Buffer(FLOATS, 1e6), errors.ParameterError,
      "capacity must be a whole number from 1 to 2147483392, got 1000000.0. Nothing was changed."),
     ("a sampler's class", lambda: buffer(sampler=memoire.Prioritized), errors.WrongType,
-     "sampler must be one such as Prioritized(0.6) or Uniform(), got <class 'memoire.replay.sampling.Prioritized'>. Nothing "
+     "sampler must be a sampler such as Prioritized(0.6) or Uniform(), got <class 'memoire.replay.sampling.Prioritized'>. Nothing "
      "was changed."),
     ("capacity and schema swapped", lambda: memoire.Buffer(100, FLOATS), errors.WrongType,
      "schema must be a memoire.Schema, got int. Make one: memoire.Schema({...}), or memoire.Schema.from_env(env)."),

@@ -101,7 +101,7 @@ def test_nested_observations_fall_apart_and_ragged_ones_are_compared_by_value() 
     assert two.differ(obs, obs | {"b": [[1, 2], [3, 4]]}).tolist() == [False, True]
     assert two.first(obs) is obs["a"] and ONE.first(obs) is obs
     assert [part.tolist() for part in two.member_state(obs, 1)] == [[0.0, 0.0], [3]]
-    with pytest.raises(EntryError, match="should have 'b'"):
+    with pytest.raises(EntryError, match="needs 'b'"):
         two.values({"obs": {"a": 1}}, None)
 
 

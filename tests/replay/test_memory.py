@@ -74,7 +74,7 @@ def test_without_update_weight_weights_are_init_w_and_without_update_value_retur
         (0, np.zeros((1, 3), np.float32), r"float32\[1, 3\]"),
         (0, np.zeros(3, np.complex64), "complex64"),
         (0, ["a", "b", "c"], "<U1"),
-        (0, [[1], [2, 3]], "no array"),
+        (0, [[1], [2, 3]], "not an array"),
         (0, np.full(3, 1e300), r"float64\[3\] with 1e\+300 at \[0\]"),
         (1, 0.5, "0.5"),
         (1, 2**63, "9223372036854775808"),

@@ -198,7 +198,7 @@ def test_several_writers_go_on_in_their_order_and_others_are_refused():
     for other in (copy.copy(buffer), copy.copy(copy.copy(buffer))):
         saved = "a single environment, num_envs=2 in mode same_step, a single environment"
         for options in ({"num_envs": 3, "autoreset": "same_step"}, {"num_envs": 2, "autoreset": "disabled"}):
-            with pytest.raises(ParameterError, match=f"one of the writers that were saved: {saved}"):
+            with pytest.raises(ParameterError, match=f"like those of a saved writer: {saved}"):
                 other.writer(resume=True, **options)
         again = [other.writer(resume=True), other.writer(resume=True)]
         last = other.writer(resume=True, num_envs=2, autoreset="same_step")

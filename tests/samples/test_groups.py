@@ -244,7 +244,7 @@ def test_what_may_be_drawn_once_is_in_one_batch_once_and_groups_wait_for_fresh_e
     assert list(buffer.sample_episodes(1, group="prompt", group_size=2).action[:, 0]) == [500, 600]
     assert list(buffer.sample_episodes(1).action[:, 0]) == [400]
     check_memory(buffer.memory)
-    with pytest.raises(EmptyMemory, match="none of 7 episodes"):
+    with pytest.raises(EmptyMemory, match="of 7 ended episodes"):
         buffer.sample_episodes(1)
 
 
