@@ -182,22 +182,22 @@ class ReplayBuffer(buffers.ReplayBuffer):
         drawn_by = self.parameters
         if drawn_by is None or drawn_by is self._checked:
             return
-        who = "source" if self.memory is None else "memory"
+        side = "source" if self.memory is None else "memory"
         _refuse_sequences(drawn_by.sequence_length)
         if drawn_by.multi_step != self._steps:
-            expected = f"the multi_step of the {who}, {drawn_by.multi_step} (Stable-Baselines3 calls it n_steps)"
+            expected = f"the multi_step of the {side}, {drawn_by.multi_step} (Stable-Baselines3 calls it n_steps)"
             raise ParameterError("multi_step", self._steps, expected)
         if drawn_by.priority_exponent and not self.is_corrected:
             received = f"{drawn_by.prioritization}, exponent {drawn_by.priority_exponent:g}"
             expected = (
-                f"memoire.Uniform() at the {who}: this algorithm neither uses importance nor reports errors. Those of "
+                f"memoire.Uniform() at the {side}: this algorithm neither uses importance nor reports errors. Those of "
                 f"memoire.sb3 do; if yours does too, set is_corrected=True"
             )
             raise ParameterError("sampler", received, expected)
         if self._discount is not None:
-            _refuse_gamma(self._discount, drawn_by.discount, who)
+            _refuse_gamma(self._discount, drawn_by.discount, side)
         elif 0.0 in drawn_by.discount:
-            expected = f"above 0 at the {who}: a discount of 0 marks a terminated episode"
+            expected = f"above 0 at the {side}: a discount of 0 marks a terminated episode"
             raise ParameterError("discount", drawn_by.discount, expected)
         self._checked = drawn_by
 
@@ -345,10 +345,10 @@ def _agreed(**options: Any) -> Any:
     return agreed[0][1] if agreed else None
 
 
-def _refuse_gamma(gamma: Any, discount: Any, who: str) -> None:
+def _refuse_gamma(gamma: Any, discount: Any, side: str) -> None:
     if not np.all(np.ravel(discount) == np.ravel(gamma)):
         others = ", ".join(f"{each:g}" for each in np.ravel(discount))
-        raise ParameterError("gamma", gamma, f"the discount of the {who}, {others}, as rewards are summed with it")
+        raise ParameterError("gamma", gamma, f"the discount of the {side}, {others}, as rewards are summed with it")
 
 
 def _refuse_sequences(length: int) -> None:

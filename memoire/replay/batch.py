@@ -59,7 +59,7 @@ class GatheredSamples:
     prev: dict[str, NDArray[Any]]
     """Start of each window: state columns [B, K, *F], oldest frame first; others [B, *F], of the newest entry."""
     next: dict[str, NDArray[Any]]
-    """State `steps` later, in the same shapes; if the episode ends in the window, its final state is the last frame."""
+    """End of each window, `steps` later, in the same shapes; at an episode's end its final state is the last frame."""
     reward: NDArray[np.float32]
     """[B, *R] sum of the window's discounted rewards; zeros [B] in a schema without reward column."""
     discount: NDArray[np.float32]
@@ -291,7 +291,7 @@ class Batch(Attributes[NDArray[Any]]):
         return self._schema
 
     def update_priorities(self, td_errors: Any) -> PriorityUpdate:
-        """Set the priorities from the TD errors: [B], or [B, T] of sequences, of which `mask` excludes some."""
+        """Set the priorities from the TD errors: [B], or [B, T] of sequences, without those outside of `mask`."""
         mask = self.gathered.mask
         if mask is not None and np.ndim(td_errors) == 2:
             td_errors = sequence_errors(td_errors, mask, self.gathered.max_share)

@@ -81,7 +81,6 @@ def _check_keys(name: str, parts: Mapping[Any, Any]) -> None:
 
 
 def _columns_of_sequence(name: str, space: Any, role: str, keep_float64: bool) -> Any:
-    """Return a ragged column for a Sequence of arrays of one shape."""
     inner = columns_of_space(name, space.feature_space, role, keep_float64)
     if not isinstance(inner, Column) or inner.is_ragged:
         raise SchemaError(
@@ -92,7 +91,7 @@ def _columns_of_sequence(name: str, space: Any, role: str, keep_float64: bool) -
 
 
 def _columns_of_graph(name: str, space: Any, role: str, keep_float64: bool) -> dict[str, Any]:
-    """Return ragged columns for the fields of a GraphInstance: nodes, and edges and edge_links if there are any."""
+    """Return ragged columns for the fields of a GraphInstance: nodes, and edges and edge_links if it has edges."""
     parts = {"nodes": space.node_space} | ({} if space.edge_space is None else {"edges": space.edge_space})
     plain = {part: columns_of_space(f"{name}.{part}", inner, role, keep_float64) for part, inner in parts.items()}
     columns = {part: _ragged(f"{name}.{part}", inner, parts[part]) for part, inner in plain.items()}

@@ -109,7 +109,7 @@ def exact(name: str, column: Column, value: Any, axes: tuple[int, ...] = ()) -> 
 
 
 def _exact(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], shown: tuple[Any, ...], value: Any) -> NDArray[Any]:
-    """Return `value` in this dtype and shape; errors show the shape `told`."""
+    """Return `value` in this dtype and shape; errors show the shape `shown`."""
     if (
         type(value) is np.ndarray
         and value.dtype.num == dtype.num

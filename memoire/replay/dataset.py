@@ -239,13 +239,13 @@ class HeldEpisodes:
     def stretches(self, slot: int) -> Iterator[slice]:
         """Yield the rows of an episode in order, as slices."""
         episode, size = self._inside["episodes"][slot], self._inside["page_rows"]
-        row, left = int(episode["first_row"]), int(episode["length"])
-        while left:
+        row, remaining = int(episode["first_row"]), int(episode["length"])
+        while remaining:
             page = row // size
-            count = min(left, min((page + 1) * size, self._capacity) - row)
+            count = min(remaining, min((page + 1) * size, self._capacity) - row)
             yield slice(row, row + count)
-            left -= count
-            if left:
+            remaining -= count
+            if remaining:
                 row = int(self._inside["pages"]["after"][page]) * size
 
     def rows(self, slot: int, source: NDArray[Any]) -> NDArray[Any]:

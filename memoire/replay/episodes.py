@@ -208,9 +208,9 @@ def _draw(
         chosen = able[np.argsort(random.exponential(size=len(able)) / weights[able])[:count]]
         # Sum from the last one on: subtracting heavy weights from a total would lose the light ones to rounding.
         never = np.delete(weights, chosen).sum()
-        left = never + np.cumsum(weights[chosen][::-1])[::-1]
-        there = len(able) - np.arange(count)
-        return chosen, weights[chosen] * (weights.sum() / left) * (there / len(able))
+        remaining = never + np.cumsum(weights[chosen][::-1])[::-1]
+        num_able = len(able) - np.arange(count)
+        return chosen, weights[chosen] * (weights.sum() / remaining) * (num_able / len(able))
     if parameters.prioritization == "greedy":
         chosen = np.resize(able[np.argsort(-weights[able], kind="stable")], count)
     else:

@@ -37,7 +37,7 @@ STARVING_TIMEOUT = 0.25
 GRANT_TIME = 0.5
 """Seconds that a grant lasts, at the pace at which its client used the last one."""
 LEAST_PART, LEAST_ENTRIES = 16, 64
-"""Smallest grant of a slow client: 1 / LEAST_PART of the room or LEAST_ENTRIES, since it may have just begun."""
+"""Smallest grant of a slow client, which may have just begun: the larger of room / LEAST_PART and LEAST_ENTRIES."""
 UNHEARD_TIMEOUT = 60.0
 """Seconds for which a client known before a restart keeps its grant without a message."""
 FORGET_TIMEOUT = 2.0
@@ -403,13 +403,13 @@ class Limiter:
                 entries = self._entries_here()
                 with self._changed:
                     now = self._clock()
-                    reason, left = self._why_not_draw(samples, entries, now), began + timeout - now
+                    reason, remaining = self._why_not_draw(samples, entries, now), began + timeout - now
                     if not reason:
                         self.drew(samples)
-                    if not reason or left <= 0.0:
+                    if not reason or remaining <= 0.0:
                         return reason
                     self.wants(reader, samples)
-                    self._changed.wait(min(left, ENTRIES_INTERVAL))
+                    self._changed.wait(min(remaining, ENTRIES_INTERVAL))
         finally:
             with self._changed:
                 self.wants(reader, 0)
@@ -437,7 +437,7 @@ class Limiter:
                 self._waiting.pop(reader, None)
 
     def _starving(self, now: float) -> int:
-        """Return the entries that the longest batch of starving learners needs; 0 if no learner starves."""
+        """Return the entries that the largest batch of starving learners needs; 0 if no learner starves."""
         ratio = self.parameters.samples_per_insert
         for reader in [reader for reader, (_, _, asked) in self._waiting.items() if asked < now - FORGET_TIMEOUT]:
             del self._waiting[reader]

@@ -471,8 +471,8 @@ class Memory(StoredRows, StrictAttributes):
         with self.held():
             numbers = self._draw(count, fractions, weights)
             if numbers is None:
-                if (left := self.draws_left) > 0:
-                    raise UsedUp(count, left, self._parameters.max_times_sampled)
+                if (draws := self.draws_left) > 0:
+                    raise UsedUp(count, draws, self._parameters.max_times_sampled)
                 raise EmptyMemory(self.num_entries)
             return numbers
 
@@ -552,7 +552,7 @@ class Memory(StoredRows, StrictAttributes):
         return applied, stale
 
     def count_replaced(self, numbers: ArrayLike, seconds: float) -> int:
-        """Return how many of these entries, int64 [B], were evicted and overwritten more than `seconds` ago."""
+        """Return the number of these entries, int64 [B], that were evicted and overwritten more than `seconds` ago."""
         return self._count_replaced(entry_numbers(numbers, "ids"), seconds)
 
     # Drawing for caches

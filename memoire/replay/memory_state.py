@@ -231,13 +231,13 @@ class RowLayout:
 
     def _rows_of(self, slot: int) -> NDArray[np.int64]:
         episode, after = self._arrays["episodes"][slot], self._arrays["pages"]["after"]
-        row, left, parts = int(episode["first_row"]), int(episode["length"]), []
-        while left:
+        row, remaining, parts = int(episode["first_row"]), int(episode["length"]), []
+        while remaining:
             page = row // self._page_rows
-            count = min(left, min((page + 1) * self._page_rows, self.capacity) - row)
+            count = min(remaining, min((page + 1) * self._page_rows, self.capacity) - row)
             parts.append(np.arange(row, row + count))
-            left -= count
-            if left:
+            remaining -= count
+            if remaining:
                 self._require(after[page] >= 0)
                 row = int(after[page]) * self._page_rows
         rows = np.concatenate(parts)

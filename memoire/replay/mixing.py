@@ -137,7 +137,6 @@ class _JoinedParts(Batch):
         self._mixed = mixed
 
     def update_priorities(self, td_errors: Any) -> PriorityUpdate:
-        """Set the priorities of each table's samples: see `MixedBatch.update_priorities`."""
         return self._mixed.update_priorities(td_errors)
 
 
@@ -286,7 +285,7 @@ WAIT_INTERVAL = 0.25
 
 
 def prefetch(values: Iterable[T], ahead: int = 1) -> Iterator[T]:
-    """Yield an iterator's values, computed in another thread up to `ahead` values before they are requested.
+    """Return an iterator over values that another thread computes, up to `ahead` of them before they are requested.
 
     The thread moves or augments the next batch, or values it by a target network, while the learner computes:
 
@@ -308,7 +307,7 @@ def prefetch(values: Iterable[T], ahead: int = 1) -> Iterator[T]:
 
 
 def drawn_ahead(make: Callable[[IsOver], Iterator[T]], is_over: IsOver, ahead: int) -> Iterator[T]:
-    """Yield an iterator's values, taken from it in another thread up to `ahead` values before they are requested.
+    """Return an iterator over values that another thread draws, up to `ahead` of them before they are requested.
 
     An error of the iterator is raised in its turn. Values taken ahead are lost if the caller stops early, or if
     `is_over` becomes true.

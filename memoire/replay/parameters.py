@@ -295,10 +295,10 @@ class Parameters:
 
     def to_wire(self) -> dict[str, Any]:
         """Return a dictionary of numbers, strings, lists and None that msgpack and JSON carry, for `from_wire`."""
-        return {name: list(value) if type(value) is tuple else value for name, value in self._told}
+        return {name: list(value) if type(value) is tuple else value for name, value in self._wire_items}
 
     @functools.cached_property
-    def _told(self) -> list[tuple[str, Any]]:
+    def _wire_items(self) -> list[tuple[str, Any]]:
         """Names and values for `to_wire`."""
         known = sorted(dataclasses.fields(self), key=lambda field: field.name)  # the same bytes in every process
         values = [(field, getattr(self, field.name)) for field in known]
@@ -351,8 +351,8 @@ _MAKING_SEQUENCES = ("sequence_overlap", "burn_in", "sequence_first", "sequence_
 
 def differing(schema: SampleColumns, first: Parameters, second: Parameters) -> dict[str, tuple[Any, Any]]:
     """Return fields that change samples: name -> (value in `first`, value in `second`). Empty if samples are equal."""
-    mine, theirs = first.making(schema), second.making(schema)
-    names = {name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)}
+    one, two = first.making(schema), second.making(schema)
+    names = {name for name in one.keys() | two.keys() if one.get(name) != two.get(name)}
     values = {name: (getattr(first, name), getattr(second, name)) for name in sorted(names)}
     return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
 

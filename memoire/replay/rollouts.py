@@ -369,13 +369,13 @@ class Rollouts:
             if given is None:
                 raise ParameterError(name, None, "a number in [0, 1]: these rollouts have no table to take it from")
             return given
-        own = self.discount[0]
-        if any(each != own for each in self.discount):
+        table_discount = self.discount[0]
+        if any(each != table_discount for each in self.discount):
             expected = "one number for all reward dimensions; call memoire.replay.rollouts for each of them"
             raise ParameterError("discount", self.discount, expected)
-        if given not in (None, own):
-            raise ParameterError(name, given, f"{own}, which the table has, or left out")
-        return own
+        if given not in (None, table_discount):
+            raise ParameterError(name, given, f"{table_discount}, which the table has, or left out")
+        return table_discount
 
     def _rewards(self) -> NDArray[Any]:
         if self._schema.reward is None:

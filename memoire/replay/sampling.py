@@ -115,7 +115,7 @@ class Uniform:
 @says_instead("Make another one: Prioritized(NAME=...).")
 @dataclass(frozen=True)
 class Prioritized:
-    """Sampler in proportion to priority ** exponent. Schaul et al., ICLR 2016, section 3.3.
+    """Sampler with probabilities in proportion to priority ** exponent. Schaul et al., ICLR 2016, section 3.3.
 
     Raises ParameterError when made with a field outside its range.
     """
@@ -143,7 +143,7 @@ class Prioritized:
 @says_instead("Make another one: RankBased(NAME=...).")
 @dataclass(frozen=True)
 class RankBased:
-    """Sampler in proportion to rank ** -exponent; entries are ranked by weight.
+    """Sampler with probabilities in proportion to rank ** -exponent; entries are ranked by weight.
 
     Outliers among the priorities have little effect. Ranks and probabilities are exact at each draw. The paper draws
     uniformly within segments whose bounds it computes now and then; these segments follow the power law exactly, for

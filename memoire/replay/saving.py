@@ -153,7 +153,7 @@ class Lineage:
 
 
 def refuse_if_held(path: str | Path, mine: bytes = b"") -> SavedLineage | None:
-    """Raise if a file holds a buffer that another one has resumed. Returns the file's lineage, or None if it has none.
+    """Raise if a file holds a buffer that another one has resumed. Returns the file's lineage, or None.
 
     Raises:
         BufferLocked: another buffer has resumed it.

@@ -77,9 +77,9 @@ class Writer(_core.StepCounter, ClosingContext):
 
     # Fixed, so that an unknown setting is rejected; slots, since a step sets several attributes.
     __slots__ = (
-        "__weakref__", "_began", "_check", "_closed", "_ends", "_extras", "_given", "_id", "_leave", "_longest",
-        "_memory", "_observer", "_opened", "_refused", "_resumed", "_returns", "_saving", "_schema", "_single", "_some",
-        "_stamp", "_starts", "_told", "_usual", "autoreset", "lanes", "num_envs",
+        "__weakref__", "_began", "_check", "_closed", "_converter", "_converters", "_ends", "_episodes", "_extras",
+        "_id", "_leave", "_longest", "_memory", "_observer", "_opened", "_refused", "_resumed", "_returns", "_saving",
+        "_schema", "_single", "_stamp", "_starts", "_usual_steps", "autoreset", "lanes", "num_envs",
     )  # fmt: skip
     __reduce__ = never_copied("Writer", "Make another one, for each thread and process: buffer.writer(...).")
 
@@ -107,16 +107,16 @@ class Writer(_core.StepCounter, ClosingContext):
             is_exact = hasattr(observer, "take_entries")
             self._observer = cast(ExactObserver, observer) if is_exact else ToldObserver(cast(Observer, observer))
         self._schema = schema = memory.schema
-        self._given = StepConverter(schema, None if self._single else count)
-        self._extras = self._given.extras  # an attribute, since each step compares it
+        self._converter = StepConverter(schema, None if self._single else count)
+        self._extras = self._converter.extras  # an attribute, since each step compares it
         # Lengths are differences of a clock, so that a step costs the same for any number of environments.
         self._began = np.zeros(count, np.int64)  # clock at the start of each environment's episode
         self._opened = np.zeros(count, np.int64)  # clock at the start of the memory's episode: later after a cut
         self._returns = np.zeros((count, *schema.reward_shape))
         self._id: Any = None  # `env_id` of a single environment
-        self._some: dict[int, StepConverter] = {}  # converters of steps of a part of the members, by their number
+        self._converters: dict[int, StepConverter] = {}  # converters of steps of a part of the members, by their number
         self._ends: deque[End] = deque()  # ends of the last step that are not stored yet
-        self._told: deque[tuple[int, int, NDArray[np.float64]]] = deque()  # episodes to notify the observer of
+        self._episodes: deque[tuple[int, int, NDArray[np.float64]]] = deque()  # episodes to notify the observer of
         self._answer: AfterStep = ""
         self._starts = ResetCheck() if check and self.autoreset == "disabled" else None
         self._refused = (-1, "")  # clock and reason of the last rejected step
@@ -124,7 +124,7 @@ class Writer(_core.StepCounter, ClosingContext):
         self._inside = threading.RLock()  # held during a call: calls of other threads raise, and never wait
         self._saving = threading.Lock()  # held by a thread that saves the memory: steps wait
         self._leave: Callable[[], object] | None = None  # called when the lanes become free
-        self._usual = self._given.usual_steps(memory, self.lanes, self._returns, check)
+        self._usual_steps = self._converter.usual_steps(memory, self.lanes, self._returns, check)
         self._resumed = resumed is not None  # until its first step
         if resumed is None:
             for lane in self.lanes.tolist():
@@ -191,12 +191,12 @@ class Writer(_core.StepCounter, ClosingContext):
             if self._closed:
                 raise Closed(self._closed)
             if extras.keys() != self._extras:
-                self._given.check_extras(extras)
+                self._converter.check_extras(extras)
             if bootstrap_value is not None and self._schema.value is None:
                 raise EntryError("value", "nothing: the schema has no value column", "a bootstrap_value")
             if self._stamp is not None:
                 model_version = self._stamp(model_version)
-            usual = self._usual if members is None and bootstrap_value is None else None
+            usual = self._usual_steps if members is None and bootstrap_value is None else None
             if usual is not None and not (info and "env_id" in info):
                 step = (obs, action, reward, terminated, truncated, next_obs)
                 if usual.add(self, *step, extras, init_w, model_version):
@@ -210,14 +210,14 @@ class Writer(_core.StepCounter, ClosingContext):
                     raise Closed(self._closed)
                 subset = None
                 if members is not None or self._apart is not None:
-                    subset = self._given.members(members, always_all=self._apart is None)
+                    subset = self._converter.members(members, always_all=self._apart is None)
                 if members is None and info and "env_id" in info:
-                    self._id = self._given.checked_id(info["env_id"], self._id)
+                    self._id = self._converter.checked_id(info["env_id"], self._id)
                 args = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated, **extras}
                 try:
                     self._record(args, obs, next_obs, info, bootstrap_value, init_w, model_version, subset)
                 except EntryError as error:
-                    if advice := self._converter(subset).advice(obs, reward, terminated, truncated, next_obs):
+                    if advice := self._converter_for(subset).advice(obs, reward, terminated, truncated, next_obs):
                         raise EntryError(error.column, error.expected, error.received, advice) from None
                     raise
                 self._settle(is_after=True, waits=True)
@@ -250,7 +250,7 @@ class Writer(_core.StepCounter, ClosingContext):
             chosen = everyone if mask is None else np.asarray(mask, np.bool_) & everyone
             changes = self._abandoning(chosen, bootstrap_value)
             if self._apart is not None and not chosen.all():
-                last_states = [None if reset else left for reset, left in zip(chosen, self._apart, strict=True)]
+                last_states = [None if reset else state for reset, state in zip(chosen, self._apart, strict=True)]
                 changes += setting(self, _apart=last_states)
             else:
                 is_owned = self._apart is None and self._owned and obs is self._last
@@ -273,7 +273,7 @@ class Writer(_core.StepCounter, ClosingContext):
         """
         with self._alone("left"):
             going = np.flatnonzero(self._opened < self._clock).tolist()
-            return {int(self.lanes[i]): state for i in going if (state := self._left(i)) is not None}
+            return {int(self.lanes[i]): state for i in going if (state := self._last_state(i)) is not None}
 
     def close(self) -> None:
         """Store open episodes as `reset` does, and reject later steps. A second call does nothing."""
@@ -322,7 +322,7 @@ class Writer(_core.StepCounter, ClosingContext):
     def still(self) -> Iterator[None]:
         """Block steps within the context, after the running one has ended."""
         with _core.Held(self._saving), _core.Held(self._inside):
-            if self._ends or self._told:
+            if self._ends or self._episodes:
                 self._settle()  # complete a step that was interrupted
             yield
 
@@ -330,9 +330,9 @@ class Writer(_core.StepCounter, ClosingContext):
         """Return the state for a writer that is `resumed`; None after `close`. Call it within `still`."""
         if self._closed:
             return None
-        left: list[Any] = [None] * self.num_envs
+        states: list[Any] = [None] * self.num_envs
         with suppress(EntryError):  # the last step returned an invalid observation
-            left = list(self._apart) if self._apart is not None else self._lefts()
+            states = list(self._apart) if self._apart is not None else self._last_states()
         return WriterState(
             first_lane=int(self.lanes[0]),
             num_envs=None if self._single else self.num_envs,
@@ -344,7 +344,7 @@ class Writer(_core.StepCounter, ClosingContext):
             opened=self._opened.tolist(),
             returns=self._returns.tolist(),
             pending=None if self._pending is None else self._pending.tolist(),
-            left=[None if each is None else packed(self._schema, self._given.root, each) for each in left],
+            left=[None if each is None else packed(self._schema, self._converter.root, each) for each in states],
             is_apart=self._apart is not None,
             is_owned=bool(self._owned),
             env_id=None if self._id is None else int(self._id),
@@ -355,11 +355,11 @@ class Writer(_core.StepCounter, ClosingContext):
         self._clock, self._id, self._room = state.clock, state.env_id, 0
         self._began[:], self._opened[:], self._returns[:] = state.began, state.opened, state.returns
         self._pending = None if state.pending is None else np.array(state.pending)
-        left = state.observations(self._schema, self._given.root)
+        states = state.observations(self._schema, self._converter.root)
         if state.is_apart:
-            self._apart = left
-        elif all(each is not None for each in left):
-            self._last = self._given.together(left)
+            self._apart = states
+        elif all(each is not None for each in states):
+            self._last = self._converter.together(states)
         self._owned = state.is_owned
         if self._starts is not None:
             self._starts.go_on_from(state.starts, self.num_envs)
@@ -392,14 +392,14 @@ class Writer(_core.StepCounter, ClosingContext):
             subset: [n] members that made the step; None is all, in order.
         """
         model_version = self._memory.checked_version(model_version)
-        converter = self._converter(subset)
+        converter = self._converter_for(subset)
         reward, terminated, truncated = args["reward"], args["terminated"], args["truncated"]
         args[converter.root] = obs
         values = converter.values(args, reward)
         count = self.num_envs if subset is None else len(subset)
         rewards = converter.rewards(reward, (count, *self._returns.shape[1:]))
         self._check_order(obs, next_obs, subset)
-        last_states = None if subset is None else self._left_apart(converter, next_obs, subset)
+        last_states = None if subset is None else self._last_states_apart(converter, next_obs, subset)
         ends: list[End] = []
         if not (self._single and terminated is False and truncated is False):
             states = partial(converter.final_state, next_obs, info, self.autoreset)
@@ -428,7 +428,7 @@ class Writer(_core.StepCounter, ClosingContext):
             first, last = converter.first, next_obs
             is_owned = self._last is not None and not _core.same_place(first(self._last), first(next_obs))
             if self._resumed and is_owned:  # the environment may overwrite the array that it returned
-                last = self._given.together(self._given.parts(next_obs))
+                last = self._converter.together(self._converter.parts(next_obs))
             changes += setting(self, _owned=is_owned)
         else:
             last = None
@@ -450,7 +450,7 @@ class Writer(_core.StepCounter, ClosingContext):
     def _adding(self, lanes: NDArray[np.int64], values: list[Any], init_w: Any, model_version: int) -> Changes:
         """Return the changes that add an entry for each environment that made a step rather than a reset."""
         if self._single:
-            return self._memory.adding_one(int(lanes[0]), self._given.exact_entry(values), init_w, model_version)
+            return self._memory.adding_one(int(lanes[0]), self._converter.exact_entry(values), init_w, model_version)
         return self._memory.adding(lanes, tuple(values), init_w, model_version)
 
     def _resetting(self, stepping: NDArray[np.int64], ends: list[End]) -> NDArray[np.bool_] | None:
@@ -490,9 +490,9 @@ class Writer(_core.StepCounter, ClosingContext):
         if self._answer == "discard":
             self._discard()  # before the end of this episode is stored
         self._send()
-        while self._ends or self._told:
-            if self._told and observer is not None:
-                observer.take_episode(self._told)
+        while self._ends or self._episodes:
+            if self._episodes and observer is not None:
+                observer.take_episode(self._episodes)
             else:
                 self._finish(self._ends[0])
         if self._cuts_at_once and (self._answer or self._room == 0):
@@ -511,9 +511,9 @@ class Writer(_core.StepCounter, ClosingContext):
         ending = {end.environment for end in ends}
         if subset is None:
             beginning = self._starts.awaited if self._clock else range(self.num_envs)
-            return self._starts.check(beginning, partial(self._given.member_state, obs), ending)
+            return self._starts.check(beginning, partial(self._converter.member_state, obs), ending)
         rows = {member: row for row, member in enumerate(subset.tolist()) if self._began[member] == self._clock}
-        return self._starts.check(rows, lambda member: self._given.member_state(obs, rows[member]), ending)
+        return self._starts.check(rows, lambda member: self._converter.member_state(obs, rows[member]), ending)
 
     def _finish(self, end: End) -> None:
         """Close an episode that a step has ended, and open the next one."""
@@ -527,7 +527,7 @@ class Writer(_core.StepCounter, ClosingContext):
         if self._starts is not None:  # the first step of the next episode takes the path with all checks
             changes += self._starts.ended(i, digest(final), length, terminated=is_terminal) + setting(self, _room=0)
         if self._observer is not None:
-            changes.append((self._told.append, ((lane, length, np.array(self._returns[i])),)))
+            changes.append((self._episodes.append, ((lane, length, np.array(self._returns[i])),)))
         self._commit([*changes, *putting(0.0, i, self._returns), (self._ends.popleft, ())])
 
     def _cutting(self, args: Mapping[str, Any], least: int, subset: NDArray[np.int64] | None) -> tuple[Changes, int]:
@@ -536,12 +536,16 @@ class Writer(_core.StepCounter, ClosingContext):
         """
         rows = range(self.num_envs) if subset is None else {member: row for row, member in enumerate(subset.tolist())}
         value = args[self._schema.value] if self._schema.value is not None else None
-        bootstrap, obs = self._converter(subset).bootstrap(value), args[self._given.root]
+        bootstrap, obs = self._converter_for(subset).bootstrap(value), args[self._converter.root]
         lengths = self._clock - self._opened
         cut = lengths >= least
 
         def end_of(i: int) -> tuple[State | None, Any]:
-            return (self._given.member_state(obs, rows[i]), bootstrap[rows[i]]) if i in rows else (self._left(i), None)
+            return (
+                (self._converter.member_state(obs, rows[i]), bootstrap[rows[i]])
+                if i in rows
+                else (self._last_state(i), None)
+            )
 
         return self._storing(cut, end_of, is_cut=True), self._longest - int(lengths[~cut].max(initial=0))
 
@@ -549,7 +553,7 @@ class Writer(_core.StepCounter, ClosingContext):
         """Store open episodes of at least `least` entries, ended by the last step's next_obs; return their entries."""
         lengths = self._clock - self._opened
         lengths[lengths < least] = 0
-        stored = self._storing(lengths > 0, lambda i: (self._left(i), None), is_cut=True)
+        stored = self._storing(lengths > 0, lambda i: (self._last_state(i), None), is_cut=True)
         self._commit(setting(self, _room=0) + stored)
         return int(lengths.sum())
 
@@ -570,10 +574,10 @@ class Writer(_core.StepCounter, ClosingContext):
 
     def _abandoning(self, mask: NDArray[np.bool_], bootstrap_value: Any) -> Changes:
         """Return the changes that close the open episodes under `mask` at the states after the last step."""
-        bootstrap = self._given.bootstrap(bootstrap_value)
+        bootstrap = self._converter.bootstrap(bootstrap_value)
 
         def end_of(i: int) -> tuple[State | None, Any]:
-            return self._left(i) if self._owned else None, bootstrap[i]
+            return self._last_state(i) if self._owned else None, bootstrap[i]
 
         changes = self._storing(mask & (self._opened < self._clock), end_of, is_cut=False)
         changes += putting(self._clock, mask, self._began, self._opened) + putting(0.0, mask, self._returns)
@@ -587,26 +591,26 @@ class Writer(_core.StepCounter, ClosingContext):
 
     def _check_order(self, obs: Any, next_obs: Any, subset: NDArray[np.int64] | None) -> None:
         """Raise ObservationReused if obs was overwritten, EpisodeTorn if it differs from the next_obs before."""
-        after = self._given.first(next_obs)
-        if _core.same_place(self._given.first(obs), after):
+        after = self._converter.first(next_obs)
+        if _core.same_place(self._converter.first(obs), after):
             raise ObservationReused(self._schema.states[0])
         last, apart = self._last, self._apart
         if not self._check or (apart is None and (last is None or obs is last)):
             return
-        if last is not None and _core.same_place(self._given.first(last), after):
+        if last is not None and _core.same_place(self._converter.first(last), after):
             return  # this step overwrote the observation to compare with
         going = self._began < self._clock
         if self._pending is not None:
             going |= self._pending
         members = np.arange(self.num_envs) if subset is None else subset
-        converter = self._converter(subset)
+        converter = self._converter_for(subset)
         torn = going[members]
         if torn.any():
             if subset is not None:
-                lefts = self._lefts() if apart is None else apart
-                torn &= [lefts[i] is not None for i in subset]
+                last_states = self._last_states() if apart is None else apart
+                torn &= [last_states[i] is not None for i in subset]
                 new = converter.parts(obs)
-                last = converter.together([lefts[i] if torn[row] else new[row] for row, i in enumerate(subset)])
+                last = converter.together([last_states[i] if torn[row] else new[row] for row, i in enumerate(subset)])
             torn &= converter.differ(obs, last)
         if torn.any():
             environment = int(members[torn.argmax()])
@@ -615,38 +619,36 @@ class Writer(_core.StepCounter, ClosingContext):
 
     # Steps of a part of the members
 
-    def _converter(self, subset: NDArray[np.int64] | None) -> StepConverter:
-        """Return the converter for a step of these members."""
+    def _converter_for(self, subset: NDArray[np.int64] | None) -> StepConverter:
         if subset is None or len(subset) == self.num_envs:
-            return self._given
+            return self._converter
         count = len(subset)
-        if count not in self._some:
-            self._some[count] = StepConverter(self._schema, count)
-        return self._some[count]
+        if count not in self._converters:
+            self._converters[count] = StepConverter(self._schema, count)
+        return self._converters[count]
 
-    def _lefts(self) -> list[Any]:
+    def _last_states(self) -> list[Any]:
         """Return the state of each member after the last step of all; None if unknown."""
-        return [None] * self.num_envs if self._last is None else self._given.parts(self._last)
+        return [None] * self.num_envs if self._last is None else self._converter.parts(self._last)
 
-    def _left_apart(self, converter: StepConverter, next_obs: Any, subset: NDArray[np.int64]) -> list[Any]:
-        """Return the state of each member after a step of some."""
+    def _last_states_apart(self, converter: StepConverter, next_obs: Any, subset: NDArray[np.int64]) -> list[Any]:
         first = converter.first
         if self._apart is not None:
             last_states = list(self._apart)
         elif self._last is not None and not _core.same_place(first(self._last), first(next_obs)):
-            last_states = self._lefts()
+            last_states = self._last_states()
         else:
             last_states = [None] * self.num_envs
-        for member, left in zip(subset.tolist(), converter.parts(next_obs), strict=True):
-            last_states[member] = left
+        for member, state in zip(subset.tolist(), converter.parts(next_obs), strict=True):
+            last_states[member] = state
         return last_states
 
-    def _left(self, environment: int) -> State | None:
+    def _last_state(self, environment: int) -> State | None:
         """Return the state of an environment after the last step; None if it is unknown or not finite."""
         try:
             if self._apart is None:
-                return self._given.member_state(self._last, environment)
-            left = self._apart[environment]
-            return None if left is None else self._given.state(left, None)
+                return self._converter.member_state(self._last, environment)
+            obs = self._apart[environment]
+            return None if obs is None else self._converter.state(obs, None)
         except NotFinite:
             return None

@@ -422,7 +422,7 @@ class Both:
         ]
         for memory in self.memories:
             memory.set_clock(0.0)
-        assert self.writers[0]._usual is not None and self.writers[1]._usual is None
+        assert self.writers[0]._usual_steps is not None and self.writers[1]._usual_steps is None
 
     def step(self, arguments: dict[str, Any]) -> str:
         """Both writers' answer: what was refused, or nothing."""
