@@ -447,7 +447,7 @@ def _check_out(name: str, array: NDArray[Any] | None, value: Any) -> None:
         return
     received = _form(value) if is_array else type(value).__name__
     if array is None:
-        raise ParameterError(f"out[{name!r}]", received, "absent: the batch has no array of this name")
+        raise ParameterError(f"out[{name!r}]", received, "left out: the batch has no array of this name")
     raise ParameterError(f"out[{name!r}]", received, f"an array {_form(array)}")
 
 

@@ -214,7 +214,7 @@ class Parameters:
             expected = f"at most {MAX_SAMPLES:g} (float64 counts no further), or None for no limit"
             raise ParameterError("samples_per_insert_tolerance", tolerance, expected)
         if tolerance < max(1.0, ratio):
-            expected = f"at least {max(1.0, ratio):g}, the change by one sample or one insert"
+            expected = f"at least {max(1.0, ratio):g}: one sample or one insert changes the surplus by that much"
             raise ParameterError("samples_per_insert_tolerance", tolerance, expected)
 
     def lag_in_words(self, newest: int) -> str:

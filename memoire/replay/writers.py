@@ -129,9 +129,9 @@ class WriterRegistry:
         for name in ("sequence_length", "multi_step", "frame_stack"):
             if (entries := getattr(parameters, name)) > share:
                 expected = (
-                    f"at most {share}: {lanes} members share half of the capacity, {self.memory.capacity}, and open "
-                    f"episodes are cut there. Give a capacity of at least {2 * lanes * entries}, have fewer members, "
-                    f"or set longest= of writer()"
+                    f"at most {share}, the length at which open episodes are cut: {lanes} members share half of the "
+                    f"capacity of {self.memory.capacity}. Set a capacity of at least {2 * lanes * entries}, fewer "
+                    f"members, or longest= of writer()"
                 )
                 raise ParameterError(name, entries, expected)
 
