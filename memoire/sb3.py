@@ -61,8 +61,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
             of an algorithm with the same seed are equal.
         writer: Writer for the entries in place of a buffer, such as
             `client.writer(num_envs=n, autoreset="disabled")`; requires `source`.
-        source: A `Server` or `Reader` whose `get_batch` draws; requires `writer`. It has its own settings: `sampler`,
-            `seed` and `fields` are rejected, `multi_step` and `discount` must equal the source's.
+        source: A `Server` or `Reader` whose `get_batch` draws; requires `writer`. The source has its own settings:
+            `sampler`, `seed` and `fields` are rejected, `multi_step` and `discount` must equal the source's.
         timeout: Seconds that `source` waits for samples.
         is_corrected: True if the algorithm multiplies `importance()` into its losses and reports its errors by
             `update_priorities`, as those of this module do.

@@ -217,8 +217,8 @@ class Buffer(StrictAttributes):
         With `Uniform` all have the same probability, whatever their length.
 
         Args:
-            count: Number of episodes or, with `group`, of groups; at least 1. One can appear more than once if its
-                weight is above 1 / count of the total.
+            count: Number of episodes or, with `group`, of groups; at least 1. The same episode or group can appear
+                repeatedly if its weight is above 1 / count of the total.
             group: A plain column whose value is the same in all entries of an episode. Equal values form a group.
             group_size: Episodes of each group: only groups with at least as many are drawn, and of these the newest.
                 None draws all episodes of a group that can be drawn.
@@ -337,8 +337,8 @@ class Buffer(StrictAttributes):
             capacity: Number of entries that fit; None keeps the saved one. With another capacity ids are new, and the
                 oldest episodes are left out if they do not fit.
             seed: Seed of new draws; None continues the saved buffer's random numbers.
-            resume: Take over the saved buffer's client id. One process or buffer can do so at a time: a lock in the
-                file's folder is held until `close` or the end of the process. Else the buffer gets a new id.
+            resume: Take over the saved buffer's client id. Only one process or buffer at a time can: a lock in the
+                file's folder is held until `close` or the end of the process. With False the buffer gets a new id.
             sampler, discount, fields: Changes, as `configure` takes them.
 
         Raises:
@@ -390,7 +390,7 @@ class Buffer(StrictAttributes):
         return buffer
 
     def _go_on(self, beside: Mapping[str, Any], is_same: bool, path: str) -> None:
-        """Restore the state of draws and writers from `beside`; of a memory without a buffer it is empty."""
+        """Restore the state of draws and writers from `beside`, which is empty if no buffer saved the memory."""
         lanes = len(self._memory.contents()["lanes"])
         if not beside:
             return self._writers.adopt(None, lanes, self._memory.open_length)

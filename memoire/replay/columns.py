@@ -227,7 +227,7 @@ class Column:
         dtype: Argument of `np.dtype`: booleans, integers and floats of up to 8 bytes, or a structured dtype of them,
             which the schema splits into columns. Stored little-endian.
         shape: The value's own shape, without a time or batch axis; () is a scalar, an axis of 0 is allowed. The first
-            axis may be None for a *ragged* column, whose values have any length along it. They are stored and sent
+            axis may be None for a *ragged* column, whose values have any length along it. Values are stored and sent
             without padding; batches have them padded with zeros, with their lengths. Not for reward, value and return.
         role: "state" (stacked, stored once, the next state is part of a sample), "reward", "value" (the critic's
             estimate, in the shape of the reward), "return" (computed by the memory when an episode closes, never

@@ -1,6 +1,6 @@
 """Conversion of a memory's arguments to exact arrays: entries, weights, and the end of an episode.
 
-It also prepares the engine's setup: room for each column, and parameters as the numbers that its loops take.
+The module also prepares the engine's setup: room for each column, and parameters as the numbers that its loops take.
 
 A value takes the form of its column: it is converted if nothing is lost, else rejected with what was expected.
 """

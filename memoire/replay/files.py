@@ -4,14 +4,14 @@
         file.write(content)
 
 A draft beside the file replaces it once the draft is complete and on disk. The path names the former file until the
-block ends without an error, and the complete new one from then on. This holds after a power failure, with a full disk,
-and for several processes that replace the same file at the same time: the last one stays.
+block ends without an error, and the complete new one from then on. The same holds after a power failure, with a full
+disk, and for several processes that replace the same file at the same time: the last one stays.
 
 A lock has one holder at a time, a process or a part of one, and its file names the holder.
 
-The lock is on an open file (`flock`), so that two parts of a process exclude each other too. It is free as soon as its
-process has ended, for whatever reason. A forked process closes its copy of the open file at once, so that it neither
-holds the lock nor keeps that of a parent that has ended.
+The lock is on an open file (`flock`), so that two parts of a process exclude each other too. The lock is free as soon
+as its process has ended, for whatever reason. A forked process closes its copy of the open file at once, so that it
+neither holds the lock nor keeps that of a parent that has ended.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _make_draft(target: Path, mode: int | None) -> tuple[int, Path]:
 
 
 class OwnedFile(io.RawIOBase):
-    """Raw file over a descriptor, which it closes. It belongs to one process: a fork would write buffered data twice.
+    """Raw file that owns a descriptor. Only one process may use it: a fork would write buffered data twice.
 
     Args:
         opened: The descriptor.

@@ -159,7 +159,7 @@ class Limiter:
     Args:
         parameters: Settings with samples_per_insert, samples_per_insert_tolerance, min_size and cache_size.
         entries: Function that counts the entries that can be drawn at this server; the limiter adds those of other
-            servers. It may take locks: it is never called while the limiter's lock is held.
+            servers. The function may take locks: it is never called while the limiter's lock is held.
         clock: Monotonic clock in seconds.
     """
 

@@ -61,8 +61,8 @@ class MixedBatch(Mapping[str, Batch]):
     def joined(self) -> Batch:
         """All samples as one batch, the tables one after the other, in new arrays that are made once.
 
-        It has only the columns that are equal in all tables (name, dtype, shape, role and stack). Importance is that of
-        each part, all divided by one number, so that tables count in proportion to their sizes.
+        The batch has only the columns that are equal in all tables (name, dtype, shape, role and stack). Importance is
+        that of each part, all divided by one number, so that tables count in proportion to their sizes.
 
         Raises:
             ParameterError: the parts mix transitions and sequences, or rewards of different shapes.

@@ -34,8 +34,8 @@ NORMALIZATIONS = ("batch", "global")
 COMPRESSIONS = ("none", "zlib", "lz4", "auto")
 PRIORITIZATIONS = ("proportional", "rank", "greedy")
 ADDED: Final = {"added": True}
-"""Metadata of a field that older versions do not know: `field(default=0, metadata=ADDED)`. It is sent and saved only
-if it differs from the default, so that peers of both versions work together until then."""
+"""Metadata of a field that older versions do not know: `field(default=0, metadata=ADDED)`. The field is sent and saved
+only if it differs from the default, so that peers of both versions work together until then."""
 MAX_STEPS = (1 << 16) - 1
 """Largest frame_stack and multi_step; a larger one is certainly a mistake."""
 MAX_SAMPLES = 2.0**53
@@ -234,7 +234,7 @@ class Parameters:
     def beta(self, batches: int) -> float:
         """Return the importance exponent after this many drawn batches. Schaul et al., ICLR 2016, section 3.4.
 
-        It is 0 for greedy draws: importance cannot correct for entries with probability 0.
+        The exponent is 0 for greedy draws: importance cannot correct for entries with probability 0.
         """
         if self.prioritization == "greedy":
             return 0.0

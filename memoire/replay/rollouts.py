@@ -4,8 +4,8 @@
     columns                    [7, *F], one entry after the other, without padding
     final                      [3, *F], the state behind each fragment's last entry
 
-A fragment is a part of an episode: consecutive entries of one environment. It can be split anywhere, since the state
-behind an entry is the next one's.
+A fragment is a part of an episode: consecutive entries of one environment. A fragment can be split anywhere, since
+the state behind an entry is the next one's.
 
 The estimators are generalized advantages and V-trace targets, in pure NumPy:
 

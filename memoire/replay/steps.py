@@ -9,7 +9,7 @@ rules are those of https://farama.org/Vector-Autoreset-Mode.
 
 If `env.reset()` is forgotten, the next episode begins in the observation in which the last one ended. So do episodes of
 a bandit or of an environment with a constant observation, and by chance those of a small environment with random
-starts. One such start proves nothing; several in a row, at observations where no episode began before, do.
+starts. A single repeated start proves nothing; several in a row, at observations where no episode began before, do.
 
 At a termination next_obs is never used, and some programs pass the first observation of the next episode. After
 terminations only a row of one-step episodes counts, until an episode is longer: that is such a program, or an

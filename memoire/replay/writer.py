@@ -284,7 +284,7 @@ class Writer(_core.StepCounter, ClosingContext):
                 changes += setting(self, _closed="the writer", _room=0, _last=None)
                 self._commit(changes)
             if self._leave is not None:
-                self._leave()  # `WriterRegistry` accepts repeated calls
+                self._leave()  # a finalizer, which runs once
 
     def end(self, closed: str, patience: float) -> int:
         """Close from another thread because `closed` was closed; wait at most `patience` seconds for a running step.
