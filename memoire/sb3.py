@@ -99,8 +99,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         super(buffers.ReplayBuffer, self).__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
         if (writer is None) != (source is None):
             raise ParameterError("source", source, "set together with `writer`, or both left out")
-        self._steps = _agreed(multi_step=multi_step, n_steps=n_steps) or 1
-        self._discount: float | None = _agreed(discount=discount, gamma=gamma)
+        self._steps = _common_value(multi_step=multi_step, n_steps=n_steps) or 1
+        self._discount: float | None = _common_value(discount=discount, gamma=gamma)
         if self._steps == 1 and self._discount is not None:
             expected = "left out with one step: the algorithm discounts by its own gamma, and does not read this value"
             raise ParameterError("discount", self._discount, expected)
@@ -140,7 +140,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 seed=int(np.random.randint(1 << 31)) if seed is None else seed,  # noqa: NPY002  (SB3 seeds this one)
                 **fields,
             )
-            self._writer = self._made_writer()
+            self._writer = self._make_writer()
         self._check_parameters()
 
     @property
@@ -201,7 +201,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             raise ParameterError("discount", drawn_by.discount, expected)
         self._checked = drawn_by
 
-    def _made_writer(self, *, resume: bool = False) -> Any:
+    def _make_writer(self, *, resume: bool = False) -> Any:
         assert self.memory is not None
         return self.memory.writer(num_envs=self.n_envs, autoreset="disabled", resume=resume)
 
@@ -328,7 +328,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._writer = self._made_writer(resume=True)
+        self._writer = self._make_writer(resume=True)
 
 
 def schema_of(env: Any) -> Schema:
@@ -336,7 +336,7 @@ def schema_of(env: Any) -> Schema:
     return Schema.from_env(env)
 
 
-def _agreed(**options: Any) -> Any:
+def _common_value(**options: Any) -> Any:
     """Return the value that was passed under any of these names; None if none was. Raises if two differ."""
     agreed = [(name, value) for name, value in options.items() if value is not None]
     for name, value in agreed[1:]:
@@ -401,7 +401,7 @@ class _CorrectedAlgorithm(_Algorithm):
     def _setup_model(self) -> None:
         kwargs = self.replay_buffer_kwargs
         self.replay_buffer_class = self.replay_buffer_class or ReplayBuffer
-        self.replay_buffer_kwargs = self._completed(kwargs)
+        self.replay_buffer_kwargs = self._replay_kwargs(kwargs)
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="`n_steps=.* is ignored")  # memoire uses it, as multi_step
@@ -411,15 +411,15 @@ class _CorrectedAlgorithm(_Algorithm):
         self._is_n_steps_told = True
         self._check_replay()
 
-    def _completed(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _replay_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of the replay buffer: the caller's, and those derived from the algorithm's settings."""
         rest = {name: value for name, value in kwargs.items() if name not in _GAMMA + _N_STEPS}
-        steps = _agreed(**{name: kwargs[name] for name in _N_STEPS if name in kwargs})
+        steps = _common_value(**{name: kwargs[name] for name in _N_STEPS if name in kwargs})
         if steps is not None and not self._is_n_steps_told:
             self.n_steps = steps
         elif steps is not None and steps != self._n_steps:
             raise ParameterError("multi_step", steps, f"the algorithm's n_steps, {self._n_steps}, or left out")
-        discount = _agreed(**{name: kwargs[name] for name in _GAMMA if name in kwargs})
+        discount = _common_value(**{name: kwargs[name] for name in _GAMMA if name in kwargs})
         if discount is not None and not np.all(np.ravel(discount) == self.gamma):
             raise ParameterError("discount", discount, f"the algorithm's gamma, {self.gamma}, or left out")
         rest["is_corrected"] = True
@@ -461,7 +461,7 @@ class _CorrectedAlgorithm(_Algorithm):
         discounts: torch.Tensor = (1.0 - samples.dones) * steps
         return discounts
 
-    def _drawn(self, batch_size: int) -> tuple[ReplayBufferSamples, torch.Tensor]:
+    def _draw(self, batch_size: int) -> tuple[ReplayBufferSamples, torch.Tensor]:
         """Draw a batch, and return it with its importance [B, 1]."""
         if isinstance(self.replay_buffer, ReplayBuffer):  # else the caller replaced it on purpose
             self._check_replay()
@@ -474,7 +474,7 @@ class _CorrectedAlgorithm(_Algorithm):
         losses: dict[str, list[float]] = {}
         for turn in range(gradient_steps):
             self._n_updates += 1
-            for name, loss in self._learn(*self._drawn(batch_size), turn).items():
+            for name, loss in self._learn(*self._draw(batch_size), turn).items():
                 losses.setdefault(name, []).append(loss)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         for name, each in losses.items():

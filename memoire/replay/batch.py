@@ -485,7 +485,7 @@ class TorchBatch(Attributes["torch.Tensor"]):
         self.source = batch
         """The batch that was drawn."""
         self.device = device_of(device)
-        move = functools.partial(_moved, device=self.device, pin_memory=pin_memory, non_blocking=non_blocking)
+        move = functools.partial(_move, device=self.device, pin_memory=pin_memory, non_blocking=non_blocking)
         self._arrays = {name: move(as_tensor(array)) for name, array in batch.items() if name != "ids"}
 
     def to(
@@ -496,7 +496,7 @@ class TorchBatch(Attributes["torch.Tensor"]):
             return self
         batch = copy.copy(self)
         batch.device = device_of(device)
-        move = functools.partial(_moved, device=batch.device, pin_memory=pin_memory, non_blocking=non_blocking)
+        move = functools.partial(_move, device=batch.device, pin_memory=pin_memory, non_blocking=non_blocking)
         batch._arrays = {name: move(tensor) for name, tensor in self._arrays.items()}
         return batch
 
@@ -517,7 +517,7 @@ class TorchBatch(Attributes["torch.Tensor"]):
         try:
             return self._arrays[name]
         except KeyError:
-            return _mapped(self.source[name], self._nested(name))
+            return _map_arrays(self.source[name], self._nested(name))
 
     def _nested(self, name: str) -> Callable[[NDArray[Any]], torch.Tensor]:
         if name == "ids":
@@ -548,7 +548,7 @@ def device_of(device: torch.device | str | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if resolved.index is None else resolved
 
 
-def _moved(tensor: torch.Tensor, *, device: torch.device, pin_memory: bool, non_blocking: bool) -> torch.Tensor:
+def _move(tensor: torch.Tensor, *, device: torch.device, pin_memory: bool, non_blocking: bool) -> torch.Tensor:
     if device == tensor.device:
         return tensor
     if device.type == "cuda" and pin_memory and tensor.device.type == "cpu" and not tensor.is_pinned():
@@ -570,11 +570,11 @@ def as_tensor(array: NDArray[Any]) -> torch.Tensor:
         raise ParameterError("dtype", str(array.dtype), f"one that torch has ({error})") from error
 
 
-def _mapped(value: Any, change: Callable[[NDArray[Any]], torch.Tensor]) -> Any:
+def _map_arrays(value: Any, change: Callable[[NDArray[Any]], torch.Tensor]) -> Any:
     if isinstance(value, dict):
-        return {key: _mapped(part, change) for key, part in value.items()}
+        return {key: _map_arrays(part, change) for key, part in value.items()}
     if isinstance(value, tuple):
-        return tuple(_mapped(part, change) for part in value)
+        return tuple(_map_arrays(part, change) for part in value)
     return change(value)
 
 

@@ -192,7 +192,7 @@ class Buffer(StrictAttributes):
         Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4.
         """
         if self._limiter.is_active:
-            self._ask_to_draw(batch_size)
+            self._check_rate(batch_size)
         with self._memory.held():
             gathered, weights, total, population, smallest = self._memory.sample(batch_size, out)
             parameters = self._memory.parameters
@@ -236,7 +236,7 @@ class Buffer(StrictAttributes):
             self._memory, count, self._annealing.next, self.update_priorities, group=group, group_size=group_size
         )
 
-    def _ask_to_draw(self, batch_size: int) -> None:
+    def _check_rate(self, batch_size: int) -> None:
         """Raise NotEnoughSamples if a batch has to wait: the same thread may also record, so waiting could hang."""
         generated = self._memory.generated
         self._limiter.reported(_WRITERS, generated, generated)
@@ -295,13 +295,13 @@ class Buffer(StrictAttributes):
         """
         self._lineage.before_save(path)
         with self._writers.still():
-            return dataset_writing.write_file(self._memory, path, self._beside)
+            return dataset_writing.write_file(self._memory, path, self._owner_state)
 
     def close(self) -> None:
         """Release the lock of `load(resume=True)`, so that another process can resume. The buffer stays usable."""
         self._lineage.release()
 
-    def _beside(self) -> dict[str, Any]:
+    def _owner_state(self) -> dict[str, Any]:
         """Return the state beside the memory that draws depend on. The caller holds the memory."""
         return {
             "annealing": self._annealing.state(),
@@ -348,18 +348,18 @@ class Buffer(StrictAttributes):
             BufferLocked: another buffer has resumed the saved one.
         """
         if not resume:
-            return cls._loaded(path, None, capacity, seed, sampler, discount, fields)
+            return cls._load(path, None, capacity, seed, sampler, discount, fields)
         if not isinstance(path, str | Path):
             raise ParameterError("resume", resume, "False for a file that is open: a path is locked")
         lineage = Lineage.resume(path)
         try:
-            return cls._loaded(path, lineage, capacity, seed, sampler, discount, fields)
+            return cls._load(path, lineage, capacity, seed, sampler, discount, fields)
         except BaseException:
             lineage.release()
             raise
 
     @classmethod
-    def _loaded(
+    def _load(
         cls,
         path: str | Path | IO[bytes],
         lineage: Lineage | None,
@@ -371,7 +371,7 @@ class Buffer(StrictAttributes):
     ) -> Self:
         if isinstance(path, str | Path):
             with open(path, "rb") as file:  # open once: another file can replace this one at any time
-                return cls._loaded(file, lineage, capacity, seed, sampler, discount, fields)
+                return cls._load(file, lineage, capacity, seed, sampler, discount, fields)
         saved = datafile.about(path)
         follows = chosen(saved.parameters, sampler, discount, fields)
         is_same = capacity is None or capacity == saved.capacity
@@ -380,7 +380,7 @@ class Buffer(StrictAttributes):
         room = saved.capacity if capacity is None else capacity
         check_size(follows, room)
         buffer = cls(saved.schema, room, parameters=saved.parameters if is_same else follows)
-        buffer._go_on(datafile.restore(buffer.memory, path), is_same, str(getattr(path, "name", "(in memory)")))
+        buffer._restore_state(datafile.restore(buffer.memory, path), is_same, str(getattr(path, "name", "(in memory)")))
         if lineage is not None:
             buffer._lineage = lineage
         if seed is not None:
@@ -389,7 +389,7 @@ class Buffer(StrictAttributes):
             buffer.configure(**{name: getattr(follows, name) for name in NAMES})
         return buffer
 
-    def _go_on(self, beside: Mapping[str, Any], is_same: bool, path: str) -> None:
+    def _restore_state(self, beside: Mapping[str, Any], is_same: bool, path: str) -> None:
         """Restore the state of draws and writers from `beside`, which is empty if no buffer saved the memory."""
         lanes = len(self._memory.contents()["lanes"])
         if not beside:
@@ -406,7 +406,7 @@ class Buffer(StrictAttributes):
         """Reduce to the bytes that `save` writes."""
         file = io.BytesIO()
         with self._writers.still():
-            dataset_writing.write(self._memory, file, self._beside)
+            dataset_writing.write(self._memory, file, self._owner_state)
         return _restored, (type(self), file.getvalue())
 
     @property

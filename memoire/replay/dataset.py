@@ -155,7 +155,7 @@ def put(memory: Memory, episode: Episode, lane: int = 0) -> NDArray[np.int64]:
             for start, stop in _same_model(episode.model_version):
                 rows = slice(start, stop)
                 part = [value[rows] for value in values]
-                numbers[rows] = memory._extended(lane, part, episode.init_w[rows], int(episode.model_version[start]))
+                numbers[rows] = memory._extend_any(lane, part, episode.init_w[rows], int(episode.model_version[start]))
         except MemoireError:
             memory.open(lane)
             raise

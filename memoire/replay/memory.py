@@ -281,9 +281,9 @@ class Memory(StoredRows, StrictAttributes):
 
         Raises: as `add`.
         """
-        return self._extended(lane, values, init_w, self.checked_version(model_version))
+        return self._extend_any(lane, values, init_w, self.checked_version(model_version))
 
-    def _extended(self, lane: int, values: Sequence[Any], init_w: ArrayLike, version: int) -> Int64s:
+    def _extend_any(self, lane: int, values: Sequence[Any], init_w: ArrayLike, version: int) -> Int64s:
         """Extend as `extend` does, but accept version 0 of entries recorded before `max_model_lag` was set."""
         if len(values) == 0:
             raise ParameterError("values", values, f"one for each of the columns {', '.join(self.schema.entry_names)}")
@@ -462,9 +462,9 @@ class Memory(StoredRows, StrictAttributes):
             EmptyMemory: no entry has a weight above 0. UsedUp (a subclass): all may be drawn fewer than `count` times.
         """
         arguments.whole("count", count, 1, MAX_ROWS)
-        return self._drawn(count, fractions, None)
+        return self._draw_numbers(count, fractions, None)
 
-    def _drawn(self, count: int, fractions: ArrayLike | None, weights: Float64s | None) -> Int64s:
+    def _draw_numbers(self, count: int, fractions: ArrayLike | None, weights: Float64s | None) -> Int64s:
         """Draw as `draw` does, and write the weights that the probabilities were proportional to into `weights`."""
         if fractions is not None:
             fractions = exact_fractions(fractions, count)
@@ -514,7 +514,7 @@ class Memory(StoredRows, StrictAttributes):
             if out is not None:
                 place(self.schema, gathered, out)
             weights, sums = np.empty(batch_size, np.float64), self._sums(self._parameters.normalize == "global")
-            filled = self._gathering.fill(self, self._drawn(batch_size, None, weights), gathered)
+            filled = self._gathering.fill(self, self._draw_numbers(batch_size, None, weights), gathered)
             if self._parameters.max_times_sampled:
                 filled.weight[:] = weights  # gathered after the draw, an entry that is used up weighs 0
             return Sample(filled, weights, *sums)
@@ -562,14 +562,14 @@ class Memory(StoredRows, StrictAttributes):
         arguments.whole("count", count, 1, MAX_ROWS)
         with self.held():
             weights, sums = np.empty(count, np.float64), self.sums()
-            return self.windows_of(self._drawn(count, None, weights), weights, sums)
+            return self.windows_of(self._draw_numbers(count, None, weights), weights, sums)
 
     def draw_sequences(self, count: int) -> DrawnSequences:
         """Draw, and return the places of the sequences' frames and entries instead of copies. Raises EmptyMemory."""
         arguments.whole("count", count, 1, MAX_ROWS)
         with self.held():
             weights, sums = np.empty(count, np.float64), self.sums()
-            return self.sequences_of(self._drawn(count, None, weights), weights, sums)
+            return self.sequences_of(self._draw_numbers(count, None, weights), weights, sums)
 
     def _add_slowly(self, lane: int, values: Any, init_w: float, model_version: Any) -> int:
         """Add as `add` does if its fast path fails: wait for another thread, convert, or raise an error."""

@@ -321,10 +321,10 @@ def drawn_ahead(make: Callable[[IsOver], Iterator[T]], is_over: IsOver, ahead: i
         ParameterError: `ahead` is out of its range; raised at once.
     """
     ahead = whole("ahead", ahead, 0, MAX_PREFETCH)
-    return _taken(_DrawThread(make, is_over, ahead), is_over) if ahead else make(is_over)
+    return _yield_drawn(_DrawThread(make, is_over, ahead), is_over) if ahead else make(is_over)
 
 
-def _taken(drawer: _DrawThread[T], is_over: IsOver) -> Iterator[T]:
+def _yield_drawn(drawer: _DrawThread[T], is_over: IsOver) -> Iterator[T]:
     drawer.start()
     try:
         while (drawn := drawer.take()) is not None and not is_over():

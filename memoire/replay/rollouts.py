@@ -59,8 +59,8 @@ def gae(
     r, v, last, counts = _checked(rewards, values, bootstrap, lengths)
     _fraction("discount", discount)
     _fraction("lam", lam)
-    deltas = r + discount * _after(v, last, counts) - v
-    advantages = _backwards(deltas, np.full(r.shape, discount * lam), counts)
+    deltas = r + discount * _shift(v, last, counts) - v
+    advantages = _accumulate(deltas, np.full(r.shape, discount * lam), counts)
     return advantages.astype(np.float32), (advantages + v).astype(np.float32)
 
 
@@ -98,9 +98,9 @@ def vtrace(
         raise ParameterError("log_ratios", f"shape {logs.shape}", f"a number for each entry, shape {r.shape[:1]}")
     ratio = np.exp(np.minimum(logs, 50.0)).reshape(-1, *([1] * (r.ndim - 1)))
     rho, c = np.minimum(ratio, rho_max), np.minimum(ratio, c_max)
-    deltas = rho * (r + discount * _after(v, last, counts) - v)
-    targets = v + _backwards(deltas, np.broadcast_to(discount * lam * c, r.shape), counts)
-    advantages = rho * (r + discount * _after(targets, last, counts) - v)
+    deltas = rho * (r + discount * _shift(v, last, counts) - v)
+    targets = v + _accumulate(deltas, np.broadcast_to(discount * lam * c, r.shape), counts)
+    advantages = rho * (r + discount * _shift(targets, last, counts) - v)
     return targets.astype(np.float32), advantages.astype(np.float32)
 
 
@@ -131,7 +131,7 @@ def _fraction(name: str, value: float) -> None:
         raise ParameterError(name, value, "a number in [0, 1]")
 
 
-def _after(values: NDArray[np.float64], last: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+def _shift(values: NDArray[np.float64], last: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the value behind each entry: that of the next entry, or `last` at a fragment's end."""
     following = np.empty_like(values)
     following[:-1] = values[1:]
@@ -139,7 +139,7 @@ def _after(values: NDArray[np.float64], last: NDArray[np.float64], lengths: NDAr
     return following
 
 
-def _backwards(
+def _accumulate(
     deltas: NDArray[np.float64], factors: NDArray[np.float64], lengths: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return x with x_t = delta_t + factor_t * x_t+1 within each fragment, and 0 behind its end."""

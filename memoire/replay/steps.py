@@ -322,7 +322,7 @@ class StepConverter:
         except (TypeError, ValueError) as error:
             name = self._schema.reward
             column = "a number" if name is None else str(self._schema[name])
-            raise EntryError(name or "reward", column + _each(self._lead), form(reward)) from error
+            raise EntryError(name or "reward", column + _per_environment(self._lead), form(reward)) from error
 
     def flags(self, name: str, value: Any) -> NDArray[np.bool_]:
         """Return `terminated` or `truncated` as a bool array [N]."""
@@ -332,7 +332,7 @@ class StepConverter:
             array = np.empty(0)
         flags = array.astype(np.bool_)
         if flags.size != self._count or array.dtype.kind not in "biuf" or (flags != array).any():
-            raise EntryError(name, f"True or False{_each(self._lead)}", form(value), ORDER)
+            raise EntryError(name, f"True or False{_per_environment(self._lead)}", form(value), ORDER)
         return flags.reshape(self._count)
 
     def ends(
@@ -569,7 +569,7 @@ def _convert(name: str, column: Column, value: Any, shape: tuple[Any, ...], lead
     return exact(name, column, value, lead)
 
 
-def _each(lead: tuple[int, ...]) -> str:
+def _per_environment(lead: tuple[int, ...]) -> str:
     return f" for each of {prod(lead)} environments" if lead else ""
 
 

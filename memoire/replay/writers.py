@@ -23,7 +23,7 @@ from .writer import Writer
 from .writing import ExactObserver, Observer, WriterState
 
 
-class _LeftWriter(NamedTuple):
+class _SavedWriter(NamedTuple):
     """Lanes of a writer of a loaded memory; `state` is None if the writer cannot be resumed."""
 
     first: int
@@ -44,7 +44,7 @@ class WriterRegistry:
         self._lock = threading.Lock()
         self._free: deque[tuple[int, int]] = deque()  # (first lane, lanes) of closed and deleted writers
         self._lanes = 0  # number of lanes ever assigned to writers
-        self._left: list[_LeftWriter] = []  # writers of a loaded memory, whose episodes are open
+        self._saved: list[_SavedWriter] = []  # writers of a loaded memory, whose episodes are open
         self._sharing: weakref.WeakSet[Writer] = weakref.WeakSet()  # writers whose `longest` is a share of the capacity
         self._living: weakref.WeakSet[Writer] = weakref.WeakSet()
 
@@ -79,9 +79,9 @@ class WriterRegistry:
         longest = None if longest is None else whole("longest", longest, 1)
         StepConverter(self.memory.schema, num_envs)
         with _core.Held(self._lock):
-            resumed = self._claimed(num_envs, mode) if resume else None
+            resumed = self._claim(num_envs, mode) if resume else None
             is_shared = longest is None and (resumed is None or resumed.is_shared)
-            has_lanes = resumed is not None or lanes in self._given_back()
+            has_lanes = resumed is not None or lanes in self._free_counts()
             total = self._lanes + (0 if has_lanes else lanes)
             if is_shared or self._sharing:
                 self._check_share(self.memory.parameters, total)
@@ -90,12 +90,12 @@ class WriterRegistry:
                 expected = f"at most {most} together with other writers' members: each needs room for two entries"
                 raise ParameterError("num_envs", lanes, expected)
             if resumed is None:
-                first = self._end_left(lanes)
+                first = self._end_saved(lanes)
             else:
-                self._left = [left for left in self._left if left.state is not resumed]
+                self._saved = [each for each in self._saved if each.state is not resumed]
                 first = resumed.first_lane
         if resumed is None:
-            self._store_left(first, lanes)
+            self._close_episodes(first, lanes)
         with _core.Held(self._lock):
             share = self._share(self._lanes)
             if longest is None:
@@ -135,9 +135,9 @@ class WriterRegistry:
                 )
                 raise ParameterError(name, entries, expected)
 
-    def _claimed(self, num_envs: int | None, mode: str) -> WriterState | None:
+    def _claim(self, num_envs: int | None, mode: str) -> WriterState | None:
         """Return the first saved state for such environments; None if no saved writer is left to resume."""
-        saved = [left.state for left in self._left if left.state is not None]
+        saved = [each.state for each in self._saved if each.state is not None]
         for state in saved:
             if (state.num_envs, state.autoreset) == (num_envs, mode):
                 return state
@@ -146,15 +146,15 @@ class WriterRegistry:
             raise ParameterError("resume", True, expected)
         return None
 
-    def _given_back(self) -> set[int]:
+    def _free_counts(self) -> set[int]:
         """Return the numbers of consecutive lanes that closed writers had."""
-        return {count for _, count in self._free} | {left.lanes for left in self._left if left.first < self._lanes}
+        return {count for _, count in self._free} | {each.lanes for each in self._saved if each.first < self._lanes}
 
-    def _end_left(self, lanes: int) -> int:
+    def _end_saved(self, lanes: int) -> int:
         """Close the open episodes of saved writers, and return the first of so many lanes for another writer."""
-        left, self._left = self._left, []
-        for each in left:
-            self._store_left(each.first, each.lanes)
+        writers, self._saved = self._saved, []
+        for each in writers:
+            self._close_episodes(each.first, each.lanes)
             if each.first < self._lanes:
                 self._free.append((each.first, each.lanes))
         return self._lane_for(lanes)
@@ -175,7 +175,7 @@ class WriterRegistry:
         Args:
             length_of: Function that counts the entries of a lane's open episode.
         """
-        states = [state for left in self._left if (state := left.state) is not None]
+        states = [state for each in self._saved if (state := each.state) is not None]
         for writer in self._living:
             state = writer.state(is_shared=writer in self._sharing)
             if state is not None and state.lengths == [length_of(lane) for lane in writer.lanes.tolist()]:
@@ -212,9 +212,9 @@ class WriterRegistry:
                     raise ValueError("two writers share a lane")
                 taken.update(range(first, first + count))
             self._free.extend(free)
-            self._left = [_LeftWriter(state.first_lane, state.lanes, state) for state in states]
-        self._left += [_LeftWriter(lane, 1, None) for lane in range(max(lanes, self._lanes)) if lane not in taken]
-        self._left.sort(key=lambda left: left.first)
+            self._saved = [_SavedWriter(state.first_lane, state.lanes, state) for state in states]
+        self._saved += [_SavedWriter(lane, 1, None) for lane in range(max(lanes, self._lanes)) if lane not in taken]
+        self._saved.sort(key=lambda each: each.first)
 
     def shorten(self, longest: int) -> None:
         """Cut the episodes of all writers after `longest` entries from now on."""
@@ -242,12 +242,12 @@ class WriterRegistry:
                 problems.append(f"an open episode: {error}")
         for first, lanes in free:
             try:
-                self._store_left(first, lanes)
+                self._close_episodes(first, lanes)
             except MemoireError as error:
                 problems.append(f"an open episode: {error}")
         return problems
 
-    def _store_left(self, first: int, lanes: int) -> None:
+    def _close_episodes(self, first: int, lanes: int) -> None:
         """Close the open episodes of a deleted writer, without final states."""
         for lane in range(first, first + lanes):
             with suppress(EpisodeError):  # no episode is open, or it has no entries

@@ -92,7 +92,7 @@ class ToldObserver:
         writer._tell(self._observer.on_entries)
 
     def take_episode(self, episodes: deque[tuple[int, int, NDArray[np.float64]]]) -> None:
-        """Pass the first episode to `on_episode`."""
+        """Pass the first episode, with its return [*R], to `on_episode`."""
         _core.at_once([(episodes.popleft, ()), (self._observer.on_episode, episodes[0])])
 
     def pause(self, writer: _core.StepCounter) -> None:
