@@ -46,7 +46,7 @@ class Buffer(StrictAttributes):
     the bytes that `save` writes. Save a large buffer to a file instead.
 
     Args:
-        schema: The columns of an entry; a mapping is made a `Schema`.
+        schema: The columns of an entry: a `Schema`, or a mapping that one is made from.
         capacity: Number of entries that fit. Each takes `schema.entry_bytes` and 112 bytes, and all must fit the memory
             limit of the process's container, beside its other buffers and servers.
         sampler: Rule that chooses entries: `Prioritized(exponent, beta=...)`, `RankBased`, `Greedy` or `Uniform`. By
@@ -55,8 +55,8 @@ class Buffer(StrictAttributes):
         multi_step: Steps between obs and next_obs in a batch; the rewards between are summed. By default 1.
         discount: gamma: a number, or one for each dimension of the reward. By default 0.99.
         frame_stack: Observations in a sample's window. By default 1.
-        start: Windows that reach before an episode's first entry: "repeat" its first observation, as by default, put
-            in "zero" ones, or "skip" such samples.
+        start: Windows that begin before an episode's first entry: "repeat" its first observation (the default), pad
+            with "zero" observations, or "skip" these samples.
         seed: Seed of the draws; None draws differently each time.
         ragged_limit: Limit in bytes for values of ragged columns; the oldest episodes make room. 0 sets no limit, but
             in a container at most half of what its memory limit leaves.

@@ -178,7 +178,6 @@ def _exact_value(name: str, column: Column, value: Any) -> NDArray[Any]:
 
 
 def _exact_values(name: str, column: Column, values: Any, count: int) -> Ragged:
-    """Return several values of a ragged column as `Ragged`."""
     if not isinstance(values, Ragged):
         if not isinstance(values, list | tuple):
             values = _array(name, lambda: f"{count} times {column}", values)

@@ -393,7 +393,6 @@ class Rollouts:
 
 
 def _joined(parts: list[Any], schema: Schema, name: str) -> Any:
-    """Concatenate arrays of one column into a copy."""
     if name not in schema.ragged:
         return np.concatenate(parts)
     return Ragged(np.concatenate([each.values for each in parts]), np.concatenate([each.lengths for each in parts]))

@@ -50,6 +50,8 @@ _MAX_DIMENSIONS = 8
 class Schema(Mapping[str, Column]):
     """Ordered columns of an entry: an immutable mapping from name to `Column`, hashable and picklable.
 
+        schema = memoire.Schema({"obs": (np.float32, (4,)), "action": np.int64, "reward": np.float32})
+
     Args:
         columns: For each name a `Column`; a dtype; (dtype, shape); an array whose dtype and shape serve as template;
             a Gymnasium space; or a dict or tuple of these, which becomes one column for each leaf ("obs.image",
