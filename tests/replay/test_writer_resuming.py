@@ -280,7 +280,7 @@ def test_a_buffer_that_is_saved_while_others_record_stops_no_step_and_can_be_res
     for content in saved[:: max(1, len(saved) // 20)]:
         other = memoire.Buffer.load(io.BytesIO(content))
         check_memory(other.memory)
-        assert all(left.state is not None for left in other._writers._left[:2])
+        assert all(left.state is not None for left in other._writers._saved[:2])
         again = other.writer(resume=True, num_envs=2, autoreset="same_step")
         one_step(again, again._clock)
         with pytest.raises(EpisodeTorn):
