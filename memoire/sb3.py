@@ -2,9 +2,9 @@
 
     model = SAC("MlpPolicy", env, replay_buffer_kwargs={"sampler": memoire.Prioritized(0.7, beta=0.5)})
 
-`DQN`, `SAC`, `TD3` and `QRDQN` (which takes sb3-contrib) are those of the same names with prioritized replay done
-right: each sample's losses are multiplied by its importance, and its TD error becomes its priority. Any other
-off-policy algorithm trains from `replay_buffer_class=memoire.sb3.ReplayBuffer`, which then draws uniformly.
+`DQN`, `SAC`, `TD3` and `QRDQN` (which requires sb3-contrib) are Stable-Baselines3's algorithms of the same names, with
+prioritized replay: each sample's losses are multiplied by its importance, and its TD error becomes its priority. Any
+other off-policy algorithm trains from `replay_buffer_class=memoire.sb3.ReplayBuffer`, which then draws uniformly.
 """
 
 from __future__ import annotations
@@ -40,34 +40,36 @@ _GAMMA = ("gamma", "discount")
 
 
 class ReplayBuffer(buffers.ReplayBuffer):
-    """What an algorithm takes as `replay_buffer_class`: entries go into a `Buffer`, or to a cluster.
+    """Replay buffer for an algorithm's `replay_buffer_class`: entries go into a `Buffer`, or to a cluster.
 
-    `model.save_replay_buffer(path)` and `load_replay_buffer` work: a loaded one draws what the saved one draws then. An
-    episode that was open goes on, if the environment does; else it ends where the last step led.
+    `model.save_replay_buffer(path)` and `load_replay_buffer` work: a loaded buffer draws what the saved one would draw
+    next. An open episode continues if the environment does; else it ends with the state after the last step.
 
     Args:
-        buffer_size, observation_space, action_space, device, n_envs: As Stable-Baselines3 gives them.
-        optimize_memory_usage: Taken and ignored: a frame is stored once in any case.
-        handle_timeout_termination: Whether `infos` say which episodes were cut off, and have a value behind their
-            end. Without it they are not read: all that is done has terminated.
-        sampler: How entries are chosen; None draws uniformly, and the algorithms of this module by
-            Prioritized(0.6, beta=0.4). Others are refused if chances follow priorities (see `is_corrected`).
-        multi_step: Steps whose rewards are summed; 1 unless it is given.
-        discount: The algorithm's gamma, which Stable-Baselines3 does not tell its buffer: needed with more steps than
-            one. With one step the algorithm discounts by itself: samples have `discounts` None, and it is refused.
+        buffer_size, observation_space, action_space, device, n_envs: As Stable-Baselines3 passes them.
+        optimize_memory_usage: Accepted and ignored: a frame is stored once in any case.
+        handle_timeout_termination: True if `infos` mark the episodes that were cut off, which bootstrap from their
+            final state. With False `infos` are not read: every episode that is done has terminated.
+        sampler: Rule that chooses entries. By default uniform, and Prioritized(0.6, beta=0.4) in the algorithms of
+            this module. Samplers that follow priorities require `is_corrected`.
+        multi_step: Steps whose rewards are summed; by default 1.
+        discount: The algorithm's gamma, which Stable-Baselines3 does not pass to its buffer: required for more than
+            one step. With one step the algorithm discounts by itself: samples have `discounts` None, and a discount
+            is rejected.
         n_steps, gamma: The names of Stable-Baselines3 for `multi_step` and `discount`.
-        seed: Of the draws. None takes one from NumPy's global generator, which Stable-Baselines3 seeds: two runs of
-            an algorithm with the same seed are equal.
-        writer: In place of a buffer: where entries go, such as `client.writer(num_envs=n, autoreset="disabled")`.
-        source: With it, who draws: a `Server` or `Reader`, whose `get_batch` is called. It has settings of its own:
-            `sampler`, `seed` and `fields` are refused, `multi_step` and `discount` are compared with its self.
+        seed: Seed of the draws. None takes one from NumPy's global generator, which Stable-Baselines3 seeds: two runs
+            of an algorithm with the same seed are equal.
+        writer: Writer for the entries in place of a buffer, such as
+            `client.writer(num_envs=n, autoreset="disabled")`; requires `source`.
+        source: A `Server` or `Reader` whose `get_batch` draws; requires `writer`. The source has its own settings:
+            `sampler`, `seed` and `fields` are rejected, `multi_step` and `discount` must equal the source's.
         timeout: Seconds that `source` waits for samples.
-        is_corrected: Whether the algorithm multiplies `importance()` into its losses and reports its errors by
+        is_corrected: True if the algorithm multiplies `importance()` into its losses and reports its errors by
             `update_priorities`, as those of this module do.
         fields: Other fields of `Parameters`.
 
     Raises:
-        ParameterError: a setting is missing, contradicts another one or the source's, or would not be used.
+        ParameterError: a setting is missing, contradicts another one or the source's, or would have no effect.
     """
 
     @checked_names(NAMES)
@@ -93,40 +95,40 @@ class ReplayBuffer(buffers.ReplayBuffer):
         is_corrected: bool = False,
         **fields: Any,
     ) -> None:
-        # The one above makes arrays of its self.
+        # The parent's constructor would allocate arrays.
         super(buffers.ReplayBuffer, self).__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
         if (writer is None) != (source is None):
-            raise ParameterError("source", source, "given together with `writer`, or neither of both")
-        self._steps = _agreed(multi_step=multi_step, n_steps=n_steps) or 1
-        self._discount: float | None = _agreed(discount=discount, gamma=gamma)
+            raise ParameterError("source", source, "set together with `writer`, or both left out")
+        self._steps = _common_value(multi_step=multi_step, n_steps=n_steps) or 1
+        self._discount: float | None = _common_value(discount=discount, gamma=gamma)
         if self._steps == 1 and self._discount is not None:
-            expected = "left out with one step: the algorithm discounts by its own gamma, and does not read this"
+            expected = "left out with one step: the algorithm discounts by its own gamma, and does not read this value"
             raise ParameterError("discount", self._discount, expected)
         if self._steps != 1 and self._discount is None:
-            raise ParameterError("discount", None, f"given with multi_step={self._steps}: the gamma of the algorithm")
+            raise ParameterError("discount", None, f"set with multi_step={self._steps}: the gamma of the algorithm")
         self.handle_timeout_termination = handle_timeout_termination
         self.optimize_memory_usage = False
         self.is_corrected = is_corrected
-        """Whether importance is used and errors are reported. False after unpickling, until somebody sets it."""
+        """True if importance is used and errors are reported. False after unpickling, until the algorithm sets it."""
         self._timeout = timeout
         self._added = 0
         self._action_shape = (n_envs, *action_space.shape)
-        self._last: Any = None  # where the newest step led
+        self._last: Any = None  # next_obs of the newest step
         self._never = np.zeros(n_envs, np.bool_)
         self._nothing = self._never.tobytes()
         self.batch: Batch | None = None
-        """The newest batch: with its importance, and `update_priorities`."""
+        """The newest batch, with its importance and `update_priorities`; None before the first."""
         self.memory: Buffer | None = None
-        """The buffer, unless a cluster is used."""
+        """The buffer; None if a cluster is used."""
         self._writer = writer
         self.source = source
-        """Who draws, where a cluster is used: a `Server` or `Reader`."""
-        self._checked: Any = None  # the parameters that agreed with what this was told
+        """The `Server` or `Reader` that draws, if a cluster is used; else None."""
+        self._checked: Any = None  # the parameters that were last checked
         if writer is not None:
             unused = {"sampler": sampler, "seed": seed} | fields
             for name, value in unused.items():
                 if value is not None:
-                    raise ParameterError(name, value, "left out with `source`, which draws by settings of its own")
+                    raise ParameterError(name, value, "left out with `source`, which draws by its own settings")
         else:
             _refuse_sequences(fields.get("sequence_length", 0))
             self.memory = Buffer(
@@ -138,28 +140,28 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 seed=int(np.random.randint(1 << 31)) if seed is None else seed,  # noqa: NPY002  (SB3 seeds this one)
                 **fields,
             )
-            self._writer = self._made_writer()
+            self._writer = self._make_writer()
         self._check_parameters()
 
     @property
     def n_steps(self) -> int:
-        """Steps whose rewards are summed: `multi_step`."""
+        """Number of steps whose rewards are summed: `multi_step`."""
         return self._steps
 
     @property
     def gamma(self) -> float | None:
-        """The discount; None with one step until an algorithm of this module has told its self."""
+        """The discount; None with one step until an algorithm of this module sets it."""
         return self._discount
 
     @property
     def parameters(self) -> Parameters | None:
-        """Parameters of the buffer or of the source; None if a source has no parameters, or none yet."""
+        """Parameters of the buffer or of the source; None if the source has none, or does not know them yet."""
         drawn_by = self.source if self.memory is None else self.memory
         is_met = getattr(drawn_by, "servers", True)
         return getattr(drawn_by, "parameters", None) if is_met else None
 
     def check_algorithm(self, gamma: float, n_steps: int) -> None:
-        """Refuse an algorithm of another gamma or n_steps. A buffer of one step that knows no gamma takes this one.
+        """Raise if an algorithm has another gamma or n_steps. A buffer of one step without a gamma adopts this gamma.
 
         Raises:
             ParameterError: names both values. Nothing was changed.
@@ -176,42 +178,42 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._check_parameters()
 
     def _check_parameters(self) -> None:
-        """Refuse parameters that are not those that this was told, such as those of a source that was configured."""
+        """Raise if the parameters contradict this buffer's settings, such as those of a source that was configured."""
         drawn_by = self.parameters
         if drawn_by is None or drawn_by is self._checked:
             return
-        who = "source" if self.memory is None else "memory"
+        side = "source" if self.memory is None else "memory"
         _refuse_sequences(drawn_by.sequence_length)
         if drawn_by.multi_step != self._steps:
-            expected = f"the multi_step of the {who}, {drawn_by.multi_step} (Stable-Baselines3 calls it n_steps)"
+            expected = f"the multi_step of the {side}, {drawn_by.multi_step} (Stable-Baselines3 calls it n_steps)"
             raise ParameterError("multi_step", self._steps, expected)
         if drawn_by.priority_exponent and not self.is_corrected:
             received = f"{drawn_by.prioritization}, exponent {drawn_by.priority_exponent:g}"
             expected = (
-                f"memoire.Uniform() at the {who}: this algorithm neither uses importance nor reports errors. Those of "
-                f"memoire.sb3 do; if yours does, too, set is_corrected=True"
+                f"memoire.Uniform() at the {side}: this algorithm neither uses importance nor reports errors. Those of "
+                f"memoire.sb3 do; if yours does too, set is_corrected=True"
             )
             raise ParameterError("sampler", received, expected)
         if self._discount is not None:
-            _refuse_gamma(self._discount, drawn_by.discount, who)
+            _refuse_gamma(self._discount, drawn_by.discount, side)
         elif 0.0 in drawn_by.discount:
-            expected = f"above 0 at the {who}: a discount of 0 says that an episode terminated"
+            expected = f"above 0 at the {side}: a discount of 0 marks a terminated episode"
             raise ParameterError("discount", drawn_by.discount, expected)
         self._checked = drawn_by
 
-    def _made_writer(self, *, resume: bool = False) -> Any:
+    def _make_writer(self, *, resume: bool = False) -> Any:
         assert self.memory is not None
         return self.memory.writer(num_envs=self.n_envs, autoreset="disabled", resume=resume)
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
-        """One step of all environments; next_obs is where it led, also where an episode was cut off. Where one
-        terminated it is never used, and may be the first observation of the next episode.
+        """Record one step of all environments. next_obs is the state after the step, also if an episode was cut off. If
+        an episode terminated, next_obs is ignored, and may be the first observation of the next episode.
 
-        An episode ends where it is done, or where `infos` say that it was cut off. An environment that was reset in the
-        middle of an episode, as at the beginning of `learn`, ends it there.
+        An episode ends if it is done, or if `infos` mark it as cut off. An environment that was reset in the middle of
+        an episode, as at the start of `learn`, ends it there.
         """
         over = np.asarray(done, np.bool_)
-        # Compared as bytes, as nearly all steps end nothing: `any` takes as long as all of the rest.
+        # Compared as bytes, as nearly all steps end no episode: `any` takes as long as all of the rest.
         is_plain = over.tobytes() == self._nothing
         if self.handle_timeout_termination:
             if len(infos) != self.n_envs or isinstance(infos, dict):
@@ -221,19 +223,19 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 if info.get("TimeLimit.truncated"):
                     is_plain = False
         terminated, truncated = (self._never, self._never) if is_plain else self._ends(over, infos)
-        # Environments hand out arrays that they may write to again; what is stored of obs is a copy in any case.
+        # Environments may overwrite the arrays that they return; the memory copies obs in any case.
         after = _copied(next_obs)
         action = np.asarray(action).reshape(self._action_shape)
         if self._last is None:
-            self._writer.reset(obs)  # what steps lead to are arrays of their own from the first one on
+            self._writer.reset(obs)  # from now on `after` is a new array at each step
         elif _is_same(obs, self._last):
-            obs = self._last  # the same array: then nobody compares them again, which takes longer than all else
+            obs = self._last  # the same object, so that the writer skips its comparison, the slowest part
         try:
             self._writer.step(obs, action, reward, terminated, truncated, after)
         except EpisodeTorn:
             self._writer.reset(obs, mask=_differ(obs, self._last, self.n_envs))
             self._writer.step(obs, action, reward, terminated, truncated, after)
-        if not is_plain:  # they are reset already: their next start is not compared with `after`, which may be it
+        if not is_plain:  # they are reset: their next start is not compared with `after`, which may be that start
             self._writer.reset(after, mask=terminated | truncated)
         self._last = after
         self._added += self.n_envs
@@ -241,22 +243,23 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def _ends(
         self, over: NDArray[np.bool_], infos: list[dict[str, Any]]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """(terminated, truncated) [n_envs] of a step that ends episodes."""
+        """Return (terminated, truncated) [n_envs] of a step that ends episodes."""
         if not self.handle_timeout_termination:
             return over, self._never  # infos are not read: CleanRL passes those of Gymnasium, a dict of arrays
         cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
         return over & ~cut, cut
 
     def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples | DictReplayBufferSamples:
-        """Draw a batch, normalized as `env` (a VecNormalize) says; `self.batch` has its importance and ids.
+        """Draw a batch, normalized by `env` (a VecNormalize); `self.batch` has its importance and ids.
 
-        With one step `discounts` is None, as in Stable-Baselines3: the algorithm takes its gamma where `dones` is 0.
+        With one step `discounts` is None, as in Stable-Baselines3: the algorithm discounts by its gamma where `dones`
+        is 0.
         """
         self._check_parameters()
         if self.memory is None:
             self.batch = self.source.get_batch(batch_size, self._timeout)
             return self._samples(self.batch, env)
-        # The newest steps can be drawn before their successors are there. Rewards are read after the batch is drawn.
+        # The newest steps can be drawn before the next ones are stored. Rewards are read after the draw.
         with self.memory.memory.cut_for_now(self._writer.left()):
             self.batch = self.memory.sample(batch_size)
             return self._samples(self.batch, env)
@@ -275,12 +278,12 @@ class ReplayBuffer(buffers.ReplayBuffer):
         )
 
     def _rewards(self, batch: Batch, env: Any) -> NDArray[np.float32]:
-        """[B] the rewards of samples; VecNormalize scales and clips each of several steps, and not their sum."""
+        """Return the rewards of samples [B]; VecNormalize scales and clips each of several steps, not their sum."""
         if self._steps == 1 or not getattr(env, "norm_reward", False):
             rewards: NDArray[np.float32] = self._normalize_reward(batch["reward"], env)
             return rewards
         if self.memory is None:
-            expected = "1 for rewards that VecNormalize clips one by one: a source gives the sums of several steps"
+            expected = "1 for rewards that VecNormalize clips one by one: a source returns the sums of several steps"
             raise ParameterError("multi_step", self._steps, expected)
         turn = np.arange(self._steps)
         normalized = self._normalize_reward(self.memory.memory.rewards(batch.ids, self._steps), env)
@@ -299,15 +302,15 @@ class ReplayBuffer(buffers.ReplayBuffer):
         raise NotImplementedError("samples are drawn by priority, not by position: call sample()")
 
     def reset(self) -> None:
-        """Refused: entries cannot be taken out."""
-        raise NotImplementedError("its entries cannot be taken out: make another ReplayBuffer")
+        """Raise NotImplementedError: entries cannot be removed."""
+        raise NotImplementedError("entries cannot be removed: make another ReplayBuffer")
 
     def size(self) -> int:
-        """Entries that are stored; of a cluster, those that went there."""
+        """Return the number of stored entries; with a cluster, of entries that were added."""
         return self._added if self.memory is None else len(self.memory)
 
     def importance(self) -> torch.Tensor:
-        """[B, 1] what the losses of the newest batch are multiplied by, sample by sample."""
+        """Return the factors [B, 1] of the newest batch's losses, sample by sample."""
         if self.batch is None:
             raise ParameterError("batch", None, "drawn first: call sample()")
         return TorchBatch(self.batch, self.device)["importance"].reshape(-1, 1)
@@ -325,27 +328,27 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._writer = self._made_writer(resume=True)
+        self._writer = self._make_writer(resume=True)
 
 
 def schema_of(env: Any) -> Schema:
-    """The columns that a `ReplayBuffer` writes for an environment (or anything with its two spaces): for a server."""
+    """Return the schema of a `ReplayBuffer`, for a server: of an environment, or an object with its two spaces."""
     return Schema.from_env(env)
 
 
-def _agreed(**told: Any) -> Any:
-    """The one value that was told under any of these names; None if none was."""
-    agreed = [(name, value) for name, value in told.items() if value is not None]
+def _common_value(**options: Any) -> Any:
+    """Return the value that was passed under any of these names; None if none was. Raises if two differ."""
+    agreed = [(name, value) for name, value in options.items() if value is not None]
     for name, value in agreed[1:]:
         if not np.array_equal(np.ravel(value), np.ravel(agreed[0][1])):
             raise ParameterError(name, value, f"the same as {agreed[0][0]}, {agreed[0][1]}, or left out")
     return agreed[0][1] if agreed else None
 
 
-def _refuse_gamma(gamma: Any, discount: Any, who: str) -> None:
+def _refuse_gamma(gamma: Any, discount: Any, side: str) -> None:
     if not np.all(np.ravel(discount) == np.ravel(gamma)):
         others = ", ".join(f"{each:g}" for each in np.ravel(discount))
-        raise ParameterError("gamma", gamma, f"the discount of the {who}, {others}, as rewards are summed with it")
+        raise ParameterError("gamma", gamma, f"the discount of the {side}, {others}, as rewards are summed with it")
 
 
 def _refuse_sequences(length: int) -> None:
@@ -360,14 +363,14 @@ def _copied(value: Any) -> Any:
 
 
 def _is_same(obs: Any, other: Any) -> bool:
-    """Whether two observations have the same bytes."""
+    """Return True if two observations have the same bytes."""
     if isinstance(obs, dict):
         return other is not None and all(_is_same(part, other[key]) for key, part in obs.items())
     return type(obs) is type(other) is np.ndarray and obs.dtype == other.dtype and obs.tobytes() == other.tobytes()
 
 
 def _differ(obs: Any, other: Any, count: int) -> NDArray[np.bool_]:
-    """[count] which environments' observations are others."""
+    """Return a mask [count], True for environments whose observations differ."""
     pairs = [(part, other[key]) for key, part in obs.items()] if isinstance(obs, dict) else [(obs, other)]
     parts = [(np.asarray(one) != np.asarray(two)).reshape(count, -1).any(axis=1) for one, two in pairs]
     changed: NDArray[np.bool_] = np.any(parts, axis=0)
@@ -375,48 +378,48 @@ def _differ(obs: Any, other: Any, count: int) -> NDArray[np.bool_]:
 
 
 _Algorithm: Any = object
-"""An algorithm of Stable-Baselines3, of which type checkers know nothing here."""
+"""Base class as type checkers see it; at run time an algorithm of Stable-Baselines3 comes after it."""
 
 
 class _CorrectedAlgorithm(_Algorithm):
-    """Over an algorithm: its replay is a `ReplayBuffer`, whose importance corrects and which hears of TD errors."""
+    """Mixin over an algorithm: its replay is a `ReplayBuffer`, which corrects losses and receives TD errors."""
 
     replay_buffer: Any
     replay_buffer_class: Any
     replay_buffer_kwargs: Any
     _is_n_steps_told = True
-    """Whether the algorithm was told n_steps; else `replay_buffer_kwargs` may say it."""
+    """True if the caller passed n_steps to the algorithm; else `replay_buffer_kwargs` may set it."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        told = inspect.signature(super().__init__).bind_partial(*arguments, **options).arguments
-        kind = told.get("replay_buffer_class") or ReplayBuffer
+        passed = inspect.signature(super().__init__).bind_partial(*arguments, **options).arguments
+        kind = passed.get("replay_buffer_class") or ReplayBuffer
         if not issubclass(kind, ReplayBuffer):
-            raise ParameterError("replay_buffer_class", kind.__name__, "memoire.sb3.ReplayBuffer, or one below it")
-        self._is_n_steps_told = "n_steps" in told
+            raise ParameterError("replay_buffer_class", kind.__name__, "memoire.sb3.ReplayBuffer or a subclass of it")
+        self._is_n_steps_told = "n_steps" in passed
         super().__init__(*arguments, **options)
 
     def _setup_model(self) -> None:
-        told = self.replay_buffer_kwargs
+        kwargs = self.replay_buffer_kwargs
         self.replay_buffer_class = self.replay_buffer_class or ReplayBuffer
-        self.replay_buffer_kwargs = self._completed(told)
+        self.replay_buffer_kwargs = self._replay_kwargs(kwargs)
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="`n_steps=.* is ignored")  # it is heeded, as multi_step
+                warnings.filterwarnings("ignore", message="`n_steps=.* is ignored")  # memoire uses it, as multi_step
                 super()._setup_model()
         finally:
-            self.replay_buffer_kwargs = told  # what was derived is derived from what `load` may change
+            self.replay_buffer_kwargs = kwargs  # without derived values, since `load` may change their sources
         self._is_n_steps_told = True
         self._check_replay()
 
-    def _completed(self, told: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of the replay buffer: what was told, and what follows from the algorithm's own settings."""
-        rest = {name: value for name, value in told.items() if name not in _GAMMA + _N_STEPS}
-        steps = _agreed(**{name: told[name] for name in _N_STEPS if name in told})
+    def _replay_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the replay buffer: the caller's, and those derived from the algorithm's settings."""
+        rest = {name: value for name, value in kwargs.items() if name not in _GAMMA + _N_STEPS}
+        steps = _common_value(**{name: kwargs[name] for name in _N_STEPS if name in kwargs})
         if steps is not None and not self._is_n_steps_told:
             self.n_steps = steps
         elif steps is not None and steps != self._n_steps:
             raise ParameterError("multi_step", steps, f"the algorithm's n_steps, {self._n_steps}, or left out")
-        discount = _agreed(**{name: told[name] for name in _GAMMA if name in told})
+        discount = _common_value(**{name: kwargs[name] for name in _GAMMA if name in kwargs})
         if discount is not None and not np.all(np.ravel(discount) == self.gamma):
             raise ParameterError("discount", discount, f"the algorithm's gamma, {self.gamma}, or left out")
         rest["is_corrected"] = True
@@ -426,23 +429,23 @@ class _CorrectedAlgorithm(_Algorithm):
 
     @property
     def _n_steps(self) -> int:
-        steps: int = getattr(self, "n_steps", 1)  # QR-DQN has none
+        steps: int = getattr(self, "n_steps", 1)  # QR-DQN has no n_steps
         return steps
 
     def _check_replay(self) -> None:
-        """Refuse a replay buffer that is not of this module, or has another gamma or n_steps than the algorithm."""
+        """Raise if the replay buffer is not of this module, or has another gamma or n_steps than the algorithm."""
         if not isinstance(self.replay_buffer, ReplayBuffer):
             kind = type(self.replay_buffer)
-            expected = "a memoire.sb3.ReplayBuffer: fill one by its `add`, or take the algorithm of Stable-Baselines3"
+            expected = "a memoire.sb3.ReplayBuffer: fill one by its `add`, or use the algorithm of Stable-Baselines3"
             raise ParameterError("replay_buffer", f"{kind.__module__}.{kind.__qualname__}", expected)
         self.replay_buffer.is_corrected = True
         self.replay_buffer.check_algorithm(self.gamma, self._n_steps)
 
     def load_replay_buffer(self, path: Any, truncate_last_traj: bool = True) -> None:
-        """Take a replay buffer that `save_replay_buffer` wrote. It is a pickle: load only files that you trust.
+        """Load a replay buffer that `save_replay_buffer` wrote. The file is a pickle: load only files that you trust.
 
         Raises:
-            ParameterError: it is not of this module, or of another gamma or n_steps; the one before stays.
+            ParameterError: the buffer is not of this module, or has another gamma or n_steps; the one before stays.
         """
         before = self.replay_buffer
         try:
@@ -453,25 +456,25 @@ class _CorrectedAlgorithm(_Algorithm):
             raise
 
     def _discounts(self, samples: ReplayBufferSamples) -> torch.Tensor:
-        """[B, 1] what the values of the next states are multiplied by: 0 where an episode terminated."""
+        """Return the factors [B, 1] of the next states' values: 0 where an episode terminated."""
         steps = self.gamma if samples.discounts is None else samples.discounts
         discounts: torch.Tensor = (1.0 - samples.dones) * steps
         return discounts
 
-    def _drawn(self, batch_size: int) -> tuple[ReplayBufferSamples, torch.Tensor]:
-        """A batch, and its importance [B, 1]."""
-        if isinstance(self.replay_buffer, ReplayBuffer):  # else somebody replaced it on purpose
+    def _draw(self, batch_size: int) -> tuple[ReplayBufferSamples, torch.Tensor]:
+        """Draw a batch, and return it with its importance [B, 1]."""
+        if isinstance(self.replay_buffer, ReplayBuffer):  # else the caller replaced it on purpose
             self._check_replay()
         return self.replay_buffer.sample(batch_size, env=self._vec_normalize_env), self.replay_buffer.importance()
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        """Draw, learn, and report how surprising it was, `gradient_steps` times."""
+        """Draw a batch, learn from it, and report its TD errors, `gradient_steps` times."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self._optimizers())
         losses: dict[str, list[float]] = {}
         for turn in range(gradient_steps):
             self._n_updates += 1
-            for name, loss in self._learn(*self._drawn(batch_size), turn).items():
+            for name, loss in self._learn(*self._draw(batch_size), turn).items():
                 losses.setdefault(name, []).append(loss)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         for name, each in losses.items():
@@ -481,13 +484,13 @@ class _CorrectedAlgorithm(_Algorithm):
         return [self.actor.optimizer, self.critic.optimizer]
 
     def _learn(self, samples: ReplayBufferSamples, importance: torch.Tensor, turn: int) -> dict[str, float]:
-        """Learn from samples, whose importance is [B, 1], and report their TD errors; losses by name."""
+        """Learn from samples with importance [B, 1], report their TD errors, and return losses by name."""
         raise NotImplementedError
 
     def _learn_critics(
         self, samples: ReplayBufferSamples, importance: torch.Tensor, target: torch.Tensor, scale: float
     ) -> float:
-        """One step of the critics towards a target [B, 1], and their mean TD errors as priorities; the loss."""
+        """Take one step of the critics towards a target [B, 1], and report their mean TD errors; return the loss."""
         values = self.critic(samples.observations, samples.actions)
         squares = sum(functional.mse_loss(value, target, reduction="none") for value in values)
         loss = _descend(self.critic.optimizer, scale * (importance * squares).mean())
@@ -498,7 +501,7 @@ class _CorrectedAlgorithm(_Algorithm):
 def _descend(
     optimizer: torch.optim.Optimizer, loss: torch.Tensor, clipped: Any = (), most: float | None = None
 ) -> float:
-    """One step down a loss; the gradients of `clipped` have a norm of at most `most`."""
+    """Take one step down a loss; the gradients of `clipped` are clipped to a norm of `most`. Return the loss."""
     optimizer.zero_grad()
     loss.backward()
     if most is not None:
@@ -507,14 +510,14 @@ def _descend(
     return float(loss.item())
 
 
-def _least(critic: Any, observations: Any, action: torch.Tensor) -> torch.Tensor:
-    """[B, 1] the least of what critics say."""
+def _smallest_value(critic: Any, observations: Any, action: torch.Tensor) -> torch.Tensor:
+    """Return the smallest value of the critics, [B, 1]."""
     least: torch.Tensor = torch.cat(critic(observations, action), dim=1).min(dim=1, keepdim=True).values
     return least
 
 
 class _ValueBasedAlgorithm(_CorrectedAlgorithm):
-    """An algorithm whose policy is its action values, which one optimizer learns."""
+    """Algorithm whose policy consists of action values, learned by one optimizer."""
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.policy.optimizer]
@@ -527,7 +530,7 @@ class _ValueBasedAlgorithm(_CorrectedAlgorithm):
         return {"loss": loss_before}
 
     def _losses(self, samples: ReplayBufferSamples) -> tuple[torch.Tensor, torch.Tensor]:
-        """Losses and TD errors of samples, [B, 1] each."""
+        """Return losses and TD errors of samples, [B, 1] each."""
         raise NotImplementedError
 
 
@@ -566,11 +569,11 @@ class SAC(_CorrectedAlgorithm, stable_baselines3.SAC):
             losses["ent_coef_loss"] = _descend(self.ent_coef_optimizer, entropy_loss)
         with torch.no_grad():
             next_action, next_log_prob = self.actor.action_log_prob(samples.next_observations)
-            ahead = _least(self.critic_target, samples.next_observations, next_action)
+            ahead = _smallest_value(self.critic_target, samples.next_observations, next_action)
             ahead = ahead - entropy * next_log_prob.reshape(-1, 1)
             target = samples.rewards + self._discounts(samples) * ahead
         losses["critic_loss"] = self._learn_critics(samples, importance, target, 0.5)
-        worth = _least(self.critic, samples.observations, action)
+        worth = _smallest_value(self.critic, samples.observations, action)
         actor_loss = (importance * (entropy * log_prob - worth)).mean()
         losses["actor_loss"] = _descend(self.actor.optimizer, actor_loss)
         if turn % self.target_update_interval == 0:
@@ -590,7 +593,7 @@ class TD3(_CorrectedAlgorithm, stable_baselines3.TD3):
             noise = torch.randn_like(samples.actions) * self.target_policy_noise
             noise = noise.clamp(-self.target_noise_clip, self.target_noise_clip)
             action = (self.actor_target(samples.next_observations) + noise).clamp(-1, 1)
-            ahead = _least(self.critic_target, samples.next_observations, action)
+            ahead = _smallest_value(self.critic_target, samples.next_observations, action)
             target = samples.rewards + self._discounts(samples) * ahead
         losses = {"critic_loss": self._learn_critics(samples, importance, target, 1.0)}
         if self._n_updates % self.policy_delay == 0:
@@ -605,12 +608,12 @@ class TD3(_CorrectedAlgorithm, stable_baselines3.TD3):
 
 @functools.cache
 def _qrdqn() -> type:
-    """QR-DQN, made when it is first asked for: it is in a package of its self."""
+    """Return the class of QR-DQN, made at the first use since it needs another package, sb3-contrib."""
     with NotInstalled.explained("pip install 'memoire-rl[sb3]'"):
         import sb3_contrib
 
     class QRDQN(_ValueBasedAlgorithm, sb3_contrib.QRDQN):
-        """sb3-contrib's QR-DQN with importance; priorities are how far the mean values are apart.
+        """sb3-contrib's QR-DQN with importance; priorities are the differences between mean values.
 
         Dabney et al., Distributional Reinforcement Learning with Quantile Regression, AAAI 2018.
         """
@@ -631,8 +634,8 @@ def _qrdqn() -> type:
 
 
 def quantile_losses(values: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """[B] the quantile Huber loss of each sample: summed over the quantiles of `values` [B, Q], the mean over those of
-    `targets` [B, T]. Dabney et al., AAAI 2018, equation 10.
+    """Return the quantile Huber loss of each sample, [B]: summed over the quantiles of `values` [B, Q], and averaged
+    over those of `targets` [B, T]. Dabney et al., AAAI 2018, equation 10.
     """
     apart = targets[:, None, :] - values[:, :, None]
     middles = (torch.arange(values.shape[1], device=values.device, dtype=values.dtype) + 0.5) / values.shape[1]

@@ -1,8 +1,8 @@
-"""What a draw returns: the rows as the engine gathered them, and the batch that a learner trains on.
+"""Batches of drawn samples: the engine's gathered rows, and the mapping that a learner trains on.
 
-`GatheredSamples` is the engine's side: both ends of each window, column by column, with the stack axis always there.
-`Batch` is the modern door's side: a mapping from names to arrays whose targets need no further thought.
-`TorchBatch` is one of tensors; torch is imported when the first is made. `memoire.torch` is its public path.
+`GatheredSamples` holds both ends of each window, column by column, always with the stack axis.
+`Batch` is the mapping from names to arrays that `Buffer.sample` returns, ready to compute targets.
+`TorchBatch` holds tensors; torch is imported when the first one is made. `memoire.torch` is its public path.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ RowForm: TypeAlias = tuple[str, tuple[int, ...], np.dtype[Any]]
 
 
 class PriorityUpdate(NamedTuple):
-    """What became of TD errors: what every `update_priorities` returns, in one process and in a cluster."""
+    """Counts of TD errors by result: returned by every `update_priorities`, in one process and in a cluster."""
 
     applied: int = 0
-    """Entries that have their new priority."""
+    """Entries whose priority was set."""
     stale: int = 0
-    """Entries that have made room for others since."""
+    """Entries that were evicted since they were drawn."""
     sent: int = 0
-    """On their way to the clients or servers that own the entries: `stats` says later how many were applied."""
+    """Errors sent to the clients or servers that own the entries; `stats` reports later how many were applied."""
     lost: int = 0
-    """Those whose owner nobody knows here, and older ones that waited too long for theirs."""
+    """Errors whose owner is unknown, and older errors that were dropped after waiting too long for their owner."""
 
     def plus(self, other: Self) -> Self:
-        """Both together."""
+        """Return the sum of both, count by count."""
         return type(self)(*map(sum, zip(self, other, strict=True)))
 
 
@@ -57,34 +57,34 @@ class GatheredSamples:
     """
 
     prev: dict[str, NDArray[Any]]
-    """The window's side: state columns [B, K, *F], oldest frame first; the others [B, *F], of the newest entry."""
+    """Start of each window: state columns [B, K, *F], oldest frame first; others [B, *F], of the newest entry."""
     next: dict[str, NDArray[Any]]
-    """The side `steps` later, in the same shapes; where the episode ends there, states end with its final state."""
+    """End of each window, `steps` later, in the same shapes; at an episode's end its final state is the last frame."""
     reward: NDArray[np.float32]
     """[B, *R] sum of the window's discounted rewards; zeros [B] in a schema without reward column."""
     discount: NDArray[np.float32]
     """[B, *R] gamma ** steps, or 0 where the episode terminated at the window's end."""
     steps: NDArray[np.int32]
-    """[B] entries between both sides: multi_step, or fewer where the episode ends before."""
+    """[B] entries between both ends: multi_step, or fewer at an episode's end."""
     weight: NDArray[np.float32]
-    """[B] what sampling was proportional to. Never multiply it into a loss: that is what `importance` is for."""
+    """[B] sampling weights, proportional to the probabilities. Never multiply a loss by them: use `importance`."""
     ids: NDArray[Any]
-    """[B] the entries' names: int64 numbers in one process, `ID` in a cluster."""
+    """[B] ids of the entries: int64 numbers in one process, `ID` in a cluster."""
     age: NDArray[np.float32]
     """[B] seconds since the entry was added."""
     model_version: NDArray[np.int64]
-    """[B] the version of the model that acted, as the writer was told; 0 where it was not."""
+    """[B] version of the model that acted, as passed to the writer; 0 if unknown."""
     mask: NDArray[np.bool_] | None = None
-    """[B, T] for sequences of T entries, else None: which are there and not only for warming up. With sequences prev
-    has states [B, T + 1, K, *F] and the others [B, T, *F] (or [B, *F], of the first entry alone), reward and discount
-    are [B, T, *R] of each entry, next is empty, and ids, weight, age and model_version are those of the first entry."""
+    """[B, T] for sequences of T entries, else None: True for real entries past the burn-in. With sequences prev has
+    states [B, T + 1, K, *F] and the others [B, T, *F] (or [B, *F], of the first entry alone), reward and discount are
+    [B, T, *R] of each entry, next is empty, and ids, weight, age and model_version are those of the first entry."""
     max_share: float = 1.0
-    """How a sequence's errors make its priority: this share of their maximum, the rest of their mean."""
+    """Share of the maximum in the priority of a sequence; the rest is the mean of its errors."""
     prev_lengths: dict[str, NDArray[np.int32]] = field(default_factory=dict)
-    """How many elements the values of each ragged column of prev have: [B, K] for a state [B, K, L, *F], [B] for others
-    [B, L, *F]. F is the shape of an element, L the longest value of both sides and at least 1; zeros behind."""
+    """Element counts of each ragged column of prev: [B, K] for a state [B, K, L, *F], [B] for other columns [B, L, *F].
+    F is the shape of an element, L the longest value at both ends and at least 1, padded with zeros."""
     next_lengths: dict[str, NDArray[np.int32]] = field(default_factory=dict)
-    """The same for next."""
+    """Element counts of each ragged column of next, in the same shapes."""
 
     @classmethod
     def empty(
@@ -96,11 +96,11 @@ class GatheredSamples:
         *,
         length: int = 0,
     ) -> GatheredSamples:
-        """Arrays for B = `size` samples, to be filled; rewards are 0. Ragged columns are added when they are gathered.
+        """Allocate arrays for B = `size` samples; rewards are 0. Ragged columns are added when they are gathered.
 
         Args:
-            sides: Prev and next: of each column its name, and the shape and dtype of what one sample has of it.
-            length: T of sequences; 0: transitions.
+            sides: Columns of prev and of next: name, and shape and dtype per sample.
+            length: T of sequences; 0 for transitions.
         """
         per_reward = (size, length, *reward_shape) if length else (size, *reward_shape)
         return cls(
@@ -117,20 +117,20 @@ class GatheredSamples:
         )
 
     def rows(self, rows: slice) -> GatheredSamples:
-        """Some of the samples, in the same arrays."""
+        """Return these samples as views of the same arrays; ragged columns are cropped copies."""
 
         def part(value: Any) -> Any:
             if isinstance(value, dict):
                 return {name: array[rows] for name, array in value.items()}
             return value[rows] if isinstance(value, np.ndarray) else value
 
-        found = GatheredSamples(**{name: part(value) for name, value in vars(self).items()})
-        for name in found.prev_lengths.keys() | found.next_lengths.keys():
-            found._crop(name)
-        return found
+        samples = GatheredSamples(**{name: part(value) for name, value in vars(self).items()})
+        for name in samples.prev_lengths.keys() | samples.next_lengths.keys():
+            samples._crop(name)
+        return samples
 
     def _crop(self, name: str) -> None:
-        """Make a ragged column as wide as its longest value here."""
+        """Crop a ragged column to its longest value in this batch."""
         sides = [
             (side, lengths[name])
             for side, lengths in ((self.prev, self.prev_lengths), (self.next, self.next_lengths))
@@ -141,14 +141,14 @@ class GatheredSamples:
             side[name] = np.ascontiguousarray(side[name][(*[slice(None)] * lengths.ndim, slice(longest))])
 
     def unstacked(self, array: NDArray[Any]) -> NDArray[Any]:
-        """A state column [B, K, *F], or [B, T + 1, K, *F] of sequences, without its axis K where that is 1."""
+        """Return a state column [B, K, *F], or [B, T + 1, K, *F] of sequences, without axis K if K is 1."""
         if self.mask is not None:
             return array[:, :, 0] if array.shape[2] == 1 else array
         return array[:, 0] if array.shape[1] == 1 else array
 
 
 def grouped_by_client(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows [B] of `ID`s sorted by client, those of one as they came, and where in there each client begins [C]."""
+    """Return (order, starts): the rows [B] of `ID`s sorted stably by client, and each client's first position [C]."""
     if (grouped := _core.by_owner(np.ascontiguousarray(ids))) is not None:
         return grouped
     first, second = ids["client"][:, 0], ids["client"][:, 1]
@@ -163,31 +163,31 @@ _FACTS = ("reward", "discount", "ids", "steps", "age", "model_version", "mask")
 
 
 def place(schema: Schema, gathered: GatheredSamples, out: Mapping[str, NDArray[Any]]) -> None:
-    """Put the caller's arrays into `gathered` under their names in a batch, so that rows are copied straight into them.
+    """Put the caller's arrays into `gathered` by their names in a batch, so that rows are copied straight into them.
 
-    One that is not C-contiguous is left to `Batch.copy_into`, which makes them the batch's in any case.
+    Arrays that are not C-contiguous are filled later, by `Batch.copy_into`.
 
     Raises:
-        ParameterError: an array of `out` is called like none of a batch, or has another shape or dtype; nothing was
+        ParameterError: `out` has a name that the batch lacks, or an array of another shape or dtype. Nothing was
             changed.
     """
     for name in out:
         if name.removeprefix("next_").removesuffix("_length") in schema.ragged:
             expected = "left out: a ragged column is as wide as its longest value in the batch, so it is made new"
             raise ParameterError(f"out[{name!r}]", _form(out[name]), expected)
-    found = {name: _place_of(schema, gathered, name) for name in out}
-    for name, (side, key) in found.items():
+    places = {name: _place_of(schema, gathered, name) for name in out}
+    for name, (side, key) in places.items():
         array = gathered.weight if key == "importance" else side.get(key)
         if array is not None and key in schema.states:
             array = gathered.unstacked(array)
         _check_out(name, array, out[name])
-    for name, (side, key) in found.items():
+    for name, (side, key) in places.items():
         if out[name].flags.carray and key in side:
             side[key] = out[name].reshape(side[key].shape)
 
 
 def _place_of(schema: Schema, gathered: GatheredSamples, name: str) -> tuple[dict[str, Any], str]:
-    """Where an array of a batch stands among the gathered ones, or would if there were one."""
+    """Return (dict, key) of a batch's array among the gathered ones; the key is missing if the batch lacks it."""
     if name == "importance" or (name in _FACTS and (name != "reward" or schema.reward is not None)):
         return vars(gathered), name
     side, key = (gathered.next, name[5:]) if name.startswith("next_") else (gathered.prev, name)
@@ -195,7 +195,7 @@ def _place_of(schema: Schema, gathered: GatheredSamples, name: str) -> tuple[dic
 
 
 class Attributes(Mapping[str, V]):
-    """A mapping from names to arrays, which are attributes too."""
+    """A read-only mapping from names to arrays that are attributes as well."""
 
     _arrays: dict[str, V]
 
@@ -211,15 +211,15 @@ class Attributes(Mapping[str, V]):
         return iter(self._arrays)
 
     def __len__(self) -> int:
-        """How many arrays there are; the number of samples is `len(batch.ids)`."""
+        """Return the number of arrays; the number of samples is `len(batch.ids)`."""
         return len(self._arrays)
 
 
 class Batch(Attributes[NDArray[Any]]):
-    """Samples to learn from: a mapping from names to arrays, also as attributes. The arrays belong to the caller.
+    """Samples to learn from: a mapping from names to arrays, also as attributes. The caller owns the arrays.
 
     Shapes: B samples, F the column's own shape, R the reward's shape. State columns are [B, *F], or
-    [B, frame_stack, *F] where frame_stack is above 1.
+    [B, frame_stack, *F] if frame_stack is above 1.
 
         obs, next_obs   the state columns under their names, and the states after `reward` was earned. A nested
                         observation has one key for each leaf ("obs.image", "next_obs.image"); batch["obs"] and
@@ -229,32 +229,32 @@ class Batch(Attributes[NDArray[Any]]):
         reward          float32 [B, *R]: sum over s < steps of gamma**s * r
         discount        float32 [B, *R]: gamma**steps, or 0 where the episode terminated. The target of a value
                         function V is `reward + discount * V(next_obs)`, also where an episode was truncated
-        importance      float32 [B]: what a loss is multiplied by. Schaul et al., ICLR 2016, section 3.4
-        ids             [B]: hand them back to `update_priorities`
+        importance      float32 [B]: factor of each sample's loss. Schaul et al., ICLR 2016, section 3.4
+        ids             [B]: ids to pass to `update_priorities`
         steps           int32 [B]: entries between obs and next_obs
         age             float32 [B]: seconds since the entry was added
         model_version   int64 [B]: the model that acted
 
-    A ragged column is [B, L, *F], L the longest value that the batch has of it on either side, with zeros behind the
-    others; `obs_length` and `next_obs_length` int32 [B] say how many elements are real (with a frame stack or with
-    sequences they have all axes that stand in front of L).
+    A ragged column is [B, L, *F], padded with zeros to L, its longest value in the batch at both ends of the windows.
+    `obs_length` and `next_obs_length` int32 [B] count the real elements. With a frame stack or with sequences they have
+    all axes before L.
 
-    With sequences (`sequence_length` T above 0) all columns have a time axis after B: obs [B, T + 1, *F], the last one
-    being the state after the last entry, action and the like [B, T, *F], reward and discount [B, T, *R] of each entry
-    (gamma, or 0 where the episode terminated), and there is no next_obs but
+    With sequences (`sequence_length` T above 0) all columns have a time axis after B. obs is [B, T + 1, *F]: its last
+    state follows the last entry. action and the like are [B, T, *F]. reward and discount are [B, T, *R] of each entry
+    (gamma, or 0 where the episode terminated). next_obs is absent, and there are
 
         mask            bool [B, T]: the entries to learn from; False while warming up and behind an episode's end
-        steps           int32 [B]: how many entries are there; what is behind them is zeros
+        steps           int32 [B]: number of entries; the rows behind them are zeros
 
-    There is no one-step reward and no raw weight among the keys: used in a loss, both are silently wrong.
+    The keys leave out the one-step reward and the raw weight: used in a loss, both are silently wrong.
     """
 
-    # Made by whoever draws: `update` is its own update_priorities(ids, td_errors).
+    # `update` is update_priorities(ids, td_errors) of the buffer, server or reader that draws the batch.
 
     gathered: GatheredSamples
-    """The samples as the engine returned them, with the weights and the one-step rewards; the same arrays."""
+    """The samples as the engine returned them, with weights and one-step rewards; they share the batch's arrays."""
     divisor: float
-    """What importance was divided by; importance * divisor is undivided."""
+    """Divisor of the importance; importance * divisor is not normalized."""
     left_out: float
     """Share of all weight that belongs to clients without samples to serve; 0 in one process."""
 
@@ -287,65 +287,62 @@ class Batch(Attributes[NDArray[Any]]):
 
     @property
     def schema(self) -> Schema:
-        """What an entry of it is."""
+        """The columns of an entry."""
         return self._schema
 
     def update_priorities(self, td_errors: Any) -> PriorityUpdate:
-        """Tell the memory how surprising these samples were: [B], or of sequences [B, T], of which those outside of
-        `mask` do not count.
-        """
+        """Set the priorities from the TD errors: [B], or [B, T] of sequences, without those outside of `mask`."""
         mask = self.gathered.mask
         if mask is not None and np.ndim(td_errors) == 2:
             td_errors = sequence_errors(td_errors, mask, self.gathered.max_share)
         return self._update(self._arrays["ids"], td_errors)
 
     def to(self, device: Any = None, *, pin_memory: bool = True, non_blocking: bool = True) -> Any:
-        """These arrays as torch tensors on a device, a `memoire.torch.TorchBatch`: on the CPU without a copy.
+        """Return these arrays as torch tensors on a device, a `memoire.torch.TorchBatch`; on the CPU without a copy.
 
             batch = buffer.sample(256).to("cuda")
             batch.update_priorities(td_errors)              # tensors on any device
 
         Args:
-            device: Such as "cuda" or "cpu"; None is the CPU.
-            pin_memory: Copy by way of memory that the GPU reads by itself, so that the copy goes on beside other work.
-            non_blocking: Return before the copy is done; the GPU's own stream waits for it.
+            device: Name of a device, such as "cuda" or "cpu"; None is the CPU.
+            pin_memory: True to copy through pinned memory, so that the copy overlaps with other work.
+            non_blocking: True to return before the copy is done; the GPU's own stream waits for the copy.
 
         Raises:
-            NotInstalled: torch is not here: pip install 'memoire-rl[torch]'.
-            ParameterError: torch has no dtype like an array's, or no such device.
+            NotInstalled: torch is not installed: pip install 'memoire-rl[torch]'.
+            ParameterError: torch has no equal dtype for an array, or the device is unknown.
         """
         return TorchBatch(self, device, pin_memory=pin_memory, non_blocking=non_blocking)
 
     @property
     def advantage(self) -> NDArray[np.float32]:
-        """The return minus the value, as the actor computed both: the generalized advantage estimate of
-        `discount` and `mix_lambda`. In the return column's shape.
+        """Generalized advantage estimate, the return minus the value that the actor computed, by `discount` and
+        `mix_lambda`; in the shape of the return column.
 
         Schulman et al., ICLR 2016, equation 16, whose sum is the TD(lambda) return minus the value.
 
         Raises:
-            AttributeError: the schema has no value column, or the parameters leave one of both out.
+            AttributeError: the schema has no value column, or the parameters exclude the value or the return.
         """
         value, returned = self._schema.value, self._schema.qvest
         if value not in self._arrays or returned not in self._arrays:
-            raise AttributeError("this batch has no advantage: that takes a value column and its return in `prev`")
+            raise AttributeError("this batch has no advantage: `prev` must have a value column and a return column")
         advantage: NDArray[np.float32] = self._arrays[str(returned)] - self._arrays[str(value)]
         return advantage
 
     def copy_into(self, out: Mapping[str, NDArray[Any]]) -> Batch:
-        """Copy every array that `out` (a mapping, or an earlier batch) has a place for into it; the others stay as
-        they are.
+        """Copy the batch's arrays into those of `out` (a mapping, or an earlier batch) with the same names.
 
-        Returns this batch, holding the caller's arrays in those places.
+        Returns this batch, which holds the caller's arrays under those names.
 
         Raises:
-            ParameterError: an array of `out` is called like none here, or has another shape or dtype. Nothing was
+            ParameterError: `out` has a name that the batch lacks, or an array of another shape or dtype. Nothing was
                 copied.
         """
         for name in out:
             _check_out(name, self._arrays.get(name), out[name])
         for name in out:
-            if not np.may_share_memory(out[name], self._arrays[name]):  # not gathered there in the first place
+            if not np.may_share_memory(out[name], self._arrays[name]):  # `place` has not put this array into the batch
                 np.copyto(out[name], self._arrays[name])
             self._arrays[name] = out[name]
         return self
@@ -353,26 +350,26 @@ class Batch(Attributes[NDArray[Any]]):
     def __getitem__(self, name: str) -> Any:
         try:
             return self._arrays[name]
-        except (KeyError, TypeError):  # the latter: it is no name at all
+        except (KeyError, TypeError):  # TypeError: the name is not hashable
             return self._nested(name)
 
     def __copy__(self) -> Self:
-        made = object.__new__(type(self))
-        vars(made).update(vars(self))
-        made._arrays = dict(self._arrays)
-        return made
+        batch = object.__new__(type(self))
+        vars(batch).update(vars(self))
+        batch._arrays = dict(self._arrays)
+        return batch
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """With arrays of its own; priorities go to the same memory."""
-        made = object.__new__(type(self))
+        """Copy the arrays; priorities go to the same memory."""
+        batch = object.__new__(type(self))
         shared = {name: value for name, value in vars(self).items() if name in ("_schema", "_update")}
-        vars(made).update(
+        vars(batch).update(
             shared | {name: copy.deepcopy(value, memo) for name, value in vars(self).items() if name not in shared}
         )
-        return made
+        return batch
 
     def __getstate__(self) -> dict[str, Any]:
-        """A pickle has the arrays, and not the memory that they are from."""
+        """Return the arrays without the memory that they come from."""
         return vars(self) | {"_update": _elsewhere}
 
     def __repr__(self) -> str:
@@ -380,7 +377,7 @@ class Batch(Attributes[NDArray[Any]]):
         return f"Batch({', '.join(rows)})"
 
     def _nested(self, name: Any) -> Any:
-        """A nested column or its next side, as dicts and tuples. NoSuchField where there is none."""
+        """Return a nested column, or its next state, as dicts and tuples. Raises NoSuchField if the batch lacks it."""
         for prefix in ("", "next_") if isinstance(name, str) else ():
             root = name.removeprefix(prefix)
             if name.startswith(prefix) and root in self._schema.roots:
@@ -391,8 +388,8 @@ class Batch(Attributes[NDArray[Any]]):
 
 
 def _elsewhere(ids: NDArray[Any], td_errors: Any) -> PriorityUpdate:
-    """What a batch does that was pickled and has come into another process."""
-    expected = "handed to update_priorities of the memory that they are from: this batch was pickled, and has no memory"
+    """Raise ParameterError: a pickled batch has no memory whose priorities it could set."""
+    expected = "passed to update_priorities of the memory that they come from: this batch was pickled, and has none"
     raise ParameterError("ids", f"{len(ids)} ids", expected)
 
 
@@ -403,7 +400,7 @@ def _side(
     columns: Mapping[str, NDArray[Any]],
     lengths: Mapping[str, NDArray[np.int32]],
 ) -> dict[str, NDArray[Any]]:
-    """One side of the windows under its names: without the one-step reward, and without a stack axis of 1."""
+    """Return one end of the windows by the batch's names, without the one-step reward and a stack axis of 1."""
     arrays: dict[str, NDArray[Any]] = {}
     states, reward = schema.states, schema.reward
     for name in schema.names if lengths else columns:  # ragged ones were added last
@@ -416,12 +413,12 @@ def _side(
 
 
 def sequence_errors(td_errors: Any, mask: NDArray[np.bool_], max_share: float) -> NDArray[np.float64]:
-    """One error for each sequence, [B]: max_share * maximum + (1 - max_share) * mean of the absolute ones in its mask.
+    """Return max_share * maximum + (1 - max_share) * mean of each sequence's absolute errors in its mask, [B].
 
     Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, ICLR 2019, section 2.3.
 
     Args:
-        td_errors: [B, T], of any sign; what is outside of the mask may be anything, NaN too.
+        td_errors: [B, T], of any sign; errors outside of the mask are ignored, also NaN.
         mask: [B, T].
 
     Raises:
@@ -444,14 +441,14 @@ def sequence_mask(burn_in: NDArray[Any], steps: NDArray[Any], out: NDArray[np.bo
     np.logical_and(places >= burn_in[:, None], places < steps[:, None], out=out)
 
 
-def _check_out(name: str, array: NDArray[Any] | None, given: Any) -> None:
-    is_array = isinstance(given, np.ndarray)
-    if array is not None and is_array and given.shape == array.shape and given.dtype == array.dtype:
+def _check_out(name: str, array: NDArray[Any] | None, value: Any) -> None:
+    is_array = isinstance(value, np.ndarray)
+    if array is not None and is_array and value.shape == array.shape and value.dtype == array.dtype:
         return
-    found = _form(given) if is_array else type(given).__name__
+    received = _form(value) if is_array else type(value).__name__
     if array is None:
-        raise ParameterError(f"out[{name!r}]", found, "absent: the batch has no array of this name")
-    raise ParameterError(f"out[{name!r}]", found, f"an array {_form(array)}")
+        raise ParameterError(f"out[{name!r}]", received, "left out: the batch has no array of this name")
+    raise ParameterError(f"out[{name!r}]", received, f"an array {_form(array)}")
 
 
 def _form(array: NDArray[Any]) -> str:
@@ -459,23 +456,22 @@ def _form(array: NDArray[Any]) -> str:
 
 
 def _torch() -> Any:
-    """The module, which nothing else here needs. Raises NotInstalled."""
+    """Import torch. Raises NotInstalled."""
     with NotInstalled.explained("pip install 'memoire-rl[torch]'"):
         import torch
     return torch
 
 
 class TorchBatch(Attributes["torch.Tensor"]):
-    """A batch whose arrays are tensors, under the same names; also as attributes, nested as a `Batch` nests them.
+    """Tensors of a batch under the same names, also as attributes; nested as in `Batch`. `Batch.to` makes one.
 
-    On the CPU tensors share their memory with the batch's arrays. ids stay as they are: `batch.ids`. `Batch.to` makes
-    one.
+    On the CPU the tensors share memory with the batch's arrays. ids stay an array: `batch.ids`.
 
     Args:
         device, pin_memory, non_blocking: See `Batch.to`.
 
     Raises:
-        ParameterError: torch has no dtype like an array's, or no such device.
+        ParameterError: torch has no equal dtype for an array, or the device is unknown.
     """
 
     def __init__(
@@ -487,31 +483,31 @@ class TorchBatch(Attributes["torch.Tensor"]):
         non_blocking: bool = True,
     ) -> None:
         self.source = batch
-        """The batch as it was drawn."""
+        """The batch that was drawn."""
         self.device = device_of(device)
-        move = functools.partial(_moved, device=self.device, pin_memory=pin_memory, non_blocking=non_blocking)
+        move = functools.partial(_move, device=self.device, pin_memory=pin_memory, non_blocking=non_blocking)
         self._arrays = {name: move(as_tensor(array)) for name, array in batch.items() if name != "ids"}
 
     def to(
         self, device: torch.device | str | None = None, *, pin_memory: bool = True, non_blocking: bool = True
     ) -> TorchBatch:
-        """The same batch on another device; itself where it is there already."""
+        """Return the batch on another device, or itself if the device is the same."""
         if device_of(device) == self.device:
             return self
-        made = copy.copy(self)
-        made.device = device_of(device)
-        move = functools.partial(_moved, device=made.device, pin_memory=pin_memory, non_blocking=non_blocking)
-        made._arrays = {name: move(tensor) for name, tensor in self._arrays.items()}
-        return made
+        batch = copy.copy(self)
+        batch.device = device_of(device)
+        move = functools.partial(_move, device=batch.device, pin_memory=pin_memory, non_blocking=non_blocking)
+        batch._arrays = {name: move(tensor) for name, tensor in self._arrays.items()}
+        return batch
 
     @property
     def ids(self) -> NDArray[Any]:
-        """[B] which entries these are: an array, as the batch has it."""
+        """[B] ids of the entries, as an array."""
         ids: NDArray[Any] = self.source.ids
         return ids
 
     def update_priorities(self, td_errors: torch.Tensor | NDArray[Any]) -> PriorityUpdate:
-        """Tell the memory how surprising these samples were: [B], or [B, T] of sequences, on any device."""
+        """Set the priorities of these samples from their TD errors: [B], or [B, T] of sequences, on any device."""
         torch = _torch()
         if isinstance(td_errors, torch.Tensor):
             td_errors = td_errors.detach().to("cpu", torch.float32).numpy()
@@ -521,13 +517,13 @@ class TorchBatch(Attributes["torch.Tensor"]):
         try:
             return self._arrays[name]
         except KeyError:
-            return _mapped(self.source[name], self._nested(name))
+            return _map_arrays(self.source[name], self._nested(name))
 
     def _nested(self, name: str) -> Callable[[NDArray[Any]], torch.Tensor]:
         if name == "ids":
             raise no_field("this batch of tensors", name, self._arrays)
-        found = {id(array): self._arrays[key] for key, array in self.source.items() if key != "ids"}
-        return lambda array: found[id(array)]
+        tensors = {id(array): self._arrays[key] for key, array in self.source.items() if key != "ids"}
+        return lambda array: tensors[id(array)]
 
     def __repr__(self) -> str:
         rows = (f"{name}: {str(each.dtype)[6:]}{list(each.shape)}" for name, each in self.items())
@@ -535,37 +531,37 @@ class TorchBatch(Attributes["torch.Tensor"]):
 
 
 def device_of(device: torch.device | str | None) -> torch.device:
-    """A device by its name, "cuda" being the current one; None is the CPU.
+    """Return a torch device by name; None is the CPU and "cuda" the current GPU.
 
     Raises:
-        ParameterError: torch knows no such device, or has it not here.
+        ParameterError: torch does not know the device, or cannot use it on this machine.
     """
     torch = _torch()
     try:
-        found = torch.device("cpu" if device is None else device)
+        resolved = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError) as error:
         raise ParameterError("device", device, f"one that torch knows ({str(error).splitlines()[0]})") from error
-    if found.type != "cuda":
-        return found
+    if resolved.type != "cuda":
+        return resolved
     if not torch.cuda.is_available():
-        raise ParameterError("device", str(device), "one that is here: this torch finds no GPU that it can use")
-    return torch.device("cuda", torch.cuda.current_device()) if found.index is None else found
+        raise ParameterError("device", str(device), "a device of this machine: torch finds no GPU that it can use")
+    return torch.device("cuda", torch.cuda.current_device()) if resolved.index is None else resolved
 
 
-def _moved(tensor: torch.Tensor, *, device: torch.device, pin_memory: bool, non_blocking: bool) -> torch.Tensor:
+def _move(tensor: torch.Tensor, *, device: torch.device, pin_memory: bool, non_blocking: bool) -> torch.Tensor:
     if device == tensor.device:
         return tensor
     if device.type == "cuda" and pin_memory and tensor.device.type == "cpu" and not tensor.is_pinned():
-        tensor = tensor.pin_memory()  # from there the copy goes on beside everything else
-    # Onto the CPU a copy that is not waited for could be read before it is there.
+        tensor = tensor.pin_memory()  # from pinned memory the copy overlaps with other work
+    # A non-blocking copy onto the CPU could be read before it is complete.
     return tensor.to(device, non_blocking=non_blocking and device.type != "cpu")
 
 
 def as_tensor(array: NDArray[Any]) -> torch.Tensor:
-    """A tensor of the array's memory, shape and dtype: who writes to one writes to the other.
+    """Return a tensor that shares the array's memory, shape and dtype.
 
     Raises:
-        ParameterError: torch has no such dtype.
+        ParameterError: torch has no equal dtype.
     """
     torch = _torch()
     try:
@@ -574,27 +570,27 @@ def as_tensor(array: NDArray[Any]) -> torch.Tensor:
         raise ParameterError("dtype", str(array.dtype), f"one that torch has ({error})") from error
 
 
-def _mapped(value: Any, change: Callable[[NDArray[Any]], torch.Tensor]) -> Any:
+def _map_arrays(value: Any, change: Callable[[NDArray[Any]], torch.Tensor]) -> Any:
     if isinstance(value, dict):
-        return {key: _mapped(part, change) for key, part in value.items()}
+        return {key: _map_arrays(part, change) for key, part in value.items()}
     if isinstance(value, tuple):
-        return tuple(_mapped(part, change) for part in value)
+        return tuple(_map_arrays(part, change) for part in value)
     return change(value)
 
 
 def pinned(batch: Batch) -> dict[str, NDArray[Any]]:
-    """Arrays like a batch's in memory that a GPU reads by itself, for `sample(..., out=)` and `get_batch(..., out=)`.
+    """Return arrays like a batch's in pinned memory, for `sample(..., out=)` and `get_batch(..., out=)`.
 
-    They have the shapes [B, ...] and dtypes of the batch's. Without a GPU they are ordinary ones. Ragged columns are
-    left out: they are as wide as the longest value of a batch.
+    They have the shapes [B, ...] and dtypes of the batch's arrays. Without a GPU the memory is ordinary. Ragged columns
+    are left out: their width changes from batch to batch.
     """
     torch = _torch()
     is_there = torch.cuda.is_available()
     ragged = {*batch.gathered.prev_lengths, *batch.gathered.next_lengths}
-    made = {}
+    arrays = {}
     for name, array in batch.items():
         if name == "ids" or name.removeprefix("next_").removesuffix("_length") in ragged:
             continue
         room = torch.empty(max(1, array.nbytes), dtype=torch.uint8, pin_memory=is_there).numpy()
-        made[name] = room[: array.nbytes].view(array.dtype).reshape(array.shape)
-    return made
+        arrays[name] = room[: array.nbytes].view(array.dtype).reshape(array.shape)
+    return arrays

@@ -1,4 +1,4 @@
-"""Replay in one process: a memory, a sampler and writers behind one small door."""
+"""Replay buffer in one process: a memory, a sampler, a limiter and writers behind one class."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .writer import Writer
 from .writers import WriterRegistry
 from .writing import Observer
 
-_WRITERS = bytes(16)  # all of a buffer's writers, as one client of its limiter
+_WRITERS = bytes(16)  # the limiter counts all writers of a buffer as one client with this id
 
 
 class Buffer(StrictAttributes):
-    """A replay buffer. All methods may be called from several threads.
+    """A replay buffer in this process. All methods may be called from several threads.
 
         buffer = memoire.Buffer(schema, capacity=1_000_000, sampler=memoire.Prioritized(0.6, beta=0.4), multi_step=3)
         writer = buffer.writer(envs)
@@ -42,30 +42,30 @@ class Buffer(StrictAttributes):
     An entry can be drawn as soon as the state `multi_step` later is stored, before its episode ends. When the buffer is
     full, the oldest episodes make room. The same seed and the same calls in the same order give the same batches.
 
-    `copy.copy`, `copy.deepcopy` and `pickle` make a buffer of its own with the same episodes and settings, by way of
-    the bytes that `save` writes: a large one should be saved.
+    `copy.copy`, `copy.deepcopy` and `pickle` make an independent buffer with the same episodes and settings, through
+    the bytes that `save` writes. Save a large buffer to a file instead.
 
     Args:
-        schema: The columns of an entry; a mapping is made a `Schema`.
-        capacity: Entries there is room for. `schema.entry_bytes` and 112 bytes each must fit the memory limit of the
-            process's container, beside its other buffers and servers.
-        sampler: How entries are chosen: `Prioritized(exponent, beta=...)`, `RankBased`, `Greedy` or `Uniform`. By
+        schema: The columns of an entry: a `Schema`, or a mapping that one is made from.
+        capacity: Number of entries that fit. Each takes `schema.entry_bytes` and 112 bytes, and all must fit the memory
+            limit of the process's container, beside its other buffers and servers.
+        sampler: Rule that chooses entries: `Prioritized(exponent, beta=...)`, `RankBased`, `Greedy` or `Uniform`. By
             default Prioritized(0.6, beta=0.4).
-        parameters: All settings of sampling at once; the others here change single ones.
+        parameters: All settings of sampling at once; the other arguments change single ones.
         multi_step: Steps between obs and next_obs in a batch; the rewards between are summed. By default 1.
         discount: gamma: a number, or one for each dimension of the reward. By default 0.99.
         frame_stack: Observations in a sample's window. By default 1.
-        start: Windows that reach before an episode's first entry: "repeat" its first observation, as by default, put
-            in "zero" ones, or "skip" such samples.
-        seed: Of the draws; None is different each time.
-        ragged_limit: Bytes that values of ragged columns may take; the oldest episodes make room. 0 is any; in a
-            container at most half of what its memory limit leaves.
+        start: Windows that begin before an episode's first entry: "repeat" its first observation (the default), pad
+            with "zero" observations, or "skip" these samples.
+        seed: Seed of the draws; None draws differently each time.
+        ragged_limit: Limit in bytes for values of ragged columns; the oldest episodes make room. 0 sets no limit, but
+            in a container at most half of what its memory limit leaves.
         fields: Any other field of `Parameters`, such as min_size=1000.
 
-    `Server` and `Table` take the same keywords for the same things.
+    `Server` and `Table` take the same keywords with the same meaning.
 
     Raises:
-        ParameterError: a parameter is outside its range, does not fit the schema, or makes more memory than the
+        ParameterError: a parameter is outside its range, does not fit the schema, or needs more memory than the
             container has.
     """
 
@@ -104,35 +104,35 @@ class Buffer(StrictAttributes):
 
     @property
     def capacity(self) -> int:
-        """Entries there is room for."""
+        """Number of entries that fit."""
         return self._memory.capacity
 
     @property
     def parameters(self) -> Parameters:
-        """Everything that shapes sampling; `configure` changes it."""
+        """All settings of sampling; `configure` changes them."""
         return self._memory.parameters
 
     @property
     def client_id(self) -> bytes:
-        """16 random bytes that name this buffer: new when it is made, copied or loaded, kept by `load(resume=True)`."""
+        """16 random bytes that identify this buffer. Copies and loaded buffers get new ones, unless `load` resumes."""
         return self._lineage.client_id
 
     @property
     def num_episodes(self) -> int:
-        """Episodes that are stored and have ended."""
+        """Number of stored episodes that have ended."""
         return self._memory.num_episodes
 
     @property
     def memory(self) -> Memory:
-        """The engine, for what has no door here."""
+        """The storage engine, for methods that `Buffer` does not have."""
         return self._memory
 
     def __len__(self) -> int:
-        """Entries that are stored, those of open episodes included."""
+        """Return the number of stored entries, open episodes included."""
         return self._memory.num_entries
 
     def __bool__(self) -> bool:
-        """True also when it is empty."""
+        """Return True, also if the buffer is empty."""
         return True
 
     @checked_names()
@@ -147,28 +147,28 @@ class Buffer(StrictAttributes):
         check: bool = True,
         resume: bool = False,
     ) -> Writer:
-        """A writer for an environment, or for all members of a vector environment; close it when it is done.
+        """Return a writer for an environment, or for all members of a vector environment. Close the writer after use.
 
         Args:
             envs: The environment. Its size and autoreset mode are read; none of its methods is called.
             num_envs: Members of a vector environment, if `envs` is not given; None is a single environment.
             autoreset: "next_step", "same_step" or "disabled", if `envs` does not say its mode.
-            observer: Told of entries and episodes.
-            longest: Entries after which an endless episode is cut (see `Writer`). None leaves half of the capacity
-                to the open episodes of all writers.
-            check: Whether each obs is compared with the next_obs of the step before.
-            resume: Go on as a writer of such environments that was open when the buffer was saved, in its open
-                episodes: the next obs is that in which its last step ended. If the environments were reset instead,
-                call `writer.reset()` first. Several writers go on in the order in which they were made. If no more was
-                saved, this is another writer. Without `resume`, the open episodes of saved writers end.
+            observer: Object that is notified of entries and episodes.
+            longest: Entries after which an endless episode is cut (see `Writer`). None shares half of the capacity
+                among the open episodes of all writers.
+            check: True to compare each obs with the next_obs of the step before.
+            resume: Continue as a writer of the same kind that was open when the buffer was saved, in its open
+                episodes: the next obs must be the state in which its last step ended. If the environments were reset
+                instead, call `writer.reset()` first. Saved writers resume in the order in which they were made. After
+                the last of them, a new writer is made. Without `resume`, open episodes of saved writers end.
 
         Raises:
-            ParameterError: the autoreset mode is missing or unknown; the mode or `num_envs` contradicts `envs`, or with
-                `resume` all writers that were saved; or the members are too many for the capacity.
-            SchemaError: `Writer.step` cannot take a value for one of the columns.
+            ParameterError: the autoreset mode is missing or unknown; the mode or `num_envs` contradicts `envs` or, with
+                `resume`, every saved writer; or the capacity is too small for the number of members.
+            SchemaError: `Writer.step` cannot pass a value for one of the columns.
         """
         members, mode = layout(envs, num_envs, autoreset)
-        with self._memory.held():  # before the lock of all writers, as `configure` and `save` do
+        with self._memory.held():  # before the lock of the writers, in the order that `configure` and `save` use
             return self._writers.make(members, mode, observer, longest=longest, check=check, resume=resume)
 
     @checked_names()
@@ -177,22 +177,22 @@ class Buffer(StrictAttributes):
 
         Args:
             batch_size: Samples B, at least 1.
-            out: Arrays [B, ...] to fill, under their names in a batch, or an earlier batch; others are made new.
+            out: Arrays [B, ...] to fill, by their names in a batch, or an earlier batch; missing ones are allocated.
 
         Returns:
             Batch; its arrays belong to the caller. importance [B] is (N P(i)) ** -beta over its maximum (or, with
-            normalize="global", over the largest possible), N the number of entries that could have been drawn.
+            normalize="global", over the largest possible), N the number of entries that can be drawn.
 
         Raises:
-            EmptyMemory: there is nothing to draw yet, or nothing that may be drawn so often (UsedUp).
+            EmptyMemory: no entry can be drawn yet. UsedUp (a subclass): the entries may not be drawn this often again.
             NotEnoughSamples: fewer entries than `min_size` can be drawn, or drawing is further ahead of recording than
-                `samples_per_insert_tolerance` allows; `reason` says what it waits for.
+                `samples_per_insert_tolerance` allows; `reason` names the missing condition.
             ParameterError: an array of `out` does not fit, or the tolerance is too small for such a batch.
 
         Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4.
         """
         if self._limiter.is_active:
-            self._ask_to_draw(batch_size)
+            self._check_rate(batch_size)
         with self._memory.held():
             gathered, weights, total, population, smallest = self._memory.sample(batch_size, out)
             parameters = self._memory.parameters
@@ -207,28 +207,28 @@ class Buffer(StrictAttributes):
     def sample_episodes(
         self, count: int, *, group: str | None = None, group_size: int | None = None
     ) -> episodes.EpisodeBatch:
-        """Draw whole episodes that have ended, padded to the longest, or whole groups of them.
+        """Draw whole episodes that have ended, padded to the longest, or whole groups of episodes.
 
             batch = buffer.sample_episodes(8, group="prompt", group_size=16)
             returns = (batch.reward * batch.mask).sum(axis=1).reshape(8, 16)
             advantage = (returns - returns.mean(axis=1, keepdims=True)) / (returns.std(axis=1, keepdims=True) + 1e-6)
 
-        An episode's chance is in proportion to the mean weight of its entries, a group's to that of its episodes: with
-        `Uniform` all are alike, whatever their length.
+        An episode's probability is proportional to the mean weight of its entries, a group's to that of its episodes.
+        With `Uniform` all have the same probability, whatever their length.
 
         Args:
-            count: Episodes; with `group` groups, at least 1. One may be there more than once if it weighs more than
-                1 / count of the total.
-            group: A plain column that is the same in all entries of an episode: what has equal values belongs together.
-            group_size: Episodes of each group: only groups that have as many are drawn, and of these the newest.
-                None draws every episode of a group that can be drawn.
+            count: Number of episodes or, with `group`, of groups; at least 1. The same episode or group can appear
+                repeatedly if its weight is above 1 / count of the total.
+            group: A plain column whose value is the same in all entries of an episode. Equal values form a group.
+            group_size: Episodes of each group: only groups with at least as many are drawn, and of these the newest.
+                None draws all episodes of a group that can be drawn.
 
         Returns:
             EpisodeBatch: arrays [B, T, ...], `mask`, `steps`, `group`; importance is that of the episode or group.
 
         Raises:
-            EmptyMemory: no episode has ended, no group is complete, or too few may be drawn yet (`max_times_sampled`).
-            ParameterError: an argument is out of its range, or the group's column changes within an episode.
+            EmptyMemory: no episode has ended, no group is complete, or `max_times_sampled` allows too few draws.
+            ParameterError: an argument is out of range, or the group's column changes within an episode.
 
         Groups as in Shao et al., DeepSeekMath, 2024, section 4.1 (GRPO). Cost: one pass over all entries' weights.
         """
@@ -236,8 +236,8 @@ class Buffer(StrictAttributes):
             self._memory, count, self._annealing.next, self.update_priorities, group=group, group_size=group_size
         )
 
-    def _ask_to_draw(self, batch_size: int) -> None:
-        """Refuse a batch that has to wait for entries; recording never waits here, where one thread may do both."""
+    def _check_rate(self, batch_size: int) -> None:
+        """Raise NotEnoughSamples if a batch has to wait: the same thread may also record, so waiting could hang."""
         generated = self._memory.generated
         self._limiter.reported(_WRITERS, generated, generated)
         check_batch(self.parameters, batch_size)
@@ -247,17 +247,18 @@ class Buffer(StrictAttributes):
 
     @checked_names()
     def update_priorities(self, ids: ArrayLike, td_errors: ArrayLike) -> PriorityUpdate:
-        """Give entries the priority |td error| + `priority_epsilon`, 1e-6 unless it was changed.
+        """Set the priority of entries to |td error| + `priority_epsilon` (1e-6 by default).
 
         Args:
-            ids: [B] a batch's ids.
-            td_errors: [B], of any sign; where an id is there twice, the last counts.
+            ids: [B] ids of a batch.
+            td_errors: [B], of any sign; the last one counts if an id appears twice.
 
         Returns:
-            PriorityUpdate: `applied` entries were there, `stale` ones have made room for others since.
+            PriorityUpdate: `applied` entries were updated, `stale` ones have been evicted.
 
         Raises:
-            ParameterError: a TD error is not finite, or there are not as many as ids. Nothing was changed.
+            ParameterError: a TD error is not finite, or the number of errors differs from that of ids. Nothing was
+                changed.
         """
         return PriorityUpdate(*self._memory.update_priorities(ids, td_errors))
 
@@ -265,14 +266,14 @@ class Buffer(StrictAttributes):
     def configure(
         self, *, sampler: Sampler | None = None, discount: float | Sequence[float] | None = None, **fields: Any
     ) -> Parameters:
-        """Change how everything stored is weighed and cut: a sampler, a discount, or fields of `Parameters` by name.
-        Returns what is followed now.
+        """Change the weights and windows of all stored entries: by a sampler, a discount, or fields of `Parameters`.
+        Returns the new parameters.
 
-        Beta goes its way by itself with `Prioritized(0.6, beta=Linear(0.4, 1.0, batches))`, from the batch after this
-        call on. Alpha is changed here, now and then: weights of all entries follow from it.
+        With `Prioritized(0.6, beta=Linear(0.4, 1.0, batches))` beta grows by itself from the next batch on. Change the
+        exponent alpha seldom: the weights of all entries are computed again.
 
         Raises:
-            ParameterError: nothing was changed.
+            ParameterError: a setting is invalid. Nothing was changed.
         """
         with self._memory.held():
             follows = chosen(self.parameters, sampler, discount, fields)
@@ -283,25 +284,25 @@ class Buffer(StrictAttributes):
         return follows
 
     def save(self, path: str | Path) -> int:
-        """Write all episodes, with what is known of their entries, to an .npz file; returns how many.
+        """Write all episodes and their metadata to an .npz file; return the number of episodes.
 
-        The file appears whole or not at all. `numpy.load(path)["obs"]` is a quick look. Other threads wait meanwhile.
+        The file is replaced as a whole or not at all. `numpy.load(path)["obs"]` reads a column. Other threads wait.
 
         Raises:
-            BufferLocked: another one goes on as this buffer, or as the one that is saved there: see `load`.
-            NotItsPast: another one went on as this buffer, and was saved there.
+            BufferLocked: another buffer has resumed this buffer, or the one saved at `path`: see `load`.
+            NotItsPast: another buffer resumed this one and was saved at `path` since.
             ForkedError: this process was forked from one that had resumed the buffer. Nothing was written.
         """
         self._lineage.before_save(path)
         with self._writers.still():
-            return dataset_writing.write_file(self._memory, path, self._beside)
+            return dataset_writing.write_file(self._memory, path, self._owner_state)
 
     def close(self) -> None:
-        """Let others go on as this buffer, if `load(resume=True)` made it. It can be used all the same."""
+        """Release the lock of `load(resume=True)`, so that another process can resume. The buffer stays usable."""
         self._lineage.release()
 
-    def _beside(self) -> dict[str, Any]:
-        """What a draw follows from beside the memory; while that is held."""
+    def _owner_state(self) -> dict[str, Any]:
+        """Return the state beside the memory that draws depend on. The caller holds the memory."""
         return {
             "annealing": self._annealing.state(),
             "limiter": self._limiter.state_of(_WRITERS),
@@ -322,43 +323,43 @@ class Buffer(StrictAttributes):
         discount: float | Sequence[float] | None = None,
         **fields: Any,
     ) -> Self:
-        """A buffer that goes on as the saved one: it draws the batches that the other one would have drawn.
+        """Load a saved buffer; it draws the batches that the saved one would have drawn.
 
             buffer = memoire.Buffer.load(path, resume=True) if path.exists() else memoire.Buffer(...)
             writer = buffer.writer(envs, resume=True)
 
-        Entries lie where they lay, under the same ids. Beta's progress, random numbers, the newest model and what the
-        limiter counted are as they were. An episode that was open ends when the first writer is made; how it ended is
-        not known then. With `writer(resume=True)` it goes on.
+        Entries keep their places and ids. Beta's progress, the random generator, the newest model and the limiter's
+        counts are restored. Making the first writer closes the saved writers' open episodes without a known end;
+        `writer(resume=True)` continues them.
 
         Args:
-            path: Of the file, or the file itself, opened to read bytes.
-            capacity: Entries there is room for; as it was, unless it is given. With another one ids are new, and the
-                oldest episodes leave if need be.
-            seed: Of other draws than those that the saved buffer would have made; None goes on with its own.
-            resume: Be the saved buffer, with its client id. No other process or buffer can: its lineage is locked in
-                the file's folder, until `close` or the end of the process. Else this is another buffer.
-            sampler, discount, fields: What to change, as `configure` takes it.
+            path: Path of the file, or a file that is open to read bytes.
+            capacity: Number of entries that fit; None keeps the saved one. With another capacity ids are new, and the
+                oldest episodes are left out if they do not fit.
+            seed: Seed of new draws; None continues the saved buffer's random numbers.
+            resume: Take over the saved buffer's client id. Only one process or buffer at a time can: a lock in the
+                file's folder is held until `close` or the end of the process. With False the buffer gets a new id.
+            sampler, discount, fields: Changes, as `configure` takes them.
 
         Raises:
-            DataError: the file is damaged, or none.
-            ParameterError: a change is outside its range; or `resume` with another capacity, with a file that is open,
-                or with one that `memoire.dataset.save` wrote.
-            BufferLocked: another one has resumed the buffer.
+            DataError: the file is damaged, or not a saved memory.
+            ParameterError: a change is outside its range; or `resume` comes with another capacity, with an open file,
+                or with a file that `memoire.dataset.save` wrote.
+            BufferLocked: another buffer has resumed the saved one.
         """
         if not resume:
-            return cls._loaded(path, None, capacity, seed, sampler, discount, fields)
+            return cls._load(path, None, capacity, seed, sampler, discount, fields)
         if not isinstance(path, str | Path):
             raise ParameterError("resume", resume, "False for a file that is open: a path is locked")
         lineage = Lineage.resume(path)
         try:
-            return cls._loaded(path, lineage, capacity, seed, sampler, discount, fields)
+            return cls._load(path, lineage, capacity, seed, sampler, discount, fields)
         except BaseException:
             lineage.release()
             raise
 
     @classmethod
-    def _loaded(
+    def _load(
         cls,
         path: str | Path | IO[bytes],
         lineage: Lineage | None,
@@ -369,8 +370,8 @@ class Buffer(StrictAttributes):
         fields: Mapping[str, Any],
     ) -> Self:
         if isinstance(path, str | Path):
-            with open(path, "rb") as file:  # once: another one may take its place meanwhile
-                return cls._loaded(file, lineage, capacity, seed, sampler, discount, fields)
+            with open(path, "rb") as file:  # open once: another file can replace this one at any time
+                return cls._load(file, lineage, capacity, seed, sampler, discount, fields)
         saved = datafile.about(path)
         follows = chosen(saved.parameters, sampler, discount, fields)
         is_same = capacity is None or capacity == saved.capacity
@@ -379,7 +380,7 @@ class Buffer(StrictAttributes):
         room = saved.capacity if capacity is None else capacity
         check_size(follows, room)
         buffer = cls(saved.schema, room, parameters=saved.parameters if is_same else follows)
-        buffer._go_on(datafile.restore(buffer.memory, path), is_same, str(getattr(path, "name", "(in memory)")))
+        buffer._restore_state(datafile.restore(buffer.memory, path), is_same, str(getattr(path, "name", "(in memory)")))
         if lineage is not None:
             buffer._lineage = lineage
         if seed is not None:
@@ -388,8 +389,8 @@ class Buffer(StrictAttributes):
             buffer.configure(**{name: getattr(follows, name) for name in NAMES})
         return buffer
 
-    def _go_on(self, beside: Mapping[str, Any], is_same: bool, path: str) -> None:
-        """Draw as a saved buffer, of which this was beside its memory; nothing, if that was no buffer's."""
+    def _restore_state(self, beside: Mapping[str, Any], is_same: bool, path: str) -> None:
+        """Restore the state of draws and writers from `beside`, which is empty if no buffer saved the memory."""
         lanes = len(self._memory.contents()["lanes"])
         if not beside:
             return self._writers.adopt(None, lanes, self._memory.open_length)
@@ -402,29 +403,29 @@ class Buffer(StrictAttributes):
             raise DataError(path, f"does not say how far draws and writers have come: {error!r}") from error
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles hold what `save` writes."""
+        """Reduce to the bytes that `save` writes."""
         file = io.BytesIO()
         with self._writers.still():
-            dataset_writing.write(self._memory, file, self._beside)
+            dataset_writing.write(self._memory, file, self._owner_state)
         return _restored, (type(self), file.getvalue())
 
     @property
     def rate(self) -> RateStats:
-        """How drawing stands beside recording, and what a batch would wait for."""
+        """Counts of drawing and recording, and the condition that a batch would wait for."""
         generated = self._memory.generated
         self._limiter.reported(_WRITERS, generated, generated)
         return self._limiter.stats()
 
     def saw_model(self, version: int) -> None:
-        """There is a model of this version, from which `max_model_lag` counts, as from the versions of entries.
+        """Report the version of an existing model. `max_model_lag` counts from the newest version reported or stored.
 
         Raises:
-            ParameterError: it is no whole number of at least 0.
+            ParameterError: the version is not a whole number of at least 0.
         """
         self._memory.saw_model(version)
 
     def info(self) -> dict[str, Any]:
-        """What is stored and set, as plain numbers and strings."""
+        """Return counts and settings as plain numbers and strings."""
         return self._memory.info()
 
     def __repr__(self) -> str:
@@ -432,5 +433,5 @@ class Buffer(StrictAttributes):
 
 
 def _restored(kind: type[Buffer], content: bytes) -> Buffer:
-    """A buffer out of its pickle."""
+    """Load a buffer from its pickle."""
     return kind.load(io.BytesIO(content))

@@ -1,13 +1,13 @@
-"""One value of an entry: its dtype, its shape, its role, and what a schema refuses of these.
+"""Columns: dtype, shape and role of one value of an entry, and the checks of a schema on them.
 
-Columns are nested: dicts and tuples of them are taken apart into leaves such as `obs.image` and put together.
+Columns are nested: dicts and tuples of columns are split into leaves such as `obs.image`, and put together again.
 
-`columns_of_space` knows a Gymnasium space by its looks, so that Gymnasium is not needed.
+`columns_of_space` recognizes a Gymnasium space by its class name and attributes, without importing Gymnasium.
 
-Values of different lengths as one array: what a ragged column has of several entries.
+`Ragged` holds values of different lengths in one array: those of a ragged column for several entries.
 
-A ragged column's first axis is free: a set of points, the tokens of a sentence, the nodes of a graph. Its values are
-kept one after the other, without padding; a batch hands them out padded with zeros, with their lengths.
+A ragged column's first axis has any length: a set of points, the tokens of a sentence, the nodes of a graph. Its values
+are stored one after the other, without padding; a batch has them padded with zeros, with their lengths.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from memoire.errors import ParameterError, SchemaError
 
 ROLES = ("state", "reward", "value", "return", "plain")
 ENTRY_BYTES = 64 << 20
-"""Bytes that an entry may have, and that a value of a ragged column may."""
-_MAX_AXIS = ENTRY_BYTES  # also of an axis beside one of 0: an array takes no longer ones
+"""Largest number of bytes of an entry, and of a value of a ragged column."""
+_MAX_AXIS = ENTRY_BYTES  # also of an axis beside one of 0, since an array takes no longer ones
 
 
 def columns_of_space(name: str, space: Any, role: str, keep_float64: bool) -> Any:
-    """The column of a Gymnasium space, nested as the space is."""
+    """Return the column of a Gymnasium space, nested as the space is."""
     kinds = {kind.__name__ for kind in type(space).__mro__}
     parts = None if "OneOf" in kinds else getattr(space, "spaces", None)
     if isinstance(parts, Mapping):
@@ -48,7 +48,7 @@ def columns_of_space(name: str, space: Any, role: str, keep_float64: bool) -> An
     if dtype is None or shape is None or np.dtype(dtype).kind not in "biuf":
         raise SchemaError(
             f"column {name!r}: the space {space} has no fixed shape of numbers. Box, Discrete, MultiDiscrete, "
-            f"MultiBinary, Sequence, Graph, Text, Dict and Tuple can be stored; wrap the environment to give these."
+            f"MultiBinary, Sequence, Graph, Text, Dict and Tuple can be stored; wrap the environment to return these."
         )
     if dtype == np.float64 and not keep_float64:
         dtype = np.float32
@@ -70,7 +70,7 @@ _RENAMING = {
 
 
 def _check_keys(name: str, parts: Mapping[Any, Any]) -> None:
-    """Refuse keys of a Dict space that cannot be names of columns, with the line that renames them."""
+    """Raise SchemaError if a key of a Dict space cannot be a column's name; the message has code that renames it."""
     for key in parts:
         if not isinstance(key, str) or "." in key:
             line = f": env = gymnasium.wrappers.{_RENAMING[name]}" if name in _RENAMING else ""
@@ -81,28 +81,27 @@ def _check_keys(name: str, parts: Mapping[Any, Any]) -> None:
 
 
 def _columns_of_sequence(name: str, space: Any, role: str, keep_float64: bool) -> Any:
-    """A ragged column for a Sequence of arrays of one shape."""
     inner = columns_of_space(name, space.feature_space, role, keep_float64)
     if not isinstance(inner, Column) or inner.is_ragged:
         raise SchemaError(
-            f"column {name!r}: the space {space} is a sequence of something that has no fixed shape. Sequences of Box, "
-            f"Discrete, MultiDiscrete and MultiBinary can be stored; wrap the environment to give such."
+            f"column {name!r}: the space {space} is a sequence of elements without a fixed shape. Sequences of Box, "
+            f"Discrete, MultiDiscrete and MultiBinary can be stored; wrap the environment to return these."
         )
     return Column(inner.dtype, (None, *inner.shape), role)
 
 
 def _columns_of_graph(name: str, space: Any, role: str, keep_float64: bool) -> dict[str, Any]:
-    """Ragged columns nodes, and edges and edge_links where the space has them: the fields of a GraphInstance."""
+    """Return ragged columns for the fields of a GraphInstance: nodes, and edges and edge_links if it has edges."""
     parts = {"nodes": space.node_space} | ({} if space.edge_space is None else {"edges": space.edge_space})
-    found = {part: columns_of_space(f"{name}.{part}", inner, role, keep_float64) for part, inner in parts.items()}
-    columns = {part: _ragged(f"{name}.{part}", inner, parts[part]) for part, inner in found.items()}
+    plain = {part: columns_of_space(f"{name}.{part}", inner, role, keep_float64) for part, inner in parts.items()}
+    columns = {part: _ragged(f"{name}.{part}", inner, parts[part]) for part, inner in plain.items()}
     if space.edge_space is not None:
         columns["edge_links"] = Column(np.int32, (None, 2), role)
     return columns
 
 
 def _ragged(name: str, columns: Any, space: Any) -> Any:
-    """Columns of nodes or edges with a free first axis, nested as they are."""
+    """Return columns of nodes or edges as ragged columns, nested as they are."""
     if isinstance(columns, Mapping):
         return {key: _ragged(f"{name}.{key}", part, space) for key, part in columns.items()}
     if isinstance(columns, tuple):
@@ -110,13 +109,13 @@ def _ragged(name: str, columns: Any, space: Any) -> Any:
     if columns.is_ragged:
         raise SchemaError(
             f"column {name!r}: nodes or edges of the space {space} have no fixed shape. Those of Box, Discrete, "
-            f"MultiDiscrete, MultiBinary, and Dict and Tuple of these can be stored; wrap the environment to give such."
+            f"MultiDiscrete, MultiBinary, and Dict and Tuple of these can be stored; wrap the environment to fit."
         )
     return Column(columns.dtype, (None, *columns.shape), columns.role)
 
 
 def allowing_nan(template: Any) -> Any:
-    """Columns of a space, nested as they are, that allow NaN."""
+    """Return columns of a space, nested as they are, that allow NaN."""
     if isinstance(template, Mapping):
         return {name: allowing_nan(part) for name, part in template.items()}
     if isinstance(template, tuple):
@@ -125,10 +124,10 @@ def allowing_nan(template: Any) -> Any:
 
 
 def tree_of(names: Iterable[str]) -> dict[str, Any]:
-    """For each root its nesting: a column's name, or a dict of these.
+    """Return the nesting of each root: a column's name, or a dict of these.
 
     Raises:
-        SchemaError: a column lies within another one.
+        SchemaError: a column contains another one.
     """
     nested: dict[str, Any] = {}
     for name in names:
@@ -137,22 +136,22 @@ def tree_of(names: Iterable[str]) -> dict[str, Any]:
         for part in path:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
-                raise SchemaError(f"column {name!r} lies within another column. Rename one of them.")
+                raise SchemaError(f"column {name!r} is inside another column. Rename one of them.")
         if last in node:
-            raise SchemaError(f"column {name!r} holds other columns. Rename one of them.")
+            raise SchemaError(f"column {name!r} contains other columns. Rename one of them.")
         node[last] = name
     return nested
 
 
 def with_tuples(tree: Mapping[str, Any], names: Collection[str], tuples: Collection[str]) -> dict[str, Any]:
-    """The same nesting of these columns, in which the dicts at the paths `tuples` are tuples.
+    """Return the nesting of these columns with tuples in place of the dicts at the paths `tuples`.
 
     Raises:
-        SchemaError: there is no such path, or its parts are not numbered.
+        SchemaError: a path does not exist, or its parts are not numbered.
     """
     for nest in tuples:
         if not any(name.startswith(nest + ".") for name in names):
-            raise SchemaError(f"{nest!r} is said to be a tuple, but no column lies within it.")
+            raise SchemaError(f"{nest!r} is listed as a tuple, but no column is inside it.")
     return {root: _with_tuples(root, node, tuples) for root, node in tree.items()}
 
 
@@ -163,39 +162,39 @@ def _with_tuples(path: str, node: Any, tuples: Collection[str]) -> Any:
     if path not in tuples:
         return parts
     if list(parts) != [str(i) for i in range(len(parts))]:
-        raise SchemaError(f"column {path!r} is a tuple, but its parts are called {', '.join(parts)}.")
+        raise SchemaError(f"column {path!r} is a tuple, but its parts are named {', '.join(parts)}.")
     return tuple(parts.values())
 
 
-def collect(tree: Any, value: Any, found: list[Any]) -> None:
+def collect(tree: Any, value: Any, leaves: list[Any]) -> None:
     """Append the leaves of a value to `found`. Raises SchemaError if it is not nested like the tree."""
     if isinstance(tree, str):
-        found.append(value)
+        leaves.append(value)
         return
     if isinstance(tree, dict) and isinstance(value, tuple) and value and all(_is_named(each, tree) for each in value):
-        rows: list[list[Any]] = [[] for _ in value]  # of vector environments: one graph for each
+        rows: list[list[Any]] = [[] for _ in value]  # a vector environment returns one graph per member
         for row, each in zip(rows, value, strict=True):
             collect(tree, each, row)
-        found += [list(column) for column in zip(*rows, strict=True)]
+        leaves += [list(column) for column in zip(*rows, strict=True)]
         return
     keys: Any = tree if isinstance(tree, dict) else range(len(tree))
     is_named = _is_named(value, tree)
     for key in keys:
         if is_named and getattr(value, key) is None:  # a graph without edges
-            found += [()] * _leaves(tree[key])
+            leaves += [()] * _leaves(tree[key])
             continue
         try:
             part = getattr(value, key) if is_named else value[key]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             kind = f"a {type(value).__name__}"
             raise SchemaError(
-                f"a nested value should have {key!r} (for {_first(tree[key])!r}), but {kind} without it came."
+                f"a nested value needs {key!r} (for {_first(tree[key])!r}), but got {kind} without {key!r}."
             ) from error
-        collect(tree[key], part, found)
+        collect(tree[key], part, leaves)
 
 
 def _is_named(value: Any, tree: Any) -> bool:
-    """Whether a value is a graph: a named tuple with these parts."""
+    """Return True if a value is a graph: a named tuple with these parts."""
     return isinstance(value, tuple) and isinstance(tree, dict) and all(hasattr(value, key) for key in tree)
 
 
@@ -211,7 +210,7 @@ def _first(tree: Any) -> str:
 
 
 def build(tree: Any, columns: Mapping[str, Any]) -> Any:
-    """The nested value that `collect` takes apart, out of its leaves by name."""
+    """Return a nested value from its leaves by name: the inverse of `collect`."""
     if isinstance(tree, str):
         return columns[tree]
     if isinstance(tree, tuple):
@@ -222,19 +221,19 @@ def build(tree: Any, columns: Mapping[str, Any]) -> Any:
 @says_instead("Make another one: Column(..., NAME=...).")
 @dataclass(frozen=True)
 class Column:
-    """One value of an entry.
+    """Declaration of one value of an entry.
 
     Args:
-        dtype: Anything `np.dtype` takes: booleans, integers and floats of up to 8 bytes, or a structured dtype of
-            them, which the schema takes apart. Stored little-endian.
+        dtype: Argument of `np.dtype`: booleans, integers and floats of up to 8 bytes, or a structured dtype of them,
+            which the schema splits into columns. Stored little-endian.
         shape: The value's own shape, without a time or batch axis; () is a scalar, an axis of 0 is allowed. The first
-            axis may be None: a *ragged* column, whose values are of any length along it. They are stored and sent
-            without padding, and handed out padded with zeros, with their lengths. Not for reward, value and return.
-        role: "state" (stacked, stored once, the next one comes with a sample), "reward", "value" (the critic's
+            axis may be None for a *ragged* column, whose values have any length along it. Values are stored and sent
+            without padding; batches have them padded with zeros, with their lengths. Not for reward, value and return.
+        role: "state" (stacked, stored once, the next state is part of a sample), "reward", "value" (the critic's
             estimate, in the shape of the reward), "return" (computed by the memory when an episode closes, never
-            given), or "plain".
-        nan: "refuse" or "allow". Values of states must be finite, as rewards must, unless their column says "allow":
-            where NaN or infinity mean something to who learns from them. Plain columns are not looked at.
+            passed), or "plain".
+        nan: "refuse" or "allow". Values of states and rewards must be finite; a state's column may be "allow" if NaN
+            or infinity mean something to the learner. Plain columns are not checked.
     """
 
     dtype: np.dtype[Any]
@@ -242,13 +241,13 @@ class Column:
     role: str = "plain"
     nan: str = "refuse"
     is_finite: bool = field(init=False, repr=False, compare=False)
-    """Whether values that are not finite are refused."""
+    """True if values that are not finite are rejected."""
     is_ragged: bool = field(init=False, repr=False, compare=False)
-    """Whether the first axis is free."""
+    """True if the first axis has any length."""
     element: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """The shape without a free axis: of what a ragged column has any number of."""
+    """Shape without the free axis: the shape of one element of a ragged value."""
     nbytes: int = field(init=False, repr=False, compare=False)
-    """Bytes of one value, of a ragged column those of one element."""
+    """Bytes of one value; for a ragged column, of one element."""
 
     @checked_names()
     def __init__(
@@ -280,19 +279,19 @@ class Column:
 
 
 def dtype_text(dtype: np.dtype[Any], shape: tuple[Any, ...]) -> str:
-    """How errors write a dtype and a shape: float32[84, 84], uint8[any], int64."""
+    """Return a dtype and a shape as errors show them: float32[84, 84], uint8[any], int64."""
     axes = ", ".join("any" if axis is None else str(axis) for axis in shape)
     return f"{dtype}[{axes}]" if shape else f"{dtype}"
 
 
 def checked_nan(nan: Any, role: str) -> str:
-    """`nan` itself. Raises SchemaError if a column of this role cannot have it."""
+    """Return `nan`. Raises SchemaError if a column of this role cannot have it."""
     if nan not in ("refuse", "allow"):
-        raise SchemaError(f"nan={nan!r} is not possible. Give 'refuse' or 'allow'.")
+        raise SchemaError(f"nan={nan!r} is unknown. Set 'refuse' or 'allow'.")
     if nan == "allow" and role != "state":
         raise SchemaError(
-            f"nan='allow' is for states, not for role {role!r}: values of plain columns are never looked at, and "
-            f"priorities and returns cannot be made of what is not finite."
+            f"nan='allow' is for states, not for role {role!r}: values of plain columns are never checked, and "
+            f"priorities and returns cannot be computed from NaN or infinity."
         )
     return str(nan)
 
@@ -300,17 +299,17 @@ def checked_nan(nan: Any, role: str) -> str:
 def _axes(shape: Any) -> tuple[Any, ...]:
     axes = (shape,) if isinstance(shape, int | np.integer) else shape
     if isinstance(axes, tuple | list) and any(isinstance(axis, int) and abs(axis) > _MAX_AXIS for axis in axes):
-        raise SchemaError(f"a shape has an axis of more than {_MAX_AXIS}. Store the value smaller, or elsewhere.")
+        raise SchemaError(f"a shape has an axis of more than {_MAX_AXIS}. Store the value in smaller parts.")
     if not is_shape(axes):
         raise SchemaError(
-            f"{shape!r} is no shape. Give whole numbers, 0 or more: () for a scalar, (84, 84) for an image. The first "
-            f"may be None: any length."
+            f"{shape!r} is not a shape. Give whole numbers of at least 0: () for a scalar, (84, 84) for an image. The "
+            f"first may be None: any length."
         )
     return tuple(None if axis is None else int(axis) for axis in axes)
 
 
 def is_shape(axes: Any) -> bool:
-    """Whether these are axes of a column: whole numbers, of which the first may be None."""
+    """Return True for axes of a column: whole numbers, of which the first may be None."""
     return isinstance(axes, tuple | list) and all(
         (axis is None and i == 0) or (isinstance(axis, int | np.integer) and not isinstance(axis, bool) and axis >= 0)
         for i, axis in enumerate(axes)
@@ -318,19 +317,19 @@ def is_shape(axes: Any) -> bool:
 
 
 def role_and_nan(column: Column) -> list[str]:
-    """A column's role, and whether it allows NaN: only then, so that other schemas are what they always were."""
+    """Return [role], or [role, "allow"] if NaN is allowed; else JSON and fingerprint equal those of older versions."""
     return [column.role, "allow"] if column.nan == "allow" else [column.role]
 
 
 def read_column(dtype: str, shape: tuple[Any, ...], role: str, nan: tuple[str, ...]) -> Column:
-    """What `Schema.to_json` says of a column."""
+    """Return the column of an item of `Schema.to_json`."""
     if nan not in ((), ("allow",)):
-        raise SchemaError(f"{nan!r} stands behind the role, where only 'allow' may.")
+        raise SchemaError(f"{nan!r} follows the role, but only 'allow' may.")
     return Column(dtype, shape, role, *nan)
 
 
 def fields_of(column: Column) -> dict[str, Column]:
-    """A structured column taken apart; axes around the structure stay in front."""
+    """Split a structured column into its fields; axes around the structure stay in front."""
     assert column.dtype.fields is not None
     return {
         name: Column(field[0], column.shape, column.role, column.nan) for name, field in column.dtype.fields.items()
@@ -338,7 +337,7 @@ def fields_of(column: Column) -> dict[str, Column]:
 
 
 def named(name: str, make: Callable[[], Column]) -> Column:
-    """What `make()` returns; an error of it gets the column's name."""
+    """Return the result of `make()`; its SchemaError gets the column's name."""
     try:
         return make()
     except SchemaError as error:
@@ -346,14 +345,14 @@ def named(name: str, make: Callable[[], Column]) -> Column:
 
 
 class Ragged:
-    """n values, each an array [its length, *F]: `ragged[i]` is one of them, without a copy. Unchangeable.
+    """Immutable sequence of n arrays [its length, *F]: `ragged[i]` is one of them, without a copy.
 
     Args:
         values: All elements, one value after the other: [sum of lengths, *F].
-        lengths: How many elements each value has: int64 [n].
+        lengths: Number of elements of each value: int64 [n].
 
     Raises:
-        ParameterError: the lengths are not those of the values.
+        ParameterError: the lengths do not add up to the elements.
     """
 
     __slots__ = ("_ends", "lengths", "values")
@@ -367,13 +366,13 @@ class Ragged:
         self._ends = np.cumsum(self.lengths)
         total = int(self._ends[-1]) if len(self._ends) else 0
         if self.lengths.ndim != 1 or (self.lengths < 0).any() or values.ndim < 1 or total != len(values):
-            found = f"{len(self.lengths)} lengths that add up to {total}, for {np.shape(values)}"
-            expected = "one for each value, at least 0, that add up to the elements there are"
-            raise ParameterError("lengths", found, expected)
+            received = f"{len(self.lengths)} lengths that add up to {total}, for {np.shape(values)}"
+            expected = "one for each value, at least 0, and add up to the number of elements"
+            raise ParameterError("lengths", received, expected)
 
     @classmethod
     def of(cls, values: Iterable[NDArray[Any]], dtype: Any = None, element: tuple[int, ...] = ()) -> Ragged:
-        """Arrays [L, *F], each of its own L, copied together; `dtype` and `element` (F) are those if there is none."""
+        """Copy arrays [L, *F], each of its own L; without arrays, `dtype` and `element` (F) define the result."""
         parts = list(values)
         lengths = [len(part) for part in parts]
         return cls(np.concatenate([np.empty((0, *element), dtype), *parts], dtype=dtype), lengths)
@@ -389,7 +388,7 @@ class Ragged:
     @overload
     def __getitem__(self, index: slice | NDArray[Any]) -> Ragged: ...
     def __getitem__(self, index: Any) -> Any:
-        """One value [its length, *F], or those of a slice, of integers or of a mask [n] as `Ragged`."""
+        """Return one value [its length, *F], or the values of a slice, of integers or of a mask [n] as `Ragged`."""
         if isinstance(index, int | np.integer):
             end = int(self._ends[index])
             return self.values[end - int(self.lengths[index]) : end]
@@ -410,11 +409,11 @@ class Ragged:
         return self.values.nbytes
 
     def padded(self, longest: int | None = None) -> NDArray[Any]:
-        """The N values side by side, zeros behind each: [N, L, *F].
+        """Return the N values as one array, padded with zeros: [N, L, *F].
 
-        L is `longest`; None is the longest there is, at least 1.
+        L is `longest`; None is the longest value's length, at least 1.
         """
         width = max(1, int(self.lengths.max(initial=0))) if longest is None else longest
-        made = np.zeros((len(self), width, *self.values.shape[1:]), self.values.dtype)
-        made[np.arange(width) < self.lengths[:, None]] = self.values
-        return made
+        array = np.zeros((len(self), width, *self.values.shape[1:]), self.values.dtype)
+        array[np.arange(width) < self.lengths[:, None]] = self.values
+        return array

@@ -1,8 +1,8 @@
-"""What a memory is given, as exact arrays: entries, their weights, and how an episode ends.
+"""Conversion of a memory's arguments to exact arrays: entries, weights, and the end of an episode.
 
-What the engine is set up with: room for each column, and parameters as the numbers that its loops take.
+The module also prepares the engine's setup: room for each column, and parameters as the numbers that its loops take.
 
-Values in the form of a column: converted if nothing of them is lost by it, else refused with what was expected.
+A value takes the form of its column: it is converted if nothing is lost, else rejected with what was expected.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .columns import ENTRY_BYTES, Column, Ragged, dtype_text
 from .parameters import PRIORITIZATIONS, STARTS, Parameters
 from .schema import Schema
 
-_POINTER_BYTES = 8  # what a row has of a ragged column
+_POINTER_BYTES = 8  # of each ragged column in a row
 ENTRY_OVERHEAD: Final = 112
-"""Bytes that an entry takes beside its columns: number, times and priority, and its place in the trees."""
+"""Bytes of an entry beside its columns: number, times and priority, and its place in the trees."""
 
 
 def memory_bytes(schema: Schema, capacity: int) -> int:
-    """Bytes that a memory of so many entries fills. Values of ragged columns come on top, and the states in which
-    episodes ended.
+    """Return the bytes of a memory of so many entries, without the values of ragged columns and final states of
+    episodes.
     """
     columns = (
         _POINTER_BYTES if column.is_ragged else column.nbytes for column in map(schema.__getitem__, schema.names)
@@ -45,9 +45,9 @@ def memory_bytes(schema: Schema, capacity: int) -> int:
 
 
 def storage_of(column: Column, capacity: int) -> tuple[NDArray[np.uint8], np.dtype[Any], tuple[int, ...], str, bool]:
-    """Room for a column, uint8 [C, S], that begins with a cache line; with what the loops must know.
+    """Return room for a column, uint8 [C, S], aligned to a cache line, and the column's facts that the loops need.
 
-    C is the capacity, S the bytes that a row has of the column: those of a value, or of a pointer to a ragged one.
+    C is the capacity, S the bytes of the column in a row: those of a value, or of a pointer to a ragged value.
     """
     size = _POINTER_BYTES if column.is_ragged else column.nbytes
     room = np.zeros(capacity * size + 64, np.uint8)
@@ -57,9 +57,9 @@ def storage_of(column: Column, capacity: int) -> tuple[NDArray[np.uint8], np.dty
 
 
 def checked_page_rows(page_rows: int | None, capacity: int) -> int:
-    """Rows that a lane takes at once; None chooses. Raises ParameterError."""
+    """Return the number of rows that a lane allocates at once; None chooses. Raises ParameterError."""
     if page_rows is None:
-        # Small enough that a thousand lanes each find some, large enough that adding seldom takes one.
+        # Small enough for a thousand lanes to get some, large enough that adding seldom allocates.
         return 1 << min(max(capacity // 4096, 1).bit_length() - 1, 8)
     if page_rows < 1 or page_rows & (page_rows - 1):
         raise ParameterError("page_rows", page_rows, "a power of two")
@@ -67,7 +67,7 @@ def checked_page_rows(page_rows: int | None, capacity: int) -> int:
 
 
 def cutting_of(parameters: Parameters, dimensions: int) -> dict[str, Any]:
-    """How samples are weighed and cut, as `EntryStore._configure` takes it by name; rewards have `dimensions`."""
+    """Return the settings of weights and windows as keywords of `EntryStore._configure`; rewards have `dimensions`."""
     length = parameters.sequence_length
     return {
         "alpha": parameters.priority_exponent,
@@ -87,7 +87,7 @@ def cutting_of(parameters: Parameters, dimensions: int) -> dict[str, Any]:
 
 
 def limits_of(parameters: Parameters) -> tuple[int, float, int]:
-    """How often, how long and over how many models an entry may be drawn, as `EntryStore._limit` takes it."""
+    """Return the largest number of draws, age and model lag of an entry, as `EntryStore._limit` takes them."""
     lag = parameters.max_model_lag
     return parameters.max_times_sampled, parameters.max_age or 0.0, -1 if lag is None else lag
 
@@ -97,19 +97,19 @@ def _broadcast(numbers: tuple[float, ...], size: int) -> list[float]:
 
 
 def exact(name: str, column: Column, value: Any, axes: tuple[int, ...] = ()) -> Any:
-    """`value` as a C-contiguous array [*axes, *F] of exactly the column's dtype; itself where it is one already.
+    """Return `value` as a C-contiguous array [*axes, *F] of exactly the column's dtype, without a copy if it is one.
 
-    Numbers become others of their kind, or of a wider kind, if they fit; shapes must be right as they are. Of a ragged
-    column `axes` is () for one value, an array [its length, *F], or (n,) for several, which come back as `Ragged`: they
-    may be one, a sequence of n arrays, or an array [n, L, *F]. Raises EntryError.
+    Numbers are converted within their kind, or to a wider kind, if they fit; the shape must match. For a ragged column
+    `axes` is () for one value, an array [its length, *F], or (n,) for several, returned as `Ragged`: from a `Ragged`, a
+    sequence of n arrays, or an array [n, L, *F]. Raises EntryError.
     """
     if column.is_ragged:
         return _exact_values(name, column, value, *axes) if axes else _exact_value(name, column, value)
     return _exact(name, column.dtype, axes + column.shape, axes + column.shape, value)
 
 
-def _exact(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], told: tuple[Any, ...], value: Any) -> NDArray[Any]:
-    """`value` in this dtype and shape; errors speak of the shape `told`."""
+def _exact(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], shown: tuple[Any, ...], value: Any) -> NDArray[Any]:
+    """Return `value` in this dtype and shape; errors show the shape `shown`."""
     if (
         type(value) is np.ndarray
         and value.dtype.num == dtype.num
@@ -118,18 +118,18 @@ def _exact(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], told: tuple[
         and value.dtype.isnative
     ):
         return value
-    array = _array(name, lambda: dtype_text(dtype, told), value)
-    made = _cast(array, dtype) if array.shape == shape else None
-    if made is None:
+    array = _array(name, lambda: dtype_text(dtype, shown), value)
+    converted = _cast(array, dtype) if array.shape == shape else None
+    if converted is None:
         is_beyond = array.shape == shape and array.dtype.kind in ("f" if dtype.kind == "f" else "iu")
-        expected = dtype_text(dtype, told)
+        expected = dtype_text(dtype, shown)
         received = form(value) if isinstance(value, str | int | float | None) else dtype_text(array.dtype, array.shape)
         raise EntryError(name, *_beyond(expected, received, array, dtype) if is_beyond else (expected, received))
-    return made
+    return converted
 
 
 def form(value: Any) -> str:
-    """What a value is, in an error: dtype and shape of an array; anything else as it is, or its type."""
+    """Describe a value for an error: dtype and shape of an array; anything else by its text, or its type."""
     if isinstance(value, int | float | str | None):
         return repr(value)[:80]
     try:
@@ -140,7 +140,7 @@ def form(value: Any) -> str:
 
 
 def _beyond(expected: str, received: str, array: NDArray[Any], dtype: np.dtype[Any]) -> tuple[str, str]:
-    """What a dtype holds, and the first value of an array that it does not hold, with its place."""
+    """Return (expected, received) for values outside a dtype's range, with the first such value and its index."""
     limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     wrong = (
         np.isfinite(array) & (abs(array) > limits.max)
@@ -148,24 +148,24 @@ def _beyond(expected: str, received: str, array: NDArray[Any], dtype: np.dtype[A
         else (array < limits.min) | (array > limits.max)
     )
     place = [int(axis) for axis in np.argwhere(wrong)[0]] if wrong.any() else []
-    found = f"{received} with {array[tuple(place)]} at {place}" if array.ndim else received
+    described = f"{received} with {array[tuple(place)]} at {place}" if array.ndim else received
     low, high = (f"{limits.min:.9g}", f"{limits.max:.9g}") if dtype.kind == "f" else (limits.min, limits.max)
-    return f"{expected} from {low} to {high}", found
+    return f"{expected} from {low} to {high}", described
 
 
 def _array(name: str, expected: Callable[[], str], value: Any) -> NDArray[Any]:
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise EntryError(name, expected(), f"a {type(value).__name__} that is no array: {error}") from error
+        raise EntryError(name, expected(), f"a {type(value).__name__} that is not an array: {error}") from error
 
 
 def _exact_value(name: str, column: Column, value: Any) -> NDArray[Any]:
-    """One value of a ragged column: [its length, *F]. Text is UTF-8 where that is what the column can hold."""
+    """Return one value of a ragged column: [its length, *F]. A column of bytes takes text as UTF-8."""
     if isinstance(value, str | bytes) and column.dtype == np.uint8 and not column.element:
         value = np.frombuffer(value.encode() if isinstance(value, str) else value, np.uint8)
     array = value if type(value) is np.ndarray else _array(name, lambda: str(column), value)
-    if array.shape == (0,):  # an empty list says nothing of what it has none of
+    if array.shape == (0,):  # an empty list has no element whose shape could differ
         return np.empty((0, *column.element), column.dtype)
     length = array.shape[0] if array.ndim else 0
     if array.ndim and max(length, length * column.nbytes) > ENTRY_BYTES:
@@ -178,23 +178,22 @@ def _exact_value(name: str, column: Column, value: Any) -> NDArray[Any]:
 
 
 def _exact_values(name: str, column: Column, values: Any, count: int) -> Ragged:
-    """Values of a ragged column."""
     if not isinstance(values, Ragged):
         if not isinstance(values, list | tuple):
             values = _array(name, lambda: f"{count} times {column}", values)
             if values.ndim == 0:
                 raise EntryError(name, f"{count} times {column}", repr(values.item())[:80])
         values = Ragged.of([_exact_value(name, column, value) for value in values], column.dtype, column.element)
-    made = _exact(name, column.dtype, (len(values.values), *column.element), column.shape, values.values)
+    elements = _exact(name, column.dtype, (len(values.values), *column.element), column.shape, values.values)
     if len(values) != count:
         raise EntryError(name, f"{count} times {column}", f"{len(values)} values")
     if (bad := values.lengths[values.lengths * max(1, column.nbytes) > ENTRY_BYTES]).size:
         raise EntryError(name, f"{column} of at most {ENTRY_BYTES} bytes and elements", f"{bad[0]} elements")
-    return values if made is values.values else Ragged(made, values.lengths)
+    return values if elements is values.values else Ragged(elements, values.lengths)
 
 
 def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """An array in another dtype, or None where its values have no place in it. Floats may be rounded."""
+    """Return an array in another dtype, or None if its values do not fit. Floats may be rounded."""
     if array.dtype == dtype and array.flags.c_contiguous:
         return array
     source = array.dtype.kind
@@ -207,37 +206,37 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
     elif not np.can_cast(array.dtype, dtype, "same_kind"):
         return None
     with np.errstate(over="ignore"):
-        made = np.asarray(array, dtype, order="C")
-    if source == "f" and made.itemsize < array.itemsize and not (np.isfinite(array) == np.isfinite(made)).all():
+        cast = np.asarray(array, dtype, order="C")
+    if source == "f" and cast.itemsize < array.itemsize and not (np.isfinite(array) == np.isfinite(cast)).all():
         return None
-    return made if made.dtype.num == dtype.num else made.view(dtype)
+    return cast if cast.dtype.num == dtype.num else cast.view(dtype)
 
 
 def is_finite(value: Any) -> bool:
-    """Whether all numbers of an exact value are finite."""
+    """Return True if all numbers of an exact value are finite."""
     return _core.is_finite(_numbers(value))
 
 
 def _numbers(value: Any) -> NDArray[Any]:
-    """The numbers of an exact value, which may be an array, a NumPy scalar or `Ragged`."""
+    """Return the numbers of an exact value, which is an array, a NumPy scalar or a `Ragged`."""
     return value.values if isinstance(value, Ragged) else np.asarray(value)
 
 
 def finite(name: str, column: Column, value: Any) -> Any:
-    """An exact value itself. Raises NotFinite where it is not finite and its column does not allow that."""
+    """Return an exact value. Raises NotFinite if it is not finite and its column does not allow that."""
     if column.is_finite and not is_finite(value):
         numbers = _numbers(value)
-        found = numbers[~np.isfinite(numbers)].flat[0]
-        raise NotFinite(name, f"finite {column}", f"{found}", column.role == "state")
+        number = numbers[~np.isfinite(numbers)].flat[0]
+        raise NotFinite(name, f"finite {column}", f"{number}", column.role == "state")
     return value
 
 
 def real_errors(td_errors: Any) -> NDArray[Any]:
-    """TD errors as an array of real numbers, in their own shape; of a tensor that requires grad its values.
+    """Return TD errors as an array of real numbers, in their own shape; detach a tensor that requires grad.
 
     Raises:
-        ParameterError: they are complex.
-        WrongType: they are no numbers.
+        ParameterError: the errors are complex.
+        WrongType: the errors are not numbers.
     """
     errors: NDArray[Any] = td_errors
     if type(errors) is not np.ndarray:
@@ -255,15 +254,15 @@ def real_errors(td_errors: Any) -> NDArray[Any]:
 
 
 ID = np.dtype([("client", "<u8", (2,)), ("number", "<i8")])
-"""How a cluster names an entry: the owner's client id as two little-endian words, and the entry's number there."""
+"""Id of an entry in a cluster: the owner's client id as two little-endian words, and the owner's entry number."""
 
 
 def td_errors_for(ids: NDArray[Any], td_errors: Any) -> NDArray[np.float32]:
-    """A learner's TD errors as float32 [B], as many as `ids`: a copy, which the learner does not write over.
+    """Copy a learner's TD errors to float32 [B], as many as `ids`, so that the learner can reuse its array.
 
     Raises:
-        ParameterError: they are not as many, or not finite, or complex.
-        WrongType: they are no numbers.
+        ParameterError: the number of errors differs from that of ids, or an error is not finite or complex.
+        WrongType: the errors are not numbers.
     """
     errors = np.array(real_errors(td_errors), np.float32, order="C")
     if ids.dtype != ID:
@@ -281,7 +280,7 @@ WEIGHT = f"a finite number of at least 0: 0, or from {LEAST_WEIGHT:.3g} to {FLOA
 
 
 def exact_columns(schema: Schema, values: Any, axes: tuple[int, ...]) -> list[NDArray[Any]]:
-    """A value for each column but the return column, as arrays [*axes, *F] of exactly its dtype."""
+    """Return a value for each column but the return column, as arrays [*axes, *F] of exactly its dtype."""
     names = schema.entry_names
     if isinstance(values, Mapping) or not isinstance(values, Sequence) or len(values) != len(names):
         received = f"{len(values)} values" if isinstance(values, Sequence) else f"a {type(values).__name__}"
@@ -290,35 +289,35 @@ def exact_columns(schema: Schema, values: Any, axes: tuple[int, ...]) -> list[ND
 
 
 def init_weights(init_w: Any, count: int) -> NDArray[np.float32]:
-    """`init_w` of N = `count` entries, a number or [N], as float32 [N]. Raises ParameterError."""
+    """Return `init_w` of N = `count` entries, a number or [N], as float32 [N]. Raises ParameterError."""
     if isinstance(init_w, float) and LEAST_WEIGHT <= init_w <= FLOAT32_MAX:
         return np.full(count, init_w, np.float32)
     with np.errstate(over="ignore"):
         weights = np.asarray(init_w, np.float32)
     if weights.shape not in ((), (count,)):
         raise ParameterError("init_w", f"shape {weights.shape}", f"a number or {count} of them")
-    given = np.asarray(init_w)
-    if not np.where(given == 0, True, (given >= LEAST_WEIGHT) & (given <= FLOAT32_MAX)).all():
+    numbers = np.asarray(init_w)
+    if not np.where(numbers == 0, True, (numbers >= LEAST_WEIGHT) & (numbers <= FLOAT32_MAX)).all():
         raise ParameterError("init_w", init_w, WEIGHT)
     return np.ascontiguousarray(weights if weights.ndim else np.full(count, weights))
 
 
 def version_of(model_version: Any, max_model_lag: int | None) -> int:
-    """The version of the model that made a new entry; 0 is unknown.
+    """Return the version of the model that acted for a new entry; 0 is unknown.
 
     Raises:
-        ParameterError: it is no version. ModelUnknown, one of these: it is 0, and `max_model_lag` counts versions.
+        ParameterError: the version is invalid. ModelUnknown (a subclass): it is 0 while `max_model_lag` is set.
     """
     version = arguments.model_version(model_version)
     if version == 0 and max_model_lag is not None:
-        raise ModelUnknown(f"max_model_lag={max_model_lag} needs to know how old the model of an entry is")
+        raise ModelUnknown(f"max_model_lag={max_model_lag} requires the version of an entry's model")
     return version
 
 
 def refuse(
     store: _core.EntryStore, schema: Schema, lane: int, status: int, values: Sequence[Any], ragged_limit: int
 ) -> NoReturn:
-    """Say why the engine has not added these exact values: `status` is what it answered."""
+    """Raise the error for the engine's `status` after it rejected these exact values."""
     if status == _core.NOT_OPEN:
         raise EpisodeClosedError("add an entry", lane)
     if status == _core.TOO_LONG:
@@ -326,14 +325,14 @@ def refuse(
     if status == _core.TOO_MANY_BYTES:
         raise EpisodeTooLong(lane, store._open_length(lane), store.capacity, ragged_limit)
     if status == _core.NO_MEMORY:
-        raise MemoryError(f"no memory for the values of {', '.join(schema.ragged)}")
+        raise MemoryError(f"not enough memory for the values of {', '.join(schema.ragged)}")
     for name, value in zip(schema.entry_names, values, strict=True):
         finite(name, schema[name], value)
-    raise AssertionError(f"an exact entry was refused: {status}")
+    raise AssertionError(f"the engine rejected an exact entry: status {status}")
 
 
 def count_of(values: Any) -> int:
-    """The length of a first axis."""
+    """Return the length of the first axis; 0 if there is none."""
     try:
         return len(values)
     except TypeError:
@@ -341,15 +340,15 @@ def count_of(values: Any) -> int:
 
 
 def entry_numbers(numbers: ArrayLike, called: str = "numbers") -> NDArray[np.int64]:
-    """Entry numbers [N] as contiguous int64 [N]; errors call them `called`."""
+    """Return entry numbers [N] as contiguous int64 [N]; errors name the argument `called`."""
     array = np.asarray(numbers)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size > 0):
-        raise ParameterError(called, form(array), "whole numbers of one dimension, as a batch's ids are")
+        raise ParameterError(called, form(array), "whole numbers in one dimension, like a batch's ids")
     return np.ascontiguousarray(array, np.int64)
 
 
 def exact_fractions(fractions: ArrayLike, count: int) -> NDArray[np.float64]:
-    """Where to draw in the cumulative weights, [count] in [0, 1). Raises ParameterError."""
+    """Return positions in the cumulative weights, [count] in [0, 1), as float64. Raises ParameterError."""
     exact = np.ascontiguousarray(fractions, np.float64)
     if exact.shape != (count,) or not ((exact >= 0.0) & (exact < 1.0)).all():
         raise ParameterError("fractions", exact, f"{count} numbers in [0, 1)")
@@ -359,7 +358,7 @@ def exact_fractions(fractions: ArrayLike, count: int) -> NDArray[np.float64]:
 def ending(
     schema: Schema, multiplier: float, final_state: Any, terminated: bool | None, bootstrap_value: ArrayLike | None
 ) -> tuple[float, NDArray[np.float32], list[NDArray[Any]] | None]:
-    """Arguments of `Memory.close`, checked: the multiplier, the final state's value, exact states.
+    """Check arguments of `Memory.close`; return the multiplier, the final state's value and exact states.
 
     The value is float32 [D], D the numbers in a reward. States are [*F] each, in the order of `schema.states`.
     """
@@ -368,54 +367,54 @@ def ending(
         raise ParameterError("terminated", terminated, "True, False or None")
     bootstrap = _bootstrap(schema.reward_shape, bootstrap_value)
     if terminated and bootstrap.any():
-        raise ParameterError("bootstrap_value", bootstrap_value, "0 or None where the episode terminated")
+        raise ParameterError("bootstrap_value", bootstrap_value, "0 or None if the episode terminated")
     return multiplier, bootstrap, None if final_state is None else _final_states(schema, final_state)
 
 
-def _final_states(schema: Schema, given: Any) -> list[NDArray[Any]]:
-    """A final state as exact arrays in the order of `schema.states`."""
+def _final_states(schema: Schema, state: Any) -> list[NDArray[Any]]:
+    """Return a final state as exact arrays in the order of `schema.states`."""
     states = schema.states
-    if isinstance(given, Mapping):
-        if not all(name in given for name in states):
-            given = _by_leaf(schema, given)
-        missing = [name for name in states if name not in given]
+    if isinstance(state, Mapping):
+        if not all(name in state for name in states):
+            state = _by_leaf(schema, state)
+        missing = [name for name in states if name not in state]
         if missing:
-            raise EntryError(missing[0], "a final state for each state column", f"only {', '.join(given)}")
-        given = tuple(given[name] for name in states)
-    elif not isinstance(given, tuple):
-        given = (given,)
-    if len(given) != len(states):
-        raise EntryError(states[0], f"{len(states)} final states ({', '.join(states)})", f"{len(given)}")
+            raise EntryError(missing[0], "a final state for each state column", f"only {', '.join(state)}")
+        state = tuple(state[name] for name in states)
+    elif not isinstance(state, tuple):
+        state = (state,)
+    if len(state) != len(states):
+        raise EntryError(states[0], f"{len(states)} final states ({', '.join(states)})", f"{len(state)}")
     columns = [(name, schema[name]) for name in states]
     return [
         finite(name, column, exact(name, column, value, ()))
-        for (name, column), value in zip(columns, given, strict=True)
+        for (name, column), value in zip(columns, state, strict=True)
     ]
 
 
-def _by_leaf(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A nested final state by column: keyed by the declared names, or the nesting of the only one."""
+def _by_leaf(schema: Schema, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a nested final state by column, from declared names, or from the value of the only one."""
     roots = list(dict.fromkeys(name.split(".")[0] for name in schema.states))
-    is_only = len(roots) == 1 and roots[0] not in given and roots[0] not in schema.states
-    nested = {roots[0]: given} if is_only else given
-    found: dict[str, Any] = {}
+    is_only = len(roots) == 1 and roots[0] not in state and roots[0] not in schema.states
+    nested = {roots[0]: state} if is_only else state
+    by_leaf: dict[str, Any] = {}
     for root in roots:
         if root in nested:
-            found.update(zip(schema.leaves(root), schema.flatten(root, nested[root]), strict=True))
-    return found
+            by_leaf.update(zip(schema.leaves(root), schema.flatten(root, nested[root]), strict=True))
+    return by_leaf
 
 
-def _bootstrap(shape: tuple[int, ...], given: ArrayLike | None) -> NDArray[np.float32]:
-    if given is None:
+def _bootstrap(shape: tuple[int, ...], estimate: ArrayLike | None) -> NDArray[np.float32]:
+    if estimate is None:
         return np.zeros(math.prod(shape), np.float32)
-    value = np.asarray(given)
+    value = np.asarray(estimate)
     expected = f"a finite number, or {shape} of them"
     if value.dtype.kind not in "iuf" or value.shape not in ((), shape):
-        raise ParameterError("bootstrap_value", given, expected)
+        raise ParameterError("bootstrap_value", estimate, expected)
     with np.errstate(over="ignore"):
         exact = np.ascontiguousarray(np.broadcast_to(value, shape), np.float32).reshape(-1)
     if not np.isfinite(exact).all():
-        raise ParameterError("bootstrap_value", given, expected)
+        raise ParameterError("bootstrap_value", estimate, expected)
     return exact
 
 

@@ -1,4 +1,4 @@
-"""Episodes out of a file: checked while they are read, a stretch at a time. Damage is refused by name."""
+"""Reader of saved memories: episodes from a file, checked while they are read in parts. Errors name the damage."""
 
 from __future__ import annotations
 
@@ -38,57 +38,57 @@ from .parameters import Parameters
 from .schema import Schema
 
 Source: TypeAlias = str | Path | IO[bytes]
-"""A file by its path, or open to read bytes, at any place."""
+"""A file: its path, or a binary file that is open for reading, at any position."""
 _FACTS: Final = {**FACTS, "number": "<i8", "weight": "<f8"}
 _STRETCH: Final = 4 * MiB
-_MAX_ELEMENTS: Final = 64 * MiB  # of a ragged value, as in a schema
+_MAX_ELEMENTS: Final = 64 * MiB  # elements of a ragged value, as in a schema
 
 
 @dataclass(frozen=True)
 class About:
-    """What a file holds."""
+    """Summary of a saved memory."""
 
     schema: Schema
     parameters: Parameters
     capacity: int
-    """Of the memory that was saved."""
+    """Capacity of the saved memory."""
     episodes: int
     entries: int
 
 
 def about(path: Source) -> About:
-    """What a saved file holds, without reading its entries. Raises as `load`."""
+    """Return the summary of a saved file, without reading its entries. Raises as `load`."""
     with _OpenFile(path) as file:
         return file.about
 
 
 def beside(path: Source) -> dict[str, Any]:
-    """What the owner of a saved memory kept beside it. Raises as `load`."""
+    """Return the state that a saved memory's owner kept beside it. Raises as `load`."""
     with _OpenFile(path) as file:
         return file.owner
 
 
 def load(path: Source) -> Iterator[Episode]:
-    """The episodes of a saved file, one by one, the oldest first.
+    """Yield the episodes of a saved file, the oldest first.
 
     Raises:
-        DataError: the file is not one, is damaged, or of a newer form; says what was found.
-        OSError: it cannot be read.
+        DataError: the file is damaged, of a newer form, or not a saved memory; names the problem.
+        OSError: the file cannot be read.
     """
     with _OpenFile(path) as file:
         yield from file.episodes()
 
 
 def fill(memory: Memory, path: Source) -> int:
-    """Add the episodes of a saved file to a memory; returns how many.
+    """Add the episodes of a saved file to a memory; return the number of episodes.
 
     Raises:
-        DataError: see `load`; episodes read before the fault was met are in the memory.
-        ParameterError: the file is of another schema.
+        DataError: see `load`; episodes read before the damage stay in the memory.
+        ParameterError: the file has another schema.
     """
     saved = about(path)
     if saved.schema != memory.schema:
-        raise ParameterError("path", str(path), f"a file of {memory.schema}, not of {saved.schema}")
+        raise ParameterError("path", str(path), f"a file with the schema {memory.schema}, not {saved.schema}")
     count = 0
     for episode in load(path):
         put(memory, episode)
@@ -97,21 +97,21 @@ def fill(memory: Memory, path: Source) -> int:
 
 
 def restore(memory: Memory, path: Source) -> dict[str, Any]:
-    """Have an empty memory go on as the one that was saved: with its entries where they lay, and all that its draws
-    follow from. Returns what its owner kept beside it.
+    """Restore a saved memory into an empty one, with its entries in their places and the state of its draws. Returns
+    the state that its owner kept beside it.
 
-    If it has another capacity or form of rows than the saved one, or is not live as that was, its episodes are put in
-    one after the other, under new numbers; open ones end.
+    If capacity, page rows or `live` differ from the saved memory's, episodes are added one after the other, under new
+    numbers; open ones end.
 
     Raises:
-        DataError: see `load`. The memory cannot be used then.
+        DataError: see `load`. The memory is not usable then.
     """
     with _OpenFile(path) as file:
         return file.restore(memory)
 
 
 class _OpenFile:
-    """A saved file while it is read: every array has a stream of its own, so that episodes come together row by row."""
+    """Open saved file. Each array has its own stream, so that an episode's rows are read from all arrays together."""
 
     def __init__(self, source: Source) -> None:
         self._path = (
@@ -123,19 +123,19 @@ class _OpenFile:
             self._bytes = _size(self._archive)
             self._check_members()
             is_ours = ABOUT + ".npy" in self._archive.namelist()
-            text = self._whole(ABOUT if is_ours else "about", np.dtype(np.uint8))  # of a former form
+            text = self._whole(ABOUT if is_ours else "about", np.dtype(np.uint8))  # older forms called it "about"
             try:
-                told = json.loads(text.tobytes())
-                if told["form"] != FORM:
+                facts = json.loads(text.tobytes())
+                if facts["form"] != FORM:
                     advice = "load it with the version that wrote it, and copy its episodes (memoire.dataset.episodes)"
-                    raise self._wrong(f"has form {told['form']}, this version of memoire reads form {FORM}: {advice}")
-                schema, parameters = Schema.from_json(told["schema"]), Parameters.from_wire(told["parameters"])
-                capacity = int(told["capacity"])
-                self._state, self.owner = dict(told["memory"]), dict(told["owner"])
+                    raise self._wrong(f"has form {facts['form']}, this version of memoire reads form {FORM}: {advice}")
+                schema, parameters = Schema.from_json(facts["schema"]), Parameters.from_wire(facts["parameters"])
+                capacity = int(facts["capacity"])
+                self._state, self.owner = dict(facts["memory"]), dict(facts["owner"])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 if isinstance(error, DataError):
                     raise
-                raise self._wrong(f"does not say what it holds: {error}") from error
+                raise self._wrong(f"has an invalid summary of its content: {error}") from error
             self._table = self._whole(EPISODES, EPISODE_ROW)
             lengths = self._table["length"]
             if (lengths < 1).any():
@@ -158,13 +158,13 @@ class _OpenFile:
     def _check_members(self) -> None:
         for member in self._archive.infolist():
             if member.compress_type != zipfile.ZIP_STORED:
-                raise self._wrong(f"has a compressed part {member.filename!r}; memoire writes none")
+                raise self._wrong(f"has a compressed part {member.filename!r}; memoire writes uncompressed ones")
 
     def _stream(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> IO[bytes]:
-        """An array of exactly this form, ready to be read."""
-        file, found = self._begin(name, dtype)
-        if found != shape:
-            raise self._wrong(f"has {name!r} in shape {list(found)}, expected {list(shape)}")
+        """Return a stream of an array of exactly this form."""
+        file, actual = self._begin(name, dtype)
+        if actual != shape:
+            raise self._wrong(f"has {name!r} in shape {list(actual)}, expected {list(shape)}")
         return file
 
     def _begin(self, name: str, dtype: np.dtype[Any]) -> tuple[IO[bytes], tuple[int, ...]]:
@@ -178,11 +178,11 @@ class _OpenFile:
         return file, tuple(shape)
 
     def _whole(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A small array. Its size is that of the part, which lies in the file as it is."""
+        """Return a small array of one axis; its size must match that of the stored part."""
         file, shape = self._begin(name, dtype)
         stored = self._archive.getinfo(name + ".npy").file_size
         if len(shape) != 1 or not 0 <= shape[0] * dtype.itemsize <= min(stored, self._bytes):
-            raise self._wrong(f"says that {name!r} has shape {list(shape)}, and holds {stored} bytes of it")
+            raise self._wrong(f"has {name!r} with shape {list(shape)}, but holds {stored} bytes of it")
         return self._rows(file, name, shape[0], dtype, ())
 
     def _rows(
@@ -190,7 +190,7 @@ class _OpenFile:
     ) -> NDArray[Any]:
         size = count * dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         parts = bytearray()
-        while len(parts) < size:  # what a header claims is allocated as it comes
+        while len(parts) < size:  # allocate as data comes, since a header can claim any size
             part = file.read(min(_STRETCH, size - len(parts)))
             if not part:
                 raise self._wrong(f"ends in the middle of {name!r}")
@@ -198,12 +198,12 @@ class _OpenFile:
         return np.frombuffer(parts, dtype).reshape(count, *shape)
 
     def episodes(self) -> Iterator[Episode]:
-        """Every episode, checked."""
+        """Yield every episode, checked."""
         for _, episode in self._each():
             yield episode
 
     def restore(self, memory: Memory) -> dict[str, Any]:
-        """See `restore`."""
+        """Restore the content in a memory, as the function `restore` does."""
         with self._explained():
             mine = (memory.capacity, memory.contents()["page_rows"], memory.live)
             if mine != tuple(self._state[name] for name in ("capacity", "page_rows", "live")):
@@ -220,18 +220,18 @@ class _OpenFile:
             taking = TakingOver(memory, layout, self._state, arrays)
             for place, (rows, episode) in enumerate(self._each()):
                 if not taking.put(place, rows, episode.final_state):
-                    raise self._wrong("has a number or weight of an entry that cannot be")
+                    raise self._wrong("has an invalid number or weight of an entry")
             taking.finish()
             return self.owner
 
     def _state_array(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
         content = self._whole(STATE + name, np.dtype(np.uint8))
         if len(content) % dtype.itemsize:
-            raise self._wrong(f"has {len(content)} bytes of {name!r}, of which each takes {dtype.itemsize}")
+            raise self._wrong(f"has {len(content)} bytes of {name!r}, which has {dtype.itemsize} per item")
         return content.view(dtype)
 
     def _each(self) -> Iterator[tuple[Mapping[str, Any], Episode]]:
-        """Every episode, checked, with the rows of its entries by name: facts, columns, `number` and `weight`."""
+        """Yield every episode, checked, with the rows of its entries by name: facts, columns, `number` and `weight`."""
         with self._explained():
             schema, entries = self.about.schema, self.about.entries
             forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
@@ -259,26 +259,26 @@ class _OpenFile:
                     final = {name: self._final(streams, name, schema[name]) for name in schema.states}
                 yield rows, self._episode(facts, rows, final, boot)
             for name, file in streams.items():
-                if file.read(1):  # reading to the end also compares the checksum
-                    raise self._wrong(f"has more of {name!r} than its episodes need")
+                if file.read(1):  # at the end the reader compares the checksum
+                    raise self._wrong(f"has more rows of {name!r} than its episodes have")
 
     def _ragged_streams(self, name: str, column: Column, rows: int) -> dict[str, IO[bytes]]:
         lengths = self._stream(f"{name}_length", np.dtype("<i8"), (rows,))
-        values, found = self._begin(name, column.dtype)
-        if found[1:] != column.element:
-            raise self._wrong(f"has {name!r} in shape {list(found)}, expected [any, *{list(column.element)}]")
+        values, shape = self._begin(name, column.dtype)
+        if shape[1:] != column.element:
+            raise self._wrong(f"has {name!r} in shape {list(shape)}, expected [any, *{list(column.element)}]")
         return {f"{name}_length": lengths, name: values}
 
     def _values(self, streams: Mapping[str, IO[bytes]], name: str, column: Column, count: int) -> Ragged:
-        """The next values of a ragged column."""
+        """Return the next values of a ragged column."""
         key = f"{name}_length"
         lengths = self._rows(streams[key], key, count, np.dtype("<i8"), ())
         if (lengths < 0).any() or (lengths > _MAX_ELEMENTS).any():
-            raise self._wrong(f"has a length of {name!r} that cannot be")
+            raise self._wrong(f"has an invalid length of {name!r}")
         return Ragged(self._rows(streams[name], name, int(lengths.sum()), column.dtype, column.element), lengths)
 
     def _final(self, streams: Mapping[str, IO[bytes]], name: str, column: Column) -> NDArray[Any]:
-        """The next final state of a column."""
+        """Return the next final state of a column."""
         key = FINAL + name
         if column.is_ragged:
             return self._values(streams, key, column, 1).values
@@ -293,13 +293,13 @@ class _OpenFile:
         boot: NDArray[np.float32],
     ) -> Episode:
         multiplier, terminated = float(facts["multiplier"]), int(facts["terminated"])
-        told = {name: rows[OWN + name] for name in FACTS}
-        weights, priorities, versions = told["init_w"], told["priority"], told["model_version"]
+        fields = {name: rows[OWN + name] for name in FACTS}
+        weights, priorities, versions = fields["init_w"], fields["priority"], fields["model_version"]
         sound = np.isfinite(weights).all() and (weights >= 0).all() and np.isfinite(priorities).all()
-        sound = sound and np.isfinite(told["born"]).all() and np.isfinite(boot).all() and 0.0 <= multiplier < np.inf
+        sound = sound and np.isfinite(fields["born"]).all() and np.isfinite(boot).all() and 0.0 <= multiplier < np.inf
         sound = sound and (versions >= 0).all() and (versions >> 53 == 0).all()
         if not sound or terminated not in (-1, 0, 1):
-            raise self._wrong("has a weight, priority, time, model's version or end that cannot be")
+            raise self._wrong("has an invalid weight, priority, time, model version or end")
         schema, is_open = self.about.schema, bool(facts["is_open"])
         if name := not_finite(schema, rows, final):
             raise self._wrong(f"has a {name} that is not finite")
@@ -307,10 +307,10 @@ class _OpenFile:
             columns={name: rows[name] for name in schema.names},
             init_w=weights,
             priority=priorities,
-            learned=told["learned"] != 0,
-            born=told["born"],
-            model_version=told["model_version"],
-            drawn=told["drawn"],
+            learned=fields["learned"] != 0,
+            born=fields["born"],
+            model_version=fields["model_version"],
+            drawn=fields["drawn"],
             multiplier=multiplier,
             terminated=None if terminated < 0 else bool(terminated),
             final_state=final,
@@ -322,13 +322,13 @@ class _OpenFile:
 
 
 def _size(archive: zipfile.ZipFile) -> int:
-    """Bytes of the file that an archive lies in."""
+    """Return the size in bytes of the file that contains an archive."""
     assert archive.fp is not None
     return archive.fp.seek(0, 2)
 
 
 class _NamesTheFile:
-    """Says of whatever goes wrong inside which file it was. NumPy's and Python's readers raise many things."""
+    """Context that turns the many errors of NumPy's and Python's readers into a DataError with the file's path."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -339,5 +339,5 @@ class _NamesTheFile:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or isinstance(error, MemoireError) or not isinstance(error, Exception):
             return
-        if not isinstance(error, OSError) or error.errno == errno.EINVAL:  # a place outside of the file
+        if not isinstance(error, OSError) or error.errno == errno.EINVAL:  # EINVAL: a position outside of the file
             raise DataError(str(self._path), f"cannot be read: {error}") from error

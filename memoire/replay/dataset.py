@@ -1,8 +1,8 @@
-"""Whole episodes out of a memory and into another one, with all that is known of their entries.
+"""Episodes: copies of whole episodes from a memory, with all facts of their entries, to put into another one.
 
     episodes(memory)          Episode after Episode, oldest first ──▶ put(other, episode)
 
-`dataset_writing` and `dataset_reading` have the files that they are saved in.
+`saving` writes them to files, and `datafile` reads these.
 """
 
 from __future__ import annotations
@@ -34,47 +34,47 @@ FACTS: Final = {
     "drawn": "<u4",
     "model_version": "<i8",
 }
-"""Of each entry: what is known of it beside its columns, and the type in which that is saved."""
+"""Facts of each entry beside its columns, with their dtypes in a file."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """An episode as a memory holds it; arrays are copies. T entries, F a column's shape, R the reward's."""
+    """Copy of an episode of a memory, with T entries; F is a column's shape, R the reward's."""
 
     columns: dict[str, Any]
-    """Each column [T, *F], the return column too; a ragged one as `Ragged`."""
+    """Each column [T, *F], the return column included; a ragged column as `Ragged`."""
     init_w: NDArray[np.float32]
     """[T] factors of the weights."""
     priority: NDArray[np.float32] | None
-    """[T] priorities; below 0: none yet. None, and NaN of one: those that follow from closing it."""
+    """[T] priorities; below 0: none yet. None, or NaN in one entry, leaves those that closing the episode computes."""
     learned: NDArray[np.bool_]
-    """[T] whether a learner reported the priority."""
+    """[T] True if a learner reported the priority."""
     born: NDArray[np.float64] | None
-    """[T] Unix seconds at which the entries were added. None: as they are put somewhere."""
+    """[T] Unix seconds at which the entries were added. None takes the time of `put`."""
     model_version: NDArray[np.int64]
-    """[T] of the models that acted."""
+    """[T] versions of the models that acted."""
     drawn: NDArray[np.uint32] | None = None
-    """[T] how often the entries were drawn; None: never."""
+    """[T] number of draws of each entry; None: never drawn."""
     multiplier: float = 1.0
     terminated: bool | None = None
-    """None: nobody said how it ended."""
+    """True: the episode terminated. False: it was cut off. None: unknown."""
     final_state: dict[str, NDArray[Any]] | None = None
-    """The state after the last entry, each state column [*F]."""
+    """State after the last entry, each state column [*F]."""
     bootstrap_value: NDArray[np.float32] | None = None
-    """[*R] value of that state."""
+    """[*R] value of the final state."""
     update_value: bool = True
     update_weight: bool = True
     is_cut: bool = False
-    """Whether its writer cut it off here: the episode goes on in the writer's next one."""
+    """True if the writer cut the episode here, and continues it in its next one."""
     is_open: bool = False
-    """Whether it goes on where it came from; put elsewhere, it ends there and nobody knows how."""
+    """True if the episode was open in its memory; `put` closes it without a known end."""
 
     def __len__(self) -> int:
         return len(self.init_w)
 
     @property
     def end(self) -> dict[str, Any]:
-        """How it ended, as `Memory.close` takes it."""
+        """The end of the episode, as keywords of `Memory.close`."""
         return {
             "multiplier": self.multiplier,
             "update_value": self.update_value,
@@ -86,7 +86,7 @@ class Episode:
 
 
 def not_finite(schema: Schema, columns: Mapping[str, Any], final: Mapping[str, Any] | None) -> str:
-    """The first column of an episode that has to be finite and is not; "" if there is none."""
+    """Return the first column of an episode that must be finite and is not; "" if all are."""
     for name in filter(None, (*schema.finite, schema.qvest)):
         values = [columns[name]] if final is None or name not in schema.states else [columns[name], final[name]]
         if not all(map(is_finite, values)):
@@ -95,7 +95,7 @@ def not_finite(schema: Schema, columns: Mapping[str, Any], final: Mapping[str, A
 
 
 class KeptEpisode(NamedTuple):
-    """An episode with what names it for ever: the memory that holds it, and the number of its first entry there."""
+    """An episode with its permanent id: the memory that holds it, and the number of its first entry there."""
 
     owner: bytes
     number: int
@@ -103,7 +103,7 @@ class KeptEpisode(NamedTuple):
 
 
 def episodes(memory: Memory) -> Iterator[Episode]:
-    """The episodes of a memory, the oldest first, then the open ones. The memory is held until the iterator ends."""
+    """Yield the episodes of a memory, the oldest first, then the open ones. The memory is held until the end."""
     with memory.held():
         inside = HeldEpisodes(memory)
         for slot in inside.slots:
@@ -111,10 +111,10 @@ def episodes(memory: Memory) -> Iterator[Episode]:
 
 
 def walk(memory: Memory) -> Iterator[tuple[int, Episode]]:
-    """The closed episodes of a memory that goes on meanwhile, oldest first, each with the number of its first entry.
+    """Yield the closed episodes of a memory that is in use, oldest first, with the number of their first entry.
 
-    The memory is held while one of them is copied, and not in between: each is as it is when its turn comes, and those
-    that have left by then are not there. As many as there were at the beginning at most.
+    The memory is held while one episode is copied, and free in between: each copy is of its own moment, and episodes
+    that were evicted meanwhile are left out. At most as many are yielded as the memory had at the start.
     """
     slot = number = -1
     for _ in range(memory.num_episodes):
@@ -130,21 +130,21 @@ def walk(memory: Memory) -> Iterator[tuple[int, Episode]]:
 
 
 def put(memory: Memory, episode: Episode, lane: int = 0) -> NDArray[np.int64]:
-    """Add an episode to a memory of the same schema, with all that is known of its entries; returns their new numbers,
-    int64 [T].
+    """Add an episode to a memory of the same schema, with all facts of its entries; return their new numbers, int64
+    [T].
 
-    What is open in this lane is cleared; the oldest episodes leave where there is no room.
+    An open episode in this lane is removed; the oldest episodes are evicted if there is no room.
 
     Raises:
         EntryError: a column does not fit.
-        ParameterError: a version, priority or time cannot be.
-        EpisodeTooLong: it is longer than the memory. Nothing was added.
+        ParameterError: a version, priority or time is invalid.
+        EpisodeTooLong: the episode is longer than the memory. Nothing was added.
     """
     schema = memory.schema
     _check_facts(episode)
     columns = ", ".join(schema.names)
     for name in [name for name in schema.entry_names if name not in episode.columns]:
-        raise EntryError(name, f"a value for each of the columns {columns}", "none")
+        raise EntryError(name, f"a value for each of the columns {columns}", "nothing")
     for name in [name for name in episode.columns if name not in schema]:
         raise EntryError(name, f"nothing: the columns are {columns}", f"{name}=...")
     with memory.held():
@@ -155,7 +155,7 @@ def put(memory: Memory, episode: Episode, lane: int = 0) -> NDArray[np.int64]:
             for start, stop in _same_model(episode.model_version):
                 rows = slice(start, stop)
                 part = [value[rows] for value in values]
-                numbers[rows] = memory._extended(lane, part, episode.init_w[rows], int(episode.model_version[start]))
+                numbers[rows] = memory._extend_any(lane, part, episode.init_w[rows], int(episode.model_version[start]))
         except MemoireError:
             memory.open(lane)
             raise
@@ -173,23 +173,23 @@ def put(memory: Memory, episode: Episode, lane: int = 0) -> NDArray[np.int64]:
 
 
 def _check_facts(episode: Episode) -> None:
-    """Refuse versions, priorities and times that no entry can have. Raises ParameterError."""
+    """Raise ParameterError for versions, priorities and times that no entry can have."""
     for version in (episode.model_version.min(initial=0), episode.model_version.max(initial=0)):
         model_version(int(version), "model_version")
     if episode.priority is not None and np.isinf(episode.priority).any():
-        raise ParameterError("priority", episode.priority, "finite, or NaN where it follows from closing the episode")
+        raise ParameterError("priority", episode.priority, "finite, or NaN to compute it when the episode is closed")
     if episode.born is not None and not np.isfinite(episode.born).all():
-        raise ParameterError("born", episode.born, "finite Unix seconds, or None")
+        raise ParameterError("born", episode.born, "None or finite Unix seconds")
 
 
 def _same_model(versions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Stretches in which one model acted."""
+    """Return (start, stop) of each run of entries with one model version."""
     edges = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
     return itertools.pairwise(edges)
 
 
 class HeldEpisodes:
-    """The arrays of a memory that is held, read as episodes."""
+    """Episodes of a memory that the caller holds, read from its arrays."""
 
     def __init__(self, memory: Memory) -> None:
         self.schema = memory.schema
@@ -209,7 +209,7 @@ class HeldEpisodes:
 
     @functools.cached_property
     def slots(self) -> list[int]:
-        """Of all episodes, the oldest first, open ones at the end."""
+        """Slots of all episodes, the oldest first, then the open ones."""
         table = self._inside["episodes"]
         opened = np.flatnonzero((table["state"] == 1) & (table["length"] > 0))
         return [*self._closed(), *opened.tolist()]
@@ -225,58 +225,58 @@ class HeldEpisodes:
             slot = int(self._inside["episodes"]["newer"][slot])
 
     def after(self, slot: int, number: int) -> int:
-        """Slot of the closed episode that is next after the one in `slot`, whose first entry has this number; the
-        oldest where that one has left, as all before it have then; -1 at the end.
+        """Return the slot of the closed episode after the one in `slot`, whose first entry has this number. If that one
+        was evicted, as all before it then are, return the oldest; -1 at the end.
         """
         episode = self._inside["episodes"][slot]
         is_there = slot >= 0 and episode["state"] == 2 and self.number(slot) == number
         return int(episode["newer"] if is_there else self._inside["oldest"])
 
     def number(self, slot: int) -> int:
-        """Number of an episode's first entry, which names it for ever."""
+        """Return the number of an episode's first entry, which identifies the episode permanently."""
         return int(self._inside["meta"]["number"][self._inside["episodes"]["first_row"][slot]])
 
     def stretches(self, slot: int) -> Iterator[slice]:
-        """The rows of an episode in order, as slices."""
+        """Yield the rows of an episode in order, as slices."""
         episode, size = self._inside["episodes"][slot], self._inside["page_rows"]
-        row, left = int(episode["first_row"]), int(episode["length"])
-        while left:
+        row, remaining = int(episode["first_row"]), int(episode["length"])
+        while remaining:
             page = row // size
-            count = min(left, min((page + 1) * size, self._capacity) - row)
+            count = min(remaining, min((page + 1) * size, self._capacity) - row)
             yield slice(row, row + count)
-            left -= count
-            if left:
+            remaining -= count
+            if remaining:
                 row = int(self._inside["pages"]["after"][page]) * size
 
     def rows(self, slot: int, source: NDArray[Any]) -> NDArray[Any]:
-        """Rows of an episode of T entries, copied together: [T, ...] out of `source` [C, ...], C the capacity."""
+        """Return a copy of the rows of an episode with T entries: [T, ...] from `source` [C, ...], C the capacity."""
         return np.concatenate([source[part] for part in self.stretches(slot)])
 
     def fact(self, name: str) -> NDArray[Any]:
-        """A fact of all rows, [C], C the capacity: a field of `_core.META` in its dtype, a view."""
+        """Return a view of a fact of all rows, [C], C the capacity: a field of `_core.META` in its dtype."""
         meta: NDArray[Any] = self._inside["meta"]
         return meta[name]
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        """The weights of all rows, [C], C the capacity. A view."""
+        """Weights of all rows as a view, [C], C the capacity."""
         weights: NDArray[np.float64] = self._inside["weights"]
         return weights
 
     def column(self, name: str) -> NDArray[Any]:
-        """A column of all rows, [C, *F], C the capacity; not a ragged one. A view."""
+        """Return a view of a column of all rows, [C, *F], C the capacity; not for ragged columns."""
         return self._columns[name]
 
     def values(self, name: str, rows: slice) -> Ragged:
-        """A ragged column of some rows."""
+        """Return a ragged column of some rows."""
         return self._memory.ragged(name, np.arange(rows.start, rows.stop))
 
     def lengths(self, name: str, rows: slice) -> NDArray[np.int64]:
-        """How many elements a ragged column has in each of N rows, [N]."""
+        """Return the element counts of a ragged column in N rows, [N]."""
         return self._memory.lengths(name, np.arange(rows.start, rows.stop)).astype("<i8")
 
     def final(self, name: str, row: int) -> NDArray[Any]:
-        """A final state of a column, [*F]."""
+        """Return a copy of a final state's column, [*F]."""
         if name in self.schema.ragged:
             return self._memory.ragged(name, np.array([-(row + 2)])).values
         state: NDArray[Any] = self._finals[name][row].copy()
@@ -288,7 +288,7 @@ class HeldEpisodes:
         return self._memory.ragged(name, np.concatenate([np.r_[part] for part in self.stretches(slot)]))
 
     def about(self, slot: int) -> dict[str, Any]:
-        """What is known of an episode as a whole."""
+        """Return the facts of an episode as a whole, by name."""
         facts = self._inside["episodes"][slot]
         is_open = bool(facts["state"] == 1)
         is_known = bool(facts["ended"]) and not is_open
@@ -303,14 +303,14 @@ class HeldEpisodes:
         }
 
     def bootstrap(self, slot: int) -> NDArray[np.float32]:
-        """The value of an episode's final state, [*R]."""
+        """Return the value of an episode's final state, [*R]."""
         table = self._inside["bootstraps"]
         size = len(table) // len(self._inside["episodes"])
         value: NDArray[np.float32] = table[slot * size : (slot + 1) * size].reshape(self._shape).copy()
         return value
 
     def episode(self, slot: int) -> Episode:
-        """A copy of the episode in a slot."""
+        """Return a copy of the episode in a slot."""
         about = self.about(slot)
         final = about.pop("final")
         del about["length"]

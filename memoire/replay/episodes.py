@@ -1,9 +1,9 @@
-"""Whole episodes as batches: each alone, or with all that were played from the same start, such as answers to a prompt.
+"""Batches of whole episodes, alone or in groups with the same start, such as answers to a prompt.
 
-An episode weighs what its entries weigh on average, a group what its episodes do. Draws are systematic: episode e is in
-a batch of B on average B * P(e) times, P(e) = weight / total, and twice only where that is above 1. Where
-`max_times_sampled` limits draws it is there once at most: episodes leave the draw one after the other, and importance
-is that among those that were left.
+An episode's weight is the mean weight of its entries, a group's the mean of its episodes. Draws are systematic: episode
+e appears on average B * P(e) times in a batch of B, with P(e) = weight / total, and twice only if that is above 1. If
+`max_times_sampled` limits draws, it appears at most once: episodes are drawn one after the other without replacement,
+and importance is relative to those that were left.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .schema import Schema
 class EpisodeBatch(Batch):
     """Whole episodes, padded with zeros to the longest: a `Batch` of sequences with these differences.
 
-    Shapes: B episodes, T entries of the longest. `steps` are the lengths, `mask` [B, T] says which entries are there,
-    obs [B, T + 1, *F] has the final state behind the last entry (zeros where nobody said how the episode ended).
+    Shapes: B episodes, T entries of the longest. `steps` are the lengths, and `mask` [B, T] is True for real entries.
+    obs [B, T + 1, *F] has the final state after the last entry (zeros if unknown).
 
-        ids             [B, T] of the entries; those outside of the mask mean nothing
+        ids             [B, T] of the entries; ids outside of the mask are meaningless
         importance      float32 [B]: of the episode, or of its group
-        group           int64 [B] which of the drawn groups an episode belongs to, 0 and up; those of a group stand
-                        together, the oldest first. Without groups each episode is one
+        group           int64 [B] index of the episode's group among those drawn. Episodes of a group are adjacent,
+                        the oldest first. Without groups each episode has its own index
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class EpisodeBatch(Batch):
         self._arrays["group"] = group
 
     def update_priorities(self, td_errors: Any) -> PriorityUpdate:
-        """Tell the memory how surprising the entries were: [B, T], of which those outside of `mask` do not count, or
-        [B] for all entries of an episode alike.
+        """Set the priorities of the entries: [B, T], of which errors outside of `mask` do not count, or [B] for all
+        entries of an episode alike.
 
         Raises:
-            ParameterError: another shape, or an error in the mask that is not finite.
+            ParameterError: the shape is another, or an error in the mask is not finite.
         """
         mask = self._arrays["mask"]
         errors = real_errors(td_errors)
@@ -62,14 +62,14 @@ class EpisodeBatch(Batch):
 
 
 class _StoredEpisodes(NamedTuple):
-    """The closed episodes of a memory that can be drawn, oldest first."""
+    """Closed episodes of a memory that can be drawn, oldest first."""
 
     rows: Int64s
-    """[E] where each begins."""
+    """[E] rows of their first entries."""
     lengths: Int64s
-    """[E] entries."""
+    """[E] numbers of their entries."""
     weights: Float64s
-    """[E] mean weight of those entries that can be drawn."""
+    """[E] mean weight of their drawable entries."""
 
 
 def sample(
@@ -85,9 +85,9 @@ def sample(
     """Draw whole closed episodes, or whole groups of them; see `Buffer.sample_episodes`.
 
     Args:
-        beta: Says the importance exponent of whoever draws, while the memory is held.
-        update: What the batch's `update_priorities` calls with ids and errors of N entries, both [N].
-        owner: Makes ids [B, T] of dtype `batch.ID` with it, 16 bytes; else they are numbers, int64 [B, T].
+        beta: Function that returns the importance exponent of the draw; called while the memory is held.
+        update: Function that `update_priorities` of the batch calls with ids and errors of N entries, both [N].
+        owner: 16 bytes of the ids [B, T], of dtype `batch.ID`; without it ids are numbers, int64 [B, T].
     """
     group_size = _check(memory.schema, count, group, group_size)
     with memory.held():
@@ -120,10 +120,10 @@ def sample(
 
 
 def _check(schema: Schema, count: Any, group: Any, group_size: Any) -> int:
-    """Refuse wrong arguments; the episodes that a group must have, 0 for any number."""
+    """Check the arguments, and return the number of episodes that a group must have, 0 for any number."""
     whole("count", count, 1, MAX_ROWS)
     if taken := sorted({"mask", "group"}.intersection(schema.roots)):
-        expected = "without columns called 'mask' or 'group', as a batch of episodes has its own. Rename the column"
+        expected = "without columns called 'mask' or 'group', which a batch of episodes adds. Rename the column"
         raise ParameterError("schema", f"one with {taken[0]!r}", expected)
     plain = [name for name in schema.names if schema[name].role == "plain" and name not in schema.ragged]
     if group is not None and group not in plain:
@@ -132,13 +132,13 @@ def _check(schema: Schema, count: Any, group: Any, group_size: Any) -> int:
     if group_size is None:
         return 0
     if group is None:
-        raise ParameterError("group_size", group_size, "None where no group= says which episodes belong together")
+        raise ParameterError("group_size", group_size, "None without group=, the column that defines the groups")
     return whole("group_size", group_size, 1, MAX_ROWS)
 
 
 def _stored(memory: Memory) -> _StoredEpisodes:
-    """What can be drawn of a memory that is held."""
-    memory.sums()  # what has become too old weighs nothing from now on
+    """Return the drawable episodes of a memory that the caller holds."""
+    memory.sums()  # sets weights of entries that have become too old to 0
     inside = memory.contents()
     episodes, meta = inside["episodes"], inside["meta"]
     slots = np.flatnonzero(episodes["state"] == 2)
@@ -156,7 +156,7 @@ def _stored(memory: Memory) -> _StoredEpisodes:
 
 
 def _labels(memory: Memory, rows: Int64s, group: str) -> Int64s:
-    """Number of the group that each of these rows belongs to, by the bytes of its value in the group's column."""
+    """Return the group's number of each of these rows, by the bytes of their values in the group's column."""
     values = np.empty((len(rows), memory.schema[group].nbytes), np.uint8)
     memory.copy_rows(group, rows, values)
     if not values.size:
@@ -167,7 +167,7 @@ def _labels(memory: Memory, rows: Int64s, group: str) -> Int64s:
 
 
 class _LabelMembers:
-    """Which episodes belong to each label; with `size` above 0 the newest `size` of those labels that have as many."""
+    """Episodes of each label; with `size` above 0 only the newest `size`, and only labels that have as many."""
 
     def __init__(self, labels: Int64s, size: int) -> None:
         self.order = np.argsort(labels, kind="stable")
@@ -180,11 +180,11 @@ class _LabelMembers:
             self.begins = np.maximum(self.ends - size, self.begins)
 
     def of(self, label: int) -> Int64s:
-        """The episodes of a label, the oldest first."""
+        """Return the episodes of a label, the oldest first."""
         return self.order[self.begins[label] : self.ends[label]]
 
     def weights(self, each: Float64s) -> Float64s:
-        """Mean weight of each label's episodes; 0 for those that have too few."""
+        """Return the mean weight of each label's episodes; 0 for labels with too few."""
         counts = self.ends - self.begins
         edges = np.stack([self.begins, self.ends], axis=1).reshape(-1)
         sums: Float64s = np.add.reduceat(np.append(each[self.order], 0.0), edges)[::2] if len(edges) else np.zeros(0)
@@ -194,23 +194,23 @@ class _LabelMembers:
 def _draw(
     random: np.random.Generator, weights: Float64s, count: int, parameters: Parameters
 ) -> tuple[Int64s, Float64s]:
-    """Labels [count], and what their chances were proportional to: by systematic sampling in a random order; the
-    heaviest, again from the top if need be; or each once, one after the other by the weights that are left.
+    """Draw labels [count], and return them with numbers proportional to their probabilities: systematically in a
+    random order; or the heaviest first, repeated if there are too few; or one after the other without replacement.
 
     Raises:
-        EmptyMemory: each may be there once, and there are fewer.
+        EmptyMemory: each label may be drawn once, and there are fewer than `count`.
     """
     able = np.flatnonzero(weights)
     if parameters.max_times_sampled:
         if count > len(able):
-            reason = f"{count} were asked for, and {len(able)} can be drawn, each once (max_times_sampled)"
+            reason = f"{count} were requested, but {len(able)} can be drawn, each once (max_times_sampled)"
             raise EmptyMemory(0, reason)
         chosen = able[np.argsort(random.exponential(size=len(able)) / weights[able])[:count]]
-        # Added up from the last one on: a total that heavy ones are taken off again would say nothing of light ones.
+        # Sum from the last one on: subtracting heavy weights from a total would lose the light ones to rounding.
         never = np.delete(weights, chosen).sum()
-        left = never + np.cumsum(weights[chosen][::-1])[::-1]
-        there = len(able) - np.arange(count)
-        return chosen, weights[chosen] * (weights.sum() / left) * (there / len(able))
+        remaining = never + np.cumsum(weights[chosen][::-1])[::-1]
+        num_able = len(able) - np.arange(count)
+        return chosen, weights[chosen] * (weights.sum() / remaining) * (num_able / len(able))
     if parameters.prioritization == "greedy":
         chosen = np.resize(able[np.argsort(-weights[able], kind="stable")], count)
     else:
@@ -224,14 +224,14 @@ def _draw(
 
 def _reason(memory: Memory, group: str | None, members: _LabelMembers) -> str:
     if not memory.num_episodes:
-        return "no episode has ended, and whole ones are drawn"
+        return "no episode has ended, and only ended ones are drawn"
     if 0 < members.most < members.size:
-        return f"no group by {group!r} has {members.size} episodes, the largest has {members.most}"
-    return f"none of {memory.num_episodes} episodes that have ended has an entry of positive weight"
+        return f"no group by {group!r} has {members.size} episodes; the largest has {members.most}"
+    return f"of {memory.num_episodes} ended episodes, no entry has a positive weight"
 
 
 def _check_constant(memory: Memory, group: str, rows: Int64s) -> None:
-    """Refuse a column that changes within an episode. rows: [B, T], below 0 behind an episode's end."""
+    """Raise if a column changes within an episode. rows: [B, T], below 0 behind an episode's end."""
     column = memory.schema[group]
     values = np.empty((*rows.shape, column.nbytes), np.uint8)
     memory.copy_rows(group, rows, values)

@@ -1,16 +1,17 @@
-"""Safe replacement of a file: a draft beside it takes its place when it is whole and on disk.
+"""Safe replacement of files through drafts, and lock files.
 
     with replacing("agent.npz") as file:
         file.write(content)
 
-The path names the former file until the block ends without an error, and the whole new one from then on. Also after a
-power failure, with a full disk, and if several processes replace the same file at the same time: the last one stays.
+A draft beside the file replaces it once the draft is complete and on disk. The path names the former file until the
+block ends without an error, and the complete new one from then on. The same holds after a power failure, with a full
+disk, and for several processes that replace the same file at the same time: the last one stays.
 
-A lock that one holder has at a time: a process, or a part of one. Its file says which.
+A lock has one holder at a time, a process or a part of one, and its file names the holder.
 
-A lock is on an open file (`flock`), so that two parts of a process exclude each other too, and it is free as soon as
-its process has ended, however that was. A forked process has a copy of the open file, which it closes at once: it holds
-nothing, and cannot keep the lock of a parent that has ended.
+The lock is on an open file (`flock`), so that two parts of a process exclude each other too. The lock is free as soon
+as its process has ended, for whatever reason. A forked process closes its copy of the open file at once, so that it
+neither holds the lock nor keeps that of a parent that has ended.
 """
 
 from __future__ import annotations
@@ -31,34 +32,33 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 from memoire.errors import ForkedError, ParameterError
 
 Fault = Callable[[str], None]
-"""Called with the name of each step before it: "write", "sync", "replace" and "sync folder". What it raises is as if
-the disk had raised it."""
+"""Function called before each step with its name: "write", "sync", "replace" or "sync folder". Its exceptions have the
+effect of errors of the disk, in tests."""
 _DRAFT_END: Final = re.compile(r"\.[0-9a-f]{32}\.draft$")
-_STEM_BYTES: Final = 200  # a name has at most 255
+_STEM_BYTES: Final = 200  # names have at most 255 bytes, and a draft's has a suffix
 _BUFFER_BYTES: Final = 1 << 20
 
 
 def no_fault(step: str) -> None:
-    """Let every step happen."""
+    """Fault injection that never fails."""
 
 
 @contextlib.contextmanager
 def replacing(path: str | Path, *, mode: int | None = None, at: Fault = no_fault) -> Iterator[BinaryIO]:
-    """Open a draft to write bytes to; it takes the place of `path` when the block ends, and is on disk then.
+    """Open a draft for writing bytes; it replaces `path` when the block ends, and is then on disk.
 
-    After an error the former file is as it was, and there is no draft. A draft of a process that was killed goes with
-    the next replacement of its file. Where the path is a link, the file that it leads to is replaced.
+    After an error the former file is unchanged and the draft is removed. The next replacement of the file removes
+    drafts of killed processes. If the path is a link, its target is replaced.
 
     Args:
-        path: The file; its folder is there.
-        mode: Of a file that is new, such as 0o600; by default what the umask leaves. A file that was there before keeps
-            its own.
-        at: Called before each step, so that a test may let it fail.
+        path: The file, in an existing folder.
+        mode: Mode of a new file, such as 0o600; None follows the umask. An existing file keeps its mode.
+        at: Function called before each step, so that a test can make it fail.
 
     Raises:
-        OSError: it cannot be written.
-        ParameterError: the path is a folder, or something else that is no file.
-        ForkedError: a child that was forked within the block has written to the draft; nothing of that is written.
+        OSError: the file cannot be written.
+        ParameterError: the path is a folder, or otherwise not a regular file.
+        ForkedError: a child that was forked within the block has written to the draft; its data are not written.
     """
     target = Path(os.path.realpath(path))
     mode = _mode_of(target, mode)
@@ -79,7 +79,7 @@ def replacing(path: str | Path, *, mode: int | None = None, at: Fault = no_fault
             draft.unlink(missing_ok=True)
         raise
     finally:
-        with contextlib.suppress(OSError, ForkedError):  # what could not be written cannot be written now
+        with contextlib.suppress(OSError, ForkedError):  # data that failed to be written would fail again
             file.close()
         raw.close()
     at("sync folder")
@@ -88,19 +88,19 @@ def replacing(path: str | Path, *, mode: int | None = None, at: Fault = no_fault
 
 @contextlib.contextmanager
 def drafting(path: str | Path, *, mode: int | None = None, at: Fault = no_fault) -> Iterator[Path]:
-    """Make an empty draft for something that opens files by their paths, such as SQLite; else as `replacing`."""
+    """Yield the path of an empty draft, for libraries that open files by path, such as SQLite; else as `replacing`."""
     with replacing(path, mode=mode, at=at) as file:
         yield cast("OwnedFile", cast("io.BufferedWriter", file).raw).path
 
 
 def replace_file(path: str | Path, content: Any, *, mode: int | None = None, at: Fault = no_fault) -> None:
-    """Replace a file by these bytes. Arguments and errors are those of `replacing`."""
+    """Replace a file's content by these bytes. Arguments and errors are those of `replacing`."""
     with replacing(path, mode=mode, at=at) as file:
         file.write(content)
 
 
 def sync(path: Path) -> None:
-    """Have a file on disk, or the names in a folder."""
+    """Sync a file, or the names in a folder, to disk."""
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(opened)
@@ -109,17 +109,17 @@ def sync(path: Path) -> None:
 
 
 def remove_abandoned(target: Path) -> None:
-    """Remove drafts of a file whose processes have ended. The drafts that are being written are locked, and stay."""
+    """Remove drafts of a file whose processes have ended. Drafts that are being written are locked, and stay."""
     stem = _stem(target)
-    with os.scandir(target.parent) as found:
-        drafts = [each.name for each in found if each.name.startswith(stem)]
+    with os.scandir(target.parent) as entries:
+        drafts = [each.name for each in entries if each.name.startswith(stem)]
     for name in drafts:
         if _DRAFT_END.fullmatch(name, len(stem)):
             _remove_unlocked(target.parent / name)
 
 
 def remove_abandoned_in(folder: Path, suffix: str) -> None:
-    """Remove drafts of all files of a folder whose names end so, as `remove_abandoned` does."""
+    """Remove abandoned drafts of all files in a folder with this suffix, as `remove_abandoned` does."""
     for name in [name for name in os.listdir(folder) if _DRAFT_END.search(name)]:
         target = _DRAFT_END.sub("", name)[1:]
         if target.endswith(suffix):
@@ -143,7 +143,7 @@ def _mode_of(target: Path, mode: int | None) -> int | None:
     except FileNotFoundError:
         return mode
     if not stat.S_ISREG(facts.st_mode):
-        what = "a folder" if stat.S_ISDIR(facts.st_mode) else "no regular file"
+        what = "a folder" if stat.S_ISDIR(facts.st_mode) else "not a regular file"
         raise ParameterError("path", str(target), f"the path of a file; this is {what}, and stays as it is")
     return stat.S_IMODE(facts.st_mode)
 
@@ -171,61 +171,61 @@ def _make_draft(target: Path, mode: int | None) -> tuple[int, Path]:
             draft.unlink(missing_ok=True)
             os.close(opened)
             raise
-        os.close(opened)  # another process took it for abandoned before it was locked
+        os.close(opened)  # another process removed it as abandoned before it was locked
 
 
 class OwnedFile(io.RawIOBase):
-    """A descriptor to write to, closed with this object. It belongs to one process: a fork would write all twice.
+    """Raw file that owns a descriptor. Only one process may use it: a fork would write buffered data twice.
 
     Args:
         opened: The descriptor.
-        what: What errors call the file.
-        at: Called with the name of each step before it.
+        what: Name of the file in errors.
+        at: Function called before each step with its name.
     """
 
     def __init__(self, opened: int, what: str, at: Fault = no_fault) -> None:
         self._opened, self._what, self._at = opened, what, at
         self.path = Path(what)
-        """Of the draft; else what errors call the file."""
+        """Path of the draft; else the file's name in errors."""
         self.owner = os.getpid()
 
     def check_owner(self) -> None:
-        """Raises ForkedError: this is another process."""
+        """Raise ForkedError in another process than the one that opened the file."""
         if self.owner != os.getpid():
             raise ForkedError(self._what, self.owner, os.getpid())
 
     def step(self, name: str) -> None:
-        """Begin a step. Raises ForkedError: this is another process."""
+        """Begin a step. Raises ForkedError in another process."""
         self.check_owner()
         self._at(name)
 
     def write(self, data: Any) -> int:
-        """Write all of it."""
+        """Write all of `data`, also if the disk takes it in parts."""
         self.step("write")
         view = memoryview(data).cast("B")
         written = 0
-        while written < len(view):  # a disk that is almost full takes a part
+        while written < len(view):  # an almost full disk accepts a part
             written += os.write(self._opened, view[written:])
         return written
 
     def writable(self) -> bool:
-        """Whether it can be written to."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Whether `seek` moves in it."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go on writing at another place."""
+        """Move the position of the next write; return it."""
         return os.lseek(self._opened, offset, whence)
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """Return the descriptor of the open file."""
         return self._opened
 
     def close(self) -> None:
-        """Close the descriptor; once is enough."""
+        """Close the descriptor; further calls do nothing."""
         if not self.closed:
             super().close()
             os.close(self._opened)
@@ -233,14 +233,14 @@ class OwnedFile(io.RawIOBase):
 
 _LONGEST: Final = 4096
 _BEGIN: Final = b'{"pid": '
-"""How what a lock says begins."""
+"""First bytes of a lock file's content."""
 
 
 class Holder(NamedTuple):
-    """Process that has a lock."""
+    """Process that holds a lock."""
 
     pid: int
-    """0 if the file does not say."""
+    """Process id; 0 if the lock file does not contain it."""
     host: str
     role: str
 
@@ -252,15 +252,15 @@ class Holder(NamedTuple):
 
 
 class FileLock:
-    """The lock of a file, which stays where it is.
+    """Exclusive lock on a file, which is never removed.
 
     Args:
-        path: Of the lock file.
-        held: Makes the error to raise if another one has it.
-        foreign: Makes the error to raise if something else is there, of what that is.
-        unusable: Makes the error to raise if the file cannot be locked or written.
-        opening: Opens the file to read and write, and makes it where it is not there.
-        role: What the holder is, for others to read.
+        path: Path of the lock file.
+        held: Function that makes the error to raise if another holder has the lock.
+        foreign: Function that makes the error to raise if the path is another kind of file, from its description.
+        unusable: Function that makes the error to raise if the file cannot be locked or written.
+        opening: Function that opens the file for reading and writing, and creates it if missing.
+        role: Role of the holder, written to the file.
 
     Raises:
         OSError: the file cannot be opened.
@@ -278,7 +278,7 @@ class FileLock:
     ) -> None:
         self.path = path
         self.opened = (_open if opening is None else opening)(path)
-        """File descriptor; -1 when it was let go."""
+        """File descriptor; -1 after release."""
         try:
             self._take(held, foreign, unusable, role)
         except BaseException:
@@ -309,20 +309,20 @@ class FileLock:
             raise unusable(error) from error
 
     def release(self) -> None:
-        """Let others have it, at once: a child forked this moment has not yet closed its own descriptor."""
+        """Release the lock at once, even if a child forked at this moment has not closed its descriptor yet."""
         if self.opened >= 0:
             fcntl.flock(self.opened, fcntl.LOCK_UN)
         self.close()
 
     def close(self) -> None:
-        """Close the descriptor. In a forked child: the parent keeps the lock."""
+        """Close the descriptor. After a fork, the child closes its copy and the parent keeps the lock."""
         if self.opened >= 0:
             os.close(self.opened)
         self.opened = -1
 
 
 def _lock(opened: int) -> None:
-    """Lock it. Raises BlockingIOError if another one has it, and not if one only looks whether it is locked."""
+    """Lock the file. Raises BlockingIOError if another holder has the lock, but not for a mere check by `holder`."""
     while True:
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -330,7 +330,7 @@ def _lock(opened: int) -> None:
 
 
 def holder(path: Path) -> Holder | None:
-    """The holder of the lock of this file, which is left as it is; None if it is free."""
+    """Return the holder of a file's lock, without changing the lock; None if it is free."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -349,15 +349,15 @@ def _open(path: Path) -> int:
 
 
 def _is_lock(opened: int) -> bool:
-    """Whether this is a lock file, of this or a former process: the content of any other file would be overwritten."""
+    """Return True for a lock file of this program; the content of any other file would be overwritten."""
     facts = os.fstat(opened)
     return stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1 and _is_ours(os.pread(opened, _LONGEST, 0))
 
 
 def _is_ours(content: bytes) -> bool:
-    """Whether a lock says this, whole or as a power failure leaves it: it is not synced, so cut off or with zeros."""
-    said = content.rstrip(b"\0")[: len(_BEGIN)]
-    return _BEGIN.startswith(said)
+    """Return True for a lock's content, complete or, as it is not synced, cut off or with zeros."""
+    start = content.rstrip(b"\0")[: len(_BEGIN)]
+    return _BEGIN.startswith(start)
 
 
 def _holder(opened: int) -> Holder:

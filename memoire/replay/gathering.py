@@ -1,10 +1,9 @@
-"""Samples as arrays: what a batch has of each column under some parameters, and the copies that fill it.
+"""Gathering of samples: the places of their frames in a memory, and copies of them in a batch's arrays.
 
-Where the frames of a sample are: windows of a frame stack and several steps, and sequences, as places in a memory.
+Places are those of windows, with a frame stack and several steps, and of sequences.
 
-A *frame code* says where a value of a column is: a row (0 or above), zeros (-1), or row -(code + 2) of the final
-states. Rows are overwritten as the memory goes on, so all of this is used while the memory is held. `store` below is
-that memory.
+A *frame code* is the place of a column's value: a row (0 or above), zeros (-1), or row -(code + 2) of the final states.
+Rows are overwritten as entries are added, so the memory is held while codes are used. `store` below is that memory.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ Float64s = NDArray[np.float64]
 
 
 class DrawnWindows(NamedTuple):
-    """Drawn entries as places instead of copies, and the sums they were drawn from, all of one moment.
+    """Places of drawn entries, and the sums that they were drawn from, all of one moment.
 
     Shapes: n samples, K frame_stack.
     """
 
     numbers: Int64s
-    """[n] the entries' numbers."""
+    """[n] numbers of the entries."""
     rows: Int64s
-    """[n] the rows they are in."""
+    """[n] rows of the entries."""
     prev_codes: Int64s
     """[n, K] frames of the window, oldest first."""
     next_codes: Int64s
     """[n, K] frames of the window's other end."""
     next_rows: Int64s
-    """[n] frame code of the newest of these: where the next side's other columns come from."""
+    """[n] frame codes of the newest of these: the places of the next side's other columns."""
     weights: Float64s
-    """[n] what sampling was proportional to, before the draw where its entries were used up (`max_times_sampled`)."""
+    """[n] weights that sampling was proportional to; for entries that it used up, those before the draw."""
     reward: NDArray[np.float32]
     """[n, *R] sums of the windows' discounted rewards."""
     discount: NDArray[np.float32]
@@ -56,79 +55,79 @@ class DrawnWindows(NamedTuple):
     ages: NDArray[np.float32]
     """[n] seconds since the entries were added, never negative."""
     model_versions: Int64s
-    """[n] of the models that made them."""
+    """[n] versions of the models that made the entries."""
     total_weight: float
     num_positive: int
     min_weight: float
 
 
 class DrawnSequences(NamedTuple):
-    """Drawn sequences as places instead of copies, and the sums they were drawn from, all of one moment.
+    """Places of drawn sequences, and the sums that they were drawn from, all of one moment.
 
     Shapes: n sequences of T entries, K frame_stack. Behind an episode's end frame codes are zeros (-1).
     """
 
     numbers: Int64s
-    """[n] the numbers of the first entries."""
+    """[n] numbers of the first entries."""
     state_codes: Int64s
     """[n, K + T] frames: K - 1 before the first entry, the entries' own, and the state after the last."""
     codes: Int64s
     """[n, T] rows of the entries."""
     weights: Float64s
-    """[n] what sampling was proportional to, as in `DrawnWindows`."""
+    """[n] weights that sampling was proportional to, as in `DrawnWindows`."""
     discount: NDArray[np.float32]
     """[n, T, *R] gamma of each entry; 0 at a terminal one and behind the end."""
     steps: NDArray[np.int32]
-    """[n] entries that are there."""
+    """[n] real entries of each sequence."""
     burn_in: NDArray[np.uint32]
-    """[n] entries at the begin that only warm up: 0 where an episode begins."""
+    """[n] entries at the start that only warm up; 0 at an episode's start."""
     ages: NDArray[np.float32]
     """[n] seconds since the first entries were added, never negative."""
     model_versions: Int64s
-    """[n] of the models that made the first entries."""
+    """[n] versions of the models that made the first entries."""
     total_weight: float
     num_positive: int
     min_weight: float
 
 
 def check_stale(numbers: Int64s, bad: int) -> None:
-    """Raise StaleEntry if one of the entries, at place `bad`, has left the memory; -1 is none."""
+    """Raise StaleEntry if the entry at index `bad` was evicted; -1 is none."""
     if bad >= 0:
         raise StaleEntry(int(numbers[bad]), bad)
 
 
 def check_rows(store: _core.EntryStore, rows: Int64s, bad: int) -> None:
-    """Raise NoSuchRow if one of the rows, at place `bad`, holds no entry; -1 is none."""
+    """Raise NoSuchRow if the row at index `bad` holds no entry; -1 is none."""
     if bad >= 0:
         where = f"holds no entry of this memory of {store.capacity}"
         raise NoSuchRow("row", int(rows.flat[bad]), int(bad), where)
 
 
 class StoredRows(_core.EntryStore):
-    """Rows of a memory, copied by where they are: what caches are built of, and batches looked into."""
+    """Base class of `Memory` that copies rows by their place, for caches and for single entries."""
 
     schema: Schema
     _parameters: Parameters
     _dimensions: int
-    """Of a reward."""
+    """Number of dimensions of a reward."""
 
     # Values by frame code
 
     def lengths(self, name: str, codes: Int64s) -> NDArray[np.int32]:
-        """How many elements a ragged column's values have, by frame code and in the shape of the codes.
+        """Return the element counts of a ragged column's values, by frame code and in the shape of the codes.
 
-        Raises NoSuchRow for a code that cannot be.
+        Raises NoSuchRow for an invalid code.
         """
         lengths = np.empty(codes.shape, np.int32)
         self._check_codes(name, codes, self._copy_ragged(self.schema.names.index(name), codes, lengths, None, -1))
         return lengths
 
     def copy_frames(self, name: str, sources: Int64s, out: NDArray[Any]) -> None:
-        """Copy a column's rows by frame code, int64 [N], into `out`, contiguous and of just their bytes: [N, *F], or
-        the values of a ragged column one after the other.
+        """Copy a column's rows by frame code, int64 [N], into `out`, contiguous and exactly as large: [N, *F], or the
+        values of a ragged column one after the other.
 
-        -1 is zeros; a final state is there for state columns; a value column has its bootstrap value there, and other
-        columns zeros. Raises NoSuchRow for a code that cannot be.
+        Code -1 gives zeros. A final state's code gives the state in state columns, the bootstrap value in a value
+        column, and zeros in other columns. Raises NoSuchRow for an invalid code.
         """
         codes, index = np.ascontiguousarray(sources, np.int64), self.schema.names.index(name)
         if name in self.schema.ragged:
@@ -140,25 +139,25 @@ class StoredRows(_core.EntryStore):
     copy_rows = copy_frames
 
     def ragged(self, name: str, codes: Int64s) -> Ragged:
-        """Values of a ragged column by frame code, as `copy_frames` takes them, in the order of the codes.
+        """Return values of a ragged column by frame code, as `copy_frames` takes them, in the order of the codes.
 
-        Raises NoSuchRow for a code that cannot be.
+        Raises NoSuchRow for an invalid code.
         """
-        where, column = np.ascontiguousarray(codes, np.int64).reshape(-1), self.schema[name]
+        flat_codes, column = np.ascontiguousarray(codes, np.int64).reshape(-1), self.schema[name]
         with self.held():
-            lengths = self.lengths(name, where)
-            made = np.empty((int(lengths.sum(dtype=np.int64)), *column.element), column.dtype)
-            self.copy_frames(name, where, made)
-        return Ragged(made, lengths)
+            lengths = self.lengths(name, flat_codes)
+            values = np.empty((int(lengths.sum(dtype=np.int64)), *column.element), column.dtype)
+            self.copy_frames(name, flat_codes, values)
+        return Ragged(values, lengths)
 
     def _check_codes(self, name: str, codes: Int64s, bad: int) -> None:
         if bad >= 0:
-            raise NoSuchRow("frame code", int(codes.flat[bad]), int(bad), f"of column {name!r} is no row")
+            raise NoSuchRow("frame code", int(codes.flat[bad]), int(bad), f"of column {name!r} is not a row")
 
     def unique_frames(
         self, prev_codes: Int64s | None, next_codes: Int64s | None, ordered: bool
     ) -> tuple[Int64s, NDArray[np.uint32], NDArray[np.uint32]]:
-        """`_core.unique_frames`: each frame once, int64 [U], and where windows have theirs, uint32 in their shape."""
+        """Return each distinct frame, int64 [U], and its index for each frame of the windows, uint32 in their shape."""
         return _core.unique_frames(prev_codes, next_codes, ordered)
 
     # Facts of rows
@@ -170,7 +169,7 @@ class StoredRows(_core.EntryStore):
         out_discount: NDArray[np.float32],
         out_steps: NDArray[np.int32],
     ) -> None:
-        """Discounted rewards and discounts float32 [N, *R], and steps int32 [N], of the windows of rows [N]."""
+        """Fill discounted rewards and discounts float32 [N, *R], and steps int32 [N], of the windows of rows [N]."""
         where = np.ascontiguousarray(rows, np.int64)
         places = ((out_reward, np.float32, self._dimensions), (out_discount, np.float32, self._dimensions))
         for out, dtype, width in (*places, (out_steps, np.int32, 1)):
@@ -178,34 +177,35 @@ class StoredRows(_core.EntryStore):
         check_rows(self, where, self._windows(where, None, None, None, out_steps, out_reward, out_discount))
 
     def ages(self, rows: Int64s, out: NDArray[np.float32]) -> None:
-        """Seconds since the entries of rows [N] were added, float32 [N]."""
+        """Fill the seconds since the entries of rows [N] were added, float32 [N]."""
         where = np.ascontiguousarray(rows, np.int64)
         check_out(out, np.float32, where.size)
         check_rows(self, where, self._facts(where, out, None, None))
 
     def model_versions(self, rows: Int64s, out: Int64s) -> None:
-        """Versions of the models that made the entries of rows [N], int64 [N]."""
+        """Fill the versions of the models that made the entries of rows [N], int64 [N]."""
         where = np.ascontiguousarray(rows, np.int64)
         check_out(out, np.int64, where.size)
         check_rows(self, where, self._facts(where, None, out, None))
 
     def rewards(self, numbers: ArrayLike, length: int) -> NDArray[np.float32]:
-        """Rewards of `length` entries from each of these on, by number [B]: [B, length, *R]; 0 behind an episode's end.
+        """Return rewards of `length` entries from each entry on, by number [B]: [B, length, *R]; 0 behind an episode's
+        end.
 
-        Raises StaleEntry where one has left.
+        Raises StaleEntry if an entry was evicted.
         """
         wanted = entry_numbers(numbers)
-        made = np.zeros((len(wanted), length, *self.schema.reward_shape), np.float32)
+        values = np.zeros((len(wanted), length, *self.schema.reward_shape), np.float32)
         if self.schema.reward is not None:
             with self.held():
-                _, codes, _ = self.cut_sequences(wanted, np.empty(len(wanted), np.int32), np.empty_like(made))
-                self.copy_frames(self.schema.reward, codes, made)
-        return made
+                _, codes, _ = self.cut_sequences(wanted, np.empty(len(wanted), np.int32), np.empty_like(values))
+                self.copy_frames(self.schema.reward, codes, values)
+        return values
 
-    # Where samples are, while the memory is held
+    # Places of samples, while the memory is held
 
     def windows_of(self, numbers: Int64s, weights: Float64s, sums: tuple[float, int, float]) -> DrawnWindows:
-        """Where the samples of entries that were drawn are; `weights` and `sums` are of the draw."""
+        """Return the places of the samples of drawn entries; `weights` and `sums` are those of the draw."""
         rows, shape = numbers % self.capacity, (len(numbers), *self.schema.reward_shape)
         facts = np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(len(numbers), np.int32)
         codes = self.window_codes(rows, *facts)
@@ -219,14 +219,14 @@ class StoredRows(_core.EntryStore):
         discount: NDArray[np.float32] | None = None,
         steps: NDArray[np.int32] | None = None,
     ) -> tuple[Int64s, Int64s, Int64s]:
-        """`prev_codes` and `next_codes` [N, K], `next_rows` [N], of `DrawnWindows` of rows [N]; fills what is given."""
+        """Return `prev_codes`, `next_codes` [N, K] and `next_rows` [N] of rows [N]; fill the arrays that are passed."""
         shape = len(rows), self._parameters.frame_stack
         prev, next_, next_rows = np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(len(rows), np.int64)
         self._windows(rows, prev, next_, next_rows, steps, reward, discount)
         return prev, next_, next_rows
 
     def sequences_of(self, numbers: Int64s, weights: Float64s, sums: tuple[float, int, float]) -> DrawnSequences:
-        """Where the sequences are that begin with entries that were drawn; `weights` and `sums` are of the draw."""
+        """Return the places of sequences that begin with drawn entries; `weights` and `sums` are those of the draw."""
         shape = len(numbers), self._parameters.sequence_length, *self.schema.reward_shape
         steps, discount = np.empty(len(numbers), np.int32), np.empty(shape, np.float32)
         frames, codes, burn_in = self.cut_sequences(numbers, steps, discount)
@@ -236,8 +236,8 @@ class StoredRows(_core.EntryStore):
     def cut_sequences(
         self, numbers: Int64s, steps: NDArray[np.int32], discount: NDArray[np.float32]
     ) -> tuple[Int64s, Int64s, NDArray[np.uint32]]:
-        """`state_codes`, `codes` and `burn_in` of the `DrawnSequences` that begin with these entries; fills the others,
-        whose shape says how long they are. Raises StaleEntry.
+        """Return `state_codes`, `codes` and `burn_in` of the `DrawnSequences` that begin with these entries; fill
+        `steps` and `discount`, whose shape defines the length. Raises StaleEntry.
         """
         length, stack = discount.shape[1], self._parameters.frame_stack
         frames = np.empty((len(numbers), stack + length), np.int64)
@@ -252,21 +252,21 @@ class StoredRows(_core.EntryStore):
 
 
 class Sample(NamedTuple):
-    """Drawn samples and the sums that their chances come from, all of one moment."""
+    """Drawn samples, and the sums that their probabilities are computed from, all of one moment."""
 
     gathered: GatheredSamples
     weights: Float64s
-    """[B] what sampling was proportional to, not rounded: over `total_weight` these are the chances."""
+    """[B] weights that sampling was proportional to, as float64; divided by `total_weight` they are probabilities."""
     total_weight: float
     num_positive: int
     min_weight: float
-    """Least weight above 0, which costs a little; 0 unless `Parameters.normalize` is "global" and needs it."""
+    """Smallest weight above 0; 0 unless `Parameters.normalize` is "global", since computing it has a cost."""
 
 
 class BatchGatherer:
-    """Which arrays a batch is of, and how they are filled from a memory. Unchangeable, as its parameters are.
+    """Layout of a batch's arrays for one schema and parameters, and the code that fills them. Immutable.
 
-    `store` in its methods is a memory of this schema that follows these parameters, and it is held.
+    `store` in its methods is a memory of this schema with these parameters, held by the caller.
     """
 
     def __init__(self, schema: Schema, parameters: Parameters) -> None:
@@ -278,94 +278,94 @@ class BatchGatherer:
         )
         ragged = schema.ragged
         self._sides = tuple([self._row(name) for name in side if name not in ragged] for side in names)
-        """For both sides of a batch each column's name, and the shape and dtype of its rows."""
+        """Name, row shape and row dtype of each column at both ends of a window."""
         self._ragged_sides = tuple([name for name in side if name in ragged] for side in names)
-        """The columns of both sides whose arrays are made only when lengths are known."""
+        """Ragged columns at both ends, whose arrays are made once lengths are known."""
 
     def _row(self, name: str) -> RowForm:
-        """A column, and what one sample has of it."""
+        """Return a column's name, and shape and dtype per sample."""
         column, stack = self._schema[name], self._parameters.frame_stack
         return name, (stack, *column.shape) if column.role == "state" else column.shape, column.dtype
 
     def allocate(self, size: int) -> GatheredSamples:
-        """Uninitialised arrays for a batch of so many samples."""
+        """Return uninitialised arrays for a batch of so many samples."""
         if self._parameters.sequence_length:
             return self.allocate_sequences(size, self._parameters.sequence_length, self._parameters.sequence_first)
         return GatheredSamples.empty(size, self._sides, self._schema.reward_shape)
 
     def allocate_sequences(self, size: int, length: int, first: tuple[str, ...] = ()) -> GatheredSamples:
-        """Arrays for sequences, of which the columns `first` have no time axis."""
+        """Return arrays for sequences; the columns `first` have no time axis."""
         schema = self._schema
         axes = dict.fromkeys(schema.states, (length + 1,)) | dict.fromkeys(first, ())
         prev = [(name, axes.get(name, (length,)) + shape, dtype) for name, shape, dtype in self._sides[0]]
         prev = [form for form in prev if form[0] != schema.reward]
-        made = GatheredSamples.empty(size, (prev, ()), schema.reward_shape, length=length)
-        made.max_share = self._parameters.sequence_max_share
-        return made
+        samples = GatheredSamples.empty(size, (prev, ()), schema.reward_shape, length=length)
+        samples.max_share = self._parameters.sequence_max_share
+        return samples
 
-    def fill(self, store: StoredRows, numbers: Int64s, made: GatheredSamples) -> GatheredSamples:
-        """The samples of these entries in the arrays of `made`. Raises StaleEntry."""
-        if made.mask is not None:
-            self.fill_sequences(store, numbers, made, self._parameters.sequence_first)
-            return made
-        made.ids = numbers
+    def fill(self, store: StoredRows, numbers: Int64s, samples: GatheredSamples) -> GatheredSamples:
+        """Fill `samples` with the samples of these entries, and return it. Raises StaleEntry."""
+        if samples.mask is not None:
+            self.fill_sequences(store, numbers, samples, self._parameters.sequence_first)
+            return samples
+        samples.ids = numbers
         index = self._index
         bad = store._gather(
             numbers,
-            [(index[name], array) for name, array in made.prev.items()],
-            [(index[name], array) for name, array in made.next.items()],
-            made.reward,
-            made.discount,
-            made.steps,
-            made.weight,
-            made.age,
-            made.model_version,
+            [(index[name], array) for name, array in samples.prev.items()],
+            [(index[name], array) for name, array in samples.next.items()],
+            samples.reward,
+            samples.discount,
+            samples.steps,
+            samples.weight,
+            samples.age,
+            samples.model_version,
         )
         check_stale(numbers, bad)
-        return self._fill_ragged_windows(store, numbers, made) if self._schema.ragged else made
+        return self._fill_ragged_windows(store, numbers, samples) if self._schema.ragged else samples
 
     def episodes(self, store: StoredRows, rows: Int64s, length: int) -> tuple[GatheredSamples, Int64s]:
-        """`Memory.gather_episodes`: whole episodes that begin in these rows, and the rows of their entries."""
+        """Return (gathered, rows) of whole episodes that begin in these rows, as `Memory.gather_episodes` does."""
         numbers = store.contents()["meta"]["number"]
-        made = self.allocate_sequences(len(rows), length)
-        codes = self.fill_sequences(store, np.ascontiguousarray(numbers[rows]), made)
-        made.ids = np.where(codes >= 0, numbers[codes], -1)
-        return made, codes
+        samples = self.allocate_sequences(len(rows), length)
+        codes = self.fill_sequences(store, np.ascontiguousarray(numbers[rows]), samples)
+        samples.ids = np.where(codes >= 0, numbers[codes], -1)
+        return samples, codes
 
     def fill_sequences(
-        self, store: StoredRows, numbers: Int64s, made: GatheredSamples, first: tuple[str, ...] = ()
+        self, store: StoredRows, numbers: Int64s, samples: GatheredSamples, first: tuple[str, ...] = ()
     ) -> Int64s:
-        """Fill `made`, allocated with the same `first`, with the sequences that begin with these entries; returns their
-        rows. Raises StaleEntry.
+        """Fill `samples`, allocated with the same `first`, with the sequences that begin with these entries. Returns
+        their rows. Raises StaleEntry.
         """
-        frames, codes, burn_in = store.cut_sequences(numbers, made.steps, made.discount)
+        frames, codes, burn_in = store.cut_sequences(numbers, samples.steps, samples.discount)
         stack = self._parameters.frame_stack
         stacks = frames if stack == 1 else np.ascontiguousarray(sliding_window_view(frames, stack, axis=1))
         begins = np.ascontiguousarray(codes[:, 0])
         places = dict.fromkeys(self._schema.states, stacks) | dict.fromkeys(first, begins)
-        for name, out in made.prev.items():
+        for name, out in samples.prev.items():
             store._copy_column(self._index[name], places.get(name, codes), out)
         if self._schema.reward is not None:
-            store._copy_column(self._index[self._schema.reward], codes, made.reward)
+            store._copy_column(self._index[self._schema.reward], codes, samples.reward)
         weights = np.empty(len(numbers), np.float64)
-        store._facts(begins, made.age, made.model_version, weights)
-        made.ids, made.weight[:] = numbers, weights
-        assert made.mask is not None
+        store._facts(begins, samples.age, samples.model_version, weights)
+        samples.ids, samples.weight[:] = numbers, weights
+        assert samples.mask is not None
         if self._schema.ragged:
             places |= dict.fromkeys(self._schema.states, stacks.reshape(len(numbers), -1, stack))
-            self._fill_ragged(store, made, [{name: places.get(name, codes) for name in self._ragged_sides[0]}, {}])
-        sequence_mask(burn_in, made.steps, made.mask)
+            self._fill_ragged(store, samples, [{name: places.get(name, codes) for name in self._ragged_sides[0]}, {}])
+        sequence_mask(burn_in, samples.steps, samples.mask)
         return codes
 
-    def _fill_ragged_windows(self, store: StoredRows, numbers: Int64s, made: GatheredSamples) -> GatheredSamples:
-        """The ragged columns of both ends of these entries' windows."""
+    def _fill_ragged_windows(self, store: StoredRows, numbers: Int64s, samples: GatheredSamples) -> GatheredSamples:
+        """Add the ragged columns of both ends of these entries' windows."""
         rows = numbers % store.capacity
         prev_codes, next_codes, next_rows = store.window_codes(rows)
         states = self._schema.states
         ends = ((prev_codes, rows), (next_codes, next_rows))
         return self._fill_ragged(
             store,
-            made,
+            samples,
             [
                 {name: frames if name in states else newest for name in side}
                 for side, (frames, newest) in zip(self._ragged_sides, ends, strict=True)
@@ -373,19 +373,19 @@ class BatchGatherer:
         )
 
     def _fill_ragged(
-        self, store: StoredRows, made: GatheredSamples, codes: Sequence[Mapping[str, Int64s]]
+        self, store: StoredRows, samples: GatheredSamples, codes: Sequence[Mapping[str, Int64s]]
     ) -> GatheredSamples:
-        """Add the ragged columns of both sides, which have a value for each of these frame codes.
+        """Add the ragged columns of both sides, with the values of these frame codes.
 
         Both sides are as wide as the longest value among them, and at least 1.
         """
-        found = [{name: store.lengths(name, where) for name, where in side.items()} for side in codes]
-        sides = ((made.prev, made.prev_lengths), (made.next, made.next_lengths))
-        for (columns, lengths_of), side, lengths in zip(sides, codes, found, strict=True):
+        lengths_by_side = [{name: store.lengths(name, where) for name, where in side.items()} for side in codes]
+        sides = ((samples.prev, samples.prev_lengths), (samples.next, samples.next_lengths))
+        for (columns, lengths_of), side, lengths in zip(sides, codes, lengths_by_side, strict=True):
             for name, where in side.items():
                 column = self._schema[name]
-                longest = max(int(each[name].max(initial=1)) for each in found if name in each)
+                longest = max(int(each[name].max(initial=1)) for each in lengths_by_side if name in each)
                 out = _core.empty((*where.shape, longest, *column.element), column.dtype)
                 store._copy_ragged(self._index[name], where, lengths[name], out, longest)
                 columns[name], lengths_of[name] = out, lengths[name]
-        return made
+        return samples

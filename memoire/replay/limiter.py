@@ -1,16 +1,15 @@
-"""How far drawing and recording may run apart: a band of samples per insert, and a least number of entries.
+"""Rate limiter between drawing and recording: a band of samples per insert, and a minimum number of entries.
 
     surplus = samples_per_insert * inserts - draws         an insert is an entry recorded, a draw a sample handed out
 
     a draw of n     waits while surplus - n < -tolerance, and while fewer than `min_size` entries can be drawn
     an insert       waits while surplus + samples_per_insert > tolerance
 
-Clients are told how many entries they may record before they have to ask again; what all of them together were granted
-and have not reported yet is taken off, so that the band holds however fast they are. Others wait for what one client
-was granted, so that it is no more than it records in `GRANT_TIME`. The band begins when `min_size` entries are there
-for the first time, and again when it is changed. No deadlock: if a learner has waited for `STARVING_TIMEOUT`, as much
-as its batch needs may be recorded whatever else was granted, and what that brings beyond the band (samples may have
-been lost on the way) is forgiven.
+A client is granted a number of entries that it may record before it asks again. Grants that are not yet reported are
+subtracted, so that the band holds at any speed. A grant blocks other clients, so it covers only the entries that a
+client records in `GRANT_TIME`. The band begins when `min_size` entries exist for the first time, and again when it is
+changed. No deadlock: once a learner has waited for `STARVING_TIMEOUT`, clients may record the entries of its batch
+whatever else was granted. Surplus beyond the band (samples may have been lost on the way) is forgiven.
 
 Cassirer et al., Reverb: A Framework for Experience Replay, 2021, section 3.4, has the band.
 """
@@ -32,25 +31,25 @@ from .parameters import Parameters, check_batch
 from .writing import Changes
 
 MAX_WAITING_READERS = 1024
-"""Readers whose waiting is looked at."""
+"""Largest number of waiting readers that are tracked."""
 STARVING_TIMEOUT = 0.25
-"""Seconds that a learner waits before what it needs may be recorded beyond what was granted."""
+"""Seconds that a learner waits before clients may record its batch beyond the grants."""
 GRANT_TIME = 0.5
-"""Seconds that a grant lasts, at the pace at which its client has used the last one."""
+"""Seconds that a grant lasts, at the pace at which its client used the last one."""
 LEAST_PART, LEAST_ENTRIES = 16, 64
-"""Such a part of the room, or so many entries, a client is granted however slow it was: it may have just begun."""
+"""Smallest grant of a slow client, which may have just begun: the larger of room / LEAST_PART and LEAST_ENTRIES."""
 UNHEARD_TIMEOUT = 60.0
-"""Seconds for which a client of the former life that says nothing keeps what it was granted."""
+"""Seconds for which a client known before a restart keeps its grant without a message."""
 FORGET_TIMEOUT = 2.0
-"""Seconds after which a learner that does not ask again waits no more."""
+"""Seconds after which a learner that does not ask again no longer waits."""
 ENTRIES_INTERVAL = 0.05
-"""Seconds after which a draw that waits counts the entries again, since no message reports those of a pool."""
+"""Seconds between counts of the entries while a draw waits, since no message reports those of a pool."""
 _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class RateStats:
-    """Drawing beside recording, of one table at one moment."""
+    """Figures of drawing and recording of one table at one moment."""
 
     # fmt: off
     surplus: Annotated[float, gauge("samples_surplus", "Surplus", "samples_per_insert * inserts - draws since the band "
@@ -59,17 +58,17 @@ class RateStats:
     inserted: Annotated[int, adding("sum")]
     """Entries that clients have reported."""
     drawn: Annotated[int, adding("sum")]
-    """Samples handed out."""
+    """Samples handed out to learners."""
     entries: Annotated[int, gauge("table_entries", "Entries", "Entries that can be drawn.")]
     draws_wait: Annotated[str, gauge("draws_limited", "Draws wait", "1 while a batch has to wait for entries, 0 "
         "otherwise.", adds="any")]
-    """Why a batch of the size that was asked for last has to wait; "" when it has not."""
+    """Reason for which a batch of the size last asked for has to wait; "" if it does not."""
     inserts_wait: Annotated[str, gauge("inserts_limited", "Inserts wait", "1 while clients have to wait for draws, 0 "
         "otherwise.", adds="any")]
-    """Why clients have to wait; "" when they have not."""
+    """Reason for which clients have to wait; "" if they do not."""
     waited: Annotated[float, counter("limited_seconds", "Draws waited", "Seconds that batches waited for entries.")]
     forgiven: Annotated[float, adding("sum")]
-    """Samples that were taken off the surplus, because a learner had waited for what never came."""
+    """Samples subtracted from the surplus, because a learner had waited for entries that never came."""
     # fmt: on
 
 
@@ -77,14 +76,14 @@ class RateStats:
 class _Client:
     inserted: int
     sequence: int
-    """Of the message that said so."""
+    """Sequence number of the message that reported `inserted`."""
     through: int = 0
-    """How far it was told that it may go."""
+    """Total of entries that the client may have recorded, by its last grant."""
     asked: tuple[float, int] | None = None
-    """When it was granted more for the last time, and what it had recorded by then."""
+    """Time of the last larger grant, and the client's entries at that time."""
 
     def lasting(self, now: float) -> float:
-        """Entries that it records in `GRANT_TIME` as it did since it asked before."""
+        """Return the entries that the client records in `GRANT_TIME` at its pace since the last grant."""
         if self.asked is None:
             return 0.0
         since, inserted = self.asked
@@ -92,16 +91,16 @@ class _Client:
 
     @property
     def outstanding(self) -> int:
-        """Entries that it was granted and has not reported."""
+        """Entries that were granted to the client and are not reported yet."""
         return max(0, self.through - self.inserted)
 
 
 def why_not_draw(parameters: Parameters, samples: int, entries: int, surplus: float) -> str:
-    """Why a batch has to wait for entries; "" when it has not."""
+    """Return the reason for which a batch has to wait for entries; "" if it does not."""
     if entries < parameters.min_size:
         return (
-            f"waits for {parameters.min_size - entries} more entries: {entries} can be drawn, and "
-            f"{parameters.min_size} are to be there first (min_size)"
+            f"waiting for {parameters.min_size - entries} more entries ({entries} of min_size={parameters.min_size} "
+            f"available)"
         )
     tolerance, ratio = parameters.samples_per_insert_tolerance, parameters.samples_per_insert
     if tolerance is None or surplus - samples >= -tolerance - _ROUNDING:
@@ -110,42 +109,42 @@ def why_not_draw(parameters: Parameters, samples: int, entries: int, surplus: fl
     ahead = round(-surplus)
     where = f"{ahead} samples ahead of" if ahead >= 0 else f"{-ahead} samples behind"
     return (
-        f"waits for {missing} more entries: drawing is {where} {ratio:g} for each entry, and may be "
-        f"{tolerance:g} ahead with this batch of {samples} (samples_per_insert_tolerance)"
+        f"waiting for {missing} more entries: draws are {where} samples_per_insert={ratio:g}, and with this batch of "
+        f"{samples} may be {tolerance:g} ahead (samples_per_insert_tolerance)"
     )
 
 
 def band_settings(parameters: Parameters) -> tuple[float, float]:
-    """(samples_per_insert, its tolerance), 0 for none."""
+    """Return (samples_per_insert, samples_per_insert_tolerance); a tolerance of None is 0."""
     return parameters.samples_per_insert, parameters.samples_per_insert_tolerance or 0.0
 
 
 class ServerSurplus(NamedTuple):
-    """How drawing stands beside recording, as the limiter of one server sees it."""
+    """Counts of drawing and recording by the limiter of one server."""
 
     surplus: float
     is_told: bool
-    """Whether it is that of all servers, as a reader told."""
+    """True if `surplus` is that of all servers, as a reader reported it."""
     inserted: int
-    """Entries that were reported here, since it began."""
+    """Entries reported to this server, since its limiter began."""
     drawn: int
-    """Samples that were drawn here."""
+    """Samples drawn at this server."""
     ratio: float
-    """samples_per_insert, under which this is so."""
+    """The samples_per_insert of this surplus."""
     tolerance: float
 
 
 class ClusterSurplus(NamedTuple):
-    """The same for all servers together, as a reader tells each of them."""
+    """Counts of drawing and recording of all servers together, as a reader reports them to each server."""
 
     surplus: float
     inserted: int
-    """What this limiter had said of its own when the reader knew that surplus."""
+    """The server's own count of inserts that is part of `surplus`; `drawn` likewise."""
     drawn: int
     entries: int
-    """That can be drawn at the other servers."""
+    """Entries that can be drawn at the other servers."""
     share: float
-    """Of what may be recorded, for this server's clients."""
+    """This server's clients' share of the entries that may be recorded."""
     ratio: float
     tolerance: float
 
@@ -154,87 +153,86 @@ _BAND = ("samples_per_insert", "samples_per_insert_tolerance", "min_size")
 
 
 class Limiter:
-    """Says which side may go on, drawing or recording, and why not. Any thread may ask, and a draw can wait.
-
-    `entries` are how many entries can be drawn here; those that can be drawn at other servers are added to them.
+    """Gate between drawing and recording: it decides which side may proceed, and gives the reason if not. Thread-safe;
+    a draw can wait.
 
     Args:
-        parameters: Their samples_per_insert, samples_per_insert_tolerance, min_size and cache_size.
-        entries: How many entries can be drawn here now. It may take locks of its own: it is never called with the lock
-            of this one held.
-        clock: Seconds that only grow.
+        parameters: Settings with samples_per_insert, samples_per_insert_tolerance, min_size and cache_size.
+        entries: Function that counts the entries that can be drawn at this server; the limiter adds those of other
+            servers. The function may take locks: it is never called while the limiter's lock is held.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(
         self, parameters: Parameters, entries: Callable[[], int], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.parameters = parameters
-        """What is followed now; changed by `configure`."""
+        """Current parameters; `configure` changes them."""
         self._entries_here, self._clock = entries, clock
-        self._condition = _core.Condition()  # of all below; reentrant
+        self._condition = _core.Condition()  # guards all attributes below; reentrant
         self._surplus, self._begun = 0.0, False
         self._inserted = self._drawn = 0
         self._clients: dict[bytes, _Client] = {}
         self._outstanding = 0  # granted and not reported, over all clients
-        self._told: ClusterSurplus | None = None
-        self._unheard: set[bytes] = set()  # clients of the former life that have said nothing in this one
+        self._cluster: ClusterSurplus | None = None
+        self._unheard: set[bytes] = set()  # clients known before a restart that have sent no message since
         self._unheard_until: float | None = None
         self._news_at = -math.inf  # when a client reported more than before
-        self._hungry: dict[Hashable, tuple[int, float, float]] = {}  # who waits: samples, since when, asked last
+        self._waiting: dict[Hashable, tuple[int, float, float]] = {}  # readers: samples, waiting since, asked last
         self._last_size = 1
         self._forgiven = self._waited = 0.0
 
     @property
     def _changed(self) -> _core.Held:
-        """The lock of what was counted, let go of wherever an interrupt comes. A waiting draw is woken by all that may
-        let it go on.
+        """Lock of the counts as a context, released also on an interrupt. Every change that may let a waiting draw
+        proceed notifies it.
         """
         return _core.Held(self._condition)
 
     @property
     def is_active(self) -> bool:
-        """Whether anything is limited. Takes no lock."""
+        """True if drawing or recording is limited. Takes no lock."""
         return self.has_band or self.parameters.min_size > 0
 
     @property
     def has_band(self) -> bool:
-        """Whether drawing and recording may only run so far apart. Takes no lock."""
+        """True if the distance between drawing and recording is limited. Takes no lock."""
         return self.parameters.samples_per_insert_tolerance is not None
 
     def state(self) -> dict[str, Any]:
-        """What was counted: plain values, for `go_on_from`."""
+        """Return the counts as plain values, for `go_on_from`."""
         with self._changed:
             clients = [(name, each.inserted, each.sequence, each.through) for name, each in self._clients.items()]
             facts = {"surplus": self._surplus, "begun": self._begun, "inserted": self._inserted, "drawn": self._drawn}
-            told = None if self._told is None else list(self._told)
-            return facts | {"forgiven": self._forgiven, "told": told, "clients": clients}
+            cluster = None if self._cluster is None else list(self._cluster)
+            return facts | {"forgiven": self._forgiven, "told": cluster, "clients": clients}
 
     def go_on_from(self, state: Mapping[str, Any]) -> None:
-        """Take up what another life had counted under the same band. What a client was granted and did not use is kept
-        for it, for `UNHEARD_TIMEOUT` if it says nothing.
+        """Restore the counts from before a restart, under the same band. Unused grants are kept, for `UNHEARD_TIMEOUT`
+        if the client sends no message.
         """
         with self._changed:
             self._surplus, self._begun = float(state["surplus"]), bool(state["begun"])
             self._inserted, self._drawn = int(state["inserted"]), int(state["drawn"])
-            self._forgiven, told = float(state["forgiven"]), state["told"]
-            self._told = None if told is None else ClusterSurplus(*told)
+            self._forgiven, cluster = float(state["forgiven"]), state["told"]
+            self._cluster = None if cluster is None else ClusterSurplus(*cluster)
             self._clients = {name: _Client(*counts) for name, *counts in state["clients"]}
             self._outstanding = sum(known.outstanding for known in self._clients.values())
             self._unheard, self._unheard_until = set(self._clients), None
             self._changed.notify_all()
 
     def state_of(self, client: bytes) -> dict[str, Any]:
-        """What was counted of the only client, as JSON carries it, and how many entries it has recorded."""
+        """Return the counts, as JSON carries them, and the entries that the only client has recorded."""
         with self._changed:
             state = {name: value for name, value in self.state().items() if name not in ("clients", "told")}
             return state | {"recorded": self._clients[client].inserted if client in self._clients else 0}
 
     def take_over(self, state: Mapping[str, Any], client: bytes, inserted: int) -> None:
-        """Go on counting from where another one was; its only client has recorded so many entries now."""
+        """Continue the counts of another limiter, whose only client has now recorded `inserted` entries."""
         self.go_on_from({**state, "told": None, "clients": [(client, inserted, inserted, inserted)]})
 
     def _forget_unheard(self, client: bytes, now: float) -> None:
-        """A client asks. After a time, those of the former life that say nothing are no more."""
+        """Record a message of a client, and drop clients of before a restart that stay silent too long."""
         self._unheard.discard(client)
         if not self._unheard:
             return
@@ -246,12 +244,12 @@ class Limiter:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether no client is known, and nothing was counted."""
+        """True if no client is known and all counts are 0."""
         with self._changed:
-            return not (self._clients or self._inserted or self._drawn or self._told)
+            return not (self._clients or self._inserted or self._drawn or self._cluster)
 
     def configure(self, parameters: Parameters) -> None:
-        """Follow other parameters from now on; another band begins from nothing."""
+        """Apply other parameters; a changed band restarts from zero."""
         with self._changed:
             former, self.parameters = self.parameters, parameters
             if any(getattr(former, name) != getattr(parameters, name) for name in _BAND):
@@ -259,7 +257,7 @@ class Limiter:
             self._changed.notify_all()
 
     def reset(self) -> None:
-        """Another run begins: forget what was counted."""
+        """Forget all counts, for a new run."""
         with self._changed:
             self._clients.clear()
             self._outstanding = 0
@@ -268,15 +266,15 @@ class Limiter:
             self._changed.notify_all()
 
     def _begin_again(self) -> None:
-        self._surplus, self._begun, self._told = 0.0, False, None
+        self._surplus, self._begun, self._cluster = 0.0, False, None
 
     # Recording
 
     def met(self, client: bytes, inserted: int, sequence: int) -> None:
-        """A client is here; what it has recorded until now is none of this band's.
+        """Register a client; entries that it recorded before do not count in the band.
 
         Args:
-            sequence: The header's: of two messages of a client the higher one is newer; an older one changes nothing.
+            sequence: Sequence number of the message's header; an older message of the client changes nothing.
         """
         with self._changed:
             known = self._clients.get(client)
@@ -288,12 +286,12 @@ class Limiter:
             self._clients[client] = _Client(inserted, sequence)
 
     def reported(self, client: bytes, inserted: int, sequence: int) -> None:
-        """A client says that it has recorded `inserted` entries in all, in its message number `sequence`."""
+        """Add the new entries of a client that reports `inserted` entries in all, in message number `sequence`."""
         entries = self._entries_here() if self.is_active else 0
         with self._changed:
             known = self._clients.get(client)
             self._unheard.discard(client)
-            if known is None:  # it said HELLO to a former life
+            if known is None:  # it sent HELLO before a restart
                 self._clients[client] = _Client(inserted, sequence)
                 return
             news = inserted - known.inserted
@@ -309,8 +307,8 @@ class Limiter:
             self._changed.notify_all()
 
     def _settle(self, entries: int, now: float) -> None:
-        """New entries were reported, and so many can be drawn. Begin the band if that is enough; forgive what is beyond
-        the band if no side could have helped it.
+        """Begin the band once enough entries can be drawn, and forgive surplus beyond the band that neither side
+        caused. Called after new entries were reported.
         """
         tolerance = self.parameters.samples_per_insert_tolerance
         if not self._begun and entries >= self.parameters.min_size:
@@ -326,7 +324,7 @@ class Limiter:
             self._surplus = tolerance
 
     def left(self, client: bytes) -> None:
-        """A client has ended: what it was granted and did not use is the others'."""
+        """Unregister a client that has ended, and release its unused grant to the others."""
         with self._changed:
             known = self._clients.pop(client, None)
             self._unheard.discard(client)
@@ -334,11 +332,11 @@ class Limiter:
                 self._outstanding -= known.outstanding
 
     def grant(self, client: bytes, sharers: int = 1) -> tuple[int, str]:
-        """How many entries a client may have recorded in all before it has to ask again, and why not more; NO_LIMIT
-        if nothing is limited.
+        """Return (total, reason): the entries that a client may have recorded in all before it asks again, and the
+        reason for which it gets no more. The total is NO_LIMIT if nothing is limited.
 
         Args:
-            sharers: Clients that record.
+            sharers: Number of clients that record.
         """
         if not self.has_band:
             return NO_LIMIT, ""
@@ -351,7 +349,7 @@ class Limiter:
         self._forget_unheard(client, now)
         known = self._clients.setdefault(client, _Client(0, -1))
         others = self._outstanding - known.outstanding
-        share = 1.0 if self._told is None else self._told.share
+        share = 1.0 if self._cluster is None else self._cluster.share
         room = (tolerance - self._surplus) / ratio * share
         missing = self.parameters.min_size - self._entries(entries)
         if not self._begun or missing > 0:
@@ -361,7 +359,7 @@ class Limiter:
         through = max(known.through, known.inserted + max(0, math.floor(mine + _ROUNDING)))
         if through > known.through:
             known.asked = now, known.inserted
-        known.through = min(through, NO_LIMIT)  # a tiny ratio has room for more than a message can say
+        known.through = min(through, NO_LIMIT)  # a tiny ratio allows more than a message can carry
         self._outstanding = others + known.outstanding
         return known.through, "" if known.through > known.inserted else self._why_not_record()
 
@@ -369,14 +367,14 @@ class Limiter:
         ratio, tolerance = band_settings(self.parameters)
         missing = max(1, math.ceil(self._surplus + (self._outstanding + 1) * ratio - tolerance - _ROUNDING))
         return (
-            f"waits until {missing} more samples are drawn: learners are {self._surplus:.0f} samples behind "
-            f"{ratio:g} for each entry, and may be {tolerance:g} (samples_per_insert_tolerance)"
+            f"waiting until learners draw {missing} more samples: draws are {self._surplus:.0f} samples behind "
+            f"samples_per_insert={ratio:g}, and may be {tolerance:g} behind (samples_per_insert_tolerance)"
         )
 
     # Drawing
 
     def why_not_draw(self, samples: int) -> str:
-        """Why a batch has to wait for entries; "" when it has not."""
+        """Return the reason for which a batch has to wait for entries; "" if it does not."""
         if not self.is_active:
             return ""
         entries = self._entries_here()
@@ -390,99 +388,99 @@ class Limiter:
         return why_not_draw(self.parameters, samples, available, self._surplus)
 
     def take(self, samples: int, timeout: float) -> str:
-        """Count a batch as drawn as soon as it may be; "" then, or why it may not be after `timeout` seconds.
+        """Count a batch as drawn as soon as it may be; return "", or after `timeout` seconds the reason to wait.
 
         Raises:
-            ParameterError: the tolerance is too small for such a batch, also if that is changed meanwhile.
+            ParameterError: the tolerance is too small for such a batch, also after a change during the wait.
         """
         if not self.is_active:
             self.drew(samples)
             return ""
-        began, who = self._clock(), object()
+        began, reader = self._clock(), object()
         try:
             while True:
                 check_batch(self.parameters, samples)
                 entries = self._entries_here()
                 with self._changed:
                     now = self._clock()
-                    reason, left = self._why_not_draw(samples, entries, now), began + timeout - now
+                    reason, remaining = self._why_not_draw(samples, entries, now), began + timeout - now
                     if not reason:
                         self.drew(samples)
-                    if not reason or left <= 0.0:
+                    if not reason or remaining <= 0.0:
                         return reason
-                    self.wants(who, samples)
-                    self._changed.wait(min(left, ENTRIES_INTERVAL))
+                    self.wants(reader, samples)
+                    self._changed.wait(min(remaining, ENTRIES_INTERVAL))
         finally:
             with self._changed:
-                self.wants(who, 0)
+                self.wants(reader, 0)
                 self._waited += self._clock() - began
 
     def drew(self, samples: int, also: Changes | tuple[()] = (), *, has_band: bool = True) -> None:
-        """Samples were handed out; below 0, some that were counted (by `take`) were not.
+        """Record that samples were handed out; a negative number takes back samples that `take` has counted.
 
         Args:
-            also: Made with it, as one change.
-            has_band: Whether their reader knew of a band; what others draw is not for actors to make good.
+            also: Changes to make together with the count.
+            has_band: False if the reader knew of no band; actors need not record for its samples.
         """
         with self._changed:
             surplus = self._surplus - samples if self._begun and has_band else self._surplus
             at_once([*setting(self, _drawn=self._drawn + samples, _surplus=surplus), *also])
             self._changed.notify_all()
 
-    def wants(self, who: Hashable, samples: int) -> None:
-        """A learner waits for a batch of so many samples; 0: no more."""
+    def wants(self, reader: Hashable, samples: int) -> None:
+        """Record that a learner waits for a batch of so many samples; 0 ends its wait."""
         with self._changed:
             now = self._clock()
-            if samples and (who in self._hungry or len(self._hungry) < MAX_WAITING_READERS):
-                self._hungry[who] = (samples, self._hungry.get(who, (0, now, now))[1], now)
+            if samples and (reader in self._waiting or len(self._waiting) < MAX_WAITING_READERS):
+                self._waiting[reader] = (samples, self._waiting.get(reader, (0, now, now))[1], now)
             elif not samples:
-                self._hungry.pop(who, None)
+                self._waiting.pop(reader, None)
 
     def _starving(self, now: float) -> int:
-        """Entries without which a learner that has waited too long waits on; 0 if there is no such learner."""
+        """Return the entries that the largest batch of starving learners needs; 0 if no learner starves."""
         ratio = self.parameters.samples_per_insert
-        for who in [who for who, (_, _, asked) in self._hungry.items() if asked < now - FORGET_TIMEOUT]:
-            del self._hungry[who]
-        waiting = [samples for samples, since, _ in self._hungry.values() if now - since >= STARVING_TIMEOUT]
+        for reader in [reader for reader, (_, _, asked) in self._waiting.items() if asked < now - FORGET_TIMEOUT]:
+            del self._waiting[reader]
+        waiting = [samples for samples, since, _ in self._waiting.values() if now - since >= STARVING_TIMEOUT]
         return math.ceil((max(waiting) + self.parameters.cache_size) / ratio) if waiting and ratio else 0
 
     def _share(self, room: float, sharers: int, lasting: float) -> float:
-        """A client's part of all the room, where so many entries would last it for `GRANT_TIME`."""
+        """Return a client's part of the room, if `lasting` entries last it for `GRANT_TIME`."""
         return min(room / max(1, sharers), max(LEAST_ENTRIES, room / LEAST_PART, lasting))
 
     def _needed(self, now: float) -> int:
-        """Entries that a client may record whatever else was granted, since a learner has waited too long for them."""
+        """Return the entries that a client may record whatever else was granted, because a learner starves."""
         return self._starving(now)
 
     # Several servers
 
     def told(self, cluster: ClusterSurplus) -> None:
-        """How it stands with all servers, from a reader of all; what happened here since is added.
+        """Apply the surplus of all servers as a reader reports it, plus the counts of this server since.
 
-        A reader that has not heard of other parameters yet speaks of another band, and changes nothing.
+        A reader that does not know the current parameters reports another band, and changes nothing.
         """
         with self._changed:
             if (cluster.ratio, cluster.tolerance) != band_settings(self.parameters):
                 return
-            self._told, self._begun = cluster, True
+            self._cluster, self._begun = cluster, True
             inserted, drawn = self._inserted - cluster.inserted, self._drawn - cluster.drawn
             self._surplus = cluster.surplus + (inserted * self.parameters.samples_per_insert - drawn)
             self._changed.notify_all()
 
     def standing(self) -> ServerSurplus | None:
-        """What a reader is told of this server; None where nothing is limited."""
+        """Return this server's counts for a reader; None if nothing is limited."""
         with self._changed:
             if not self.is_active:
                 return None
             settings = band_settings(self.parameters)
-            return ServerSurplus(self._surplus, self._told is not None, self._inserted, self._drawn, *settings)
+            return ServerSurplus(self._surplus, self._cluster is not None, self._inserted, self._drawn, *settings)
 
     def _entries(self, here: int) -> int:
-        """Entries that can be drawn at all servers."""
-        return here if self._told is None else here + self._told.entries
+        """Return the number of entries that can be drawn at all servers."""
+        return here if self._cluster is None else here + self._cluster.entries
 
     def stats(self) -> RateStats:
-        """All figures at this moment."""
+        """Return all figures at this moment."""
         entries = self._entries_here()
         with self._changed:
             available, tolerance = self._entries(entries), self.parameters.samples_per_insert_tolerance

@@ -1,7 +1,7 @@
-"""The memory: entries of episodes, their weights, and the samples drawn from them. It has never heard of a socket.
+"""Memory of episodes' entries: storage, weights, and samples drawn from them, without any networking.
 
-Storage and loops are `_core.EntryStore`'s. `conversion` converts what is given and refuses what does not fit;
-`gathering` says where samples are, and copies them. `Buffer`, clients and servers are built on this class.
+Storage and loops are in `_core.EntryStore`. `conversion` converts values and rejects invalid ones; `gathering`
+locates samples and copies them. `Buffer`, clients and servers build on `Memory`.
 """
 
 from __future__ import annotations
@@ -58,27 +58,27 @@ _FIGURES = (
 
 
 class Memory(StoredRows, StrictAttributes):
-    """Room for exactly `capacity` entries; whole episodes leave, oldest first, when their rows are needed.
+    """Store of exactly `capacity` entries; whole episodes are evicted, oldest first, when their rows are needed.
 
-    One open episode for each lane; entries can be drawn once their episode is closed, or with `live` as soon as their
-    window is complete. Every method may be called from several threads, and loops run without the GIL. A process forked
-    from this one has a copy that goes its own way, and draws other entries (see `sampling`).
+    Each lane has one open episode. Entries can be drawn once their episode is closed or, with `live`, as soon as their
+    window is complete. Every method may be called from several threads, and loops run without the GIL. A forked process
+    has an independent copy, and draws other entries (see `sampling`).
 
     Args:
         schema: The columns of an entry.
-        capacity: Entries that fit, 1 or more.
-        parameters: How entries are weighed and samples cut; changed by `configure`.
-        live: Whether entries of open episodes can be drawn.
-        seed: Of the draws; None is different each time.
-        page_rows: Rows that a lane takes at once, a power of two; None chooses.
-        ragged_limit: Bytes that values of ragged columns may take (`ragged_bytes`): the oldest closed episodes make
-            room, and what does not fit beside the open ones is refused. 0 is any; in a container half of what its
-            memory limit leaves.
-        container: That in which its memory is reserved (see `memory_bytes`); None reserves none.
+        capacity: Number of entries that fit, at least 1.
+        parameters: Settings of weights and samples; `configure` changes them.
+        live: True if entries of open episodes can be drawn.
+        seed: Seed of the draws; None draws differently each time.
+        page_rows: Rows that a lane allocates at once, a power of two; None chooses.
+        ragged_limit: Limit in bytes for values of ragged columns (`ragged_bytes`). The oldest closed episodes make
+            room; an entry that does not fit beside the open ones is rejected. 0 sets no limit, but in a container
+            half of what its memory limit leaves.
+        container: Container whose memory is reserved (see `memory_bytes`); None reserves none.
 
     Raises:
-        ParameterError: an argument is outside its range, does not fit the schema, or makes more than the container
-            has.
+        ParameterError: an argument is outside its range, does not fit the schema, or needs more memory than the
+            container has.
     """
 
     _COPY = "Write memoire.dataset.save(memory, path), and fill another one with memoire.dataset.fill(memory, path)."
@@ -117,7 +117,7 @@ class Memory(StoredRows, StrictAttributes):
         self._dimensions = reward_size(schema)
         columns = [storage_of(schema[name], int(capacity)) for name in schema.names]
         self.generator = np.random.default_rng(0)
-        """Random numbers for draws that are not the loops', while the memory is held."""
+        """Generator of draws that do not run in `_core`; use it while the memory is held."""
         self._setup(columns, int(capacity), page_rows, self._dimensions, live, [0] * 4)
         seed_here(self, seed)
         self._parameters = parameters
@@ -125,45 +125,45 @@ class Memory(StoredRows, StrictAttributes):
         self.limit_ragged(ragged_limit)
         self._guard()
 
-    # What there is
+    # State
 
     @property
     def parameters(self) -> Parameters:
-        """How entries are weighed and samples cut, now."""
+        """Current settings of weights and samples."""
         return self._parameters
 
     @property
     def total_weight(self) -> float:
-        """Sum of all weights: an entry's chance is its weight over this."""
+        """Sum of all weights; an entry's probability is its weight divided by this sum."""
         return self._sums()[0]
 
     @property
     def num_positive(self) -> int:
-        """Entries that can be drawn."""
+        """Number of entries that can be drawn."""
         return self._sums()[1]
 
     @property
     def min_weight(self) -> float:
-        """Least weight above 0; 0 where there is none."""
+        """Smallest weight above 0; 0 if no weight is."""
         return self.sums()[2]
 
     @property
     def ragged_limit(self) -> int:
-        """Bytes that values of ragged columns may take, as it was set; 0 is any, or what the container leaves."""
+        """Limit in bytes for values of ragged columns, as set; 0 is no limit, or the container's share."""
         return self._ragged_limit
 
     def seed(self, seed: int) -> None:
-        """Draw from now on as a memory that was made with this seed."""
+        """Restart the random numbers of draws from a seed, as in a memory made with this seed."""
         arguments.whole("seed", seed, 0, 1 << 256)
         seed_here(self, int(seed))
 
     def sums(self) -> tuple[float, int, float]:
-        """(total_weight, num_positive, min_weight) of one moment."""
+        """Return (total_weight, num_positive, min_weight) at one moment."""
         total, positive, least = self._sums()
         return total, positive, least if positive else 0.0
 
     def info(self) -> dict[str, Any]:
-        """What is stored and set, as plain numbers and strings."""
+        """Return counts and settings as plain numbers and strings."""
         sums = dict(zip(("total_weight", "num_positive", "min_weight"), self.sums(), strict=True))
         figures = {name: getattr(self, name) for name in _FIGURES} | sums
         return figures | {"entry_bytes": self.schema.entry_bytes, **self._parameters.to_wire()}
@@ -172,8 +172,8 @@ class Memory(StoredRows, StrictAttributes):
         return f"Memory({self.num_entries} of {self.capacity} entries, {self.num_episodes} episodes, {self.schema!r})"
 
     def limit_ragged(self, ragged_limit: int) -> None:
-        """Allow values of ragged columns so many bytes from now on, 0 is as when it is made; the oldest closed episodes
-        make room.
+        """Set the limit in bytes for values of ragged columns; 0 as in the constructor. The oldest closed episodes make
+        room.
         """
         arguments.whole("ragged_limit", ragged_limit, 0, 1 << 62)
         most = int(ragged_limit)
@@ -184,12 +184,12 @@ class Memory(StoredRows, StrictAttributes):
         self._limit_ragged(most)
 
     def unreserve(self) -> None:
-        """Leave the container's memory that is reserved for this one to another one, which takes its place."""
+        """Release this memory's reservation in the container, so that a memory that replaces this one can reserve."""
         self._reserved.release()
         self._ragged_reserved.release()
 
     def reseed(self, seeds: np.random.SeedSequence) -> None:
-        """Draw from now on by these seeds."""
+        """Restart the random numbers of draws from a seed sequence."""
         beside = np.random.SeedSequence(seeds.entropy, spawn_key=(*seeds.spawn_key, 1))
         with self.held():
             self._seed(seeds.generate_state(4, np.uint64).tolist())
@@ -198,93 +198,93 @@ class Memory(StoredRows, StrictAttributes):
     # Episodes
 
     def open(self, lane: int = 0) -> None:
-        """Open an episode in a lane; the entries of an unclosed one there are cleared and their room is given back."""
+        """Open an episode in a lane. Entries of an unclosed episode there are removed, and their rows freed."""
         arguments.whole("lane", lane, 0, MAX_LANES - 1)
         self._open(lane)
 
     def opening(self, lane: int) -> Changes:
-        """The changes, for `_core.at_once`, that open an episode in a lane as `open` does."""
+        """Return the changes, for `_core.at_once`, that open an episode in a lane as `open` does."""
         return [(self._open, (lane,))]
 
     def open_length(self, lane: int = 0) -> int:
-        """Entries in a lane's open episode; -1 where none is open."""
+        """Return the number of entries in a lane's open episode; -1 if none is open."""
         return self._open_length(lane)
 
     def open_return(self, lane: int = 0) -> Float64s:
-        """Sum of the rewards in a lane's open episode so far, not discounted: [*R]; 0 where nothing is open."""
+        """Return the undiscounted sum of rewards in a lane's open episode: [*R]; 0 if none is open."""
         total = np.empty(self._dimensions, np.float64)
         with self.held():
             self._open_return(lane, total)
         return total.reshape(self.schema.reward_shape)
 
     def checked_version(self, model_version: Any) -> int:
-        """The version of the model that made a new entry.
+        """Return the version of the model that acted for a new entry, checked.
 
         Raises:
-            ParameterError: it is no whole number from 0 to 2**53 - 1; or 0, unknown, while `max_model_lag` is set.
+            ParameterError: it is not a whole number from 0 to 2**53 - 1; or 0, unknown, while `max_model_lag` is set.
         """
         return version_of(model_version, self._parameters.max_model_lag)
 
     def add_many(
         self, lanes: ArrayLike, values: Sequence[Any], init_w: ArrayLike = 1.0, model_version: int = 0
     ) -> Int64s:
-        """Add one entry to each of several lanes' open episodes, all or none, and return their numbers.
+        """Add one entry to the open episode of each of several lanes, all or nothing, and return their numbers.
 
         Args:
-            lanes: Different lanes, int64 [N].
+            lanes: Distinct lanes, int64 [N].
             values: A value for each column but the return column, in the schema's order: [N, *F].
             init_w: As in `add`: a number, or float32 [N].
             model_version: As in `add`.
 
         Raises: as `add`, naming the lane.
         """
-        where = np.ascontiguousarray(lanes, np.int64)
-        if where.ndim != 1:
-            raise ParameterError("lanes", where.shape, "of one dimension")
-        ((add, given),) = self.adding(where, values, init_w, model_version)
+        lane_array = np.ascontiguousarray(lanes, np.int64)
+        if lane_array.ndim != 1:
+            raise ParameterError("lanes", lane_array.shape, "of one dimension")
+        ((add, args),) = self.adding(lane_array, values, init_w, model_version)
         try:
-            add(*given)
+            add(*args)
         except _core.NotAdded as refused:
             self.explain(refused)
-        numbers: Int64s = given[3]
+        numbers: Int64s = args[3]
         return numbers
 
     def adding(self, lanes: Int64s, values: Sequence[Any], init_w: ArrayLike, model_version: int) -> Changes:
-        """The changes, for `_core.at_once`, that do what `add_many` does: `lanes` [N], `values` [N, *F], `init_w` a
-        number or [N].
+        """Return the changes, for `_core.at_once`, that add entries as `add_many` does: `lanes` [N], `values` [N, *F],
+        `init_w` a number or [N].
         """
         count, version = len(lanes), self.checked_version(model_version)
         arrays = exact_columns(self.schema, values, (count,))
-        given = (lanes, arrays, init_weights(init_w, count), np.empty(count, np.int64), version)
-        return [(self._add_many, given)]
+        args = (lanes, arrays, init_weights(init_w, count), np.empty(count, np.int64), version)
+        return [(self._add_many, args)]
 
     def adding_one(self, lane: int, values: tuple[Any, ...], init_w: Any, model_version: int) -> Changes:
-        """The changes that add one entry of exact values [*F]."""
+        """Return the changes, for `_core.at_once`, that add one entry of exact values [*F]."""
         version, weight = self.checked_version(model_version), float(init_weights(init_w, 1)[0])
         return [(self._add_one, (lane, values, weight, version))]
 
     def explain(self, refused: _core.NotAdded) -> NoReturn:
-        """Raise in words why entries were not added."""
+        """Raise the error that explains why entries were not added."""
         status, lane, values = refused.args
         if status == _core.REPEATED:
             raise ParameterError("lanes", lane, "each at most once in a call") from None
         refuse(self, self.schema, lane, status, values, self._ragged_most)
 
     def extend(self, lane: int, values: Sequence[Any], init_w: ArrayLike = 1.0, model_version: int = 0) -> Int64s:
-        """Add T consecutive entries to a lane's open episode, all or none, and return their numbers.
+        """Add T consecutive entries to a lane's open episode, all or nothing, and return their numbers.
 
         Args:
-            lane: Which open episode.
+            lane: Lane of the open episode.
             values: A value for each column but the return column, in the schema's order: [T, *F].
             init_w: As in `add`: a number, or float32 [T].
             model_version: As in `add`.
 
         Raises: as `add`.
         """
-        return self._extended(lane, values, init_w, self.checked_version(model_version))
+        return self._extend_any(lane, values, init_w, self.checked_version(model_version))
 
-    def _extended(self, lane: int, values: Sequence[Any], init_w: ArrayLike, version: int) -> Int64s:
-        """`extend`, also with the unknown version of entries that were written before `max_model_lag` was set."""
+    def _extend_any(self, lane: int, values: Sequence[Any], init_w: ArrayLike, version: int) -> Int64s:
+        """Extend as `extend` does, but accept version 0 of entries recorded before `max_model_lag` was set."""
         if len(values) == 0:
             raise ParameterError("values", values, f"one for each of the columns {', '.join(self.schema.entry_names)}")
         count = count_of(values[0])
@@ -306,13 +306,13 @@ class Memory(StoredRows, StrictAttributes):
         """Add a whole episode of T entries, recorded elsewhere, in lane 0, and close it as `close(**end)` does.
 
         Args:
-            values: For each column but the return column exact arrays [T, *F] whose values are known to fit.
-            init_w: [T] Finite, and at least 0.
-            model_version: [T]
-            age: [T] Seconds since each entry was recorded.
+            values: For each column but the return column, exact arrays [T, *F] that are already checked.
+            init_w: [T] finite, at least 0.
+            model_version: [T] version of the model that acted.
+            age: [T] seconds since each entry was recorded.
 
         Raises:
-            EpisodeTooLong: There is no room. Nothing was added.
+            EpisodeTooLong: the episode does not fit. Nothing was added.
         """
         with self.held():
             self._open(0)
@@ -344,21 +344,21 @@ class Memory(StoredRows, StrictAttributes):
             weight = init_w * multiplier * priority ** priority_exponent
 
         Weights are 0 for the first frame_stack - 1 entries (start="skip") and, unless the end is known, for the last
-        multi_step. A final state or terminated=True make it known: then windows at the end are shorter and reach it.
+        multi_step. With a final state or terminated=True the end is known: the last windows are shorter and reach it.
 
         Args:
-            lane: Which open episode.
-            multiplier: Scales the weights of all its entries; finite and at least 0.
-            update_value: Whether the return column is computed; else it stays 0.
-            update_weight: Whether priorities count; else weight = init_w * multiplier, until a learner reports one.
-            final_state: The state after the last action: an array for one state column, a tuple in the order of
+            lane: Lane of the open episode.
+            multiplier: Factor of the weights of all its entries; finite and at least 0.
+            update_value: True to compute the return column; else it stays 0.
+            update_weight: True if priorities count; else weight = init_w * multiplier, until a learner reports one.
+            final_state: State after the last action: an array for one state column, a tuple in the order of
                 `schema.states`, or a mapping by name.
-            terminated: True: nothing comes after, `discount` is 0 there; False: cut off, learners bootstrap from
-                the final state. None is False where there is a final state, else unknown.
+            terminated: True: the episode terminated, and `discount` is 0 at its end. False: it was cut off, and
+                learners bootstrap from the final state. None is False with a final state, else unknown.
             bootstrap_value: Value of the final state, a number or of the reward's shape; None is 0.
 
         Raises:
-            EpisodeClosedError, EmptyEpisodeError: there is nothing to close.
+            EpisodeClosedError, EmptyEpisodeError: no episode is open, or it has no entries.
             ParameterError, EntryError: an argument does not fit. The episode stays open.
         """
         multiplier, bootstrap, states = ending(self.schema, multiplier, final_state, terminated, bootstrap_value)
@@ -380,12 +380,12 @@ class Memory(StoredRows, StrictAttributes):
         bootstrap_value: ArrayLike | None = None,
         is_cut: bool = False,
     ) -> Changes:
-        """The changes, for `_core.at_once`, that close an open episode with entries as `close` does, and open the next.
+        """Return the changes, for `_core.at_once`, that close an open episode as `close` does, and open the next.
 
         States of `final_state` are [*F]; `bootstrap_value` is a number or [*R].
 
         Args:
-            is_cut: It goes on: it is stored as truncated.
+            is_cut: True if the episode continues; it is stored as truncated.
         """
         multiplier, bootstrap, states = ending(self.schema, 1.0, final_state, terminated, bootstrap_value)
         ended = states is not None or bool(terminated)
@@ -393,18 +393,18 @@ class Memory(StoredRows, StrictAttributes):
         return [(self._close, close), *self.opening(lane)]
 
     leaving: Sized = ()
-    """Closed episodes that have to be sent elsewhere."""
+    """Closed episodes that wait to be sent; empty in a memory that sends none."""
 
     def flush(self, first_lane: int, lanes: int) -> None:
-        """Send them. There are none here."""
+        """Send the closed episodes in `leaving`. This class has none."""
 
     @contextmanager
     def cut_for_now(self, states: Mapping[int, Any]) -> Iterator[None]:
-        """Let open episodes count as cut off in these states while they are drawn from: their newest entries can be
-        drawn, too, by windows that are shorter. Others wait meanwhile; the caller adds nothing.
+        """Treat open episodes as cut off in these states within the block, so that shorter windows reach their newest
+        entries. Other threads wait; the caller must not add entries.
 
         Args:
-            states: For each lane whose episode has entries the state that follows them, as `close` takes it.
+            states: State after the newest entry, by lane, as `close` takes it; for lanes whose episode has entries.
 
         Raises:
             EntryError: a state does not fit.
@@ -418,15 +418,15 @@ class Memory(StoredRows, StrictAttributes):
             yield
 
     def configure(self, parameters: Parameters | None = None, **changes: Any) -> None:
-        """Take other parameters, and weigh and cut everything stored by them.
+        """Apply other parameters, and compute the weights and windows of all stored entries again.
 
-        Episodes closed without update_weight keep their weights, those closed without update_value their returns, and
-        entries that a learner has reported on their priorities. Windows that are no longer complete weigh 0. A lower
-        `max_episode` lets the oldest leave.
+        Some values stay: weights of episodes closed without update_weight, returns of those closed without
+        update_value, and priorities that a learner reported. Incomplete windows get weight 0. A lower `max_episode`
+        evicts the oldest episodes.
 
         Raises:
-            ParameterError: nothing was changed.
-        Cost: one pass over all entries where weights or windows change; other threads wait for it.
+            ParameterError: a setting is invalid. Nothing was changed.
+        Cost: one pass over all entries if weights or windows change; other threads wait for it.
         """
         with self.held():
             new = (self._parameters if parameters is None else parameters).replace(**changes)
@@ -435,11 +435,11 @@ class Memory(StoredRows, StrictAttributes):
             self._parameters = new
 
     def saw_model(self, version: int) -> None:
-        """There is a model of this version, from which `Parameters.max_model_lag` counts, as from the versions of
-        entries; older ones change nothing.
+        """Report the version of an existing model. `Parameters.max_model_lag` counts from the newest version, reported
+        or stored; older ones change nothing.
 
         Raises:
-            ParameterError: that is no version.
+            ParameterError: the version is not a whole number from 0 to 2**53 - 1.
         """
         super().saw_model(arguments.model_version(version, "version"))
 
@@ -451,58 +451,58 @@ class Memory(StoredRows, StrictAttributes):
     # Drawing
 
     def draw(self, count: int, fractions: ArrayLike | None = None) -> Int64s:
-        """Numbers int64 [count] of entries, drawn with replacement: P = weight / total_weight. With `max_times_sampled`
-        one after the other: an entry that was drawn so often weighs 0 from then on, also within this draw.
+        """Draw entries with replacement, and return their numbers, int64 [count]: P = weight / total_weight. With
+        `max_times_sampled` draws are sequential: an entry drawn that often weighs 0 at once, also within the call.
 
         Args:
-            count: How many, at least 1.
-            fractions: Where in the cumulative weights to draw, [count] in [0, 1); None draws at random.
+            count: Number of entries, at least 1.
+            fractions: Positions in the cumulative weights, [count] in [0, 1); None draws at random.
 
         Raises:
-            EmptyMemory: no entry has a weight above 0. UsedUp, one of these: all together may not be drawn so often.
+            EmptyMemory: no entry has a weight above 0. UsedUp (a subclass): all may be drawn fewer than `count` times.
         """
         arguments.whole("count", count, 1, MAX_ROWS)
-        return self._drawn(count, fractions, None)
+        return self._draw_numbers(count, fractions, None)
 
-    def _drawn(self, count: int, fractions: ArrayLike | None, weights: Float64s | None) -> Int64s:
-        """`draw`, with what the chances were proportional to in `weights`."""
+    def _draw_numbers(self, count: int, fractions: ArrayLike | None, weights: Float64s | None) -> Int64s:
+        """Draw as `draw` does, and write the weights that the probabilities were proportional to into `weights`."""
         if fractions is not None:
             fractions = exact_fractions(fractions, count)
         with self.held():
             numbers = self._draw(count, fractions, weights)
             if numbers is None:
-                if (left := self.draws_left) > 0:
-                    raise UsedUp(count, left, self._parameters.max_times_sampled)
+                if (draws := self.draws_left) > 0:
+                    raise UsedUp(count, draws, self._parameters.max_times_sampled)
                 raise EmptyMemory(self.num_entries)
             return numbers
 
     def take_back(self, numbers: Int64s) -> None:
-        """Undo a draw whose numbers nobody got, int64 [count]: nothing has left since. The generator goes on."""
+        """Undo a draw that was not delivered, int64 [count], before any eviction. The generator is not reset."""
         self._count_draws(numbers, is_back=True)
 
     def weights(self, numbers: ArrayLike) -> Float64s:
-        """Weights float64 [B] of entries by number. Raises StaleEntry where one has left."""
+        """Return weights float64 [B] of entries by number. Raises StaleEntry if an entry was evicted."""
         wanted = entry_numbers(numbers)
         weights = np.empty(len(wanted), np.float64)
         check_stale(wanted, self._weights(wanted, weights))
         return weights
 
     def gather(self, numbers: ArrayLike) -> GatheredSamples:
-        """Copies of samples of entries by number, int64 [B]: both ends of their windows and discounted rewards between.
+        """Return samples of entries by number, int64 [B], as copies: both ends of their windows and discounted rewards.
 
-        Raises StaleEntry where an entry has left the memory since it was drawn; `sample` cannot meet that.
+        Raises StaleEntry if an entry was evicted since it was drawn; `sample` never does.
         """
         wanted = entry_numbers(numbers)
         with self.held():
             return self._gathering.fill(self, wanted, self._gathering.allocate(len(wanted)))
 
     def sample(self, batch_size: int, out: Mapping[str, NDArray[Any]] | None = None) -> Sample:
-        """Draw and gather as one moment: nothing leaves in between.
+        """Draw and gather as one step: nothing is evicted in between.
 
         Args:
-            batch_size: How many, B, at least 1.
-            out: Arrays [B, ...] of the caller to gather into, by the names they have in a `Batch`; others are made new.
-                Those that are not C-contiguous, and the ids, are left to `Batch.copy_into`.
+            batch_size: Number of samples B, at least 1.
+            out: Arrays [B, ...] of the caller to gather into, by their names in a `Batch`; missing ones are allocated.
+                `Batch.copy_into` fills those that are not C-contiguous, and the ids.
 
         Raises:
             EmptyMemory: no entry has a weight above 0.
@@ -510,34 +510,34 @@ class Memory(StoredRows, StrictAttributes):
         """
         arguments.whole("batch_size", batch_size, 1, MAX_ROWS)
         with self.held():
-            made = self._gathering.allocate(batch_size)
+            gathered = self._gathering.allocate(batch_size)
             if out is not None:
-                place(self.schema, made, out)
+                place(self.schema, gathered, out)
             weights, sums = np.empty(batch_size, np.float64), self._sums(self._parameters.normalize == "global")
-            filled = self._gathering.fill(self, self._drawn(batch_size, None, weights), made)
+            filled = self._gathering.fill(self, self._draw_numbers(batch_size, None, weights), gathered)
             if self._parameters.max_times_sampled:
-                filled.weight[:] = weights  # some weigh nothing any more
+                filled.weight[:] = weights  # gathered after the draw, an entry that is used up weighs 0
             return Sample(filled, weights, *sums)
 
     def gather_episodes(self, rows: Int64s, length: int) -> tuple[GatheredSamples, Int64s]:
-        """Copies of the whole episodes that begin in these rows, as sequences of `length` entries.
+        """Return copies of the whole episodes that begin in these rows, as sequences of `length` entries.
 
         Returns:
-            (gathered, rows): ids are int64 [B, length] here, with -1 behind an episode's end, as in the rows
-            [B, length] of the entries.
+            (gathered, rows): ids and the entries' rows are int64 [B, length], with -1 behind an episode's end.
         """
         with self.held():
             return self._gathering.episodes(self, rows, length)
 
     def update_priorities(self, numbers: ArrayLike, td_errors: ArrayLike) -> tuple[int, int]:
-        """Give entries the priority |td error| + 1e-6, and weights by it; of duplicates the last counts.
+        """Set the priority of entries to |td error| + `priority_epsilon`, and their weights; the last of duplicates
+        counts.
 
         Args:
             numbers: int64 [B].
             td_errors: [B], of any sign.
 
         Returns:
-            (applied, stale): how many were there, and how many have left the memory and were passed over.
+            (applied, stale): entries that were updated, and entries that were evicted before.
 
         Raises:
             ParameterError: a TD error is not finite, or the lengths differ. Nothing was changed.
@@ -552,29 +552,27 @@ class Memory(StoredRows, StrictAttributes):
         return applied, stale
 
     def count_replaced(self, numbers: ArrayLike, seconds: float) -> int:
-        """How many of these entries, int64 [B], have left, and another one took their place more than so many seconds
-        ago.
-        """
+        """Return the number of these entries, int64 [B], that were evicted and overwritten more than `seconds` ago."""
         return self._count_replaced(entry_numbers(numbers, "ids"), seconds)
 
-    # What caches are built of
+    # Drawing for caches
 
     def draw_windows(self, count: int) -> DrawnWindows:
-        """Draw, and say where the samples' frames are instead of copying them. Raises EmptyMemory."""
+        """Draw, and return the places of the samples' frames instead of copies. Raises EmptyMemory."""
         arguments.whole("count", count, 1, MAX_ROWS)
         with self.held():
             weights, sums = np.empty(count, np.float64), self.sums()
-            return self.windows_of(self._drawn(count, None, weights), weights, sums)
+            return self.windows_of(self._draw_numbers(count, None, weights), weights, sums)
 
     def draw_sequences(self, count: int) -> DrawnSequences:
-        """Draw, and say where the sequences' frames and entries are instead of copying them. Raises EmptyMemory."""
+        """Draw, and return the places of the sequences' frames and entries instead of copies. Raises EmptyMemory."""
         arguments.whole("count", count, 1, MAX_ROWS)
         with self.held():
             weights, sums = np.empty(count, np.float64), self.sums()
-            return self.sequences_of(self._drawn(count, None, weights), weights, sums)
+            return self.sequences_of(self._draw_numbers(count, None, weights), weights, sums)
 
     def _add_slowly(self, lane: int, values: Any, init_w: float, model_version: Any) -> int:
-        """`add` where the quick way would not do: wait for the other thread, convert, or say what is wrong."""
+        """Add as `add` does if its fast path fails: wait for another thread, convert, or raise an error."""
         exact: Sequence[Any] = values
         with self.held():
             version = self.checked_version(model_version)

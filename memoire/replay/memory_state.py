@@ -1,20 +1,20 @@
-"""The whole state of a memory: where its entries lie, what they weigh, and all that later draws follow from.
+"""Complete state of a memory in a file: places and weights of entries, and the state that later draws depend on.
 
-`state_of` takes it, `RowLayout` checks what a file says of it, and `take_over` makes an empty memory go on from it: it
-draws what the other one would have drawn. Facts and values of the entries are saved beside it, by episode.
+`state_of` copies the state, `RowLayout` checks the state from a file, and `TakingOver` restores it in an empty memory,
+which then draws what the saved one would have drawn. Facts and values of the entries are saved beside it, by episode.
 
-What an .npz file of a memory's episodes is made of: a ZIP archive of arrays that are not compressed.
+The .npz file of a memory's episodes is a ZIP archive of uncompressed arrays:
 
-    obs, action, ...        for each entry its columns, [*F]
+    obs, action, ...        the columns of each entry, [*F]
 
     memory..about           JSON: the form's number, the schema, the parameters, the capacity, the state of the memory
     memory..episodes        a row for each episode: `EPISODE_ROW`
-    memory..bootstrap_value for each episode the value of its final state, [*R]
-    memory..init_w, ...     for each entry what is known of it beside its columns: `dataset.FACTS`, number and weight
-    memory..final.obs, ...  for each episode whose final state is known that state, [*F]
-    memory..state.pages ... the arrays of `memory_state`: where entries lie, and what later draws follow from
+    memory..bootstrap_value the value of each episode's final state, [*R]
+    memory..init_w, ...     facts of each entry beside its columns: `dataset.FACTS`, number and weight
+    memory..final.obs, ...  the final state of each episode that has one, [*F]
+    memory..state.pages ... arrays of this module: places of entries, and the state that later draws depend on
 
-A ragged column has its elements one after the other, and beside it `NAME_length` with how many each value has.
+A ragged column has its elements one after the other, and `NAME_length` counts those of each value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .memory import Memory
 
 FORM: Final = 2
-OWN: Final = "memory.."  # no column's name begins so
+OWN: Final = "memory.."  # no column's name begins with it
 ABOUT: Final = OWN + "about"
 EPISODES: Final = OWN + "episodes"
 BOOTSTRAP_VALUE: Final = OWN + "bootstrap_value"
@@ -41,8 +41,8 @@ EPISODE_ROW: Final = np.dtype(
     [
         ("length", "<i8"),
         ("multiplier", "<f8"),
-        ("final", "<i8"),  # row of the final states; -1: nobody said
-        ("terminated", "|i1"),  # 1, 0, or -1: nobody said how it ended
+        ("final", "<i8"),  # row of the final states; -1: unknown
+        ("terminated", "|i1"),  # 1, 0, or -1: unknown
         ("update_value", "|u1"),
         ("update_weight", "|u1"),
         ("is_open", "|u1"),
@@ -58,17 +58,17 @@ ARRAYS: Final = {
     "free_finals": np.dtype("<i8"),
     "final_values": np.dtype("<f4"),
 }
-"""Arrays of the engine that are saved as they are."""
+"""Arrays of the engine that are saved unchanged."""
 _LARGEST: Final = 1 << 62
-_HEAVIEST: Final = 1e280  # as the engine weighs
+_HEAVIEST: Final = 1e280  # the engine's largest weight
 
 
 def state_of(memory: Memory, slots: list[int]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The state of a held memory, whose episodes are saved in the order of these slots.
+    """Return the state of a held memory, whose episodes are saved in the order of these slots.
 
     Returns:
-        (numbers, arrays): plain numbers, that JSON carries; and arrays by name, of which `slots` and `left` are int64
-        [N]: the numbers that rows without an entry had last.
+        (numbers, arrays): plain numbers that JSON carries; and arrays by name, of which `slots` and `left` are int64
+        [N]. `left` has the last numbers of rows without an entry.
     """
     inside = memory.contents()
     meta = inside["meta"]
@@ -86,14 +86,14 @@ def state_of(memory: Memory, slots: list[int]) -> tuple[dict[str, Any], dict[str
 
 
 class SavedLayout(NamedTuple):
-    """The state of a memory with what `TakingOver` needs of each entry beside its episode."""
+    """State of a memory, with the numbers and weights of its entries, which `TakingOver` needs."""
 
     numbers: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
-    """Those of `state_of`, and `number` int64 [T] and `weight` float64 [T] of all entries, in the order of rows."""
+    """Arrays of `state_of`, and `number` int64 [T] and `weight` float64 [T] of all entries, in the order of rows."""
 
     def in_order(self) -> SavedLayout:
-        """The same with the slots of all episodes, as `dataset.walk` goes through them."""
+        """Return the layout with the slots of all episodes in the order of `dataset.walk`."""
         episodes, slot, slots = self.arrays["episodes"], self.numbers["engine"]["oldest"], list[int]()
         newer = episodes["newer"].tolist()
         while slot >= 0:
@@ -107,27 +107,27 @@ LAYOUT: Final = ARRAYS | {
     **dict.fromkeys(("slots", "left", "number"), np.dtype("<i8")),
     "weight": np.dtype("<f8"),
 }
-"""The arrays of a `SavedLayout`, each of one dimension."""
+"""Dtypes of the arrays of a `SavedLayout`, each of one dimension."""
 
 
 def layout_of(memory: Memory) -> SavedLayout:
-    """The state of a held memory at this moment, copied; `in_order` completes it when the memory goes on."""
+    """Return a copy of a held memory's state; `in_order` completes it after the memory is free."""
     inside = memory.contents()
     numbers, arrays = state_of(memory, [])
     has_entry = inside["meta"]["episode"] >= 0
     arrays |= {"number": inside["meta"]["number"][has_entry], "weight": inside["weights"][has_entry]}
-    # By bytes: equal states are equal in the gaps of records, too.
+    # Copy bytes, so that copies of equal states are also equal in the padding of records.
     return SavedLayout(numbers, {name: each.view(np.uint8).copy().view(each.dtype) for name, each in arrays.items()})
 
 
 class RowLayout:
-    """Where the entries of saved episodes lie, checked: each row has one of them at most, and all lists are whole.
+    """Rows of the entries of saved episodes, checked: each row has at most one entry, and all linked lists are valid.
 
     Args:
-        numbers, arrays: As `state_of` gave them.
-        lengths: [E] Entries of each saved episode.
-        dimensions: Of the reward.
-        wrong: Makes the error to raise, of what is wrong.
+        numbers, arrays: The result of `state_of`.
+        lengths: [E] entries of each saved episode.
+        dimensions: Number of dimensions of the reward.
+        wrong: Function that makes the error to raise from a description of the problem.
     """
 
     def __init__(
@@ -172,12 +172,12 @@ class RowLayout:
         self._require(np.array_equal(np.sort(self.slots), used) and len(lengths) == len(used))
         self._require(np.array_equal(episodes["length"][self.slots], lengths))
         self.rows = [self._rows_of(slot) for slot in self.slots.tolist()]
-        """For each saved episode the rows of its entries, int64 [T]."""
+        """Rows of the entries of each saved episode, int64 [T]."""
         self._check_rows()
 
     def _require(self, is_right: Any) -> None:
         if not is_right:
-            raise self._wrong("says of its entries that they lie where they cannot")
+            raise self._wrong("has an invalid layout of its entries")
 
     def _within(self, table: NDArray[Any], size: int, *names: str, lowest: int = -1) -> None:
         for name in names:
@@ -200,7 +200,7 @@ class RowLayout:
         self._require(len(random) == 4 and all(type(word) is int and 0 <= word < 1 << 64 for word in random))
 
     def _check_lists(self, finals: int) -> None:
-        """Each list has what it should, in both directions, and no circle."""
+        """Check that each list has its members, in both directions, and no cycle."""
         pages, lanes, episodes = (self._arrays[name] for name in ("pages", "lanes", "episodes"))
         engine, states = self._engine, episodes["state"]
         takeable = self._follow(pages["newer"], engine["first_page"])
@@ -222,22 +222,22 @@ class RowLayout:
         self._require(np.array_equal(all_finals, np.arange(finals)))
 
     def _follow(self, links: NDArray[Any], start: int) -> list[int]:
-        found: list[int] = []
+        members: list[int] = []
         while start >= 0:
-            self._require(len(found) < len(links))
-            found.append(start)
+            self._require(len(members) < len(links))
+            members.append(start)
             start = int(links[start])
-        return found
+        return members
 
     def _rows_of(self, slot: int) -> NDArray[np.int64]:
         episode, after = self._arrays["episodes"][slot], self._arrays["pages"]["after"]
-        row, left, parts = int(episode["first_row"]), int(episode["length"]), []
-        while left:
+        row, remaining, parts = int(episode["first_row"]), int(episode["length"]), []
+        while remaining:
             page = row // self._page_rows
-            count = min(left, min((page + 1) * self._page_rows, self.capacity) - row)
+            count = min(remaining, min((page + 1) * self._page_rows, self.capacity) - row)
             parts.append(np.arange(row, row + count))
-            left -= count
-            if left:
+            remaining -= count
+            if remaining:
                 self._require(after[page] >= 0)
                 row = int(after[page]) * self._page_rows
         rows = np.concatenate(parts)
@@ -245,14 +245,14 @@ class RowLayout:
         return rows
 
     def _check_rows(self) -> None:
-        """No row has two entries, open pages are those of open episodes, and what is ripe is theirs."""
+        """Check that no row has two entries, and that open pages and ripe entries belong to open episodes."""
         taken = np.concatenate([*self.rows, self._arrays["left"] % self.capacity])
         self._require(len(np.unique(taken)) == len(taken))
         self._require(((self._arrays["left"] >= 0) & (self._arrays["left"] < _LARGEST)).all())
         states = self._arrays["episodes"]["state"][self.slots]
         opened = [rows for rows, state in zip(self.rows, states, strict=True) if state == 1]
-        found = np.unique(np.concatenate([np.empty(0, np.int64), *opened]) // self._page_rows)
-        self._require(np.array_equal(found, np.flatnonzero(self._arrays["pages"]["is_open"])))
+        pages = np.unique(np.concatenate([np.empty(0, np.int64), *opened]) // self._page_rows)
+        self._require(np.array_equal(pages, np.flatnonzero(self._arrays["pages"]["is_open"])))
         lanes, episodes = self._arrays["lanes"], self._arrays["episodes"]
         place = dict(zip(self.slots.tolist(), self.rows, strict=True))
         for lane in lanes[lanes["episode"] >= 0]:
@@ -266,9 +266,9 @@ class RowLayout:
 
 
 class TakingOver:
-    """An empty memory on its way to another one's state: facts and values of each episode are put, then it `finish`es.
+    """Restoration of a memory's state in an empty memory: `put` adds each episode's facts and values, `finish` ends it.
 
-    It has the capacity, the parameters and the form of rows of that memory.
+    The memory has the capacity, the parameters and the page rows of the saved one.
     """
 
     def __init__(
@@ -288,9 +288,9 @@ class TakingOver:
         self._final_rows = episodes["final"][layout.slots]
 
     def put(self, place: int, rows: Mapping[str, Any], final: Mapping[str, Any] | None) -> bool:
-        """Put the entries of the saved episode at this place: columns [T, ...], and facts [T] under `OWN`.
+        """Add the entries of the saved episode at this index: columns [T, ...], and facts [T] under `OWN`.
 
-        Returns whether numbers, weights and limits can be so.
+        Returns False if numbers or weights are invalid, or exceed limits.
         """
         where = self._layout.rows[place]
         number, weight = rows[OWN + "number"], rows[OWN + "weight"]
@@ -329,7 +329,7 @@ class TakingOver:
         return True
 
     def finish(self) -> None:
-        """Let the entries be drawn."""
+        """Set the weights, so that the entries can be drawn."""
         self._memory._set_weights(self._weights)
 
 

@@ -1,17 +1,17 @@
-"""Batches mixed of several tables: a part of each, drawn from it as if alone, and all of them as one batch.
+"""Mixed batches of several tables, and batches drawn ahead in a thread.
 
     batches({"online": 192, "demo": 64}) ──▶ MixedBatch: batch["online"] [192], batch["demo"] [64], batch.joined [256]
 
-Each part has the importance of its own table, so that a loss over the joined rows estimates
-`sum over tables of size / total * mean over that table`, and every table counts as much as its size says.
+Each part is drawn from its table as if alone, with that table's importance. A loss over the joined rows estimates
+`sum over tables of size / total * mean over that table`: a table counts in proportion to its size.
 
-Batches drawn ahead of time, on a thread of their own: while a learner computes, the next ones are copied.
+Batches can be drawn ahead of time, by another thread: while a learner computes, the next ones are copied.
 
     thread   draw ▶ [batch] [batch] ▶ waits for room          learner   takes one ▶ trains ▶ takes one
 
-Samples are copied without the GIL, so that a learner that waits for a GPU, or computes in NumPy or torch, loses no time
-by it. `prefetch` does the same for whatever is made of batches. `batches_until_over` is the loop below it: one batch
-after the other, until the run ends.
+Samples are copied without the GIL, so a learner that waits for a GPU, or computes in NumPy or torch, loses no time.
+`prefetch` does the same for values computed from batches. `batches_until_over` is the loop that draws: one batch after
+the other, until the run ends.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ MAX_BATCH = (1 << 31) - 1
 
 
 class MixedBatch(Mapping[str, Batch]):
-    """Parts of several tables: a mapping from a table's name to its `Batch`, in the order in which they were asked for.
+    """Samples of several tables: a mapping from a table's name to its `Batch`, in the order of the request.
 
     Args:
-        parts: At least one.
+        parts: Batches by table, at least one.
     """
 
     def __init__(self, parts: Mapping[str, Batch]) -> None:
@@ -53,60 +53,62 @@ class MixedBatch(Mapping[str, Batch]):
 
     @property
     def rows(self) -> dict[str, slice]:
-        """Where each table's samples are in `joined`."""
+        """Rows of each table's samples in `joined`."""
         ends = np.cumsum([len(part.ids) for part in self._parts.values()]).tolist()
         return {name: slice(begin, end) for name, begin, end in zip(self._parts, [0, *ends], ends, strict=False)}
 
     @functools.cached_property
     def joined(self) -> Batch:
-        """All samples as one batch, the tables one after the other: new arrays, made once.
+        """All samples as one batch, the tables one after the other, in new arrays that are made once.
 
-        It has the columns that are the same in all tables (name, dtype, shape, role and stack), and no others.
-        Importance is that of each part, all divided by one number, so that the tables count as their sizes say.
+        The batch has only the columns that are equal in all tables (name, dtype, shape, role and stack). Importance is
+        that of each part, all divided by one number, so that tables count in proportion to their sizes.
 
         Raises:
-            ParameterError: transitions and sequences, or rewards of different shapes, make no batch.
+            ParameterError: the parts mix transitions and sequences, or rewards of different shapes.
         """
         return _JoinedParts(self)
 
     def update_priorities(self, td_errors: Any) -> PriorityUpdate:
-        """Tell each table how surprising its samples were. Returns what became of all of them together.
+        """Set the priorities of each table's samples. Returns the counts of all tables together.
 
         Args:
             td_errors: By table, [b] each (some tables may be missing); or for all samples in the order of `joined`,
                 [B]. Sequences as in `Batch.update_priorities`.
 
         Raises:
-            ParameterError: a table that is not in this batch, or not as many as samples; nothing was changed.
+            ParameterError: a table is not in this batch, or the number of errors is wrong. Nothing was changed.
         """
         if isinstance(td_errors, Mapping):
             errors = dict(td_errors)
             for name in errors.keys() - self._parts.keys():
-                raise ParameterError("td_errors", name, f"tables of this batch: {', '.join(map(repr, self._parts))}")
+                raise ParameterError(
+                    "td_errors", name, f"keyed by this batch's tables: {', '.join(map(repr, self._parts))}"
+                )
         else:
             rows, array = self.rows, real_errors(td_errors)
             total = sum(len(part.ids) for part in self._parts.values())
             if array.ndim == 0 or len(array) != total:
                 raise ParameterError("td_errors", array.shape, f"as many TD errors as samples, {total}")
             errors = {name: array[rows[name]] for name in self._parts}
-        updates = (self._parts[name].update_priorities(given) for name, given in errors.items())
+        updates = (self._parts[name].update_priorities(errors_of_table) for name, errors_of_table in errors.items())
         return functools.reduce(PriorityUpdate.plus, updates, PriorityUpdate())
 
     def to(self, device: Any = None, *, pin_memory: bool = True, non_blocking: bool = True) -> Any:
-        """The joined rows as torch tensors on a device: see `Batch.to`."""
+        """Return the joined rows as torch tensors on a device: see `Batch.to`."""
         return self.joined.to(device, pin_memory=pin_memory, non_blocking=non_blocking)
 
     def __getitem__(self, name: str) -> Batch:
         try:
             return self._parts[name]
-        except (KeyError, TypeError):  # the latter: it is no name at all
+        except (KeyError, TypeError):  # TypeError: the name is not hashable
             raise no_field("this batch of several tables", name, self._parts) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
 
     def __len__(self) -> int:
-        """How many tables there are; the number of samples is `len(batch.joined.ids)`."""
+        """Return the number of tables; the number of samples is `len(batch.joined.ids)`."""
         return len(self._parts)
 
     def __repr__(self) -> str:
@@ -114,7 +116,7 @@ class MixedBatch(Mapping[str, Batch]):
 
 
 class _JoinedParts(Batch):
-    """All parts of a mixed batch as one."""
+    """All parts of a mixed batch as one batch."""
 
     def __init__(self, mixed: MixedBatch) -> None:
         parts = list(mixed.values())
@@ -135,15 +137,14 @@ class _JoinedParts(Batch):
         self._mixed = mixed
 
     def update_priorities(self, td_errors: Any) -> PriorityUpdate:
-        """Tell each table how surprising its samples were: see `MixedBatch.update_priorities`."""
         return self._mixed.update_priorities(td_errors)
 
 
 def joined(parts: list[GatheredSamples]) -> GatheredSamples:
-    """Rows of all parts in new arrays, with the columns that all have in the same form.
+    """Concatenate the rows of all parts in new arrays, with the columns that all have in the same form.
 
     Raises:
-        ParameterError: transitions and sequences, or rewards of different shapes, make no batch.
+        ParameterError: the parts mix transitions and sequences, or rewards of different shapes.
     """
     if len({part.mask is None for part in parts}) > 1:
         raise ParameterError("batch.joined", "transitions and sequences", "tables with the same sequence_length")
@@ -170,19 +171,19 @@ _ROWS = ("reward", "discount", "steps", "weight", "ids", "age", "model_version")
 
 
 def _longest(parts: list[GatheredSamples]) -> dict[str, int]:
-    """How wide each ragged column is in the widest part."""
-    found: dict[str, int] = {}
+    """Return the width of each ragged column in the widest part."""
+    widths: dict[str, int] = {}
     for part in parts:
         for columns, lengths in ((part.prev, part.prev_lengths), (part.next, part.next_lengths)):
             for name in lengths:
-                found[name] = max(found.get(name, 1), columns[name].shape[lengths[name].ndim])
-    return found
+                widths[name] = max(widths.get(name, 1), columns[name].shape[lengths[name].ndim])
+    return widths
 
 
 def _padded(
     columns: dict[str, NDArray[Any]], lengths: dict[str, NDArray[np.int32]], longest: dict[str, int]
 ) -> dict[str, NDArray[Any]]:
-    """One side of a part, its ragged columns as wide as the widest of them."""
+    """Return one side of a part with its ragged columns padded to the widest part."""
     padded = dict(columns)
     for name, length in lengths.items():
         array, axis = columns[name], length.ndim
@@ -197,7 +198,7 @@ def _lengths(parts: list[GatheredSamples], side: str) -> dict[str, NDArray[np.in
 
 
 def _columns(sides: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """The columns that all have, in the same form."""
+    """Concatenate the columns that all sides have in the same form."""
     common = {}
     for name in sides[0]:
         arrays = [side[name] for side in sides if name in side]
@@ -208,12 +209,12 @@ def _columns(sides: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
 
 
 def _common(schemas: list[Schema], gathered: GatheredSamples) -> Schema:
-    """The part of the first schema that all have, declared name by declared name; the others leave `gathered`."""
+    """Return the columns of the first schema that all have, whole roots only; remove the others from `gathered`."""
     first = schemas[0]
     kept = [root for root in first.roots if all(_is_alike(root, first, other) for other in schemas[1:])]
     roles = {root: first[first.leaves(root)[0]].role for root in first.roots}
     if not {"value", "return"}.isdisjoint(roles[root] for root in first.roots if root not in kept):
-        kept = [root for root in kept if roles[root] not in ("value", "return")]  # one is nothing without the other
+        kept = [root for root in kept if roles[root] not in ("value", "return")]  # each needs the other
     names = [leaf for root in kept for leaf in first.leaves(root)]
     for side in (gathered.prev, gathered.next, gathered.prev_lengths, gathered.next_lengths):
         for name in side.keys() - set(names):
@@ -231,10 +232,10 @@ def _is_alike(root: str, first: Schema, other: Schema) -> bool:
 
 
 def sizes_of(batch_size: Any) -> dict[str, int]:
-    """Samples of each table, checked.
+    """Check a mapping from tables to numbers of samples, and return it as a dict.
 
     Raises:
-        WrongType, ParameterError: it is no mapping from names to sizes of at least 1.
+        WrongType, ParameterError: the argument is not a mapping from names to sizes of at least 1.
     """
     sizes = {text("table", name): size for name, size in mapping("batch_size", batch_size).items()}
     if not sizes:
@@ -243,23 +244,23 @@ def sizes_of(batch_size: Any) -> dict[str, int]:
 
 
 class Mixer:
-    """Draws mixed batches: waits for one table after the other, and keeps what it has until all is there.
+    """Source of mixed batches: it waits for one table after the other, and keeps the parts drawn so far.
 
     Args:
         sizes: Samples of each table.
-        draw: For each table, what gives so many samples within so many seconds, or raises.
+        draw: Function for each table that draws a number of samples within a number of seconds, or raises.
     """
 
     def __init__(self, sizes: Mapping[str, int], draw: Mapping[str, Callable[[int, float], Batch]]) -> None:
         self._sizes, self._draw = sizes, draw
         self._parts: dict[str, Batch] = {}
         self.lacking = ""
-        """The table that the newest call waited for in vain."""
+        """Table that the newest call waited for last; "" before the first wait."""
 
     def get(self, timeout: float) -> MixedBatch:
-        """The next batch, within `timeout` seconds; raises what the table raises that has too few."""
+        """Return the next batch within `timeout` seconds; raise the error of the table that has too few samples."""
         deadline = time.monotonic() + timeout
-        for name in self._missing():  # all are asked before any is waited for: those far away draw ahead from then on
+        for name in self._missing():  # ask all tables before waiting for one, so that remote tables draw meanwhile
             with suppress(NotEnoughSamples, MemoireTimeout):
                 self._take(name, 0.0)
         for name in self._missing():
@@ -280,49 +281,50 @@ T = TypeVar("T")
 IsOver = Callable[[], bool]
 MAX_PREFETCH = 1024
 WAIT_INTERVAL = 0.25
-"""Seconds of one stretch of waiting for a batch: the run may end meanwhile."""
+"""Seconds of one wait for a batch, between checks for the end of the run."""
 
 
 def prefetch(values: Iterable[T], ahead: int = 1) -> Iterator[T]:
-    """What an iterator gives, computed on a thread of its own, up to `ahead` values before they are asked for.
+    """Return an iterator over values that another thread computes, up to `ahead` of them before they are requested.
 
-    A learner has its next batch moved, augmented, or valued by its target network while it computes:
+    The thread moves or augments the next batch, or values it by a target network, while the learner computes:
 
         def prepared(batch):
             return batch, target_values(batch.next_obs)
 
         for batch, values in memoire.prefetch(map(prepared, server.batches(256))):
 
-    The thread begins when the first value is asked for. What the iterator raises is raised in its turn. Whoever stops
-    early loses what was taken for him; the thread ends with the next value, or when the iterator ends.
+    The thread starts with the first request. An error of the iterator is raised in its turn. Values computed ahead are
+    lost if the caller stops early; the thread then ends with the next value, or with the iterator.
 
     Args:
-        ahead: How many; 0 takes each one when it is asked for, in the caller's thread. At most 1,024.
+        ahead: Number of values, at most 1,024; 0 computes each value at its request, in the caller's thread.
 
     Raises:
-        ParameterError: `ahead` is out of its range; at once.
+        ParameterError: `ahead` is out of its range; raised at once.
     """
     return drawn_ahead(lambda is_over: iter(values), lambda: False, ahead)
 
 
 def drawn_ahead(make: Callable[[IsOver], Iterator[T]], is_over: IsOver, ahead: int) -> Iterator[T]:
-    """What an iterator gives, taken from it up to `ahead` values before they are asked for, from the first one on.
+    """Return an iterator over values that another thread draws, up to `ahead` of them before they are requested.
 
-    Raises what it raises, in its turn. Whoever stops early, or outlives the end, loses what was taken for him.
+    An error of the iterator is raised in its turn. Values taken ahead are lost if the caller stops early, or if
+    `is_over` becomes true.
 
     Args:
-        make: Makes the iterator, which is to end when what it is given says so.
-        is_over: Whether nothing is to be given any more; asked before each value.
-        ahead: How many; 0 takes each one when it is asked for, in the caller's thread.
+        make: Function that makes the iterator, which should end once its argument returns True.
+        is_over: Function that returns True to end; called before each value.
+        ahead: Number of values; 0 takes each value at its request, in the caller's thread.
 
     Raises:
-        ParameterError: `ahead` is out of its range; at once.
+        ParameterError: `ahead` is out of its range; raised at once.
     """
     ahead = whole("ahead", ahead, 0, MAX_PREFETCH)
-    return _taken(_DrawThread(make, is_over, ahead), is_over) if ahead else make(is_over)
+    return _yield_drawn(_DrawThread(make, is_over, ahead), is_over) if ahead else make(is_over)
 
 
-def _taken(drawer: _DrawThread[T], is_over: IsOver) -> Iterator[T]:
+def _yield_drawn(drawer: _DrawThread[T], is_over: IsOver) -> Iterator[T]:
     drawer.start()
     try:
         while (drawn := drawer.take()) is not None and not is_over():
@@ -332,7 +334,7 @@ def _taken(drawer: _DrawThread[T], is_over: IsOver) -> Iterator[T]:
 
 
 class _DrawThread(Generic[T]):
-    """The thread, and what it has ready."""
+    """Thread that draws values, and the queue of those that are ready."""
 
     def __init__(self, make: Callable[[IsOver], Iterator[T]], is_over: IsOver, ahead: int) -> None:
         self._ahead = ahead
@@ -341,16 +343,16 @@ class _DrawThread(Generic[T]):
         self._changed = _core.Condition()
         self._ready: deque[tuple[T]] = deque()
         self._failed: BaseException | None = None
-        self._is_done = False  # the thread gives nothing any more
-        self._is_left = False  # nobody takes anything any more
+        self._is_done = False  # True once the thread yields no more values
+        self._is_left = False  # True once the caller takes no more values
         self._thread = threading.Thread(target=self._run, name="memoire-ahead", daemon=True)
 
     def start(self) -> None:
-        """Begin to draw."""
+        """Start the thread, which begins to draw."""
         self._thread.start()
 
     def take(self) -> tuple[T] | None:
-        """The next value as soon as it is there; None at the end."""
+        """Return the next value in a tuple as soon as it is ready; None at the end."""
         with self._changed.held():
             self._changed.wait_for(lambda: self._ready or self._is_done)
             if self._ready:
@@ -361,7 +363,7 @@ class _DrawThread(Generic[T]):
             return None
 
     def leave(self) -> None:
-        """Have the thread end soon, and let go of what it has."""
+        """Stop the thread after its current value, and drop the values that are ready."""
         with self._changed.held():
             self._is_left = True
             self._ready.clear()
@@ -380,7 +382,7 @@ class _DrawThread(Generic[T]):
         except BaseException as error:
             self._failed = error
         finally:
-            self._values = iter(())  # the iterator refers to this object: without this it would end some time
+            self._values = iter(())  # breaks a cycle, so that the iterator is closed now rather than by the collector
             with self._changed.held():
                 self._is_done = True
                 self._changed.notify_all()
@@ -394,14 +396,14 @@ def batches_until_over(
     where: str,
     advice: Callable[[], str],
 ) -> Iterator[T]:
-    """Batches of a server or reader until the run is over; each waits at most `timeout` seconds, in stretches.
+    """Yield batches of a server or reader until the run is over; each waits at most `timeout` seconds.
 
     Args:
-        get_batch: Its own, given how long to wait.
-        what, where, advice: For the error: what is waited for, whom it comes from, and what to look at when none comes.
+        get_batch: Function that draws a batch within a number of seconds.
+        what, where, advice: Parts of the error: the expected batch, its source, and what to check if none comes.
 
     Raises:
-        MemoireTimeout: not enough samples came in that time, or nobody answered.
+        MemoireTimeout: too few samples came in that time, or the source did not answer.
     """
     timeout = seconds(timeout)
     deadline = time.monotonic() + timeout

@@ -1,9 +1,9 @@
-"""Everything that shapes sampling, in one frozen value: checked when it is made, sent as it is, applied as a whole.
+"""Parameters of sampling: one frozen value that is checked when made, sent unchanged and applied as a whole.
 
-Server, clients and memories agree on how samples are weighed and cut by holding equal `Parameters`; a change is a new
-value, never a field that moves under somebody's feet.
+Server, clients and memories weight and cut samples alike if they hold equal `Parameters`. A change is a new value: no
+field changes in place.
 
-Attributes that nobody reads are refused: whoever sets one means a setting, which is changed in another way.
+`StrictAttributes` rejects unknown attributes: setting one is usually an attempt to change a setting.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ NORMALIZATIONS = ("batch", "global")
 COMPRESSIONS = ("none", "zlib", "lz4", "auto")
 PRIORITIZATIONS = ("proportional", "rank", "greedy")
 ADDED: Final = {"added": True}
-"""Metadata of a field that a former version does not know: `field(default=0, metadata=ADDED)`. It is sent and saved
-only if it is set, so that peers of both versions work together until then."""
+"""Metadata of a field that older versions do not know: `field(default=0, metadata=ADDED)`. The field is sent and saved
+only if it differs from the default, so that peers of both versions work together until then."""
 MAX_STEPS = (1 << 16) - 1
-"""Largest frame_stack and multi_step: beyond it a batch of windows would be a mistake, not a wish."""
+"""Largest frame_stack and multi_step; a larger one is certainly a mistake."""
 MAX_SAMPLES = 2.0**53
-"""Largest number of samples for each insert, and tolerance: up to here float64 counts one by one."""
+"""Largest samples_per_insert, and its tolerance: float64 counts up to this number exactly."""
 
 
 class HasColumns(Protocol):
-    """What `Parameters.check_for` reads of a schema: its names, its reward column and each column's shape."""
+    """Protocol of a schema as `Parameters.check_for` reads it: names, reward column and each column's shape."""
 
     @property
     def names(self) -> Iterable[str]:
-        """Names of the columns."""
+        """Names of all columns, in order."""
 
     @property
     def reward(self) -> str | None:
@@ -57,7 +57,7 @@ class HasColumns(Protocol):
 
 
 class SampleColumns(HasColumns, Protocol):
-    """What `Parameters.making` reads of a schema beside that."""
+    """Protocol of a schema as `Parameters.making` reads it."""
 
     @property
     def states(self) -> Sequence[str]:
@@ -72,10 +72,10 @@ class SampleColumns(HasColumns, Protocol):
 @says_instead("Write replace(NAME=...), or configure(NAME=...) of a buffer, server or reader.")
 @dataclass(frozen=True)
 class Parameters:
-    """How entries are weighed, and how samples are cut out of episodes.
+    """Settings of entries' weights, and of the samples cut from episodes.
 
     Raises:
-        ParameterError: (a ValueError) a field is outside its range; names the field, the value and what is allowed.
+        ParameterError: (a ValueError) a field is outside its range; it names the field, the value and the range.
     """
 
     priority_exponent: float = 0.6
@@ -83,15 +83,15 @@ class Parameters:
     importance_exponent: float = 0.4
     """beta: importance = (population * probability) ** -beta; 1 corrects fully. In [0, 1]."""
     importance_final: float | None = None
-    """beta after `importance_batches` batches, reached in equal steps; None keeps it as it is. In [0, 1]."""
+    """beta after `importance_batches` batches, reached in equal steps; None keeps beta constant. In [0, 1]."""
     importance_batches: int = 0
-    """Batches that whoever draws has drawn when beta has become `importance_final`. At least 0."""
+    """Number of drawn batches after which beta is `importance_final`. At least 0."""
     prioritization: Prioritization = "proportional"
-    """Chances in proportion to weights, to rank ** -alpha of the weight ("rank"), or the heaviest first ("greedy")."""
+    """Probabilities in proportion to weights, or to rank ** -alpha ("rank"), or largest weights first ("greedy")."""
     stratified: bool = False
-    """Whether the samples of one draw come from as many segments of equal probability, one each, or independently."""
+    """True to draw one sample from each of equally probable segments, as many as a draw has samples."""
     priority_epsilon: float = 1e-6
-    """Added to a learner's absolute TD errors, so that nothing becomes unreachable. At least 0."""
+    """Number added to a learner's absolute TD errors, so that every entry can be drawn. At least 0."""
     mix_lambda: float = 1.0
     """lambda of the TD(lambda) return: 1 sums all rewards, 0 looks one step ahead. In [0, 1]."""
     frame_stack: int = 1
@@ -103,51 +103,51 @@ class Parameters:
     sequence_overlap: int = 0
     """Entries that a sequence shares with the next one of its episode. Below sequence_length."""
     burn_in: int = 0
-    """Entries at a sequence's begin that only warm a network's state up, but where an episode begins. Below
+    """Entries at a sequence's start that only warm up a network's state, except at an episode's start. Below
     sequence_length."""
     sequence_max_share: float = 0.9
     """eta: a sequence's priority is eta * maximum + (1 - eta) * mean of its entries' errors. In [0, 1]."""
     sequence_first: tuple[str, ...] = ()
-    """Plain columns of which a sequence has its first entry's value only: what a network needs to go on from there."""
+    """Plain columns of which a sequence has its first entry's value only, such as a network's recurrent state."""
     cache_size: int = 256
     """Samples in one cache. At least 1."""
     rollout_length: int = 0
-    """Entries of a fragment where rollouts are stored: writers cut there; 0 ships whole episodes. At least 0."""
+    """Entries of a fragment if rollouts are stored: writers cut at this length; 0 sends whole episodes. At least 0."""
     max_episode: int = 0
-    """Most closed episodes a memory keeps; 0 is no limit."""
+    """Largest number of closed episodes in a memory; 0 is no limit."""
     reuse_cache: bool = False
-    """Whether a server draws from its caches with replacement, or each sample once."""
+    """True if a server draws from its caches with replacement; False draws each sample once."""
     discount: tuple[float, ...] = (0.99,)
-    """gamma per reward dimension (flattened in C order); one number counts for all. Each in [0, 1]."""
+    """gamma per reward dimension (flattened in C order); one number applies to all. Each in [0, 1]."""
     reward_coeff: tuple[float, ...] = (1.0,)
-    """Share of each reward dimension in the priority; one number counts for all. At least 0."""
+    """Share of each reward dimension in the priority; one number applies to all. At least 0."""
     start: Start = "skip"
-    """Windows that reach before the first entry: "skip" (weight 0), "repeat" the first frame, or "zero" frames."""
+    """Windows that begin before the first entry: "skip" (weight 0), "repeat" the first frame, or "zero" frames."""
     prev: tuple[str, ...] | None = None
-    """Columns that come with a sample's window; None is all of them."""
+    """Columns of a sample's window; None is all columns."""
     next: tuple[str, ...] | None = None
-    """Columns that come of the entry `multi_step` later; None is the state columns."""
+    """Columns of the entry `multi_step` later; None is the state columns."""
     samples_per_insert: float = 1.0
-    """Samples that a client's writer pushes for each entry it records, and what drawing is held to where there is a
-    tolerance: there at least 2**-53. From 0 to 2**53; 0 pushes none."""
+    """Samples that a client's writer pushes for each recorded entry; with a tolerance, also the target ratio of draws
+    to inserts, then at least 2**-53. From 0 to 2**53; 0 pushes none."""
     samples_per_insert_tolerance: float | None = None
-    """Samples by which drawing may run ahead of inserts * samples_per_insert, or stay behind: beyond it learners wait,
-    or actors do. None limits neither. At least samples_per_insert, and 1; at most 2**53."""
+    """Samples by which draws may run ahead of inserts * samples_per_insert, or stay behind. Beyond it learners wait, or
+    actors do. None limits neither. At least samples_per_insert, and 1; at most 2**53."""
     min_size: int = 0
-    """Entries that can be drawn, over all clients, before anything is. At least 0."""
+    """Entries of all clients that must be drawable before the first draw. At least 0."""
     max_times_sampled: int = 0
-    """Draws after which an entry weighs 0, also within one draw; of a held sample too, with reuse_cache. 0 is any."""
+    """Draws after which an entry weighs 0, also within one draw, and with reuse_cache of a held sample. 0: no limit."""
     max_age: float | None = None
-    """Seconds after which an entry weighs 0, and a held sample is passed over. Above 0; None is any."""
+    """Seconds after which an entry weighs 0 and its held samples are skipped. Above 0; None is no limit."""
     max_model_lag: int | None = None
-    """Versions that the model which made an entry may be behind the newest; older entries weigh 0, and their held
-    samples are passed over. At least 0; None is any."""
+    """Largest number of versions between an entry's model and the newest model. Older entries weigh 0, and their held
+    samples are skipped. At least 0; None is no limit."""
     model_topic: str | None = None
-    """Topic of the models that `max_model_lag` counts; None is the highest version of all topics."""
+    """Topic of the models that `max_model_lag` counts; None takes the highest version of all topics."""
     normalize: Normalize = "batch"
-    """What importance is divided by: the "batch"'s maximum, or the largest possible ("global")."""
+    """Divisor of the importance: the "batch"'s maximum, or the largest possible ("global")."""
     compression: Compression = "none"
-    """How caches pack their state columns on the wire; "auto": by lz4 while that brings them there sooner."""
+    """Compression of caches' state columns in messages; "auto" uses lz4 while it shortens the transfer."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -168,7 +168,7 @@ class Parameters:
         put(self, "sequence_max_share", _real("sequence_max_share", self.sequence_max_share, high=1.0))
         put(self, "sequence_first", _columns("sequence_first", self.sequence_first) or ())
         if self.sequence_length and self.multi_step != 1:
-            raise ParameterError("multi_step", self.multi_step, "1 where sequences are drawn (sequence_length)")
+            raise ParameterError("multi_step", self.multi_step, "1 if sequences are drawn (sequence_length above 0)")
         put(self, "cache_size", whole("cache_size", self.cache_size, 1, (1 << 31) - 1))
         put(self, "rollout_length", whole("rollout_length", self.rollout_length, 0, (1 << 31) - 1))
         put(self, "max_episode", whole("max_episode", self.max_episode, 0, (1 << 62)))
@@ -184,19 +184,19 @@ class Parameters:
         put(self, "compression", _one_of("compression", self.compression, COMPRESSIONS))
 
     def _check_rates(self, put: Callable[[Any, str, Any], None]) -> None:
-        """Fields that limit what is drawn and how often, and that they can be met together."""
+        """Check the fields that limit the number of draws, alone and together."""
         put(self, "min_size", whole("min_size", self.min_size, 0, (1 << 53) - 1))
         put(self, "max_times_sampled", whole("max_times_sampled", self.max_times_sampled, 0, (1 << 32) - 1))
         if self.max_age is not None:
             put(self, "max_age", _real("max_age", self.max_age))
             if self.max_age == 0.0:
-                raise ParameterError("max_age", self.max_age, "above 0, or None for any: each entry would be too old")
+                raise ParameterError("max_age", self.max_age, "above 0, or None for no limit: 0 excludes every entry")
         if self.max_model_lag is not None:
             put(self, "max_model_lag", whole("max_model_lag", self.max_model_lag, 0, (1 << 53) - 1))
         if self.model_topic is not None and (
             type(self.model_topic) is not str or not 0 < len(self.model_topic) <= 256 or "\0" in self.model_topic
         ):
-            raise ParameterError("model_topic", self.model_topic, "a topic of 1 to 256 characters, or None")
+            raise ParameterError("model_topic", self.model_topic, "None or a topic of 1 to 256 characters")
         ratio = self.samples_per_insert
         if ratio > MAX_SAMPLES:
             raise ParameterError("samples_per_insert", ratio, f"at most {MAX_SAMPLES:g}: more cannot be counted")
@@ -208,33 +208,33 @@ class Parameters:
         tolerance = _real("samples_per_insert_tolerance", self.samples_per_insert_tolerance)
         put(self, "samples_per_insert_tolerance", tolerance)
         if ratio < 1.0 / MAX_SAMPLES:
-            expected = f"above 0, at least {1.0 / MAX_SAMPLES:g}, where there is a tolerance: nothing could be drawn"
+            expected = f"at least {1.0 / MAX_SAMPLES:g} if a tolerance is set: no sample could be drawn otherwise"
             raise ParameterError("samples_per_insert", ratio, expected)
         if tolerance > MAX_SAMPLES:
-            expected = f"at most {MAX_SAMPLES:g}, or None for no limit: more cannot be counted"
+            expected = f"at most {MAX_SAMPLES:g} (float64 counts no further), or None for no limit"
             raise ParameterError("samples_per_insert_tolerance", tolerance, expected)
         if tolerance < max(1.0, ratio):
-            expected = f"at least {max(1.0, ratio):g}, what one sample or one insert moves it by"
+            expected = f"at least {max(1.0, ratio):g}: one sample or one insert changes the surplus by that much"
             raise ParameterError("samples_per_insert_tolerance", tolerance, expected)
 
     def lag_in_words(self, newest: int) -> str:
-        """Which entries `max_model_lag` leaves out of draws, as the rest of a sentence; "" if it leaves out none."""
+        """Return the end of a sentence about entries that `max_model_lag` excludes; "" if it excludes none."""
         if self.max_model_lag is None or newest <= self.max_model_lag + 1:
             return ""
         return (
-            f", and max_model_lag={self.max_model_lag} leaves out those of models before {newest - self.max_model_lag}"
+            f", and max_model_lag={self.max_model_lag} excludes entries of models before {newest - self.max_model_lag}"
         )
 
     def newest_model(self, versions: Mapping[str, int]) -> int:
-        """The version that `max_model_lag` counts from, of the newest versions of all topics; 0 where there is none."""
+        """Return the version that `max_model_lag` counts from, given each topic's newest version; 0 without topics."""
         if self.model_topic is not None:
             return versions.get(self.model_topic, 0)
         return max(versions.values(), default=0)
 
     def beta(self, batches: int) -> float:
-        """The importance exponent of whoever has drawn this many batches. Schaul et al., ICLR 2016, section 3.4.
+        """Return the importance exponent after this many drawn batches. Schaul et al., ICLR 2016, section 3.4.
 
-        0 where samples are chosen greedily: what has no chance cannot be corrected by it.
+        The exponent is 0 for greedy draws: importance cannot correct for entries with probability 0.
         """
         if self.prioritization == "greedy":
             return 0.0
@@ -244,13 +244,13 @@ class Parameters:
         return self.importance_exponent + (self.importance_final - self.importance_exponent) * done
 
     def replace(self, **changes: Any) -> Parameters:
-        """These parameters with some fields changed, checked anew. Unknown names raise UnknownName."""
+        """Return these parameters with some fields changed and checked. Raises UnknownName for an unknown field."""
         if not changes.keys() <= NAMES:
             refuse_unknown("Parameters", changes, NAMES)
         return dataclasses.replace(self, **changes)
 
     def check_for(self, schema: HasColumns) -> None:
-        """Refuse what fits no memory of `schema`: vectors of another length than the reward, columns it does not have.
+        """Raise if a field does not fit `schema`: a vector of another length than the reward, or an unknown column.
 
         Raises:
             ParameterError: names the parameter, its value and what the schema allows.
@@ -274,8 +274,8 @@ class Parameters:
             raise ParameterError("sequence_length", self.sequence_length, expected)
 
     def making(self, schema: SampleColumns) -> dict[str, Any]:
-        """What samples of a memory of `schema` are made with, by name: values and weights that are finished are those
-        of these fields. Two `Parameters` make equal samples of equal entries exactly if this is equal.
+        """Return the settings that determine samples of a memory of `schema`, by name, with defaults resolved. Two
+        `Parameters` make equal samples of equal entries exactly if these are equal.
         """
         size = reward_size(schema)
         fields = {name: getattr(self, name) for name in _MAKING}
@@ -288,39 +288,39 @@ class Parameters:
             fields["next"] = tuple(name for name in schema.names if name in next)
         if self.frame_stack > 1:
             fields["start"] = self.start
-        if schema.value is not None:  # returns, and priorities that follow from them
+        if schema.value is not None:  # returns depend on these, and priorities on returns
             fields["reward_coeff"] = self.reward_coeff if len(self.reward_coeff) > 1 else self.reward_coeff * size
             fields["mix_lambda"] = self.mix_lambda
         return fields
 
     def to_wire(self) -> dict[str, Any]:
-        """A dictionary of plain numbers, strings, lists and None that msgpack and JSON carry; `from_wire` reads it."""
-        return {name: list(value) if type(value) is tuple else value for name, value in self._told}
+        """Return a dictionary of numbers, strings, lists and None that msgpack and JSON carry, for `from_wire`."""
+        return {name: list(value) if type(value) is tuple else value for name, value in self._wire_items}
 
     @functools.cached_property
-    def _told(self) -> list[tuple[str, Any]]:
-        """Names and values that `to_wire` gives."""
+    def _wire_items(self) -> list[tuple[str, Any]]:
+        """Names and values for `to_wire`."""
         known = sorted(dataclasses.fields(self), key=lambda field: field.name)  # the same bytes in every process
         values = [(field, getattr(self, field.name)) for field in known]
         return [(field.name, value) for field, value in values if field.metadata != ADDED or value != field.default]
 
     @functools.cached_property
     def fingerprint(self) -> int:
-        """64 bits, never 0, of the values that are not defaults: equal parameters have equal ones, also under another
-        version of memoire that knows more fields.
+        """64-bit hash, never 0, of the values that are not defaults. Equal parameters have equal hashes, also in a
+        version of memoire with more fields.
         """
         default = Parameters().to_wire()
-        told = {name: value for name, value in self.to_wire().items() if value != default.get(name)}
-        text = json.dumps(told, sort_keys=True)
+        changed = {name: value for name, value in self.to_wire().items() if value != default.get(name)}
+        text = json.dumps(changed, sort_keys=True)
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1
 
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Self:
-        """Parameters from what `to_wire` made, in a file, a snapshot or a message. A setting that a former version did
-        not have (`ADDED`) may be missing, and has its default then; no other one may.
+        """Return the parameters of a dictionary of `to_wire`, from a file, a snapshot or a message. Fields that older
+        versions do not have (`ADDED`) may be missing and get their default; all others are required.
 
         Raises:
-            UnknownName: a setting has a name that this version does not know; its value would be a default.
+            UnknownName: a field is unknown to this version, so its value would be ignored.
             ParameterError: a field is missing, or outside its range.
         """
         known = {field.name: field for field in dataclasses.fields(cls)}
@@ -329,15 +329,13 @@ class Parameters:
                 raise UnknownName("Parameters", name, meant(name, known), tuple(known), _unknown(name, value, known))
         for name, field in known.items():
             if name not in fields and field.metadata != ADDED:
-                expected = (
-                    f"among the settings that were saved or sent (they are {', '.join(sorted(fields)) or 'none'})"
-                )
+                expected = f"among the settings that were saved or sent ({', '.join(sorted(fields)) or 'none'})"
                 raise ParameterError(name, "nothing", expected)
         return cls(**fields)
 
 
 NAMES = frozenset(field.name for field in dataclasses.fields(Parameters))
-"""What the fields are called."""
+"""Names of all fields."""
 
 _MAKING = (
     "discount",
@@ -351,30 +349,30 @@ _MAKING = (
 _MAKING_SEQUENCES = ("sequence_overlap", "burn_in", "sequence_first", "sequence_max_share")
 
 
-def differing(schema: SampleColumns, told: Parameters, made: Parameters) -> dict[str, tuple[Any, Any]]:
-    """Fields that make samples otherwise: name -> (value in `told`, value in `made`). Empty if samples are equal."""
-    mine, theirs = told.making(schema), made.making(schema)
-    found = {name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)}
-    values = {name: (getattr(told, name), getattr(made, name)) for name in sorted(found)}
+def differing(schema: SampleColumns, first: Parameters, second: Parameters) -> dict[str, tuple[Any, Any]]:
+    """Return fields that change samples: name -> (value in `first`, value in `second`). Empty if samples are equal."""
+    one, two = first.making(schema), second.making(schema)
+    names = {name for name in one.keys() | two.keys() if one.get(name) != two.get(name)}
+    values = {name: (getattr(first, name), getattr(second, name)) for name in sorted(names)}
     return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
 
 
 def _unknown(name: str, value: object, known: Iterable[str]) -> str:
-    """What to do about a setting of another version."""
+    """Return advice for a setting of another version."""
     alike = " or ".join(map(repr, meant(name, known)))
     advice = f"This version has {alike}. " if alike else ""
     return f"Another version of memoire saved or sent it, as {value!r:.80}. {advice}Use the same version at both ends."
 
 
 def reward_size(schema: HasColumns) -> int:
-    """Dimensions of the schema's reward; 1 where it has none."""
+    """Return the number of reward dimensions; 1 without a reward column."""
     if schema.reward is None:
         return 1
     return math.prod(schema[schema.reward].shape)
 
 
 def _real(name: str, value: object, *, high: float = math.inf) -> float:
-    """`value` as a finite float in [0, high]; bools are no numbers here."""
+    """Return `value` as a finite float in [0, high]. Raises ParameterError, also for bools."""
     expected = "a finite number of at least 0" if high == math.inf else f"a number in [0, {high:g}]"
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
@@ -390,7 +388,7 @@ def _real(name: str, value: object, *, high: float = math.inf) -> float:
 
 
 def _reals(name: str, value: object, *, high: float = math.inf) -> tuple[float, ...]:
-    """A number, or a sequence or array of them, as a tuple of at least one finite float in [0, high]."""
+    """Return a number, or a sequence or array of numbers, as a tuple of at least one finite float in [0, high]."""
     if isinstance(value, np.ndarray):
         value = value.ravel().tolist()
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
@@ -414,7 +412,7 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> str:
 
 
 def _columns(name: str, value: object) -> tuple[str, ...] | None:
-    """Names of columns as a tuple without repeats, or None."""
+    """Return names of columns as a tuple, or None. Raises ParameterError for repeated names."""
     expected = "None or a sequence of different column names"
     if value is None:
         return None
@@ -427,17 +425,17 @@ def _columns(name: str, value: object) -> tuple[str, ...] | None:
 
 
 class StrictAttributes(_core.Guarded):
-    """Takes no public attributes but its own, once its constructor has called `_guard`.
+    """Base class that rejects unknown public attributes once the constructor has called `_guard`.
 
-    Attributes whose names begin with "_" are not looked at.
+    Attributes whose names begin with "_" are not checked.
     """
 
     _PARAMETERS: ClassVar[str] = ""
-    """How parameters of sampling are changed, where `configure` is not the way: a sentence."""
+    """Sentence about how to change parameters of sampling, if the class has no `configure`."""
     _COPY: ClassVar[str] = ""
-    """What to do in place of copying or pickling one, where that is not possible: a sentence."""
+    """Sentence about the alternative to copying or pickling, if neither is possible."""
     _OWN_NAMES: ClassVar[Mapping[str, str]] = {}
-    """Parameters that it calls otherwise: the name here, and its own."""
+    """The class's own names of parameters, by their names in `Parameters`."""
     _is_guarded = False
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -446,7 +444,7 @@ class StrictAttributes(_core.Guarded):
         return super().__reduce_ex__(protocol)
 
     def _guard(self) -> None:
-        """From now on unknown attributes are refused, but those of a user's own subclass."""
+        """Reject unknown attributes from now on, but not those of a subclass outside of memoire."""
         self._is_guarded = type(self).__module__.partition(".")[0] == __name__.partition(".")[0]
 
     def _check_public(self, name: str) -> None:
@@ -457,7 +455,7 @@ class StrictAttributes(_core.Guarded):
 
 
 def never_copied(kind: str, instead: str) -> Callable[[Any], Any]:
-    """The `__reduce__` of a class that has reasons of its own."""
+    """Return the `__reduce__` of a class that cannot be copied, whose error says what to do instead."""
 
     def refuse(self: Any) -> Any:
         raise NotCopied(kind, instead)
@@ -466,49 +464,49 @@ def never_copied(kind: str, instead: str) -> Callable[[Any], Any]:
 
 
 def advice(kind: type[StrictAttributes], name: str) -> str:
-    """What to write instead of setting an attribute."""
+    """Return advice on how to change a setting that was set as an attribute."""
     ways = _ways(kind)
     if name in ways:
         return ways[name]
-    found = meant(name, ways)
-    return f"Did you mean {found[0]}? {ways[found[0]]}" if found else "There is no such setting."
+    names = meant(name, ways)
+    return f"Did you mean {names[0]}? {ways[names[0]]}" if names else "There is no setting of this name."
 
 
 def _ways(kind: type[StrictAttributes]) -> dict[str, str]:
-    """How each setting of a class is changed."""
-    made = {name: f"It is given when one is made: {kind.__name__}({name}=...)." for name in _named(kind)}
+    """Return a sentence on how to change each setting of a class, by its name."""
+    ways_of_constructor = {name: f"Pass it to the constructor: {kind.__name__}({name}=...)." for name in _named(kind)}
     has_configure = hasattr(kind, "configure")
     usual = "Write configure(NAME=...)." if has_configure else kind._PARAMETERS
     names = [kind._OWN_NAMES.get(name, name) for name in _named(Parameters)] if usual else []
-    ways = made | {name: usual.replace("NAME", name) for name in names}
+    ways = ways_of_constructor | {name: usual.replace("NAME", name) for name in names}
     for call in ("configure", "configure_limits"):
-        found = _named(getattr(kind, call)) if hasattr(kind, call) else []
-        ways |= {name: f"Write {call}({name}=...)." for name in found if name not in ("self", "timeout")}
+        names_of_call = _named(getattr(kind, call)) if hasattr(kind, call) else []
+        ways |= {name: f"Write {call}({name}=...)." for name in names_of_call if name not in ("self", "timeout")}
     return ways
 
 
 def _named(call: Any) -> list[str]:
-    """Names of what a call may be given."""
+    """Return the names of a call's parameters."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [each.name for each in inspect.signature(call).parameters.values() if each.kind in kinds]
 
 
 def check_size(parameters: Parameters, capacity: int) -> None:
-    """Refuse a least number of entries that there is no room for; capacity 0 is not known.
+    """Raise if `min_size` is above the capacity; capacity 0 means that it is unknown.
 
     Raises:
-        ParameterError: nothing would ever be drawn.
+        ParameterError: no entry could ever be drawn.
     """
     if 0 < capacity < parameters.min_size:
-        expected = f"at most the capacity, {capacity} entries: nothing would ever be drawn"
+        expected = f"at most the capacity, {capacity} entries: no entry could ever be drawn"
         raise ParameterError("min_size", parameters.min_size, expected)
 
 
 def check_batch(parameters: Parameters, samples: int) -> None:
-    """Refuse a batch size that would wait for ever: recording would stop before there are enough entries for it.
+    """Raise if a batch of this size could never be drawn: recording would stop before enough entries exist.
 
     Raises:
-        ParameterError: the tolerance is too small for it.
+        ParameterError: the tolerance is too small for the batch.
     """
     tolerance, ratio = parameters.samples_per_insert_tolerance, parameters.samples_per_insert
     if tolerance is not None and samples > 2.0 * tolerance - ratio:

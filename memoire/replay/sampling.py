@@ -1,9 +1,9 @@
-"""What a learner chooses about sampling, and the importance that corrects for it.
+"""Samplers, their importance, and the seeds of random draws.
 
-A sampler is a frozen setting that becomes fields of `Parameters`; the drawing itself is the engine's. `importance` is
-the one place where chances become the numbers that are multiplied into a loss.
+A sampler is a frozen setting that becomes fields of `Parameters`; the engine draws. `importance` is the only function
+that turns probabilities into the factors of a loss.
 
-What a forked process finds: copies of memories and generators, from a moment in which none was being changed.
+A forked process gets copies of memories and generators, taken while no thread changes them, with seeds of its own:
 
     a process, seed 7          SeedSequence(7)
       first child              SeedSequence(7, spawn_key=(0,))
@@ -33,37 +33,37 @@ from .parameters import NORMALIZATIONS, Normalize, Parameters
 
 
 class Sampler(Protocol):
-    """Anything that says which `Parameters` it stands for."""
+    """Protocol of samplers: an object that returns its fields of `Parameters`."""
 
     def fields(self) -> dict[str, Any]:
-        """Fields of `Parameters`, for its `replace`."""
+        """Return fields of `Parameters`, for its `replace`."""
         ...
 
 
 USUAL = Parameters(start="repeat")
-"""What a `Buffer`, a server and its tables follow if nothing is said."""
+"""Default parameters of a `Buffer`, a server and its tables."""
 _SHORT = ("multi_step", "frame_stack", "start")
-"""Fields that have a keyword of their own, whose None says nothing."""
+"""Fields with a keyword of their own, whose None leaves them unchanged."""
 
 
 def fields_of(sampler: Sampler | None) -> dict[str, Any]:
-    """Fields of `Parameters` that a sampler stands for; none of None.
+    """Return the fields of `Parameters` that a sampler sets; {} for None.
 
     Raises:
-        WrongType: it is no sampler.
+        WrongType: the argument is not a sampler.
     """
     fields = {} if sampler is None else getattr(sampler, "fields", None)
     if fields is None or isinstance(sampler, type):
-        raise WrongType("sampler", "one such as Prioritized(0.6) or Uniform()", repr(sampler)[:80])
+        raise WrongType("sampler", "a sampler such as Prioritized(0.6) or Uniform()", repr(sampler)[:80])
     return dict(fields() if callable(fields) else fields)
 
 
 def changes_of(sampler: Sampler | None, discount: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `Parameters` as callers give them: what is given by name wins over the sampler's; a None leaves a
-    number or `start` as it is.
+    """Return the fields of `Parameters` to change: fields by name take precedence over the sampler's. None leaves
+    discount, `multi_step`, `frame_stack` and `start` unchanged.
 
     Raises:
-        WrongType: the sampler is none.
+        WrongType: `sampler` is not a sampler.
     """
     changes = fields_of(sampler)
     if discount is not None:
@@ -74,10 +74,10 @@ def changes_of(sampler: Sampler | None, discount: Any, fields: Mapping[str, Any]
 def chosen(
     parameters: Parameters | None, sampler: Sampler | None, discount: Any, fields: Mapping[str, Any]
 ) -> Parameters:
-    """What a memory or table follows that was given these: `parameters`, or else the usual ones, with the changes.
+    """Return the parameters of a new memory or table: `parameters`, or the default ones, with the changes.
 
     Raises:
-        WrongType, ParameterError: one of them is none, or out of its range.
+        WrongType, ParameterError: an argument has the wrong type, or is out of its range.
     """
     if not isinstance(parameters, Parameters | None):
         raise WrongType("parameters", "memoire.Parameters or None", type(parameters).__name__)
@@ -88,25 +88,25 @@ def chosen(
 @says_instead("Make another one: Linear(NAME=...).")
 @dataclass(frozen=True)
 class Linear:
-    """A number that goes from `start` to `end` in equal steps, one for each batch that is drawn, and stays there."""
+    """A number that changes from `start` to `end` in equal steps, one per drawn batch, and then stays at `end`."""
 
     start: float
     end: float
     batches: int
-    """Batches until it is there. At least 0."""
+    """Batches until `end` is reached. At least 0."""
 
 
 @checked_fields
 @says_instead("Make another one: Uniform(NAME=...).")
 @dataclass(frozen=True)
 class Uniform:
-    """Every entry is as likely as any other (an `init_w` or an episode's multiplier still counts); importance is 1."""
+    """Sampler with equal priorities: probabilities differ only by `init_w` and episode multipliers; importance is 1."""
 
     stratified: bool = False
-    """One sample from each of as many segments of equal probability as a draw has samples."""
+    """True to draw one sample from each of equally probable segments, as many as a draw has samples."""
 
     def fields(self) -> dict[str, Any]:
-        """Fields of `Parameters`, for its `replace`."""
+        """Return fields of `Parameters`, for its `replace`."""
         chances = _fields("proportional", 0.0, self.stratified)
         return chances | _correction(0.0, "batch")
 
@@ -115,7 +115,7 @@ class Uniform:
 @says_instead("Make another one: Prioritized(NAME=...).")
 @dataclass(frozen=True)
 class Prioritized:
-    """Entries are drawn in proportion to priority ** exponent. Schaul et al., ICLR 2016, section 3.3.
+    """Sampler with probabilities in proportion to priority ** exponent. Schaul et al., ICLR 2016, section 3.3.
 
     Raises ParameterError when made with a field outside its range.
     """
@@ -123,18 +123,18 @@ class Prioritized:
     exponent: float = 0.6
     """alpha: 0 is uniform, 1 follows the priorities fully. At least 0."""
     beta: float | Linear = 0.4
-    """How far importance corrects for the drawing: 1 fully; a number in [0, 1], or how it grows."""
+    """Strength of the importance correction in [0, 1]; 1 corrects fully. A `Linear` changes it over time."""
     normalize: Normalize = "batch"
-    """What importance is divided by: the "batch"'s maximum, or the largest possible ("global")."""
+    """Divisor of the importance: the "batch"'s maximum, or the largest possible ("global")."""
     stratified: bool = False
-    """One sample from each of as many segments of equal probability as a draw has samples."""
+    """True to draw one sample from each of equally probable segments, as many as a draw has samples."""
 
     def __post_init__(self) -> None:
         with renamed(**_FIELD_NAMES):
             Parameters().replace(**self.fields())
 
     def fields(self) -> dict[str, Any]:
-        """Fields of `Parameters`, for its `replace`."""
+        """Return fields of `Parameters`, for its `replace`."""
         chances = _fields("proportional", self.exponent, self.stratified)
         return chances | _correction(self.beta, self.normalize)
 
@@ -143,11 +143,11 @@ class Prioritized:
 @says_instead("Make another one: RankBased(NAME=...).")
 @dataclass(frozen=True)
 class RankBased:
-    """Entries are drawn in proportion to rank ** -exponent, the rank being that of their weight among all entries.
+    """Sampler with probabilities in proportion to rank ** -exponent; entries are ranked by weight.
 
-    A few huge priorities change little here. Ranks are exact at each draw, and chances too: where the paper draws
-    uniformly within segments whose ends it computes now and then, these segments are as the power law has them, for
-    however many entries there are. Schaul et al., ICLR 2016, section 3.3 and appendix B.2.1.
+    Outliers among the priorities have little effect. Ranks and probabilities are exact at each draw. The paper draws
+    uniformly within segments whose bounds it computes now and then; these segments follow the power law exactly, for
+    any number of entries. Schaul et al., ICLR 2016, section 3.3 and appendix B.2.1.
 
     Each actor of a cluster ranks its own entries. Raises ParameterError when made with a field outside its range.
     """
@@ -155,18 +155,18 @@ class RankBased:
     exponent: float = 0.7
     """alpha: 0 is uniform, 1 draws rank 1 twice as often as rank 2. At least 0."""
     beta: float | Linear = 0.5
-    """How far importance corrects for the drawing: 1 fully; a number in [0, 1], or how it grows."""
+    """Strength of the importance correction in [0, 1]; 1 corrects fully. A `Linear` changes it over time."""
     normalize: Normalize = "batch"
-    """What importance is divided by: the "batch"'s maximum, or the largest possible ("global")."""
+    """Divisor of the importance: the "batch"'s maximum, or the largest possible ("global")."""
     stratified: bool = True
-    """One sample from each of as many segments of equal probability as a draw has samples."""
+    """True to draw one sample from each of equally probable segments, as many as a draw has samples."""
 
     def __post_init__(self) -> None:
         with renamed(**_FIELD_NAMES):
             Parameters().replace(**self.fields())
 
     def fields(self) -> dict[str, Any]:
-        """Fields of `Parameters`, for its `replace`."""
+        """Return fields of `Parameters`, for its `replace`."""
         chances = _fields("rank", self.exponent, self.stratified)
         return chances | _correction(self.beta, self.normalize)
 
@@ -175,20 +175,19 @@ class RankBased:
 @says_instead("Make another one: Greedy(NAME=...).")
 @dataclass(frozen=True)
 class Greedy:
-    """The entries with the largest weights, each once in a batch (where there are enough), new ones first; importance
-    is 1.
+    """Sampler of the largest weights, each once per batch if there are enough, new entries first; importance is 1.
 
-    For comparison: noise keeps an entry on top, and what looked easy once is never seen again. Schaul et al., ICLR
-    2016, section 3.2.
+    For comparison only: noise keeps an entry on top, and an entry with a low first error is never drawn again. Schaul
+    et al., ICLR 2016, section 3.2.
     """
 
     def fields(self) -> dict[str, Any]:
-        """Fields of `Parameters`, for its `replace`."""
+        """Return fields of `Parameters`, for its `replace`."""
         return _fields("greedy", 1.0, False) | _correction(0.0, "batch")
 
 
 class Annealing:
-    """Counts the batches of whoever draws, and says each one's beta; begins anew when how beta goes is changed.
+    """Counter of drawn batches that returns the beta of each; it restarts if beta's schedule changes.
 
     Not thread-safe: the owner locks.
     """
@@ -196,21 +195,21 @@ class Annealing:
     def __init__(self) -> None:
         self._course: tuple[float, float | None, int] | None = None
         self.batches = 0
-        """Batches drawn on this course."""
+        """Batches drawn on this schedule."""
 
     def state(self) -> dict[str, Any]:
-        """How far it is: `course` and `batches`, as `go_on_from` takes them."""
+        """Return the progress: `course` and `batches`, as `go_on_from` takes them."""
         return {"course": self._course, "batches": self.batches}
 
     def go_on_from(self, course: Sequence[Any] | None, batches: int) -> None:
-        """Continue a course: beta's begin, its end or None, the batches between them, and how many were drawn."""
+        """Continue a schedule: beta's start, its end or None, the batches between, and the batches drawn so far."""
         if course is not None:
             begin, end, length = course
             course = float(begin), None if end is None else float(end), int(length)
         self._course, self.batches = course, int(batches)
 
     def next(self, parameters: Parameters) -> float:
-        """The importance exponent of the batch that is drawn now."""
+        """Count a batch, and return its importance exponent."""
         course = (parameters.importance_exponent, parameters.importance_final, parameters.importance_batches)
         if course != self._course:
             self._course, self.batches = course, 0
@@ -224,7 +223,7 @@ _FIELD_NAMES = {
     "importance_final": "beta.end",
     "importance_batches": "beta.batches",
 }
-"""What samplers call these fields of `Parameters`."""
+"""Samplers' names of these fields of `Parameters`."""
 
 
 def _fields(prioritization: str, exponent: float, stratified: bool) -> dict[str, Any]:
@@ -232,7 +231,7 @@ def _fields(prioritization: str, exponent: float, stratified: bool) -> dict[str,
 
 
 def _correction(beta: float | Linear, normalize: Normalize) -> dict[str, Any]:
-    """How importance corrects; a constant beta also ends a former schedule."""
+    """Return the fields of the importance correction; a constant beta also ends a former schedule."""
     grows = beta if isinstance(beta, Linear) else Linear(beta, beta, 0)
     return {
         "importance_exponent": grows.start,
@@ -249,22 +248,23 @@ def importance(
     normalize: Normalize = "batch",
     smallest: float | None = None,
 ) -> tuple[NDArray[np.float32], float]:
-    """(population * probability) ** -beta over a divisor: what a loss is multiplied by.
+    """Return (population * probability) ** -beta over a divisor: the factor of each sample's loss.
 
     Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4: P(i) = `probability`, N = `population`.
 
     Args:
-        probability: Chance of each sample in one draw, [B] in (0, 1]. (A cluster's, times N_k / N_c: docs/sampling.md.)
-        population: Entries that could have been drawn.
-        beta: How far to correct, in [0, 1].
-        normalize: "batch" divides by the batch's maximum; "global" by the largest importance there can be.
-        smallest: "global": the least chance that any entry has.
+        probability: Probability of each sample in one draw, [B] in (0, 1]. (In a cluster times N_k / N_c:
+            docs/sampling.md.)
+        population: Number of entries that can be drawn.
+        beta: Strength of the correction, in [0, 1].
+        normalize: "batch" divides by the batch's maximum; "global" by the largest possible importance.
+        smallest: Smallest probability of any entry, for "global".
 
     Returns:
-        (importance, divisor): float32 [B] in (0, 1] ("global": up to rounding), and what it was divided by.
+        (importance, divisor): float32 [B] in (0, 1] ("global": up to rounding), and the divisor.
 
     Raises:
-        ParameterError: a chance or the population is not above 0 or not finite, or `smallest` is missing.
+        ParameterError: a probability or the population is not above 0 or not finite, or `smallest` is missing.
     """
     chances = np.asarray(probability, np.float64)
     if not (chances > 0.0).all() or not np.isfinite(chances).all():
@@ -277,7 +277,7 @@ def importance(
     if normalize == "batch":
         divisor = float(undivided.max(initial=0.0)) or 1.0
     elif smallest is None or not 0.0 < smallest < np.inf:
-        raise ParameterError("smallest", smallest, "the least chance of any entry, above 0")
+        raise ParameterError("smallest", smallest, "the smallest probability of any entry, above 0")
     else:
         divisor = float((population * smallest) ** -beta)
     return (undivided / divisor).astype(np.float32), divisor
@@ -289,37 +289,37 @@ _held_for_fork: list[Any] = []
 
 
 class _Child(threading.local):
-    """Which child of this process a thread is about to fork."""
+    """Number of the child that a thread is about to fork, among this process's children."""
 
     number = 0
 
 
 _child = _Child()
 _children = itertools.count()  # of this process
-_path: tuple[int, ...] = ()  # this process among the children of the first one, then of its child, and so on
+_path: tuple[int, ...] = ()  # child numbers from the first process down to this one
 
 
 class ForkedCopy(Protocol):
-    """An object that a forked process gets a copy of."""
+    """Protocol of objects that are copied when the process forks."""
 
     def held(self) -> Any:
-        """A context in which no other thread changes it."""
+        """Return a context in which no other thread changes the object."""
 
     def reseed(self, seeds: np.random.SeedSequence) -> None:
-        """Draw from now on by these seeds."""
+        """Restart the random numbers from these seeds."""
 
 
 _seeds: weakref.WeakKeyDictionary[ForkedCopy, tuple[np.random.SeedSequence, int]] = weakref.WeakKeyDictionary()
-"""The seeds of each one in this process, and how long `_path` was when it got them."""
+"""Seeds of each object in this process, and the length of `_path` when it was seeded."""
 
 
 def seed_here(copied: ForkedCopy, seed: int | np.random.SeedSequence | None) -> None:
-    """Have it draw by this seed, and its copies in processes that are forked from this one by seeds of their own.
+    """Seed an object, and reseed its copies in forked processes with seeds of their own.
 
-    It is held while a process is forked, as long as it lives.
+    The object is held during each fork of the process, as long as it lives.
 
     Args:
-        seed: None takes entropy from the system.
+        seed: Seed of the random numbers; None takes entropy from the system.
     """
     seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
     _seeds[copied] = seeds, len(_path)
@@ -327,10 +327,10 @@ def seed_here(copied: ForkedCopy, seed: int | np.random.SeedSequence | None) -> 
 
 
 class ForkedGenerator(np.random.Generator):
-    """A `numpy.random.Generator` whose copy in a forked process draws other numbers: a child's, see above.
+    """A `numpy.random.Generator` whose copy in a forked process draws other numbers, by the child's seeds.
 
     Args:
-        seed: As of `numpy.random.default_rng`; None takes entropy from the system.
+        seed: Seed as of `numpy.random.default_rng`; None takes entropy from the system.
     """
 
     def __init__(self, seed: int | np.random.SeedSequence | None = None) -> None:
@@ -338,11 +338,11 @@ class ForkedGenerator(np.random.Generator):
         seed_here(self, seed)
 
     def held(self) -> Any:
-        """A context in which no other thread draws."""
+        """Return a context in which no other thread draws."""
         return self.bit_generator.lock
 
     def reseed(self, seeds: np.random.SeedSequence) -> None:
-        """Draw from now on as `numpy.random.default_rng(seeds)`."""
+        """Restart the random numbers as `numpy.random.default_rng(seeds)`."""
         self.bit_generator.state = np.random.PCG64(seeds).state
 
     def __reduce__(self) -> Any:
@@ -351,17 +351,16 @@ class ForkedGenerator(np.random.Generator):
 
 
 def _copied(kind: type[ForkedGenerator], entropy: Any, spawn_key: tuple[int, ...], state: Any) -> ForkedGenerator:
-    """A generator out of its pickle or copy, which goes on where that one was."""
-    made = kind(np.random.SeedSequence(entropy, spawn_key=spawn_key))
-    made.bit_generator.state = state
-    return made
+    """Make a generator from its pickle or copy, in the same state."""
+    generator = kind(np.random.SeedSequence(entropy, spawn_key=spawn_key))
+    generator.bit_generator.state = state
+    return generator
 
 
 def _before_fork() -> None:
-    # A child gets a copy of everything from a moment in which nothing was being changed; and no lock that a thread
-    # holds which the child does not have.
+    # The child copies all memory while nothing is being changed, and no lock is held by a thread that the child lacks.
     _child.number = next(_children)
-    # Memories first: a thread that holds one may draw from a generator, and none holds a generator and waits for one.
+    # Memories first: a thread that holds one may draw from a generator; no thread does the opposite.
     for copied in sorted(_seeds, key=lambda each: isinstance(each, ForkedGenerator)):
         moment = copied.held()
         moment.__enter__()

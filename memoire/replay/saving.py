@@ -1,13 +1,15 @@
-"""Which saved buffer goes on from which: one goes on at a time, and none writes over steps that it does not have.
+"""Saving of a memory to a file, and the lineage of saved buffers, which protects saved steps.
 
-    client id    16 random bytes that name a buffer; a copy or a load has another one, `load(resume=True)` the same
-    lives        [["9f3c...", 17], ["07aa...", 3]]: each making and each resuming begins a life, which numbers its
-                 saves; these lives of a buffer, up to these saves, are its past
+One buffer at a time resumes a saved buffer, and none overwrites steps that it does not have:
 
-A file is a buffer's past if its newest life and save are among these; only then the buffer may take its place. A buffer
-that resumes a file locks its lineage in its folder, by a file `.CLIENT_ID.lock`.
+    client id    16 random bytes that identify a buffer; a copy or a load gets others, `load(resume=True)` the same
+    lives        [["9f3c...", 17], ["07aa...", 3]]: each constructor and each resume begins a life, which numbers its
+                 saves; the past of a buffer is its lives, up to these saves
 
-Episodes of a memory into a file that appears whole or not at all.
+A file is part of a buffer's past if the file's newest life and save are in it; only then the buffer may replace the
+file. A buffer that resumes a file locks its lineage in its folder, by a file `.CLIENT_ID.lock`.
+
+A file with a memory's episodes is replaced as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -38,44 +40,44 @@ from .memory_state import ABOUT, BOOTSTRAP_VALUE, EPISODE_ROW, EPISODES, FINAL, 
 
 
 class SavedLineage(NamedTuple):
-    """What a file says of the buffer that it holds."""
+    """Identity and past of a buffer, as its file has them."""
 
     client_id: bytes
     lives: tuple[tuple[str, int], ...]
 
     @classmethod
     def of(cls, path: str | Path, beside: Mapping[str, Any]) -> SavedLineage | None:
-        """Out of what a file holds beside the memory; None if that was no buffer's. Raises DataError."""
+        """Parse the lineage from the state beside a saved memory; None if no buffer saved it. Raises DataError."""
         if not beside:
             return None
         try:
-            told = beside["lineage"]
-            lives = tuple((str(life), int(saves)) for life, saves in told["lives"])
-            made = cls(bytes.fromhex(told["client_id"]), lives)
+            fields = beside["lineage"]
+            lives = tuple((str(life), int(saves)) for life, saves in fields["lives"])
+            saved = cls(bytes.fromhex(fields["client_id"]), lives)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise DataError(str(path), f"does not say which buffer it holds: {error!r}") from error
-        if len(made.client_id) != 16 or not lives:
-            raise DataError(str(path), "does not say which buffer it holds")
-        return made
+            raise DataError(str(path), f"does not identify the buffer that saved it: {error!r}") from error
+        if len(saved.client_id) != 16 or not lives:
+            raise DataError(str(path), "does not identify the buffer that saved it")
+        return saved
 
 
 class Lineage:
-    """Client id of a buffer, and what it was saved as. Methods may be called from several threads."""
+    """Client id of a buffer, its lives and its locks. Methods may be called from several threads."""
 
     def __init__(self, resumed: SavedLineage | None = None) -> None:
         self._locks: dict[Path, FileLock] = {}  # by folder
-        self._resumed_by = 0  # the process that has the locks, in one that was forked from it
+        self._resumed_by = 0  # in a forked process, the parent that holds the locks
         self._begin(resumed)
 
     def _begin(self, resumed: SavedLineage | None = None) -> None:
         self._process, self._life = os.getpid(), secrets.token_hex(8)
-        self._locking = threading.Lock()  # another one in a fork, where a thread that is gone may have held it
+        self._locking = threading.Lock()  # made again in a fork, where a lost thread may have held it
         self._client_id = secrets.token_bytes(16) if resumed is None else resumed.client_id
         self._lives = {**({} if resumed is None else dict(resumed.lives)), self._life: 0}
 
     @property
     def client_id(self) -> bytes:
-        """16 bytes; others in a forked process."""
+        """16 bytes; a forked process gets new ones."""
         if self._process != os.getpid():
             if self._locks:
                 self._resumed_by = self._process
@@ -84,29 +86,29 @@ class Lineage:
         return self._client_id
 
     def next_save(self) -> dict[str, Any]:
-        """What the next file says, which `SavedLineage` reads."""
+        """Count a save, and return the lineage for its file, which `SavedLineage` reads."""
         client_id = self.client_id
         self._lives[self._life] += 1
         return {"client_id": client_id.hex(), "lives": list(self._lives.items())}
 
     @classmethod
     def resume(cls, path: str | Path) -> Lineage:
-        """Go on as the buffer in a file. From now on no other process or buffer can.
+        """Take over the buffer in a file, and lock its lineage against other processes and buffers.
 
         Raises:
-            BufferLocked: another one does.
-            ParameterError: no buffer was saved there.
+            BufferLocked: another process or buffer has resumed it.
+            ParameterError: the file holds a memory that no buffer saved.
             OSError: the lock cannot be made.
         """
         while True:
-            told = _told(path)
-            if told is None:
-                raise ParameterError("resume", True, f"None for {path}, which holds a memory and not a buffer")
-            lineage = cls(told)
+            saved = _read_lineage(path)
+            if saved is None:
+                raise ParameterError("resume", True, f"False for {path}, which holds a memory without a buffer")
+            lineage = cls(saved)
             lineage._lock(Path(path))
-            if _told(path) == told:
+            if _read_lineage(path) == saved:
                 return lineage
-            lineage.release()  # another one was saved there meanwhile
+            lineage.release()  # another buffer was saved to this path meanwhile
 
     def _lock(self, path: Path) -> None:
         folder = _folder(path)
@@ -114,60 +116,60 @@ class Lineage:
             if folder in self._locks:
                 return
             lock = FileLock(
-                _beside(folder, self._client_id),
+                _lock_path(folder, self._client_id),
                 held=lambda holder: _locked(path, holder),
                 foreign=lambda what: ParameterError(
-                    "resume", True, f"None while {_beside(folder, self._client_id)} is {what}"
+                    "resume", True, f"False while {_lock_path(folder, self._client_id)} is {what}"
                 ),
             )
             weakref.finalize(self, lock.release)
             self._locks[folder] = lock
 
     def release(self) -> None:
-        """Let others go on."""
+        """Release all locks, so that another process can resume the buffer."""
         while self._locks:
             self._locks.popitem()[1].release()
 
     def before_save(self, path: str | Path) -> None:
-        """Refuse to write over what this buffer does not have, or what another one goes on from.
+        """Raise if a save would overwrite steps that this buffer does not have, or a file that another buffer resumed.
 
         Raises:
-            BufferLocked: another one goes on as this buffer, or as the one that is saved there.
-            NotItsPast: another one went on as this buffer, and was saved there.
-            ForkedError: the buffer was resumed by the process that this one was forked from.
+            BufferLocked: another buffer has resumed this one, or the one saved at `path`.
+            NotItsPast: another buffer resumed this one, and was saved at `path`.
+            ForkedError: this process was forked from one that had resumed the buffer.
         """
         client_id = self.client_id
         if self._resumed_by:
             raise ForkedError(f"the resumed buffer that was to be saved to {path}", self._resumed_by, os.getpid())
-        told = refuse_if_held(path, client_id)
-        if told is not None and told.client_id == client_id:
-            life, saves = told.lives[-1]
+        saved = refuse_if_held(path, client_id)
+        if saved is not None and saved.client_id == client_id:
+            life, saves = saved.lives[-1]
             if self._lives.get(life, -1) < saves:
                 raise NotItsPast(str(path))
         if self._locks:
             self._lock(Path(path))
-        elif found := file_lock.holder(_beside(_folder(path), client_id)):
-            raise _locked(path, found)
+        elif owner := file_lock.holder(_lock_path(_folder(path), client_id)):
+            raise _locked(path, owner)
 
 
 def refuse_if_held(path: str | Path, mine: bytes = b"") -> SavedLineage | None:
-    """Refuse to write over a file that another buffer goes on from. Returns what the file says, if a buffer saved it.
+    """Raise if a file holds a buffer that another one has resumed. Returns the file's lineage, or None.
 
     Raises:
-        BufferLocked: somebody does.
+        BufferLocked: another buffer has resumed it.
     """
     try:
-        told = _told(path)
+        saved = _read_lineage(path)
     except (DataError, OSError):
-        return None  # no buffer can go on from that
-    if told is None or told.client_id == mine:
-        return told
-    if found := file_lock.holder(_beside(_folder(path), told.client_id)):
-        raise _locked(path, found)
-    return told
+        return None  # no buffer can resume from such a file
+    if saved is None or saved.client_id == mine:
+        return saved
+    if owner := file_lock.holder(_lock_path(_folder(path), saved.client_id)):
+        raise _locked(path, owner)
+    return saved
 
 
-def _told(path: str | Path) -> SavedLineage | None:
+def _read_lineage(path: str | Path) -> SavedLineage | None:
     return SavedLineage.of(path, datafile.beside(path))
 
 
@@ -175,7 +177,7 @@ def _folder(path: str | Path) -> Path:
     return Path(os.path.realpath(path)).parent
 
 
-def _beside(folder: Path, client_id: bytes) -> Path:
+def _lock_path(folder: Path, client_id: bytes) -> Path:
     return folder / f".{client_id.hex()}.lock"
 
 
@@ -184,15 +186,15 @@ def _locked(path: str | Path, holder: Holder) -> BufferLocked:
 
 
 def save(memory: Memory, path: str | Path) -> int:
-    """Write every episode of a memory to an .npz file; returns how many.
+    """Write every episode of a memory to an .npz file; return the number of episodes.
 
-    The file appears whole or not at all, and is on disk when this returns. `numpy.load(path)["obs"]` is a quick look:
-    one row for each entry, episodes one after the other, oldest first, as long as "memory..episodes" says. A ragged
-    column has its elements one after the other, and "obs_length" says how many each entry has. Other threads wait
-    meanwhile. Open episodes are written as far as they have come.
+    The file is replaced as a whole or not at all, and is on disk when this returns. `numpy.load(path)["obs"]` reads a
+    column: one row for each entry, episodes one after the other, oldest first, with lengths in "memory..episodes". A
+    ragged column has its elements one after the other, and "obs_length" their number in each entry. Other threads
+    wait meanwhile. Open episodes are written with their entries so far.
 
     Raises:
-        BufferLocked: a buffer that is saved there was resumed, and goes on.
+        BufferLocked: another buffer has resumed the one saved at `path`.
     """
     refuse_if_held(path)
     return write_file(memory, path, dict)
@@ -201,15 +203,15 @@ def save(memory: Memory, path: str | Path) -> int:
 def write_file(
     memory: Memory, path: str | Path, owner: Callable[[], Mapping[str, Any]], *, at: Fault = no_fault
 ) -> int:
-    """The same, unchecked. `owner` gives what the memory's owner keeps beside it, as JSON carries it; it is asked while
-    the memory is held.
+    """Write a memory to a file as `save` does, without the check. `owner` returns state of the memory's owner, as JSON
+    carries it; it is called while the memory is held.
     """
     with replacing(path, at=at) as file:
         return write(memory, file, owner)
 
 
 def write(memory: Memory, file: IO[bytes], owner: Callable[[], Mapping[str, Any]] = dict) -> int:
-    """The same into a file that is open; returns how many episodes there are."""
+    """Write a memory to an open file; return the number of episodes."""
     with memory.held():
         inside = HeldEpisodes(memory)
         with zipfile.ZipFile(file, "w") as archive:

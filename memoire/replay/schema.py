@@ -1,13 +1,12 @@
-"""What an entry is: named columns, each with a dtype, a shape and a role.
+"""Schemas: the columns of an entry (`Schema`) or of a row (`RowSchema`), each with a dtype, a shape and a role.
 
-Everything else is derived from a schema: how memory is laid out, what travels, what a batch holds. Two nodes agree on
-a schema when their fingerprints are equal. A nested observation becomes one column for each leaf (`obs.image`,
-`obs.gripper`), so that each is one contiguous array; structured dtypes are taken apart in the same way.
+Memory layout, messages and batches are derived from a schema. Two nodes have the same schema if its fingerprints are
+equal. A nested observation becomes one column for each leaf (`obs.image`, `obs.gripper`), so that each is one
+contiguous array; structured dtypes are split in the same way.
 
-What a row is that goes to a function and comes back: named columns, like an entry's, but without its roles.
-
-A policy far away is given observations, and returns actions, values, logits: none of them has to be a state, and a
-column called value is no critic's estimate that needs a reward beside it.
+A row is sent to a function and comes back: it has named columns like an entry, but not its roles. A remote policy
+receives observations and returns actions, values and logits: a row needs no state, and its column called value is not
+a critic's estimate that requires a reward.
 """
 
 from __future__ import annotations
@@ -49,42 +48,44 @@ _MAX_DIMENSIONS = 8
 
 
 class Schema(Mapping[str, Column]):
-    """The ordered columns of an entry: a mapping from name to `Column`, unchangeable, hashable and picklable.
+    """Ordered columns of an entry: an immutable mapping from name to `Column`, hashable and picklable.
+
+        schema = memoire.Schema({"obs": (np.float32, (4,)), "action": np.int64, "reward": np.float32})
 
     Args:
         columns: For each name a `Column`; a dtype; (dtype, shape); an array whose dtype and shape serve as template;
             a Gymnasium space; or a dict or tuple of these, which becomes one column for each leaf ("obs.image",
-            "obs.0"). Without a `Column` that says otherwise, the names decide the roles: obs and state are states,
-            reward, value and qvest (the return) are what they say, all others are plain. Names have no dots; some
-            that a batch uses itself (ids, discount, next_*, ...) are refused.
+            "obs.0"). Names decide the roles of values that are not a `Column`: obs and state are states; reward,
+            value and qvest (the return) have the role of their name; all others are plain. Names have no dots. Names
+            that a batch uses itself (ids, discount, next_*, ...) are rejected.
 
-    A schema has a state, at most one reward, value and return column (float32, of equal shapes). One with a value
-    column and no return column gets the return column `qvest` at its end.
+    A schema has at least one state, and at most one reward, value and return column (float32, of equal shapes). If it
+    has a value column but no return column, the return column `qvest` is added at its end.
 
     Raises:
-        SchemaError: says which column, what was found, and what is allowed.
+        SchemaError: names the column, its value, and what is allowed.
     """
 
     names: tuple[str, ...]
-    """All columns, in order."""
+    """All column names, in order."""
     entry_names: tuple[str, ...]
-    """The columns that an entry is given with: all but the return column."""
+    """Columns of which an added entry has values: all but the return column."""
     states: tuple[str, ...]
-    """The columns of role state."""
+    """Columns of role state."""
     roots: tuple[str, ...]
-    """The names before the first dot, in order: what the schema was declared with."""
+    """Names before the first dot, in order, as declared."""
     reward: str | None
     value: str | None
     qvest: str | None
-    """The columns of these roles ("return" for `qvest`), or None."""
+    """Column of this role, or None; the role of `qvest` is "return"."""
     reward_shape: tuple[int, ...]
-    """The shape of one reward; () without a reward column."""
+    """Shape of one reward; () without a reward column."""
     ragged: tuple[str, ...]
-    """The columns whose first axis is free."""
+    """Columns whose first axis has any length."""
     finite: tuple[str, ...]
-    """The columns that an entry is given with and whose values must be finite."""
+    """Columns of an added entry whose values must be finite."""
     entry_bytes: int
-    """Bytes of one entry: the sum over all columns, with one element of each ragged one."""
+    """Bytes of one entry: the sum over all columns, with one element of each ragged column."""
     fingerprint: int
     """64 bits, equal for equal schemas in every process and version: blake2b of `to_json()`."""
 
@@ -110,17 +111,17 @@ class Schema(Mapping[str, Column]):
         keep_float64: bool = False,
         nan: str = "refuse",
     ) -> Self:
-        """The schema of an environment: columns obs (obs.* for Dict and Tuple spaces), action, reward, and extras.
+        """Return the schema of an environment: columns obs (obs.* for Dict and Tuple spaces), action, reward, and
+        extras.
 
         Args:
-            env: A Gymnasium environment or vector environment, or anything with the two spaces; nothing is called.
-            extra: More columns, as `Schema` takes them, given to `Writer.step` by name: `{"logp": np.float32}`. A
+            env: A Gymnasium environment or vector environment, or an object with both spaces; no method is called.
+            extra: More columns, as `Schema` takes them, passed to `Writer.step` by name: `{"logp": np.float32}`. A
                 column called value is the critic's estimate.
-            reward_shape: The shape of a vector reward; () is the usual scalar. Stored as float32.
-            keep_float64: Observations and actions that the spaces give as float64 are stored as float32 unless this
-                is set: twice the bytes buy nothing that a network of float32 can see. Extras are stored as they are
-                declared.
-            nan: "allow" where NaN or infinity in observations mean something; see `Column`.
+            reward_shape: Shape of a vector reward, stored as float32; () is the usual scalar.
+            keep_float64: True to store float64 observations and actions as float64. By default they are stored as
+                float32, in half the bytes. Extras keep their declared dtype.
+            nan: "allow" to accept NaN and infinity in observations; see `Column`.
         """
         columns: dict[str, Any] = {}
         for name, space_name, role in (("obs", "observation_space", "state"), ("action", "action_space", "plain")):
@@ -143,7 +144,7 @@ class Schema(Mapping[str, Column]):
 
     @classmethod
     def from_json(cls, text: str | bytes | Mapping[str, Any]) -> Self:
-        """The schema that `to_json` wrote; everything is checked again, and only `SchemaError` comes out."""
+        """Return the schema that `to_json` wrote, after all checks. The only error raised is `SchemaError`."""
         try:
             data = json.loads(text) if isinstance(text, str | bytes) else text
             rows = [
@@ -165,36 +166,36 @@ class Schema(Mapping[str, Column]):
         return schema
 
     def to_json(self) -> str:
-        """Canonical JSON, equal for equal schemas: {"columns": [[name, dtype, shape, role], ...], "tuples": [...]}.
-        A column that allows NaN has "allow" behind its role.
+        """Return canonical JSON, equal for equal schemas: {"columns": [[name, dtype, shape, role], ...], "tuples":
+        [...]}. A column that allows NaN has "allow" after its role.
         """
         return self._json
 
     def leaves(self, root: str) -> tuple[str, ...]:
-        """The columns of a declared name: ("obs",), or ("obs.image", "obs.gripper")."""
+        """Return the columns of a declared name: ("obs",), or ("obs.image", "obs.gripper")."""
         self._check_root(root)
         return tuple(name for name in self.names if name == root or name.startswith(root + "."))
 
     def flatten(self, root: str, value: Any) -> list[Any]:
-        """The leaves of a nested value (dicts, tuples, structured arrays; with or without a batch axis), as
-        `leaves(root)` names them.
+        """Return the leaves of a nested value (dicts, tuples, structured arrays; with or without a batch axis), in the
+        order of `leaves(root)`.
 
-        Raises `SchemaError` where the value is not nested as the schema is.
+        Raises `SchemaError` if the value is not nested as the schema is.
         """
         self._check_root(root)
-        found: list[Any] = []
-        collect(self._trees[root], value, found)
-        return found
+        leaves_in_order: list[Any] = []
+        collect(self._trees[root], value, leaves_in_order)
+        return leaves_in_order
 
     def nest(self, root: str, columns: Mapping[str, Any]) -> Any:
-        """The value of a declared name out of its leaves: what `flatten` took apart, as dicts and tuples."""
+        """Return the nested value of a declared name from its leaves, as dicts and tuples: the inverse of `flatten`."""
         self._check_root(root)
         return build(self._trees[root], columns)
 
     def __getitem__(self, name: str) -> Column:
         try:
             return self._columns[name]
-        except (KeyError, TypeError):  # the latter: it is no name at all
+        except (KeyError, TypeError):  # TypeError: the name is not hashable
             raise no_field("this schema", name, self._columns) from None
 
     def __iter__(self) -> Iterator[str]:
@@ -220,14 +221,14 @@ class Schema(Mapping[str, Column]):
         return f"Schema({', '.join(rows)})"
 
     def _settle(self, leaves: dict[str, Column], tuples: set[str]) -> None:
-        """Check the columns together, add the return column, and derive everything that is read often."""
+        """Check the columns together, add the return column, and derive the attributes."""
         for name, column in leaves.items():
             _check_column(name, column)
         reward, value, qvest = (_only(role, leaves) for role in ("reward", "value", "return"))
         if value is not None and qvest is None:
             if "qvest" in leaves:
                 raise SchemaError(
-                    "column 'qvest' is plain, but the return column that a value column needs is called so. "
+                    "column 'qvest' is plain, but a value column needs a return column of this name. "
                     "Rename it, or give it role 'return'."
                 )
             qvest = "qvest"
@@ -252,7 +253,7 @@ class Schema(Mapping[str, Column]):
             largest = max(leaves, key=lambda name: leaves[name].nbytes)
             raise SchemaError(
                 f"an entry has {self.entry_bytes} bytes, more than {ENTRY_BYTES}. The largest column is {largest!r}, "
-                f"{leaves[largest]}: store it smaller, or elsewhere."
+                f"{leaves[largest]}. Store it in a smaller form, or outside of the memory."
             )
         rows = [[name, column.dtype.str, list(column.shape), *role_and_nan(column)] for name, column in leaves.items()]
         self._json = json.dumps({"columns": rows, "tuples": sorted(tuples)}, sort_keys=True, separators=(",", ":"))
@@ -268,7 +269,7 @@ class Schema(Mapping[str, Column]):
     def _check_names(self, leaves: Mapping[str, Column], roots: Mapping[str, Any]) -> None:
         if "reward" in leaves and leaves["reward"].role != "reward":
             raise SchemaError(
-                "column 'reward' is not the reward. Give it role 'reward', or rename it: a batch's key is that."
+                "column 'reward' must have role 'reward', because a batch uses this name for it. Rename the column."
             )
         _check_roots(roots)
 
@@ -295,7 +296,7 @@ def _check_name(name: Any, within: str) -> None:
 
 
 def _take_apart(name: str, template: Any, role: str, leaves: dict[str, Column], tuples: set[str]) -> None:
-    """Put the column, or the columns of every leaf, of `template` into `leaves`."""
+    """Add the columns of `template` to `leaves`: one, or one for each leaf."""
     if isinstance(template, Column):
         if template.dtype.names is None:
             leaves[name] = template
@@ -318,7 +319,7 @@ def _take_apart(name: str, template: Any, role: str, leaves: dict[str, Column], 
 
 
 def _template(name: str, template: Any, role: str) -> Any:
-    """A `Column`, or a nesting of them, for anything a schema accepts that is not one yet."""
+    """Return a `Column`, or a nest of them, for any other declaration that a schema accepts."""
     if isinstance(template, np.ndarray | np.generic):
         return named(name, lambda: Column(template.dtype, template.shape, role))
     if hasattr(template, "contains") and hasattr(template, "sample"):
@@ -334,14 +335,14 @@ def _template(name: str, template: Any, role: str) -> Any:
 
 
 def _only(role: str, leaves: Mapping[str, Column]) -> str | None:
-    """The one column of a role that a schema has once at most."""
-    found = [name for name, column in leaves.items() if column.role == role]
-    if len(found) > 1:
+    """Return the column of a role that at most one column may have, or None."""
+    columns = [name for name, column in leaves.items() if column.role == role]
+    if len(columns) > 1:
         raise SchemaError(
-            f"the columns {', '.join(map(repr, found))} all have role {role!r}, but there can be one. "
+            f"the columns {', '.join(map(repr, columns))} all have role {role!r}, but only one may have it. "
             f"Make the others plain."
         )
-    return found[0] if found else None
+    return columns[0] if columns else None
 
 
 def _check_roles(leaves: Mapping[str, Column], reward: str | None, value: str | None, qvest: str | None) -> None:
@@ -352,7 +353,7 @@ def _check_roles(leaves: Mapping[str, Column], reward: str | None, value: str | 
     if (value is not None or qvest is not None) and (reward is None or value is None):
         missing = "reward" if reward is None else "value"
         raise SchemaError(
-            f"column {value or qvest!r} needs a {missing} column beside it: returns are made of rewards and values."
+            f"column {value or qvest!r} needs a {missing} column beside it: a return is made of rewards and values."
         )
     for name in (reward, value, qvest):
         if name is None:
@@ -382,7 +383,7 @@ def _check_ragged(leaves: Mapping[str, Column]) -> None:
     for ragged in (name for name, column in leaves.items() if column.is_ragged):
         if f"{ragged}_length" in leaves:
             raise SchemaError(
-                f"column '{ragged}_length': a batch has the lengths of the ragged column {ragged!r} under this name. "
+                f"column '{ragged}_length': a batch uses this name for the lengths of the ragged column {ragged!r}. "
                 f"Choose another."
             )
 
@@ -413,31 +414,31 @@ def _check_roots(roots: Iterable[str]) -> None:
             raise SchemaError(f"column {root!r}: a batch uses this name itself. Choose another, such as 'my_{root}'.")
 
 
-def schema_from(given: Any) -> Schema:
-    """A schema, as callers give one: itself, or a mapping that it is made of.
+def schema_from(schema: Any) -> Schema:
+    """Return the argument if it is a schema, else the schema made from a mapping.
 
     Raises:
-        WrongType: it is neither.
+        WrongType: the argument is neither a schema nor a mapping.
         SchemaError: the mapping cannot be a schema.
     """
-    if isinstance(given, Schema):
-        return given
-    if not isinstance(given, Mapping):
+    if isinstance(schema, Schema):
+        return schema
+    if not isinstance(schema, Mapping):
         advice = "Make one: memoire.Schema({...}), or memoire.Schema.from_env(env)."
-        raise WrongType("schema", "a memoire.Schema", type(given).__name__, advice)
-    return Schema(given)
+        raise WrongType("schema", "a memoire.Schema", type(schema).__name__, advice)
+    return Schema(schema)
 
 
 class RowSchema(Schema):
-    """The columns of a row: a schema in which each column is plain, or a state.
+    """Columns of a row: a schema in which each column is plain or a state.
 
     Args:
-        columns: As `Schema` takes them. Columns called obs and state, and those with this role, are states: their
-            values must be finite, unless their `Column` says otherwise. All others are plain and not looked at,
-            whatever their names.
+        columns: As `Schema` takes them. Columns called obs and state, and those with role state, are states: their
+            values must be finite, unless their `Column` allows NaN. All others are plain and not checked, whatever
+            their names.
 
     Raises:
-        SchemaError: says which column, what was found, and what is allowed.
+        SchemaError: names the column, its value, and what is allowed.
     """
 
     @checked_names()
@@ -445,24 +446,24 @@ class RowSchema(Schema):
         super().__init__(columns)
 
     def _settle(self, leaves: dict[str, Column], tuples: set[str]) -> None:
-        """Derive everything, after each other role was taken off its column."""
+        """Make every column that is not a state plain, then derive the attributes."""
         if not leaves:
             raise SchemaError("a row has no column. Name at least one: {'obs': (np.float32, (4,))}.")
         super()._settle({name: _without_role(column) for name, column in leaves.items()}, tuples)
 
     def _check_states(self, leaves: Mapping[str, Column]) -> None:
-        """A row needs none."""
+        """Accept a row without states."""
 
     def _check_names(self, leaves: Mapping[str, Column], roots: Mapping[str, Any]) -> None:
-        """No batch of samples has these columns beside its own."""
+        """Accept any name: a row never shares a batch with other columns."""
 
 
 class NoColumns(RowSchema):
-    """No column at all: what is kept has no form that a schema could name."""
+    """Schema without columns, for tables whose items have no column form."""
 
     def _settle(self, leaves: dict[str, Column], tuples: set[str]) -> None:
         if leaves:
-            raise SchemaError(f"columns are named ({', '.join(leaves)}) where there are none. Leave them out.")
+            raise SchemaError(f"this schema has no columns, but got {', '.join(leaves)}. Leave them out.")
         Schema._settle(self, leaves, tuples)
 
 
@@ -470,21 +471,21 @@ def _without_role(column: Column) -> Column:
     return column if column.role in ("state", "plain") else Column(column.dtype, column.shape)
 
 
-def row_schema_from(name: str, given: Any) -> RowSchema:
-    """The columns of rows, as callers give them: a `RowSchema`, a `Schema`, or a mapping that one is made of.
+def row_schema_from(name: str, columns: Any) -> RowSchema:
+    """Return the row schema of an argument: a `RowSchema`, a `Schema`, or a mapping from name to column.
 
     Args:
-        name: Of the argument, for errors.
+        name: Name of the argument, for errors.
 
     Raises:
-        WrongType: it is none of these.
+        WrongType: the argument is none of these.
         SchemaError: the mapping cannot be a schema.
     """
-    if isinstance(given, RowSchema):
-        return given
-    if isinstance(given, Schema):
-        return RowSchema.from_json(given.to_json())
-    if not isinstance(given, Mapping):
+    if isinstance(columns, RowSchema):
+        return columns
+    if isinstance(columns, Schema):
+        return RowSchema.from_json(columns.to_json())
+    if not isinstance(columns, Mapping):
         advice = "Give a mapping from name to column: {'obs': (np.float32, (4,))}."
-        raise WrongType(name, "a mapping from name to column", type(given).__name__, advice)
-    return RowSchema(given)
+        raise WrongType(name, "a mapping from name to column", type(columns).__name__, advice)
+    return RowSchema(columns)

@@ -1,20 +1,19 @@
-"""What `Writer.step` is given, as the values of columns: converted, picked out of a batch, or refused with advice.
+"""Conversion of the arguments of `Writer.step` to values of columns, and detection of ends and resets.
 
-How vector environments reset their members, and in which observations episodes ended then.
+A vector environment that resets its members by itself has one of two modes at the end of an episode. In mode next_step
+it returns the true final observation, and the next step only resets. In mode same_step it returns the first observation
+of the next episode, and the true final one in `info`. Stored unchanged, both give transitions that cross a reset. The
+rules are those of https://farama.org/Vector-Autoreset-Mode.
 
-A vector environment that resets its members by itself shows, at the end of an episode, either the true final
-observation followed by a step that is no step (next_step), or the first observation of the next episode and the true
-one in `info` (same_step). Stored as it comes, either gives transitions that cross a reset. The rules are those of
-https://farama.org/Vector-Autoreset-Mode.
+`ResetCheck` detects that an environment was not reset after its episode ended.
 
-Whether an environment was reset where its episode ended, or is being stepped on.
+If `env.reset()` is forgotten, the next episode begins in the observation in which the last one ended. So do episodes of
+a bandit or of an environment with a constant observation, and by chance those of a small environment with random
+starts. A single repeated start proves nothing; several in a row, at observations where no episode began before, do.
 
-If `env.reset()` is forgotten, the next episode begins in the observation in which the last one ended. But so do the
-episodes of a bandit and of an environment that always shows the same, and by chance those of a small environment that
-begins anywhere. One such start proves nothing; a row of them in places where no episode began before does.
-
-At a termination next_obs is never used, and some programs pass the first observation of the next episode. There only
-episodes that all end at their first step say something, until one is longer: such a program, or one that is stepped on.
+At a termination next_obs is never used, and some programs pass the first observation of the next episode. After
+terminations only a row of one-step episodes counts, until an episode is longer: that is such a program, or an
+environment that is stepped on.
 """
 
 from __future__ import annotations
@@ -42,49 +41,49 @@ AUTORESET = ("next_step", "same_step", "disabled")
 
 
 def autoreset_mode(mode: Any) -> str:
-    """One of `AUTORESET`, for its name in any spelling or for a member of gymnasium.vector.AutoresetMode."""
+    """Return an item of `AUTORESET` from its name in any spelling, or from a gymnasium.vector.AutoresetMode."""
     text = str(getattr(mode, "value", mode))
-    found = {name.replace("_", ""): name for name in AUTORESET}.get(text.lower().replace("_", "").replace("-", ""))
-    if found is None:
+    known = {name.replace("_", ""): name for name in AUTORESET}.get(text.lower().replace("_", "").replace("-", ""))
+    if known is None:
         raise ParameterError("autoreset", mode, one_of(mode, AUTORESET))
-    return found
+    return known
 
 
 def layout(envs: Any = None, num_envs: int | None = None, autoreset: Any = None) -> tuple[int | None, str]:
-    """(num_envs, autoreset) for `Writer`, read from an environment as far as they are not given.
+    """Return (num_envs, autoreset) for `Writer`; arguments that are None are read from the environment.
 
     Args:
-        envs: A Gymnasium environment or vector environment, or None; nothing is called on it.
+        envs: A Gymnasium environment or vector environment, or None; no method is called.
         num_envs: Members of a vector environment; None without `envs` is a single environment.
         autoreset: A mode; None reads `envs.metadata["autoreset_mode"]`. A single environment without it is "disabled".
 
     Raises:
-        ParameterError: a vector environment that does not say its mode, or not what was given.
+        ParameterError: a vector environment does not declare its mode, or an argument contradicts the environment.
     """
-    found = getattr(envs, "num_envs", None)
+    declared_envs = getattr(envs, "num_envs", None)
     if num_envs is None:
-        num_envs = found
-    elif envs is not None and found is not None and found != num_envs:
-        raise ParameterError("num_envs", num_envs, f"{found}, as the environment says")
-    said = (getattr(envs, "metadata", None) or {}).get("autoreset_mode")
+        num_envs = declared_envs
+    elif envs is not None and declared_envs is not None and declared_envs != num_envs:
+        raise ParameterError("num_envs", num_envs, f"{declared_envs}, as the environment declares")
+    declared_mode = (getattr(envs, "metadata", None) or {}).get("autoreset_mode")
     if autoreset is None:
-        autoreset = said
-    elif said is not None and autoreset_mode(autoreset) != autoreset_mode(said):
-        raise ParameterError("autoreset", autoreset, f"{autoreset_mode(said)!r}, as the environment says")
+        autoreset = declared_mode
+    elif declared_mode is not None and autoreset_mode(autoreset) != autoreset_mode(declared_mode):
+        raise ParameterError("autoreset", autoreset, f"{autoreset_mode(declared_mode)!r}, as the environment declares")
     if autoreset is None and num_envs is not None:
-        raise ParameterError("autoreset", None, f"given for vector environments: one of {', '.join(AUTORESET)}")
+        raise ParameterError("autoreset", None, f"set for vector environments: one of {', '.join(AUTORESET)}")
     return num_envs, autoreset_mode("disabled" if autoreset is None else autoreset)
 
 
 def final_observation(info: Mapping[str, Any] | None, environment: int, is_single: bool) -> tuple[Any, int | None]:
-    """The observation in which an environment's episode ended, out of the `info` of a step in mode same_step; and
-    the environment's place in it, None if it is of this one alone.
+    """Return (final, environment): the final observation of an episode, from the `info` of a step in mode same_step,
+    and the environment's index in it, or None if it is one observation rather than a batch.
 
     Raises:
         FinalObservationMissing: `info` lacks it.
     """
-    # Gymnasium 1: an array of objects, one observation each, None where there is none, and a mask. Others give
-    # one batched observation, and Gymnasium 0 had the longer name.
+    # Gymnasium 1 has an array of objects, an observation for each member whose episode ended else None, and a mask.
+    # Other libraries have one batched observation, and Gymnasium 0 used the longer name.
     name = "final_obs" if info is None or "final_obs" in info else "final_observation"
     final = None if info is None else info.get(name)
     if final is not None and not is_single:
@@ -103,32 +102,32 @@ def final_observation(info: Mapping[str, Any] | None, environment: int, is_singl
 _log = logging.getLogger(__name__)
 
 MAX_FIRST_OBSERVATIONS: Final = 4096
-"""First observations that are remembered."""
+"""Largest number of first observations that are remembered."""
 PROOF: Final = 3
-"""Suspicious starts in a row that are no chance any more."""
+"""Suspicious starts in a row that prove a missing reset."""
 PROOF_AT_ONCE: Final = 2
-"""The same where the episode is over after its first step, as it is where an environment repeats its end."""
+"""Suspicious starts in a row that prove a missing reset if the episode ends at its first step, as repeated ends do."""
 PROOF_AT_TERMINATION: Final = 16
-"""The same where the episode before terminated. Each of them is over after its first step."""
+"""Proof after episodes that terminated: suspicious starts in a row, each of an episode of one step."""
 WORTH_A_WORD: Final = 2
-"""Starts in a row where an episode has just ended, suspicious or not, of which somebody is told."""
+"""Starts in a row at the end of the episode before, suspicious or not, that are worth a warning."""
 
 
 State = tuple[NDArray[Any], ...]
-"""A state: the state columns of one entry, in the schema's order, in their own dtypes and shapes."""
+"""State columns of one entry, in the schema's order, in their own dtypes and shapes."""
 
 
 def digest(state: State) -> int:
-    """Sixty-four bits that differ if states differ, the same in every process."""
-    made = hashlib.blake2b(digest_size=8)
+    """Return a 64-bit hash of a state, the same in every process."""
+    hasher = hashlib.blake2b(digest_size=8)
     for array in state:
-        made.update(b"%d " % array.nbytes)
-        made.update(np.ascontiguousarray(array).tobytes())
-    return int.from_bytes(made.digest(), "little")
+        hasher.update(b"%d " % array.nbytes)
+        hasher.update(np.ascontiguousarray(array).tobytes())
+    return int.from_bytes(hasher.digest(), "little")
 
 
 class End(NamedTuple):
-    """The end of one environment's episode."""
+    """End of one environment's episode."""
 
     environment: int
     is_terminal: bool
@@ -137,34 +136,34 @@ class End(NamedTuple):
 
 
 class _LastEnd(NamedTuple):
-    """How an environment's last episode ended."""
+    """End of an environment's last episode."""
 
     final: int
-    """Digest of the observation in which it ended."""
+    """Digest of the final observation."""
     length: int
     is_terminal: bool = False
 
 
 class ResetCheck:
-    """The first observations of a writer's environments, as digests, and where their last episodes ended."""
+    """First observations of a writer's environments, as digests, and the ends of their last episodes."""
 
     def __init__(self) -> None:
         self.is_warned = False
-        """Whether somebody was told of a doubtful start."""
+        """True if the warning about a doubtful start was logged."""
         self._ended: dict[int, _LastEnd] = {}  # by environment, until its next episode begins
         self._rows: dict[int, int] = {}  # by environment: suspicious starts in a row
-        self._doubts: dict[int, int] = {}  # by environment: the same, suspicious or not
+        self._doubts: dict[int, int] = {}  # by environment: repeated starts in a row, suspicious or not
         self._firsts: set[int] = set()
-        self._new: list[int] = []  # firsts that are no part of that set yet
-        self._goes_on = False  # whether an episode that began where one terminated was longer than a step
+        self._new: list[int] = []  # first observations that are not yet in `_firsts`
+        self._goes_on = False  # True once an episode that began where one terminated was longer than a step
 
     def state(self) -> dict[str, Any]:
-        """All of it, as JSON carries it, for `go_on_from`."""
+        """Return the state as JSON carries it, for `go_on_from`."""
         tables = {name: list(getattr(self, name).items()) for name in ("_ended", "_rows", "_doubts")}
         return tables | {"firsts": sorted(self._firsts), "flags": [self.is_warned, self._goes_on]}
 
     def go_on_from(self, state: Mapping[str, Any] | None, members: int) -> None:
-        """Know what another one of so many members knew. Raises KeyError, TypeError or ValueError if that cannot be."""
+        """Restore a check of `members` environments. Raises KeyError, TypeError or ValueError if `state` is invalid."""
         if state is None:
             return
         self._ended = {int(each): _LastEnd(int(end[0]), int(end[1]), bool(end[2])) for each, end in state["_ended"]}
@@ -172,7 +171,7 @@ class ResetCheck:
         self._firsts = set(map(int, state["firsts"]))
         self.is_warned, self._goes_on = map(bool, state["flags"])
         if any(not 0 <= member < members for member in self._ended):
-            raise ValueError("the end of a member that is not there")
+            raise ValueError("the state has the end of a member that does not exist")
 
     @property
     def awaited(self) -> tuple[int, ...]:
@@ -180,24 +179,24 @@ class ResetCheck:
         return tuple(self._ended)
 
     def ended(self, environment: int, final: int, length: int, *, terminated: bool = False) -> Changes:
-        """The changes by which an episode of `length` steps ended in the observation `final`."""
+        """Return the changes that record the end of an episode of `length` steps in the observation `final`."""
         return putting(_LastEnd(final, length, terminated), environment, self._ended)
 
     def reset(self, environment: int) -> Changes:
-        """The changes that follow if this environment was reset, as somebody says: its next start is not looked at."""
+        """Return the changes after a reported reset of this environment: its next start is not checked."""
         return [(each.pop, (environment, None)) for each in (self._ended, self._rows, self._doubts)]
 
     def check(
         self, environments: Collection[int], state_of: Callable[[int], State], ending: Collection[int]
     ) -> dict[int, int]:
-        """The digests of the states in which these environments begin an episode.
+        """Return digests of the states in which these environments begin an episode.
 
         Args:
-            state_of: Gives the state of an environment.
+            state_of: Function that returns the state of an environment.
             ending: Environments in which the step that begins the episode also ends it.
 
         Raises:
-            EpisodeOver: one of them was surely not reset.
+            EpisodeOver: an environment was certainly not reset.
         """
         begins = {environment: digest(state_of(environment)) for environment in environments}
         for environment, first in begins.items():
@@ -212,25 +211,30 @@ class ResetCheck:
             begins: Digest of the first observation, by environment.
             ending: Environments whose episode ends with the same step.
         """
-        made = copy(self)
-        made._ended, made._rows, made._doubts, made._new = dict(self._ended), dict(self._rows), dict(self._doubts), []
+        new = copy(self)
+        new._ended, new._rows, new._doubts, new._new = (
+            dict(self._ended),
+            dict(self._rows),
+            dict(self._doubts),
+            [],
+        )
         for environment, first in begins.items():
-            if made.began(environment, first, environment in ending) >= WORTH_A_WORD and not self.is_warned:
-                self.is_warned = made.is_warned = True
+            if new.began(environment, first, environment in ending) >= WORTH_A_WORD and not self.is_warned:
+                self.is_warned = new.is_warned = True
                 _log.warning(
                     "episodes of environment %d begin in the observations in which the ones before ended. If "
                     "env.reset() was forgotten, call it after each end (terminated or truncated). If episodes do begin "
-                    "there, all is well. This is said once for each writer.",
+                    "there, ignore this warning. It is logged once per writer.",
                     environment,
                 )
-        return made, [(self._firsts.update, (made._new,))]
+        return new, [(self._firsts.update, (new._new,))]
 
     def is_forgotten(self, environment: int, first: int, ends: bool) -> bool:
-        """Whether a start is the last of so many suspicious ones that the environment was surely not reset.
+        """Return True if a start completes a row of suspicious ones that proves a missing reset.
 
         Args:
             first: Digest of the observation in which the episode begins.
-            ends: Whether the step that begins it also ends it.
+            ends: True if the step that begins the episode also ends it.
         """
         if not self._is_repeated(environment, first):
             return False
@@ -240,10 +244,10 @@ class ResetCheck:
         return row >= (PROOF_AT_ONCE if ends else PROOF)
 
     def began(self, environment: int, first: int, ends: bool = False) -> int:
-        """Note that an episode has begun in this environment; `first` is the hash of its first observation.
+        """Record that an episode has begun in this environment; `first` is the digest of its first observation.
 
-        Returns how many episodes of this environment in a row, this one included, began with the observation that
-        ended the episode before.
+        Returns the number of episodes in a row, this one included, that began with the observation that ended the
+        episode before.
         """
         if not self._is_repeated(environment, first):
             _core.at_once(self.reset(environment))
@@ -261,8 +265,8 @@ class ResetCheck:
         return before is not None and before.final == first
 
     def _row(self, environment: int, first: int, ends: bool) -> int:
-        """Suspicious starts in a row with this one: no episode was seen to begin here, and the row follows an episode
-        of several steps, which bandits do not have.
+        """Return the suspicious starts in a row up to this one. A start is suspicious if no episode began at this
+        observation before, and if the row follows an episode of several steps, unlike those of a bandit.
         """
         row = self._rows.get(environment, 0)
         if self._ended[environment].is_terminal and (self._goes_on or not ends):
@@ -273,14 +277,14 @@ class ResetCheck:
 
 
 ORDER = "The order is step(obs, action, reward, terminated, truncated, next_obs, info)."
-# Parameters of `step`: no column can be called like one, but the column that it gives.
+# Parameters of `step`: a column may have such a name only if the parameter is the column's value.
 _PARAMETERS = frozenset({"self", "obs", "action", "reward", "terminated", "truncated", "next_obs", "info"}) | {
     "bootstrap_value", "init_w", "model_version", "members",
 }  # fmt: skip
 
 
 class StepConverter:
-    """Converts the arguments of steps for one schema, of one environment or of a number of them. Unchangeable.
+    """Converter of steps' arguments for one schema, and for one environment or a number of them. Immutable.
 
     Shapes: N environments, of which a single one has no axis; F a column's own shape, R the reward's.
     """
@@ -288,29 +292,29 @@ class StepConverter:
     def __init__(self, schema: Schema, num_envs: int | None) -> None:
         self._schema, self._single, self._count = schema, num_envs is None, 1 if num_envs is None else num_envs
         self.root, self.extras = _roots(schema)
-        """The name that the observation was declared with, and the names that `step` takes as extras."""
+        """Declared name of the observation, and declared names of the columns that `step` takes as extras."""
         self.nested = tuple(root for root in schema.roots if schema.leaves(root) != (root,))
-        """The names that are nested."""
+        """Declared names of nested values."""
         self._lead = () if self._single else (self._count,)
         self._columns = [(name, schema[name], self._lead + schema[name].shape) for name in schema.entry_names]
 
-    def values(self, given: dict[str, Any], reward: Any) -> list[Any]:
-        """A value for each column; of a vector environment in the column's dtype and shape, [N, *F]."""
+    def values(self, args: dict[str, Any], reward: Any) -> list[Any]:
+        """Return a value for each column; for a vector environment in the column's dtype and shape, [N, *F]."""
         if self._schema.reward is not None:
-            given[self._schema.reward] = reward
+            args[self._schema.reward] = reward
         for root in self.nested:
-            given.update(zip(self._schema.leaves(root), self._flat(root, given[root]), strict=True))
-        if self._single:  # the memory converts what it has to
-            return [given[name] for name, _, _ in self._columns]
+            args.update(zip(self._schema.leaves(root), self._flat(root, args[root]), strict=True))
+        if self._single:  # the memory converts the values
+            return [args[name] for name, _, _ in self._columns]
         return [
             value
-            if type(value := given[name]) is np.ndarray and value.dtype == column.dtype and value.shape == shape
+            if type(value := args[name]) is np.ndarray and value.dtype == column.dtype and value.shape == shape
             else _convert(name, column, value, shape, self._lead)
             for name, column, shape in self._columns
         ]
 
     def rewards(self, reward: Any, shape: tuple[int, ...]) -> Any:
-        """What is added to returns of this shape: float64 [N, *R], not rounded to the column's float32."""
+        """Return rewards to add to returns of this shape: float64 [N, *R], not rounded to the column's float32."""
         if type(reward) is float and shape == (1,):
             return reward
         try:
@@ -318,17 +322,17 @@ class StepConverter:
         except (TypeError, ValueError) as error:
             name = self._schema.reward
             column = "a number" if name is None else str(self._schema[name])
-            raise EntryError(name or "reward", column + _each(self._lead), form(reward)) from error
+            raise EntryError(name or "reward", column + _per_environment(self._lead), form(reward)) from error
 
     def flags(self, name: str, value: Any) -> NDArray[np.bool_]:
-        """[N] whether each environment's `terminated` or `truncated` is set."""
+        """Return `terminated` or `truncated` as a bool array [N]."""
         try:
-            given = np.asarray(value)
+            array = np.asarray(value)
         except (TypeError, ValueError):
-            given = np.empty(0)
-        flags = given.astype(np.bool_)
-        if flags.size != self._count or given.dtype.kind not in "biuf" or (flags != given).any():
-            raise EntryError(name, f"True or False{_each(self._lead)}", form(value), ORDER)
+            array = np.empty(0)
+        flags = array.astype(np.bool_)
+        if flags.size != self._count or array.dtype.kind not in "biuf" or (flags != array).any():
+            raise EntryError(name, f"True or False{_per_environment(self._lead)}", form(value), ORDER)
         return flags.reshape(self._count)
 
     def ends(
@@ -339,7 +343,7 @@ class StepConverter:
         resetting: NDArray[np.bool_] | None,
         final_state: Callable[[int], State],
     ) -> list[End]:
-        """What ended with a step, found out before anything is stored; not of those [N] that are being reset."""
+        """Return the ends of a step, before anything is stored; environments that are being reset [N] have none."""
         terminal, stopped = self.flags("terminated", terminated), self.flags("truncated", truncated)
         if not np.count_nonzero(terminal) and not np.count_nonzero(stopped):
             return []
@@ -352,42 +356,42 @@ class StepConverter:
             for i in np.flatnonzero(done).tolist()
         ]
 
-    def members(self, given: Any, *, always_all: bool) -> NDArray[np.int64] | None:
-        """The members [B] that make a step, int64; None for all in order, as long as they always were."""
+    def members(self, ids: Any, *, always_all: bool) -> NDArray[np.int64] | None:
+        """Return the members [B] that make a step, int64; None for all in order, as long as no step had fewer."""
         everyone = np.arange(self._count)
-        if given is None:
+        if ids is None:
             return everyone
-        members = np.asarray(given)
+        members = np.asarray(ids)
         is_fit = not self._single and members.dtype.kind in "iu" and members.ndim == 1 and members.size > 0
         if not is_fit or members.min() < 0 or members.max() >= self._count or len(np.unique(members)) != len(members):
             different = f"[n] different whole numbers from 0 to {self._count - 1}"
             expected = "None for a single environment" if self._single else different
-            raise ParameterError("members", given, expected)
+            raise ParameterError("members", ids, expected)
         if always_all and np.array_equal(members, everyone):
             return None
         return members.astype(np.int64)
 
     def checked_id(self, ids: Any, former: Any) -> Any:
-        """The id that a single environment has, as `former` ones of it; None of several.
+        """Return the id of a single environment, which must equal `former` once that is known; None for several.
 
-        Refuses a step of some members, or in an order of their own, by the ids that it came with.
+        Raises ParameterError if the ids are those of some members only, or of all in another order.
         """
-        given = np.asarray(ids).reshape(-1)
+        id_array = np.asarray(ids).reshape(-1)
         if self._single:
-            if given.size != 1:  # more are not of this environment alone
+            if id_array.size != 1:  # the ids of several environments do not identify this one
                 return former
-            if former is None or given[0] == former:
-                return given[0]
+            if former is None or id_array[0] == former:
+                return id_array[0]
             expected = f"{former}, as before: this writer records one environment"
-        elif np.array_equal(given, np.arange(self._count)):
+        elif np.array_equal(id_array, np.arange(self._count)):
             return None
         else:
             expected = f"all {self._count} members in order (0 to {self._count - 1})"
-        told = f'{expected}, or be given to step() as members=info["env_id"] (num_envs= counts all members)'
-        raise ParameterError("info['env_id']", given.tolist(), told)
+        expected_ids = f'{expected}, or be passed to step() as members=info["env_id"] (num_envs= counts all members)'
+        raise ParameterError("info['env_id']", id_array.tolist(), expected_ids)
 
     def bootstrap(self, value: Any) -> Any:
-        """[N, *R], or N times None."""
+        """Return the final states' values [N, *R], or N times None."""
         name = self._schema.value
         if value is None or name is None:
             return [None] * self._count
@@ -396,7 +400,7 @@ class StepConverter:
         return values.reshape(self._count, *column.shape)
 
     def state(self, obs: Any, environment: int | None) -> State:
-        """The state columns of one observation, in the schema's order; `environment` picks it out of a batch."""
+        """Return the state columns of one observation, in the schema's order; `environment` selects it from a batch."""
         leaves = zip(self._schema.leaves(self.root), self._flat(self.root, obs), strict=True)
         picked = ((name, leaf if environment is None else leaf[environment]) for name, leaf in leaves)
         return tuple(
@@ -412,11 +416,11 @@ class StepConverter:
             raise EntryError(root, ", ".join(self._schema.leaves(root)), f"{form(value)}: {error}") from error
 
     def first(self, obs: Any) -> Any:
-        """The first leaf of an observation."""
+        """Return the first leaf of an observation."""
         return self._flat(self.root, obs)[0] if self.root in self.nested else obs
 
     def advice(self, obs: Any, reward: Any, terminated: Any, truncated: Any, next_obs: Any) -> str:
-        """What somebody probably mistook whose step was refused; "" where nobody can tell."""
+        """Return advice on the likely mistake in a rejected step, or "" if there is none."""
         try:
             shape, after = _shape(self.first(obs)), _shape(self.first(next_obs))
         except EntryError:
@@ -424,24 +428,24 @@ class StepConverter:
         column = self._schema[self._schema.leaves(self.root)[0]]
         whole = self._lead + column.shape
         if whole != self._lead and whole in map(_shape, (reward, terminated, truncated)) and after != whole:
-            return f"It looks like an observation at another argument's place. {ORDER}"
+            return f"It looks like an observation is passed as another argument. {ORDER}"
         if column.is_ragged or shape is None or shape == whole:
             return ""
         if self._single and shape[1:] == column.shape and len(shape) == len(whole) + 1:
             return (
-                f"This writer records one environment, and obs is of {shape[0]}: make it with writer(envs), or with "
-                f"num_envs={shape[0]} and autoreset=."
+                f"This writer records one environment, but obs has {shape[0]}: make the writer with writer(envs), or "
+                f"with num_envs={shape[0]} and autoreset=."
             )
         if not self._single and shape == column.shape:
             return (
-                f"This writer records {self._count} environments, and obs is of one: give all of them at once, or "
+                f"This writer records {self._count} environments, but obs has one: pass the observations of all, or "
                 f"make a writer without num_envs."
             )
         return ""
 
     def differ(self, obs: Any, other: Any) -> NDArray[np.bool_]:
-        """[N] whether two observations differ in what would be stored of them."""
-        found = np.zeros(self._count, np.bool_)
+        """Return a mask [N], True where the stored forms of two observations differ."""
+        mask = np.zeros(self._count, np.bool_)
         leaves = self._schema.leaves(self.root)
         for name, one, two in zip(leaves, self._flat(self.root, obs), self._flat(self.root, other), strict=True):
             column = self._schema[name]
@@ -449,14 +453,14 @@ class StepConverter:
             a, b = (_convert(name, column, value, shape, self._lead) for value in (one, two))
             if column.is_ragged:
                 pairs = zip(a, b, strict=True) if self._lead else ((a, b),)
-                found |= [not np.array_equal(*pair, equal_nan=column.dtype.kind == "f") for pair in pairs]
+                mask |= [not np.array_equal(*pair, equal_nan=column.dtype.kind == "f") for pair in pairs]
                 continue
-            unequal = (a != b) & ((a == a) | (b == b))  # two NaN are no difference
-            found |= unequal.reshape(self._count, -1).any(axis=1)
-        return found
+            unequal = (a != b) & ((a == a) | (b == b))  # NaN equals NaN
+            mask |= unequal.reshape(self._count, -1).any(axis=1)
+        return mask
 
     def parts(self, obs: Any) -> list[Any]:
-        """N observations, nested as the schema is: copies of each environment's part of one."""
+        """Split an observation into N copies, one per environment, nested as the schema is."""
         leaves = self._schema.leaves(self.root)
         arrays = [
             _convert(name, self._schema[name], value, self._lead + self._schema[name].shape, self._lead)
@@ -466,7 +470,7 @@ class StepConverter:
         return [self._schema.nest(self.root, dict(zip(leaves, map(np.array, row), strict=True))) for row in rows]
 
     def together(self, parts: list[Any]) -> Any:
-        """One observation [N, ...] of what `parts` took apart."""
+        """Join the observations of `parts` into one, [N, ...]."""
         if self._single:
             return parts[0]
         leaves = self._schema.leaves(self.root)
@@ -480,7 +484,7 @@ class StepConverter:
         )
 
     def exact_entry(self, values: list[Any]) -> tuple[Any, ...]:
-        """The values of one entry in the form of their columns, such as a reward [1] for a scalar column."""
+        """Return the values of one entry in the form of their columns, such as a scalar from a reward [1]."""
         return tuple(
             value
             if type(value) is np.ndarray and value.dtype == column.dtype and value.shape == shape and shape
@@ -489,11 +493,11 @@ class StepConverter:
         )
 
     def member_state(self, obs: Any, environment: int) -> State:
-        """The state columns of an environment's part of an observation."""
+        """Return the state columns of one environment in an observation."""
         return self.state(obs, None if self._single else environment)
 
     def final_state(self, next_obs: Any, info: Mapping[str, Any] | None, autoreset: str, environment: int) -> State:
-        """The state in which an environment's episode ended, out of what a step returned in a mode of autoreset."""
+        """Return the final state of an environment's episode, from the result of a step in a mode of autoreset."""
         if autoreset != "same_step":
             return self.member_state(next_obs, environment)
         return self.state(*final_observation(info, environment, self._single))
@@ -501,12 +505,12 @@ class StepConverter:
     def usual_steps(
         self, memory: object, lanes: NDArray[np.int64], returns: NDArray[np.float64], check: bool
     ) -> _core.UsualSteps | None:
-        """What takes the usual step in one call; None for other memories, and for nested or ragged columns.
+        """Return the object that takes usual steps in one call; None for other memories, and nested or ragged columns.
 
         Args:
-            lanes: [N] of the memory.
-            returns: [N, *R] where rewards are added up.
-            check: Compare each observation with where the step before ended.
+            lanes: [N] lanes of the memory.
+            returns: [N, *R] sums of rewards, which each step updates.
+            check: True to compare each observation with the next_obs of the step before.
         """
         schema = self._schema
         if self.nested or schema.ragged or not isinstance(memory, _core.EntryStore):
@@ -516,13 +520,13 @@ class StepConverter:
         return _core.UsualSteps(memory, lanes, returns, sources, self._single, check)
 
     def check_extras(self, extras: Mapping[str, Any]) -> None:
-        """Say which extra is missing or is no column, if there is one. Raises EntryError."""
+        """Raise EntryError if an extra is missing or is not a column."""
         if extras.keys() != self.extras:
             _explain_extras(self._schema, self.extras, extras)
 
 
 def _roots(schema: Schema) -> tuple[str, frozenset[str]]:
-    """The state's root, and the roots that `step` takes as extras."""
+    """Return the state's root, and the roots that `step` takes as extras."""
     states = dict.fromkeys(name.partition(".")[0] for name in schema.states)
     if len(states) > 1:
         raise SchemaError(
@@ -530,10 +534,10 @@ def _roots(schema: Schema) -> tuple[str, frozenset[str]]:
             f"column that is a dict of these."
         )
     (state,) = states
-    given = {state, schema.reward, schema.qvest, "action", "terminated", "truncated"}
-    extras = frozenset(root for root in schema.roots if root not in given)
-    own = {state: "obs", schema.reward: "reward"}
-    taken = extras & _PARAMETERS | {name for name in own if name in _PARAMETERS and name != own[name]}
+    arguments = {state, schema.reward, schema.qvest, "action", "terminated", "truncated"}
+    extras = frozenset(root for root in schema.roots if root not in arguments)
+    parameters = {state: "obs", schema.reward: "reward"}
+    taken = extras & _PARAMETERS | {name for name in parameters if name in _PARAMETERS and name != parameters[name]}
     if taken:
         raise SchemaError(f"column {min(map(str, taken))!r}: Writer.step has a parameter of this name. Choose another.")
     return state, extras
@@ -544,33 +548,33 @@ def _explain_extras(schema: Schema, expected: frozenset[str], extras: Mapping[st
         columns = ", ".join(f"{schema[leaf]}" for leaf in schema.leaves(name))
         guess = [each for each in meant(name, extras) if each not in expected]
         wrong = f", and {guess[0]!r} is no column" if guess else ""
-        raise EntryError(name, columns, f"nothing{wrong}", f"Give it to step() as {name}=...")
+        raise EntryError(name, columns, f"nothing{wrong}", f"Pass it to step() as {name}=...")
     name = min(extras.keys() - expected)
     columns = f"nothing: the extra columns are {', '.join(sorted(expected)) or 'none'}"
     raise EntryError(name, columns, f"{name}=...", f"Leave it out, or declare it: Schema({{..., {name!r}: dtype}}).")
 
 
 def _convert(name: str, column: Column, value: Any, shape: tuple[Any, ...], lead: tuple[int, ...]) -> Any:
-    """`value` as an exact array of `shape` = lead + column.shape, which it may have up to axes of length 1; several
-    values of a ragged column become `Ragged`.
+    """Return `value` as an exact array of `shape` = lead + column.shape, after adding or removing axes of length 1.
+    Several values of a ragged column become `Ragged`.
 
-    Shapes that differ in more than that, and values that do not fit, are refused by `exact`.
+    `exact` rejects shapes that differ otherwise, and values that do not fit.
     """
     if isinstance(value, list | tuple) and not column.is_ragged and (listed := _shape(value)) is not None:
-        found = listed
+        actual = listed
     else:
-        found = getattr(value, "shape", shape)
-    if found != shape and [axis for axis in found if axis != 1] == [axis for axis in shape if axis != 1]:
+        actual = getattr(value, "shape", shape)
+    if actual != shape and [axis for axis in actual if axis != 1] == [axis for axis in shape if axis != 1]:
         value = np.asarray(value).reshape(shape)
     return exact(name, column, value, lead)
 
 
-def _each(lead: tuple[int, ...]) -> str:
+def _per_environment(lead: tuple[int, ...]) -> str:
     return f" for each of {prod(lead)} environments" if lead else ""
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
-    """The shape of a value; None of what is no array."""
+    """Return the shape of a value; None if it is not an array."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):

@@ -1,7 +1,4 @@
-"""All writers of one memory: lanes of their own, and room for the open episodes of all.
-
-Fragments of rollouts leave at the step that fills them, and a step waits until there is room.
-"""
+"""Registry of the writers of one memory: it assigns lanes, and limits the open episodes to a part of the capacity."""
 
 from __future__ import annotations
 
@@ -26,8 +23,8 @@ from .writer import Writer
 from .writing import ExactObserver, Observer, WriterState
 
 
-class _LeftWriter(NamedTuple):
-    """Lanes of a loaded memory that a writer had; `state` is None if nothing is known of that."""
+class _SavedWriter(NamedTuple):
+    """Lanes of a writer of a loaded memory; `state` is None if the writer cannot be resumed."""
 
     first: int
     lanes: int
@@ -35,20 +32,20 @@ class _LeftWriter(NamedTuple):
 
 
 class WriterRegistry:
-    """The writers of one memory: each has lanes that no other living one has, and together they leave it room.
+    """The writers of one memory, with disjoint lanes; their open episodes leave room for closed ones.
 
     Thread-safe.
     """
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        """Whose they are."""
-        # Of the three below, except that a dying writer appends to `_free` at any moment. Taken after the memory's.
+        """The memory that the writers fill."""
+        # Guards the attributes below; taken after the memory's lock. A deleted writer appends to `_free` without it.
         self._lock = threading.Lock()
-        self._free: deque[tuple[int, int]] = deque()  # (first lane, lanes) of writers that are gone
-        self._lanes = 0  # lanes ever given to a writer
-        self._left: list[_LeftWriter] = []  # of a memory that was loaded: their episodes are open
-        self._sharing: weakref.WeakSet[Writer] = weakref.WeakSet()  # writers whose `longest` is chosen here
+        self._free: deque[tuple[int, int]] = deque()  # (first lane, lanes) of closed and deleted writers
+        self._lanes = 0  # number of lanes ever assigned to writers
+        self._saved: list[_SavedWriter] = []  # writers of a loaded memory, whose episodes are open
+        self._sharing: weakref.WeakSet[Writer] = weakref.WeakSet()  # writers whose `longest` is a share of the capacity
         self._living: weakref.WeakSet[Writer] = weakref.WeakSet()
 
     @checked_names(called="writer()")
@@ -64,40 +61,41 @@ class WriterRegistry:
         stamp: Callable[[Any], int] | None = None,
         resume: bool = False,
     ) -> Writer:
-        """A writer with lanes of its own; see `Writer`.
+        """Return a writer with lanes of its own; see `Writer`.
 
         Args:
-            longest: None leaves half of the capacity to the open episodes of all writers.
-            made_by: The class of writer.
-            stamp: See `Writer`.
-            resume: Go on as a writer of these environments that was saved. Without it open episodes of those end.
+            longest: Entries after which an endless episode is cut; None shares half of the capacity among all writers.
+            made_by: Class of the writer.
+            stamp: Function that returns the version of the model that acted, as for `Writer`.
+            resume: True to continue a saved writer of the same kind of environments. Else open episodes of saved
+                writers end.
 
         Raises:
-            ParameterError: there is no room for so many environments, or only for episodes so short that no sample of
-                them would be whole; or none of the saved writers was of as many. What was left goes on.
+            ParameterError: the capacity is too small for so many environments, or their episodes would be cut before a
+                sample is complete; or no saved writer has as many. Saved episodes stay open.
             SchemaError: `Writer.step` cannot take a value for one of the columns.
         """
         lanes, mode = num_envs or 1, autoreset_mode(autoreset)
         longest = None if longest is None else whole("longest", longest, 1)
         StepConverter(self.memory.schema, num_envs)
         with _core.Held(self._lock):
-            resumed = self._claimed(num_envs, mode) if resume else None
+            resumed = self._claim(num_envs, mode) if resume else None
             is_shared = longest is None and (resumed is None or resumed.is_shared)
-            has_lanes = resumed is not None or lanes in self._given_back()
+            has_lanes = resumed is not None or lanes in self._free_counts()
             total = self._lanes + (0 if has_lanes else lanes)
             if is_shared or self._sharing:
                 self._check_share(self.memory.parameters, total)
             most = self.memory.capacity // 2
             if total > most and not has_lanes:
-                expected = f"at most {most} with those of other writers: two entries of room for each"
+                expected = f"at most {most} together with other writers' members: each needs room for two entries"
                 raise ParameterError("num_envs", lanes, expected)
             if resumed is None:
-                first = self._end_left(lanes)
+                first = self._end_saved(lanes)
             else:
-                self._left = [left for left in self._left if left.state is not resumed]
+                self._saved = [each for each in self._saved if each.state is not resumed]
                 first = resumed.first_lane
         if resumed is None:
-            self._store_left(first, lanes)
+            self._close_episodes(first, lanes)
         with _core.Held(self._lock):
             share = self._share(self._lanes)
             if longest is None:
@@ -113,17 +111,17 @@ class WriterRegistry:
             return writer
 
     def check(self, parameters: Parameters) -> None:
-        """Refuse parameters by which no sample of a writer's episodes would be whole, if it is cut off as chosen here.
+        """Raise if open episodes of writers with a shared length would be cut before a sample is complete.
 
         Raises:
-            ParameterError: `sequence_length`, `multi_step` or `frame_stack` is longer than that.
+            ParameterError: `sequence_length`, `multi_step` or `frame_stack` is above that length.
         """
         with _core.Held(self._lock):
             if self._sharing:
                 self._check_share(parameters, self._lanes)
 
     def _share(self, lanes: int) -> int:
-        """Entries after which open episodes are cut if there are so many lanes: half of the capacity is theirs."""
+        """Return the entries after which open episodes in so many lanes are cut, to fit half of the capacity."""
         return max(1, self.memory.capacity // (2 * lanes))
 
     def _check_share(self, parameters: Parameters, lanes: int) -> None:
@@ -131,39 +129,39 @@ class WriterRegistry:
         for name in ("sequence_length", "multi_step", "frame_stack"):
             if (entries := getattr(parameters, name)) > share:
                 expected = (
-                    f"at most {share}: {lanes} members share half of the capacity, {self.memory.capacity}, and open "
-                    f"episodes are cut there. Give a capacity of at least {2 * lanes * entries}, have fewer members, "
-                    f"or say longest= to writer()"
+                    f"at most {share}, the length at which open episodes are cut: {lanes} members share half of the "
+                    f"capacity of {self.memory.capacity}. Set a capacity of at least {2 * lanes * entries}, fewer "
+                    f"members, or longest= of writer()"
                 )
                 raise ParameterError(name, entries, expected)
 
-    def _claimed(self, num_envs: int | None, mode: str) -> WriterState | None:
-        """The first saved writer of such environments; None if no writer was saved, or each goes on already."""
-        saved = [left.state for left in self._left if left.state is not None]
+    def _claim(self, num_envs: int | None, mode: str) -> WriterState | None:
+        """Return the first saved state for such environments; None if no saved writer is left to resume."""
+        saved = [each.state for each in self._saved if each.state is not None]
         for state in saved:
             if (state.num_envs, state.autoreset) == (num_envs, mode):
                 return state
         if saved:
-            expected = f"False, or used for one of the writers that were saved: {', '.join(map(str, saved))}"
+            expected = f"False, or True for environments like those of a saved writer: {', '.join(map(str, saved))}"
             raise ParameterError("resume", True, expected)
         return None
 
-    def _given_back(self) -> set[int]:
-        """How many lanes writers had that are gone, one after the other."""
-        return {count for _, count in self._free} | {left.lanes for left in self._left if left.first < self._lanes}
+    def _free_counts(self) -> set[int]:
+        """Return the numbers of consecutive lanes that closed writers had."""
+        return {count for _, count in self._free} | {each.lanes for each in self._saved if each.first < self._lanes}
 
-    def _end_left(self, lanes: int) -> int:
-        """End what saved writers left open, and give the first of so many lanes for another one."""
-        left, self._left = self._left, []
-        for each in left:
-            self._store_left(each.first, each.lanes)
+    def _end_saved(self, lanes: int) -> int:
+        """Close the open episodes of saved writers, and return the first of so many lanes for another writer."""
+        writers, self._saved = self._saved, []
+        for each in writers:
+            self._close_episodes(each.first, each.lanes)
             if each.first < self._lanes:
                 self._free.append((each.first, each.lanes))
         return self._lane_for(lanes)
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Within it no writer takes a step: see `Writer.still`."""
+        """Block steps of all writers within the context: see `Writer.still`."""
         with _core.Held(self._lock):
             living = sorted(self._living, key=lambda writer: int(writer.lanes[0]))
         with ExitStack() as stack:
@@ -172,12 +170,12 @@ class WriterRegistry:
             yield
 
     def told(self, length_of: Callable[[int], int]) -> dict[str, Any]:
-        """Lanes and writers as JSON carries them, within `still` and while the memory is held.
+        """Return lanes and writers as JSON carries them. Call it within `still` and while the memory is held.
 
         Args:
-            length_of: Entries of the open episode of a lane.
+            length_of: Function that counts the entries of a lane's open episode.
         """
-        states = [state for left in self._left if (state := left.state) is not None]
+        states = [state for each in self._saved if (state := each.state) is not None]
         for writer in self._living:
             state = writer.state(is_shared=writer in self._sharing)
             if state is not None and state.lengths == [length_of(lane) for lane in writer.lanes.tolist()]:
@@ -188,49 +186,50 @@ class WriterRegistry:
             "writers": [msgspec.to_builtins(state) for state in sorted(states, key=lambda state: state.first_lane)],
         }
 
-    def adopt(self, told: Mapping[str, Any] | None, lanes: int, length_of: Callable[[int], int]) -> None:
-        """Go on from what another one `told`, of a loaded memory that has so many lanes. Open episodes go on by
-        `make(resume=True)`, and end by another `make`.
+    def adopt(self, saved: Mapping[str, Any] | None, lanes: int, length_of: Callable[[int], int]) -> None:
+        """Restore lanes and writers of a loaded memory with so many lanes, from the result of `told`.
+
+        `make(resume=True)` continues the open episodes; any other `make` ends them.
 
         Raises:
-            KeyError, TypeError, ValueError, OverflowError: it cannot be so.
+            KeyError, TypeError, ValueError, OverflowError: the saved state is invalid.
         """
         taken: set[int] = set()
-        if told is not None:
-            states = msgspec.convert(told["writers"], list[WriterState])
+        if saved is not None:
+            states = msgspec.convert(saved["writers"], list[WriterState])
             root = self.memory.schema.states[0].partition(".")[0]
             for state in states:
                 state.check(self.memory.schema, root, length_of)
                 autoreset_mode(state.autoreset)
                 ResetCheck().go_on_from(state.starts, state.lanes)
-            free = [(int(first), int(count)) for first, count in told["free"]]
+            free = [(int(first), int(count)) for first, count in saved["free"]]
             ranges = [*free, *((state.first_lane, state.lanes) for state in states)]
-            self._lanes = int(told["lanes"])
+            self._lanes = int(saved["lanes"])
             if not 0 <= self._lanes <= lanes:
-                raise ValueError("more lanes than there can be")
+                raise ValueError("more lanes than the memory has")
             for first, count in ranges:
                 if not 0 <= first < first + count <= self._lanes or not taken.isdisjoint(range(first, first + count)):
-                    raise ValueError("a writer in the lanes of another one")
+                    raise ValueError("two writers share a lane")
                 taken.update(range(first, first + count))
             self._free.extend(free)
-            self._left = [_LeftWriter(state.first_lane, state.lanes, state) for state in states]
-        self._left += [_LeftWriter(lane, 1, None) for lane in range(max(lanes, self._lanes)) if lane not in taken]
-        self._left.sort(key=lambda left: left.first)
+            self._saved = [_SavedWriter(state.first_lane, state.lanes, state) for state in states]
+        self._saved += [_SavedWriter(lane, 1, None) for lane in range(max(lanes, self._lanes)) if lane not in taken]
+        self._saved.sort(key=lambda each: each.first)
 
     def shorten(self, longest: int) -> None:
-        """Have the writers whose length is chosen here, or was set by this, cut after so many entries from now on."""
+        """Cut the episodes of all writers after `longest` entries from now on."""
         with _core.Held(self._lock):
             for writer in self._living:
                 writer.longest = longest
 
     def end(self, closed: str, deadline: float) -> list[str]:
-        """Store what is open in every writer, as `Writer.close` does. From now on steps raise that `closed` is closed.
+        """Store open episodes of every writer, as `Writer.close` does. Later steps raise that `closed` is closed.
 
         Args:
-            deadline: Until then threads that are inside of a writer may leave it, as time.monotonic() counts.
+            deadline: Time, by time.monotonic(), until which running steps of other threads may end.
 
         Returns:
-            What could not be stored, and why: a sentence each.
+            Sentences about episodes that could not be stored, with the reason.
         """
         with _core.Held(self._lock):
             living, free = list(self._living), list(self._free)
@@ -243,20 +242,20 @@ class WriterRegistry:
                 problems.append(f"an open episode: {error}")
         for first, lanes in free:
             try:
-                self._store_left(first, lanes)
+                self._close_episodes(first, lanes)
             except MemoireError as error:
                 problems.append(f"an open episode: {error}")
         return problems
 
-    def _store_left(self, first: int, lanes: int) -> None:
-        """Close the open episodes of a writer that is gone: nobody knows in which states they ended."""
+    def _close_episodes(self, first: int, lanes: int) -> None:
+        """Close the open episodes of a deleted writer, without final states."""
         for lane in range(first, first + lanes):
-            with suppress(EpisodeError):  # none is open, or without entries
+            with suppress(EpisodeError):  # no episode is open, or it has no entries
                 self.memory.close(lane)
         self.memory.flush(first, lanes)
 
     def _lane_for(self, lanes: int) -> int:
-        """The first of so many consecutive lanes that no living writer has."""
+        """Return the first of so many consecutive lanes that no living writer has."""
         for free in tuple(self._free):
             if free[1] == lanes:
                 self._free.remove(free)

@@ -1,11 +1,11 @@
-"""What a writer shares with memories and observers: changes that are made as one, and where it stands in a saved file.
+"""Types that writers share with memories and observers: atomic changes, observers, and the saved state of a writer.
 
-An interrupt comes between two opcodes of Python. So that a step happens or does not, a memory and a writer change by
-lists of calls of C functions, which `_core.at_once` makes as one call.
+An interrupt comes between two opcodes of Python. So that a step takes effect as a whole or not at all, a memory and a
+writer change by lists of calls of C functions, which `_core.at_once` makes as one call.
 
-Entries of open episodes are in the memory, and saved with it. A writer knows besides in which observation each one was
-left, its return so far, which members are being reset, and what tells of a reset that was forgotten. With that a writer
-of another process goes on in these episodes: `Buffer.writer(resume=True)`.
+Entries of open episodes are saved with the memory. The state of a writer adds each episode's last observation, its
+return so far, the members that are being reset, and the state of `ResetCheck`. A writer of another process continues
+these episodes from that state: `Buffer.writer(resume=True)`.
 """
 
 from __future__ import annotations
@@ -27,51 +27,51 @@ from memoire import _core
 from .schema import Schema
 
 AfterStep = Literal["", "wait", "discard"]
-"""What a writer does after a step: it goes on, waits for room, or first drops the step, for which there was none."""
+"""Action of a writer after a step: "" continues, "wait" waits for room, "discard" first drops the step's entries."""
 
 
 Changes = list[tuple[Callable[..., object], tuple[Any, ...]]]
-"""Functions of C, and the arguments of each: what `_core.at_once` takes."""
+"""Functions of C with their arguments, for `_core.at_once`."""
 
 
 def adding(owner: object, **sums: int) -> Changes:
-    """The changes that add to an object's attributes."""
+    """Return the changes that add to an object's attributes."""
     return _core.setting(owner, **{name: getattr(owner, name) + count for name, count in sums.items()})
 
 
 def putting(value: Any, place: Any, *arrays: Any) -> Changes:
-    """The changes that put a value at the same place of several arrays, or dicts."""
+    """Return the changes that put a value at the same index of several arrays or dicts."""
     return [(setitem, (array, place, value)) for array in arrays]
 
 
 class Observer(Protocol):
-    """Counts what a writer records: called in the writer's thread, once, after the memory has it."""
+    """Protocol of counters of recorded entries: called once in the writer's thread, after the memory stores them."""
 
     def on_entries(self, count: int) -> AfterStep | None:
-        """`count` entries were added. Returns what to do; after "wait" and "discard", `pause` is called at the end of
-        the step.
+        """Count added entries, and return the writer's next action; after "wait" and "discard", the writer calls
+        `pause` at the end of the step.
         """
 
     def pause(self) -> None:
-        """Wait inside of a step until more may be recorded; what was open has been cut."""
+        """Wait inside of a step until more may be recorded; open episodes have been cut before."""
 
     def on_episode(self, lane: int, length: int, return_: NDArray[np.float64]) -> None:
-        """An episode ended after `length` entries; its undiscounted return, in the shape of one reward."""
+        """Count an episode of `length` entries; `return_` is its undiscounted return, in the shape of one reward."""
 
 
 class ExactObserver(Protocol):
-    """An observer that takes what it is told of from the writer, by the same change that counts it: once, also if it is
-    interrupted and called again.
+    """Protocol of observers that take entries and episodes from the writer in the same change that counts them: exactly
+    once, also after an interrupt.
     """
 
     @property
     def is_behind(self) -> bool:
-        """Whether it still has work to do for entries that it took."""
+        """True if work is left for entries that were taken."""
 
     def take_entries(self, writer: _core.StepCounter, waits: bool) -> None:
-        """Take the writer's `_untold` entries, and set its `_answer`; `waits` is whether that may take time."""
+        """Take the writer's `_untold` entries, and set its `_answer`; `waits` is True if the call may block."""
 
-    def take_episode(self, told: deque[tuple[int, int, NDArray[np.float64]]]) -> None:
+    def take_episode(self, episodes: deque[tuple[int, int, NDArray[np.float64]]]) -> None:
         """Take the first of these episodes: lane, length and return [*R]."""
 
     def pause(self, writer: _core.StepCounter) -> None:
@@ -79,24 +79,24 @@ class ExactObserver(Protocol):
 
 
 class ToldObserver:
-    """Calls an `Observer` once for each thing that it is told of."""
+    """Adapter that calls an `Observer` exactly once for each count of entries and each episode."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
 
     is_behind = False
-    """See `ExactObserver`."""
+    """Always False: no work is left after `take_entries`."""
 
     def take_entries(self, writer: _core.StepCounter, waits: bool) -> None:
-        """See `ExactObserver`."""
+        """Pass the writer's untold entries to `on_entries`."""
         writer._tell(self._observer.on_entries)
 
-    def take_episode(self, told: deque[tuple[int, int, NDArray[np.float64]]]) -> None:
-        """See `ExactObserver`: the return is [*R]."""
-        _core.at_once([(told.popleft, ()), (self._observer.on_episode, told[0])])
+    def take_episode(self, episodes: deque[tuple[int, int, NDArray[np.float64]]]) -> None:
+        """Pass the first episode, with its return [*R], to `on_episode`."""
+        _core.at_once([(episodes.popleft, ()), (self._observer.on_episode, episodes[0])])
 
     def pause(self, writer: _core.StepCounter) -> None:
-        """See `ExactObserver`."""
+        """Call `pause` of the observer, and clear the writer's `_answer`."""
         self._observer.pause()
         writer._answer = ""
 
@@ -106,38 +106,38 @@ _Count: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 62)]
 
 
 class WriterState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a writer of N members knows, as JSON carries it; R the shape of the reward."""
+    """State of a writer of N members, as JSON carries it; R is the shape of the reward."""
 
     first_lane: _Whole
     num_envs: _Count | None
-    """None: a single environment."""
+    """Members of the vector environment; None for a single environment."""
     autoreset: str
     longest: _Count
     is_shared: bool
-    """Whether `longest` is a share of the capacity, and not given."""
+    """True if `longest` is a share of the capacity rather than set by the caller."""
     clock: _Whole
-    """Steps recorded."""
+    """Number of steps recorded so far."""
     began: list[_Whole]
     """[N] clock when the episodes began."""
     opened: list[_Whole]
     """[N] clock when the memory's episodes began: later where a part was cut off."""
     returns: list[Any]
-    """[N, *R]"""
+    """[N, *R] undiscounted returns of the open episodes so far."""
     pending: list[bool] | None
-    """[N] whose next step is their reset."""
+    """[N] True for members whose next step is their reset."""
     left: list[list[str] | None]
-    """[N] observations in which the last steps ended: the bytes of their leaves. None: unknown."""
+    """[N] observations after the last steps, as the bytes of their leaves; None if unknown."""
     is_apart: bool
-    """Whether members step apart."""
+    """True if some steps are made by a part of the members."""
     is_owned: bool
-    """Whether what the last step returned is an array of its own, which a reset does not write over."""
+    """True if the environment returns a new array at each step, which a reset does not overwrite."""
     env_id: int | None
     starts: dict[str, Any] | None
-    """Of `ResetCheck`."""
+    """State of the writer's `ResetCheck`."""
 
     @property
     def lanes(self) -> int:
-        """N."""
+        """Number of members, N."""
         return len(self.began)
 
     @property
@@ -149,28 +149,28 @@ class WriterState(msgspec.Struct, frozen=True, kw_only=True):
         return "a single environment" if self.num_envs is None else f"num_envs={self.num_envs} in mode {self.autoreset}"
 
     def observations(self, schema: Schema, root: str) -> list[Any]:
-        """[N] the observations of `left`, nested as the schema is."""
+        """Return the observations of `left` [N], nested as the schema is."""
         return [None if each is None else _unpacked(schema, root, each) for each in self.left]
 
     def check(self, schema: Schema, root: str, length_of: Callable[[int], int]) -> None:
-        """Compare all with each other, with the schema, and with the lengths of the memory's open episodes by lane.
+        """Check the fields against each other, the schema, and the lengths of the memory's open episodes by lane.
 
         Raises:
-            KeyError, TypeError, ValueError, OverflowError: it cannot be so.
+            KeyError, TypeError, ValueError, OverflowError: the state is invalid.
         """
         count = self.num_envs or 1
         sizes = {len(self.began), len(self.opened), len(self.left), len(self.pending or self.began)}
         if sizes != {count} or np.shape(self.returns) != (count, *schema.reward_shape):
-            raise ValueError("other members than there are")
+            raise ValueError("fields for another number of members")
         np.array(self.returns, np.float64), self.observations(schema, root)
         if any(not began <= opened <= self.clock for began, opened in zip(self.began, self.opened, strict=True)):
-            raise ValueError("episodes that begin later than now")
+            raise ValueError("episodes that begin after the current step")
         if self.lengths != [length_of(self.first_lane + member) for member in range(count)]:
-            raise ValueError("other episodes than the open ones")
+            raise ValueError("lengths of episodes that differ from the open ones")
 
 
 def packed(schema: Schema, root: str, observation: Any) -> list[str]:
-    """The leaves of an observation, as `WriterState.left` has them."""
+    """Return the leaves of an observation as base64 text, for `WriterState.left`."""
     leaves = schema.flatten(root, observation)
     return [base64.b64encode(np.ascontiguousarray(leaf).tobytes()).decode() for leaf in leaves]
 

@@ -128,7 +128,7 @@ CONSTRUCTORS = [
     ("a capacity in floats", lambda: memoire.Buffer(FLOATS, 1e6), errors.ParameterError,
      "capacity must be a whole number from 1 to 2147483392, got 1000000.0. Nothing was changed."),
     ("a sampler's class", lambda: buffer(sampler=memoire.Prioritized), errors.WrongType,
-     "sampler must be one such as Prioritized(0.6) or Uniform(), got <class 'memoire.replay.sampling.Prioritized'>. Nothing "
+     "sampler must be a sampler such as Prioritized(0.6) or Uniform(), got <class 'memoire.replay.sampling.Prioritized'>. Nothing "
      "was changed."),
     ("capacity and schema swapped", lambda: memoire.Buffer(100, FLOATS), errors.WrongType,
      "schema must be a memoire.Schema, got int. Make one: memoire.Schema({...}), or memoire.Schema.from_env(env)."),
@@ -156,23 +156,23 @@ STEPS = [
     ("a pixel out of range", lambda: step_bytes(obs=np.array([0, 1, 256, 3])), errors.EntryError,
      f"column 'obs' stores uint8[4] from 0 to 255, but got int64[4] with 256 at [2]. {CONVERT}"),
     ("reward and next_obs swapped", lambda: step(reward=2 * ONES, next_obs=0.0), errors.EntryError,
-     "column 'reward' stores float32, but got float32[4]. The entry was not added. It looks like an observation at another "
-     f"argument's place. {ORDER}"),
+     "column 'reward' stores float32, but got float32[4]. The entry was not added. It looks like an observation is "
+     f"passed as another argument. {ORDER}"),
     ("next_obs before terminated", lambda: step(terminated=2 * ONES, truncated=False, next_obs=False), errors.EntryError,
      "column 'terminated' stores True or False, but got float32[4]. The entry was not added. It looks like an observation "
-     f"at another argument's place. {ORDER}"),
+     f"is passed as another argument. {ORDER}"),
     ("info before next_obs", lambda: step(truncated={}), errors.EntryError,
      f"column 'truncated' stores True or False, but got a dict. The entry was not added. {ORDER}"),
     ("a vector step into a single writer", lambda: vector_step(buffer().writer()), errors.EntryError,
      "column 'reward' stores float32, but got float64[3]. The entry was not added. This writer records one environment, "
-     "and obs is of 3: make it with writer(envs), or with num_envs=3 and autoreset=."),
+     "but obs has 3: make the writer with writer(envs), or with num_envs=3 and autoreset=."),
     ("a single step into a vector writer",
      lambda: buffer().writer(num_envs=3, autoreset="disabled").step(ZEROS, 0, 0.0, False, False, ONES), errors.EntryError,
      "column 'obs' stores float32[3, 4], but got float32[4]. The entry was not added. This writer records 3 environments, "
-     "and obs is of one: give all of them at once, or make a writer without num_envs."),
+     "but obs has one: pass the observations of all, or make a writer without num_envs."),
     ("a column that is misspelt", lambda: memoire.Buffer(BYTES, 9).writer().step(obs=SEEN, next_obs=NEXT, log_p=0.1, **STEP),
      errors.EntryError, "column 'logp' stores float32, but got nothing, and 'log_p' is no column. The entry was not added. "
-     "Give it to step() as logp=..."),
+     "Pass it to step() as logp=..."),
     ("a column that is not declared", lambda: step(value=0.1), errors.EntryError,
      "column 'value' stores nothing: the extra columns are none, but got value=.... The entry was not added. Leave it out, "
      "or declare it: Schema({..., 'value': dtype})."),
@@ -194,7 +194,7 @@ BATCHES = [
     ("too few TD errors", lambda: reported(np.zeros(7)), errors.ParameterError,
      "td_errors must be as many as the ids, shape (8,), got 'shape (7,)'. Nothing was changed."),
     ("ids and TD errors swapped", lambda: reported(np.arange(8), np.zeros(8)), errors.ParameterError,
-     "ids must be whole numbers of one dimension, as a batch's ids are, got 'float64[8]'. Nothing was changed."),
+     "ids must be whole numbers in one dimension, like a batch's ids, got 'float64[8]'. Nothing was changed."),
 ]  # fmt: skip
 
 ADDRESSES = [

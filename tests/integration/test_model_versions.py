@@ -126,7 +126,7 @@ def test_a_model_version_is_right_or_refused_at_every_door(door, number, servers
     for right in (1, 2**53 - 1, np.int64(7)):
         use(servers, 2, right)
     use(servers, None, 0)
-    with pytest.raises(ModelUnknown, match="max_model_lag=2 needs to know"):
+    with pytest.raises(ModelUnknown, match="max_model_lag=2 requires the version"):
         use(servers, 2, 0)
 
 
@@ -190,7 +190,7 @@ def test_a_clients_writer_stamps_the_model_that_was_handed_out_last(cluster):
     assert versions.tolist() == [3] * 5 + [2] + [4] * 4
     for _ in range(4):
         server.publish("policy", b"weights")
-    with pytest.raises(NotEnoughSamples, match="max_model_lag=2 leaves out those of models before 6"):
+    with pytest.raises(NotEnoughSamples, match="max_model_lag=2 excludes entries of models before 6"):
         server.get_batch(64, timeout=0.1)
 
 
@@ -230,5 +230,5 @@ def test_who_waits_for_entries_of_newer_models_is_told_so_near_and_far_alike(opt
     reader = cluster.reader([server])
     calls.append(lambda: reader.get_batch(8, timeout=0.3))
     for call in calls:
-        with pytest.raises(NotEnoughSamples, match="and max_model_lag=2 leaves out those of models before 4"):
+        with pytest.raises(NotEnoughSamples, match="and max_model_lag=2 excludes entries of models before 4"):
             call()

@@ -236,7 +236,7 @@ def test_a_vector_environment_that_has_no_room_is_refused() -> None:
         gc.collect()
     kept = buffer.writer(num_envs=3, autoreset="disabled")
     assert kept.lanes.tolist() == [0, 1, 2]
-    with pytest.raises(ParameterError, match="num_envs must be at most 5 with those of other writers: two entries"):
+    with pytest.raises(ParameterError, match="num_envs must be at most 5 together with other writers"):
         buffer.writer(num_envs=3, autoreset="disabled")
 
 
@@ -274,7 +274,7 @@ def test_a_pickled_batch_has_its_arrays_and_not_the_memory():
     made = pickle.loads(content)
     assert list(made) == list(batch) and all(np.array_equal(made[name], batch[name]) for name in batch)
     assert repr(made) == repr(batch) and made.next_obs.shape == (4, 3)
-    with pytest.raises(ParameterError, match="handed to update_priorities of the memory that they are from"):
+    with pytest.raises(ParameterError, match="passed to update_priorities of the memory that they come from"):
         made.update_priorities(np.ones(4))
     assert buffer.update_priorities(made.ids, np.ones(4)).applied == 4
 

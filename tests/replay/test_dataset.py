@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     path = tmp_path / "b.npz"
     buffer.save(path)
     other = Memory(Schema({"obs": np.float32, "reward": np.float32}), 10)
-    with pytest.raises(ParameterError, match="a file of"):
+    with pytest.raises(ParameterError, match="a file with the schema"):
         dataset_reading.fill(other, path)
     with pytest.raises(ParameterError, match="priority_exponent"):
         Buffer.load(path, priority_exponent=-1)

@@ -29,7 +29,7 @@ def test_weights_are_finite_and_not_negative(given: Any) -> None:
 
 
 def test_an_engine_without_memory_for_ragged_values_says_whose() -> None:
-    with pytest.raises(MemoryError, match="no memory for the values of obs.b"):
+    with pytest.raises(MemoryError, match="not enough memory for the values of obs.b"):
         refuse(Memory(NESTED, 2), NESTED, 0, _core.NO_MEMORY, [], 0)
 
 
@@ -101,15 +101,17 @@ def test_nested_observations_fall_apart_and_ragged_ones_are_compared_by_value() 
     assert two.differ(obs, obs | {"b": [[1, 2], [3, 4]]}).tolist() == [False, True]
     assert two.first(obs) is obs["a"] and ONE.first(obs) is obs
     assert [part.tolist() for part in two.member_state(obs, 1)] == [[0.0, 0.0], [3]]
-    with pytest.raises(EntryError, match="should have 'b'"):
+    with pytest.raises(EntryError, match="needs 'b'"):
         two.values({"obs": {"a": 1}}, None)
 
 
 def test_a_step_of_another_number_of_environments_gets_advice() -> None:
     flags = np.zeros(3, bool)
     assert "num_envs=3" in ONE.advice(np.zeros((3, 2)), 0.0, False, False, np.zeros((3, 2)))
-    assert "obs is of one" in THREE.advice(np.zeros(2), flags, flags, flags, np.zeros(2))
-    assert "at another argument's place" in THREE.advice(np.zeros((3, 2)), np.zeros((3, 2)), flags, flags, flags)
+    assert "but obs has one" in THREE.advice(np.zeros(2), flags, flags, flags, np.zeros(2))
+    assert "an observation is passed as another argument" in THREE.advice(
+        np.zeros((3, 2)), np.zeros((3, 2)), flags, flags, flags
+    )
     assert THREE.advice(np.zeros((3, 2)), flags, flags, flags, np.zeros((3, 2))) == ""
     assert THREE.advice(np.zeros(7), flags, flags, flags, np.zeros(7)) == ""
     assert ONE.advice(object(), 0, 0, 0, object()) == ""

@@ -74,7 +74,7 @@ def test_without_update_weight_weights_are_init_w_and_without_update_value_retur
         (0, np.zeros((1, 3), np.float32), r"float32\[1, 3\]"),
         (0, np.zeros(3, np.complex64), "complex64"),
         (0, ["a", "b", "c"], "<U1"),
-        (0, [[1], [2, 3]], "no array"),
+        (0, [[1], [2, 3]], "not an array"),
         (0, np.full(3, 1e300), r"float64\[3\] with 1e\+300 at \[0\]"),
         (1, 0.5, "0.5"),
         (1, 2**63, "9223372036854775808"),
@@ -237,7 +237,7 @@ def test_fractions_say_where_to_draw():
             ({"bootstrap_value": x}, ParameterError, "bootstrap_value must be")
             for x in (math.nan, [1.0, 2.0], "1", 1e300)
         ),
-        ({"bootstrap_value": 1.0, "terminated": True}, ParameterError, "0 or None where the episode terminated"),
+        ({"bootstrap_value": 1.0, "terminated": True}, ParameterError, "0 or None if the episode terminated"),
     ],
 )
 def test_an_end_that_does_not_fit_is_refused_and_the_episode_stays_open(end, error, words):

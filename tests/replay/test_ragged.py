@@ -62,7 +62,7 @@ def test_lengths_that_are_not_those_of_the_values_are_refused(lengths) -> None:
     ("columns", "problem"),
     [
         ({"obs": POINTS, "reward": Column(np.float32, (None,), "reward")}, "role 'reward', so it cannot be ragged"),
-        ({"obs": (np.float32, (3, None))}, "no shape|declared as"),
+        ({"obs": (np.float32, (3, None))}, "not a shape|declared as"),
         ({"obs": POINTS, "obs_length": np.int32}, "the lengths of the ragged column 'obs'"),
         ({"obs": Column(np.float32, (None, *[1] * 8), "state")}, "has 9 axes"),
         ({"obs": Column(np.float32, (None, 0), "state")}, "its elements have no bytes"),
@@ -163,7 +163,7 @@ def test_a_sequence_of_what_has_no_fixed_shape_is_refused() -> None:
     with pytest.raises(SchemaError, match=r"'obs.nodes.words': nodes or edges of the space .* have no fixed shape"):
         Schema({"obs": words})
     nested = gym.spaces.Sequence(gym.spaces.Sequence(gym.spaces.Discrete(3)))
-    with pytest.raises(SchemaError, match="'obs': the space .* is a sequence of something that has no fixed shape"):
+    with pytest.raises(SchemaError, match="'obs': the space .* is a sequence of elements without a fixed shape"):
         Schema({"obs": nested})
 
 

@@ -91,7 +91,7 @@ def test_nested_observations_become_one_column_for_each_leaf() -> None:
         ({"obs": np.int8, "next_obs": np.int8}, "column 'next_obs': a batch uses this name itself"),
         ({"obs": np.int8, "weight": np.int8}, "column 'weight': a batch uses this name itself. Choose another"),
         ({"obs": np.int8, "reward": np.float64}, "column 'reward' has role 'reward' and dtype float64, but must be float32"),
-        ({"obs": np.int8, "reward": Column(np.float64)}, "column 'reward' is not the reward. Give it role 'reward'"),
+        ({"obs": np.int8, "reward": Column(np.float64)}, "column 'reward' must have role 'reward'"),
         ({"obs": np.int8, "value": np.float32}, "column 'value' needs a reward column beside it"),
         ({"obs": np.int8, "reward": np.float32, "qvest": np.float32}, "column 'qvest' needs a value column beside it"),
         (
@@ -100,11 +100,11 @@ def test_nested_observations_become_one_column_for_each_leaf() -> None:
         ),
         (
             {"obs": np.int8, "reward": np.float32, "value": np.float32, "qvest": Column(np.float32)},
-            "column 'qvest' is plain, but the return column",
+            "column 'qvest' is plain, but a value column needs a return column",
         ),
         (
             {"obs": np.int8, "a": Column(np.float32, (), "reward"), "b": Column(np.float32, (), "reward")},
-            "the columns 'a', 'b' all have role 'reward', but there can be one",
+            "the columns 'a', 'b' all have role 'reward', but only one may have it",
         ),
         ({"obs": np.int8, "a": {"r": Column(np.float32, (), "reward")}}, "column 'a.r' has role 'reward', so it cannot be nested"),
         ({"obs": spaces.Dict(a=spaces.Sequence(spaces.Text(3)))}, "column 'obs.a': the space Sequence"),
@@ -123,9 +123,9 @@ def test_what_cannot_be_stored_is_refused_by_name(columns: Any, message: str) ->
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Column(np.int8, (2, -1)), r"\(2, -1\) is no shape"),
-        (lambda: Column(np.int8, 2.5), r"2\.5 is no shape"),  # type: ignore[arg-type]
-        (lambda: Column(np.int8, (True,)), r"\(True,\) is no shape"),
+        (lambda: Column(np.int8, (2, -1)), r"\(2, -1\) is not a shape"),
+        (lambda: Column(np.int8, 2.5), r"2\.5 is not a shape"),  # type: ignore[arg-type]
+        (lambda: Column(np.int8, (True,)), r"\(True,\) is not a shape"),
         (lambda: Column(np.int8, (), "action"), "'action' is no role of a column. The roles are state, reward, value, return, plain"),
         (lambda: Column("f3"), "'f3' is no dtype"),
     ],
@@ -138,11 +138,11 @@ def test_a_column_that_cannot_be_is_refused(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("names", "tuples", "words"),
     [
-        (["obs", "obs.a"], [], "another column|holds other columns"),
-        (["obs.a", "obs"], [], "another column|holds other columns"),
-        (["a.0", "a.1", "b.x"], ["c"], "'c' is said to be a tuple, but no column"),
-        (["a.0", "a.1", "b.x"], ["a.0"], "'a.0' is said"),
-        (["a.0", "a.1", "b.x"], ["b"], "its parts are called x"),
+        (["obs", "obs.a"], [], "another column|contains other columns"),
+        (["obs.a", "obs"], [], "another column|contains other columns"),
+        (["a.0", "a.1", "b.x"], ["c"], "'c' is listed as a tuple, but no column"),
+        (["a.0", "a.1", "b.x"], ["a.0"], "'a.0' is listed"),
+        (["a.0", "a.1", "b.x"], ["b"], "its parts are named x"),
     ],
 )
 def test_names_that_do_not_make_one_nesting_are_refused(names: list[str], tuples: list[str], words: str) -> None:
@@ -153,12 +153,12 @@ def test_names_that_do_not_make_one_nesting_are_refused(names: list[str], tuples
 
 def test_flatten_says_what_is_missing() -> None:
     schema = Schema(NESTED)
-    with pytest.raises(SchemaError, match=r"should have 'image' \(for 'obs\.image'\), but a dict without it came"):
+    with pytest.raises(SchemaError, match=r"needs 'image' \(for 'obs\.image'\), but got a dict without 'image'"):
         schema.flatten("obs", {"arm": (1, 2, 3)})
-    with pytest.raises(SchemaError, match=r"should have 2 \(for 'obs\.arm\.2'\), but a tuple without it came"):
+    with pytest.raises(SchemaError, match=r"needs 2 \(for 'obs\.arm\.2'\), but got a tuple without 2"):
         schema.flatten("obs", {"arm": (1, 2), "image": 0})
     for value in ({"x": 1}, 7, None, np.zeros(2)):
-        with pytest.raises(SchemaError, match="should have 'image'"):
+        with pytest.raises(SchemaError, match="needs 'image'"):
             schema.flatten("obs", value)
     with pytest.raises(SchemaError, match="'state' is not in the schema, which has obs, action, reward"):
         schema.flatten("state", 0)
@@ -350,14 +350,14 @@ OUTSIDE = [
 ]  # fmt: skip
 """Values that a parameter cannot have."""
 APART = [
-    ({"multi_step": 2, "sequence_length": 4}, "multi_step must be 1 where sequences are drawn"),
+    ({"multi_step": 2, "sequence_length": 4}, "multi_step must be 1 if sequences are drawn"),
     ({"sequence_overlap": 4, "sequence_length": 4}, "sequence_overlap must be a whole number from 0 to 3"),
     ({"burn_in": 4, "sequence_length": 4}, "burn_in must be a whole number from 0 to 3"),
     ({"sequence_length": -1}, "sequence_length must be a whole number"),
     ({"sequence_length": 4, "sequence_max_share": 1.5}, "sequence_max_share must be"),
-    ({"samples_per_insert": 1e-300, "samples_per_insert_tolerance": 3.0}, "samples_per_insert must be above 0"),
+    ({"samples_per_insert": 1e-300, "samples_per_insert_tolerance": 3.0}, "samples_per_insert must be at least 1.1"),
     ({"samples_per_insert_tolerance": 3.0, "samples_per_insert": 4.0}, "at least 4"),
-    ({"samples_per_insert_tolerance": 3.0, "samples_per_insert": 0.0}, "samples_per_insert must be above 0"),
+    ({"samples_per_insert_tolerance": 3.0, "samples_per_insert": 0.0}, "samples_per_insert must be at least 1.1"),
     ({"max_times_sampled": 2, "samples_per_insert": 3.0}, "samples_per_insert must be at most max_times_sampled, 2"),
 ]
 """Parameters that do not fit each other."""

@@ -277,11 +277,11 @@ def test_a_column_says_what_it_allows() -> None:
         memory.add(0, (np.zeros(3, np.float32), np.float32(np.inf)))
     memory.close(final_state=np.full(3, np.inf, np.float32))
     for wrong in ({"nan": "yes"}, {"nan": None}):
-        with pytest.raises(SchemaError, match="Give 'refuse' or 'allow'"):
+        with pytest.raises(SchemaError, match="Set 'refuse' or 'allow'"):
             Column(np.float32, (3,), "state", **wrong)
     with pytest.raises(SchemaError, match="nan='allow' is for states, not for role 'reward'"):
         Column(np.float32, (), "reward", nan="allow")
-    with pytest.raises(SchemaError, match="stands behind the role"):
+    with pytest.raises(SchemaError, match="follows the role"):
         Schema.from_json(allowing.to_json().replace('"allow"', '"maybe"'))
 
 

@@ -158,7 +158,7 @@ class Hand:
     [
         (
             {"note": None},
-            "column 'note' stores uint8, but got nothing. The entry was not added. Give it to step() as note=...",
+            "column 'note' stores uint8, but got nothing. The entry was not added. Pass it to step() as note=...",
         ),
         ({"note": None, "notes": 1}, "column 'note' stores uint8, but got nothing, and 'notes' is no column."),
         ({"logp": 1.0}, "column 'logp' stores nothing: the extra columns are note, value, but got logp=..."),
@@ -172,7 +172,7 @@ class Hand:
             {"reward": [1, 2, 1e40]},
             "column 'reward' stores float32[3] from -3.40282347e+38 to 3.40282347e+38, but got float64[3] with 1e+40 at [2]",
         ),
-        ({"reward": [[1, 2], [3]]}, "column 'reward' stores float32[3], but got a list that is no array"),
+        ({"reward": [[1, 2], [3]]}, "column 'reward' stores float32[3], but got a list that is not an array"),
         *(
             ({flag: wrong}, f"column '{flag}' stores True or False for each of 3 environments, but got")
             for flag in ("terminated", "truncated")
@@ -288,11 +288,13 @@ def test_the_layout_is_read_from_the_environment() -> None:
     assert layout(envs) == layout(gym.wrappers.vector.RecordEpisodeStatistics(envs)) == (2, "same_step")
     assert layout(CodedEnv(0, [1], ENDS)) == layout() == (None, "disabled")
     assert layout(num_envs=8, autoreset="same_step") == (8, "same_step")
-    with pytest.raises(ParameterError, match="autoreset must be 'same_step', as the environment says, got 'next_step'"):
+    with pytest.raises(
+        ParameterError, match="autoreset must be 'same_step', as the environment declares, got 'next_step'"
+    ):
         layout(envs, autoreset="next_step")
-    with pytest.raises(ParameterError, match="num_envs must be 2, as the environment says, got 3"):
+    with pytest.raises(ParameterError, match="num_envs must be 2, as the environment declares, got 3"):
         layout(envs, num_envs=3)
-    with pytest.raises(ParameterError, match="autoreset must be given for vector environments"):
+    with pytest.raises(ParameterError, match="autoreset must be set for vector environments"):
         layout(num_envs=8)
 
 
@@ -420,7 +422,7 @@ class Both:
         ]
         for memory in self.memories:
             memory.set_clock(0.0)
-        assert self.writers[0]._usual is not None and self.writers[1]._usual is None
+        assert self.writers[0]._usual_steps is not None and self.writers[1]._usual_steps is None
 
     def step(self, arguments: dict[str, Any]) -> str:
         """Both writers' answer: what was refused, or nothing."""

@@ -198,7 +198,7 @@ def test_several_writers_go_on_in_their_order_and_others_are_refused():
     for other in (copy.copy(buffer), copy.copy(copy.copy(buffer))):
         saved = "a single environment, num_envs=2 in mode same_step, a single environment"
         for options in ({"num_envs": 3, "autoreset": "same_step"}, {"num_envs": 2, "autoreset": "disabled"}):
-            with pytest.raises(ParameterError, match=f"one of the writers that were saved: {saved}"):
+            with pytest.raises(ParameterError, match=f"like those of a saved writer: {saved}"):
                 other.writer(resume=True, **options)
         again = [other.writer(resume=True), other.writer(resume=True)]
         last = other.writer(resume=True, num_envs=2, autoreset="same_step")
@@ -280,7 +280,7 @@ def test_a_buffer_that_is_saved_while_others_record_stops_no_step_and_can_be_res
     for content in saved[:: max(1, len(saved) // 20)]:
         other = memoire.Buffer.load(io.BytesIO(content))
         check_memory(other.memory)
-        assert all(left.state is not None for left in other._writers._left[:2])
+        assert all(left.state is not None for left in other._writers._saved[:2])
         again = other.writer(resume=True, num_envs=2, autoreset="same_step")
         one_step(again, again._clock)
         with pytest.raises(EpisodeTorn):
@@ -330,7 +330,7 @@ def test_writers_that_share_a_lane_are_refused():
     told = buffer._writers.told(buffer.memory.open_length)
     told["writers"].append(told["writers"][1])
     buffer._writers.told = lambda length_of: told
-    with pytest.raises(DataError, match="a writer in the lanes of another one"):
+    with pytest.raises(DataError, match="two writers share a lane"):
         copy.copy(buffer)
     assert len(kept) == 2
 
@@ -478,7 +478,7 @@ def test_a_buffer_that_cannot_be_resumed_so_is_not_locked(tmp_path, changes, sai
 def test_a_saved_memory_is_no_buffer_to_go_on_as(tmp_path):
     path = tmp_path / "replay.npz"
     memoire.dataset.save(saved(path).memory, path)
-    with pytest.raises(ParameterError, match="which holds a memory and not a buffer"):
+    with pytest.raises(ParameterError, match="which holds a memory without a buffer"):
         resume(path)
     assert len(memoire.Buffer.load(path)) == 5
 

@@ -129,7 +129,7 @@ def test_groups_are_drawn_whole_and_stand_together():
         prompts = batch.prompt[own][:, 0, 0]
         assert len(set(prompts)) == 1
         assert list(batch.action[own][:, 0]) == {5: [0, 200, 500], 2: [100, 400], 9: [300]}[prompts[0]]
-    with pytest.raises(EmptyMemory, match="no group by 'prompt' has 4 episodes, the largest has 3"):
+    with pytest.raises(EmptyMemory, match="no group by 'prompt' has 4 episodes; the largest has 3"):
         buffer.sample_episodes(1, group="prompt", group_size=4)
     pairs = [buffer.sample_episodes(2, group="prompt", group_size=2) for _ in range(5)]
     for batch in pairs:
@@ -171,7 +171,7 @@ def test_open_episodes_and_those_without_weight_are_not_drawn():
     buffer.memory.open(1)
     buffer.memory.add(1, (np.ones(2, np.float32), 1, np.ones(2, np.int32), 1.0, 1.0))
     record(buffer, 3, 0, weight=0.0)
-    with pytest.raises(EmptyMemory, match="none of 1 episodes that have ended has an entry of positive weight"):
+    with pytest.raises(EmptyMemory, match="of 1 ended episodes, no entry has a positive weight"):
         buffer.sample_episodes(1)
     record(buffer, 3, 100)
     assert set(buffer.sample_episodes(5).action[:, 0]) == {100}
@@ -187,7 +187,7 @@ def test_open_episodes_and_those_without_weight_are_not_drawn():
             r"group must be None or a plain column of fixed shape of the schema \(action, prompt\)",
         ),
         ({"count": 1, "group": ["prompt"]}, "group must be None or a plain column"),
-        ({"count": 1, "group_size": 2}, "group_size must be None where no group"),
+        ({"count": 1, "group_size": 2}, "group_size must be None without group="),
         ({"count": 1, "group": "prompt", "group_size": 0}, "group_size must be a whole number from 1"),
         ({"count": 1, "group": "action"}, "the same in all entries of an episode; one has 0, and 1 at step 1"),
     ],
@@ -230,12 +230,12 @@ def test_what_may_be_drawn_once_is_in_one_batch_once_and_groups_wait_for_fresh_e
     buffer = Buffer(SCHEMA, 2000, sampler=Prioritized(1.0, beta=0.5), seed=3, max_times_sampled=1)
     for e, prompt in enumerate([1, 2, 1, 2, 3]):
         record(buffer, 4, 100 * e, prompt)
-    with pytest.raises(EmptyMemory, match="6 were asked for, and 5 can be drawn, each once"):
+    with pytest.raises(EmptyMemory, match="6 were requested, but 5 can be drawn, each once"):
         buffer.sample_episodes(6)
     batch = buffer.sample_episodes(2, group="prompt", group_size=2)
     assert sorted(batch.action[:, 0]) == [0, 100, 200, 300]
     assert buffer.memory.draws_left == buffer.memory.num_positive > 0
-    with pytest.raises(EmptyMemory, match="no group by 'prompt' has 2 episodes, the largest has 1"):
+    with pytest.raises(EmptyMemory, match="no group by 'prompt' has 2 episodes; the largest has 1"):
         buffer.sample_episodes(1, group="prompt", group_size=2)
     record(buffer, 4, 500, 2)
     with pytest.raises(EmptyMemory, match="no group by 'prompt' has 2 episodes"):
@@ -244,7 +244,7 @@ def test_what_may_be_drawn_once_is_in_one_batch_once_and_groups_wait_for_fresh_e
     assert list(buffer.sample_episodes(1, group="prompt", group_size=2).action[:, 0]) == [500, 600]
     assert list(buffer.sample_episodes(1).action[:, 0]) == [400]
     check_memory(buffer.memory)
-    with pytest.raises(EmptyMemory, match="none of 7 episodes"):
+    with pytest.raises(EmptyMemory, match="of 7 ended episodes"):
         buffer.sample_episodes(1)
 
 

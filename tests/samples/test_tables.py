@@ -257,7 +257,7 @@ def test_priorities_of_a_mix_reach_each_table_in_either_form():
     for wrong, message in (
         (np.ones(6), "as many TD errors as samples, 7"),
         (1.0, "as many TD errors"),
-        ({"c": np.ones(3)}, "tables of this batch: 'a', 'b'"),
+        ({"c": np.ones(3)}, "keyed by this batch's tables: 'a', 'b'"),
     ):
         with pytest.raises(ParameterError, match=message):
             mixed.update_priorities(wrong)

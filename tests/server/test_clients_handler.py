@@ -138,7 +138,7 @@ def test_sums_and_inserts_are_told_to_pool_and_limiter():
     rows = ends.state.tables.first.pool.reserve(READER, 10)
     assert [row["client"].tobytes() for row in rows] == [ME]
     full = ends.update(steps=35, passed_steps=5).body
-    assert full.granted_steps == 30 and full.wait.startswith("waits until 1 more samples are drawn")
+    assert full.granted_steps == 30 and full.wait.startswith("waiting until learners draw 1 more samples")
 
 
 def test_a_client_that_leaves_is_dropped_by_pool_and_limiter():

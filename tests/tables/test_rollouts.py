@@ -276,7 +276,7 @@ class TestRollouts:
             ):
                 call(values, ends, 0.9)
         rollouts.discount = None
-        with pytest.raises(ParameterError, match="these rollouts are from no table"):
+        with pytest.raises(ParameterError, match="these rollouts have no table"):
             rollouts.gae(values, ends)
         rollouts.discount = (0.9, 0.5)
         with pytest.raises(ParameterError, match="one number for all reward dimensions"):
