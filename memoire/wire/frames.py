@@ -145,7 +145,7 @@ def reply(
     fingerprint: int | None = None,
     **changed: int,
 ) -> list[Buffer]:
-    """Return the frames of a reply with the request's client, sequence, run, home, table and fingerprint, or other ones."""
+    """Return the frames of a reply, with the client, sequence, run, home, table and fingerprint of the request."""
     facts: dict[str, Any] = {"client": request.client, "run": request.run, "home": request.home, "table": request.table}
     return encode(
         body,
