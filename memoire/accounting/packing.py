@@ -60,7 +60,7 @@ _DIFFERENCES: Final = (
 )
 """Counts of a packed account in order, and the count that is subtracted from each."""
 _COUNTS: Final = len(_DIFFERENCES) + 7
-"""Numbers of a packed account: counts, flags, label, first_seen, last_seen - first_seen, returns_sum, word, sequence."""
+"""Numbers of a packed row: counts, flags, label, first_seen, last_seen - first_seen, returns_sum, word, sequence."""
 _REST: Final = dict[str, int] | tuple[dict[str, int], tuple[int, int, int, int, int]]
 _WORD: Final = _COUNTS - 2
 _MASK: Final = (1 << 64) - 1
