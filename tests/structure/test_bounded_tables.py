@@ -37,9 +37,9 @@ REFUSES = {
 }
 """Places at which a newcomer is refused while all others are heard: tried below."""
 HARMLESS = {
-    "accounting/ledger:Ledger.__init__": "They are numbered, so that a reader sees which ones it has missed.",
-    "accounting/runs:Logbook._extend": "their numbers show that they were there",
-    "accounting/runs:UnsavedChanges.wait": "and counted: their clients ask again",
+    "accounting/ledger:Ledger.__init__": "They are numbered, so that a gap shows missed ones.",
+    "accounting/runs:Logbook._extend": "Older lines are in the log files, if the server writes any.",
+    "accounting/runs:UnsavedChanges.wait": "the oldest are dropped and counted: their clients retry.",
     "client/counts:RunCounts.__init__": "beyond, the return of the oldest is given up",
     "client/counts:AccountWindows.belong": "as many servers as a WELCOME can name",
     "dashboard/collect/actors:ActorList.remember": "WINDOW",
