@@ -271,10 +271,9 @@ cdef int64_t _first_bad_weight(const double* weights, int64_t count, double high
 
 @cython.auto_pickle(False)
 cdef class PriorityTree:
-    """Sum tree over the float64 weights of `size` leaves, to draw leaves in proportion to their weights.
+    """Sum tree over the float64 weights of `size` leaves, to draw leaves in proportion to their weights. All weights begin with 0.
 
-    Nodes have eight children; sums do not drift; loops release the GIL. All leaves begin with weight 0. Thread-safe. Memory: about 9.2
-    bytes for each leaf for sums, and 1.3 for the rest.
+    Nodes have eight children; sums do not drift; loops release the GIL. Thread-safe. Memory: 9.2 bytes a leaf for sums, 1.3 for the rest.
     """
 
     cdef Tree tree
@@ -2206,8 +2205,7 @@ cdef class EntryStore:
 
     def _set_facts(self, cnp.ndarray numbers, cnp.ndarray priorities, cnp.ndarray learned, cnp.ndarray born, cnp.ndarray drawn=None):
         """Set facts of entries from another memory: priority float32 [B] (below 0: none yet), learned uint8 [B] (1: a learner set it),
-        Unix time of adding float64 [B], and number of draws uint32 [B] (None leaves it). Return the position of the first missing entry,
-        or -1."""
+        Unix time of adding float64 [B], and draws uint32 [B] (None leaves them). Return the position of the first missing entry, or -1."""
         cdef int64_t i, bad, count = cnp.PyArray_SIZE(numbers)
         cdef cnp.ndarray rows_ = np.empty(count, np.int64)
         cdef int64_t* rows = <int64_t*>cnp.PyArray_DATA(rows_)
@@ -2425,8 +2423,7 @@ cdef class EntryStore:
     def _windows(self, cnp.ndarray rows, cnp.ndarray prev_codes, cnp.ndarray next_codes, cnp.ndarray next_rows, cnp.ndarray steps,
                  cnp.ndarray reward, cnp.ndarray discount):
         """Fill the windows of rows that hold entries: codes int64 [B, K], next_rows int64 [B], steps int32 [B]; reward and discount
-        float32 [B, dimensions], both or neither. None leaves an output out. Return the position of the first row without an entry, or
-        -1."""
+        float32 [B, dimensions], both or neither. None leaves an output out. Return the position of the first row without entry, or -1."""
         cdef int64_t count = cnp.PyArray_SIZE(rows), i, bad = -1, k = self.frame_stack, dimensions = self.dimensions
         cdef int64_t* row = <int64_t*>cnp.PyArray_DATA(rows)
         cdef int64_t* prevs = <int64_t*>_data(prev_codes, count * k)
@@ -2947,8 +2944,7 @@ cdef class UsualSteps:
         return <int>status
 
     cdef bint _find_sources(self, tuple given, dict extras, const double* rewards) except -1:
-        """Point the memory's `sources` at the values. Return False if one needs a conversion, except float64 rewards of several
-        environments."""
+        """Point `sources` of the memory at the values. Return False if one needs a conversion other than of float64 rewards [N]."""
         cdef EntryStore store = self.store
         cdef Column* column
         cdef int c, at = 0, argument
@@ -3076,8 +3072,7 @@ cdef class Held:
 cdef class Condition:
     """Condition with a re-entrant lock, which `with condition.held():` takes.
 
-    Unlike the one of `threading`, `wait` has no line of Python between waking and taking the lock: an interrupted wait holds the lock
-    again, too.
+    Unlike in `threading`, no line of Python runs between waking and taking the lock: an interrupted wait holds the lock again, too.
     """
 
     cdef object lock

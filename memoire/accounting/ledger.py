@@ -92,7 +92,7 @@ class Ledger:
         self._may_open, self._forget = may_open, forget
         self._accounts: dict[bytes, Account] = {}
         self._guests: PeerTable[bytes, Account] = PeerTable(
-            "clients that have reported nothing yet", MAX_GUESTS, SILENCE_TIMEOUT, self._guest_left
+            "clients that have reported nothing yet", MAX_GUESTS, SILENCE_TIMEOUT, self._release_guest
         )
         self._folded = self._store.sums()
         self.sums: Counter[str] = Counter()
@@ -179,9 +179,9 @@ class Ledger:
             self._guests.put(client, account, now)
             self._room.add(ACCOUNT_BYTES)
             self.present[table] += 1
-        return self._heard(account, now)
+        return self._mark_heard(account, now)
 
-    def _heard(self, account: Account, now: float) -> Account:
+    def _mark_heard(self, account: Account, now: float) -> Account:
         account.last_seen = now
         if account.client not in self._accounts:
             self._guests.hear(account.client, now)
@@ -191,18 +191,18 @@ class Ledger:
         """Remove a guest from memory."""
         guest = self._guests.pop(client)
         assert guest is not None
-        self._guest_left(client, guest)
+        self._release_guest(client, guest)
 
-    def _guest_left(self, client: bytes, guest: Account) -> None:
+    def _release_guest(self, client: bytes, guest: Account) -> None:
         self.present[guest.table] -= 1
-        self._left(client)
+        self._release_client(client)
 
-    def _left(self, client: bytes) -> None:
+    def _release_client(self, client: bytes) -> None:
         """Release the bytes of a client that has left memory, and call `forget`."""
         self._room.add(-ACCOUNT_BYTES - self._name_bytes.pop(client, 0))
         self._forget(client)
 
-    def _opened(self, client: bytes, now: float, table: int) -> Account:
+    def _get_or_open(self, client: bytes, now: float, table: int) -> Account:
         """Return the client's account; open one if the client has none.
 
         Raises:
@@ -215,7 +215,7 @@ class Ledger:
             if not self._may_open(account.owner, now):
                 raise ProtocolError("busy", "too many new clients at once (new_clients); retry in a few seconds")
             self._open(account)
-        return self._heard(account, now)
+        return self._mark_heard(account, now)
 
     def _open(self, account: Account) -> None:
         if self._guests.pop(account.client) is not None:
@@ -245,7 +245,7 @@ class Ledger:
         self.present[account.table] -= not account.report.leaving
         self._folded.add(account)
         self._store.keep(account)
-        self._left(account.client)
+        self._release_client(account.client)
 
     def _unfold(self, client: bytes) -> Account | None:
         account = self._store.find(client)
@@ -285,8 +285,8 @@ class Ledger:
         if missing > 0:  # else the report takes no further bytes
             self._room.check(missing)
         if account is None and counts_something(update):
-            account = self._opened(client, now, table)
-        account = self._heard(account or self.greet(client, now, table), now)
+            account = self._get_or_open(client, now, table)
+        account = self._mark_heard(account or self.greet(client, now, table), now)
         self._merge(account, sequence, update, names)
         return account
 
@@ -298,7 +298,7 @@ class Ledger:
             self._count_names(account.client, names)
             account.sequence = sequence
         if account.client in self._accounts:
-            self._add_news(account, old)
+            self._add_increase(account, old)
             self._take_ended(account, update)
         elif account.report.leaving:
             self.dismiss(account.client)
@@ -310,7 +310,7 @@ class Ledger:
             self._room.add(size - former)
             self._name_bytes[client] = size
 
-    def _add_news(self, account: Account, old: Update) -> None:
+    def _add_increase(self, account: Account, old: Update) -> None:
         """Add the difference between the account's report and the old one to the running sums."""
         report, table = account.report, account.table
         for name in ("episodes", "steps", "applied", "stale"):
@@ -354,7 +354,7 @@ class Ledger:
             if since not in (0, self.since if account is None else account.since):
                 self.strays += 1
                 return None
-            account = self._opened(client, now, table)
+            account = self._get_or_open(client, now, table)
         account.arrived(byte_count, number, pushed_bytes, now)
         return account
 

@@ -98,7 +98,7 @@ _SUMMED = tuple(
     field for field in (*_CUMULATIVE, *_PER_ACCOUNT) if field not in ("lines_through", "ended_through", "returns_sum")
 )
 """Integer fields that are summed over clients."""
-_LATER = ("received_caches", "pushed_caches", "returns_count", "last_seen")
+_ORDERING_FIELDS = ("received_caches", "pushed_caches", "returns_count", "last_seen")
 """Fields that order two rows of one account: none of them ever decreases."""
 
 
@@ -129,16 +129,16 @@ def rows_of(rows: Iterable[tuple[Any, ...]]) -> Rows:
 def merge(*tables: Rows) -> Rows:
     """Return one row for each account, ordered by key (client, home, since): the latest row, merged by maximum."""
     rows = np.concatenate([np.empty(0, ACCOUNT), *tables])
-    rows = rows[np.lexsort([rows[field] for field in reversed(_LATER)] + _names(rows)[::-1])]  # the last key leads
-    first = _first_of_each(_names(rows))
+    rows = rows[np.lexsort([rows[field] for field in reversed(_ORDERING_FIELDS)] + _keys(rows)[::-1])]  # last key leads
+    first = _first_rows(_keys(rows))
     last = np.append(first[1:], len(rows)) - 1 if len(first) else first
-    return _with_greatest(rows[last].copy(), rows, first)
+    return _merge_growing(rows[last].copy(), rows, first)
 
 
 def by_client(rows: Rows) -> Rows:
     """Return one row for each client (home and since 0) from rows of `merge`: its counts over all its accounts."""
-    first = _first_of_each(_names(rows)[:2])
-    merged = _with_greatest(rows[first].copy(), rows, first)
+    first = _first_rows(_keys(rows)[:2])
+    merged = _merge_growing(rows[first].copy(), rows, first)
     merged["home"] = merged["since"] = 0
     for field in _PER_ACCOUNT if len(first) else ():
         merged[field] = np.add.reduceat(rows[field], first)
@@ -165,7 +165,7 @@ def totals_of_pages(pages: Iterable[Rows]) -> Totals:
     rest = merge()
     for rows in pages:
         rows = np.concatenate([rest, rows])
-        begins = _first_of_each(_names(rows)[:2])
+        begins = _first_rows(_keys(rows)[:2])
         newest = begins[-1] if len(begins) else 0
         add(by_client(rows[:newest]))
         rest = rows[newest:]  # the next page may have more rows of this client
@@ -190,13 +190,13 @@ def key_of(row: Rows | np.void) -> bytes:
     return row.tobytes()[:ACCOUNT_KEY_BYTES]
 
 
-def _names(rows: Rows) -> list[NDArray[np.uint64]]:
+def _keys(rows: Rows) -> list[NDArray[np.uint64]]:
     """Return client (two words), home and since of each row as numbers that sort like their bytes."""
     columns = (rows["client"][:, 0], rows["client"][:, 1], rows["home"], rows["since"])
     return [np.ascontiguousarray(column).view(">u8").astype(np.uint64) for column in columns]
 
 
-def _first_of_each(names: list[NDArray[np.uint64]]) -> NDArray[np.intp]:
+def _first_rows(names: list[NDArray[np.uint64]]) -> NDArray[np.intp]:
     """Return the index of the first row of each name in sorted rows."""
     is_new = np.ones(len(names[0]), bool)
     if len(is_new):
@@ -204,7 +204,7 @@ def _first_of_each(names: list[NDArray[np.uint64]]) -> NDArray[np.intp]:
     return np.flatnonzero(is_new)
 
 
-def _with_greatest(chosen: Rows, rows: Rows, first: NDArray[np.intp]) -> Rows:
+def _merge_growing(chosen: Rows, rows: Rows, first: NDArray[np.intp]) -> Rows:
     """Return `chosen`, one row of each group that begins at `first`, with the group's maximum in fields that grow."""
     if len(first):
         for field in (*_CUMULATIVE, "last_seen", "label", "flags"):

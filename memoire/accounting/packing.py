@@ -61,11 +61,11 @@ _DIFFERENCES: Final = (
 """Counts of a packed account in order, and the count that is subtracted from each."""
 _COUNTS: Final = len(_DIFFERENCES) + 7
 """Numbers of a packed row: counts, flags, label, first_seen, last_seen - first_seen, returns_sum, word, sequence."""
-_REST: Final = dict[str, int] | tuple[dict[str, int], tuple[int, int, int, int, int]]
+_REST_TYPE: Final = dict[str, int] | tuple[dict[str, int], tuple[int, int, int, int, int]]
 _WORD: Final = _COUNTS - 2
-_MASK: Final = (1 << 64) - 1
+_MASK_64_BITS: Final = (1 << 64) - 1
 _FLOAT: Final = struct.Struct("<d")
-_LATEST: Final = 9e12  # seconds; a float has their milliseconds exactly
+_MAX_SECONDS: Final = 9e12  # seconds; a float has their milliseconds exactly
 _TOTALS: Final = {"skipped_caches": "skipped"} | {
     name: name for name, _ in _DIFFERENCES if name not in ("skipped", "lines_through", "ended_through")
 }
@@ -134,8 +134,8 @@ class AccountPacker:
         """
         counts, used = _bytes.unpack_counts(body, _COUNTS)
         row = dict(zip(_PLACE, _as_rows(np.array([counts], np.uint64))[0].item(), strict=True))
-        since, table, owner = self._opening(counts[_WORD])
-        codes, feedback = _rest(body[used:], row["lost_feedback"])
+        since, table, owner = self._parse_opening(counts[_WORD])
+        codes, feedback = _unpack_rest(body[used:], row["lost_feedback"])
         _check(row, codes)
         sums = {name: row[name] for name in REPORT_SUMS if name in row}
         outcomes: dict[str, Any] = {f"{name}_feedback": count for name, count in feedback.items()}
@@ -170,8 +170,8 @@ class AccountPacker:
         table = np.array([_bytes.unpack_counts(body, _COUNTS)[0] for _, body in packed], np.uint64)
         rows = _as_rows(table)
         rows["client"] = np.frombuffer(b"".join(key[:CLIENT_BYTES] for key, _ in packed), "<u8").reshape(-1, 2)
-        named = [self._name(key, word) for (key, _), word in zip(packed, table[:, _WORD].tolist(), strict=True)]
-        rows["home"], rows["since"] = np.array(named, np.uint64).T
+        homes = [self._find_home(key, word) for (key, _), word in zip(packed, table[:, _WORD].tolist(), strict=True)]
+        rows["home"], rows["since"] = np.array(homes, np.uint64).T
         return merge(unpack_accounts(rows.tobytes()))
 
     def add_up(self, sums: FoldedSums, bodies: Sequence[bytes]) -> None:
@@ -187,9 +187,9 @@ class AccountPacker:
         rows = _as_rows(table)
         for body, (_, used), lost in zip(bodies, unpacked, rows["lost_feedback"].tolist(), strict=True):
             if used < len(body) or lost:
-                sums.feedback.update(_rest(body[used:], lost)[1] | {"lost": lost})
+                sums.feedback.update(_unpack_rest(body[used:], lost)[1] | {"lost": lost})
         for word in np.unique(table[:, _WORD]).tolist():
-            mine, number = rows[table[:, _WORD] == word], self._opening(word)[1]
+            mine, number = rows[table[:, _WORD] == word], self._parse_opening(word)[1]
             counts = {name: exact_sum(mine[field]) for name, field in _TOTALS.items()}
             sums.counts.update(counts | {"clients": len(mine), "gone": int((mine["flags"] & GONE).sum())})
             for name, of_tables in sums.tables.items():
@@ -197,22 +197,22 @@ class AccountPacker:
         for returned in rows["returns_sum"].tolist():
             sums.returns.add(returned)
 
-    def _name(self, key: bytes, word: int) -> tuple[int, int]:
+    def _find_home(self, key: bytes, word: int) -> tuple[int, int]:
         """Return home and since of the account with this key, whose body has this word."""
         if len(key) == CLIENT_BYTES:
-            return self.home, self._opening(word)[0]
+            return self.home, self._parse_opening(word)[0]
         home, since = map(int, self.words.text(int.from_bytes(key[CLIENT_BYTES:], "big")).split(" "))
         return home, since
 
-    def _opening(self, word: int) -> tuple[int, int, str]:
+    def _parse_opening(self, word: int) -> tuple[int, int, str]:
         since, table, owner = self.words.text(word).split(" ", 2)
         return int(since), int(table), owner
 
 
-def _rest(packed: bytes, lost: int) -> tuple[dict[str, int], dict[str, int]]:
+def _unpack_rest(packed: bytes, lost: int) -> tuple[dict[str, int], dict[str, int]]:
     """Unpack codes of rejection, and TD errors by `FEEDBACK_OUTCOMES`. Former versions stored the lost ones alone."""
     former: dict[str, int] = {}
-    parts = msgspec.msgpack.decode(packed, type=_REST) if packed else former
+    parts = msgspec.msgpack.decode(packed, type=_REST_TYPE) if packed else former
     codes, counts = parts if isinstance(parts, tuple) else (parts, (lost, 0, 0, 0, 0))
     if min(counts) < 0 or counts[0] != sum(counts[1:]) + lost:
         raise ValueError(f"the counts of TD errors {[*counts, lost]} do not add up")
@@ -232,16 +232,16 @@ def _check(row: dict[str, Any], codes: dict[str, int]) -> None:
 
 
 def _pack(row: Sequence[Any], word: int, sequence: int) -> bytes:
-    counts = [(row[_PLACE[name]] - (row[_PLACE[less]] if less else 0)) & _MASK for name, less in _DIFFERENCES]
+    counts = [(row[_PLACE[name]] - (row[_PLACE[less]] if less else 0)) & _MASK_64_BITS for name, less in _DIFFERENCES]
     first, last = (_milliseconds(row[_PLACE[name]]) for name in ("first_seen", "last_seen"))
     # The bytes of a float of few digits begin with zeros: in reverse order they are a small number.
     returns = int.from_bytes(_FLOAT.pack(row[_PLACE["returns_sum"]]), "big")
     flags, label = row[_PLACE["flags"]], row[_PLACE["label"]]
-    return _bytes.pack_counts([*counts, flags, label, first, (last - first) & _MASK, returns, word, sequence])
+    return _bytes.pack_counts([*counts, flags, label, first, (last - first) & _MASK_64_BITS, returns, word, sequence])
 
 
 def _milliseconds(seconds: float) -> int:
-    return round(min(max(0.0, seconds), _LATEST) * 1000.0)
+    return round(min(max(0.0, seconds), _MAX_SECONDS) * 1000.0)
 
 
 def _as_rows(table: NDArray[np.uint64]) -> Rows:
@@ -256,9 +256,9 @@ def _as_rows(table: NDArray[np.uint64]) -> Rows:
     return rows
 
 
-_PART = 4096
+_ACCOUNTS_AT_ONCE = 4096
 """Accounts that are read and summed at a time."""
-_MARGIN = 64
+_EXTRA_ACCOUNTS = 64
 """Accounts that are read beyond a page, since its last client may have accounts of several servers."""
 
 Packed = tuple[bytes, bytes]
@@ -272,19 +272,19 @@ class KeptAccounts(AccountStore, ABC):
         self._packing = packing
 
     @abstractmethod
-    def _own(self, client: bytes) -> bytes | None:
+    def _read_own(self, client: bytes) -> bytes | None:
         """Return the body of the client's own account, or None."""
 
     @abstractmethod
-    def _others(self, client: bytes) -> Sequence[Packed]:
+    def _read_others(self, client: bytes) -> Sequence[Packed]:
         """Return the client's accounts of other servers, and of former lives of this server."""
 
     @abstractmethod
-    def _from(self, key: bytes, most: int) -> Sequence[Packed]:
+    def _read_from(self, key: bytes, most: int) -> Sequence[Packed]:
         """Return at most `most` accounts from this key on, ascending."""
 
     @abstractmethod
-    def _bodies(self) -> Iterator[Sequence[bytes]]:
+    def _read_bodies(self) -> Iterator[Sequence[bytes]]:
         """Yield the bodies of all own accounts, in parts."""
 
     @abstractmethod
@@ -306,12 +306,12 @@ class KeptAccounts(AccountStore, ABC):
 
     def find(self, client: bytes) -> Account | None:
         """Return the newest stored version of the client's own account, or None."""
-        body = self._own(client)
+        body = self._read_own(client)
         return None if body is None else self._packing.unpack(client, body)
 
     def elsewhere(self, client: bytes) -> Rows:
         """Return a client's accounts of other servers, and of former lives of this server."""
-        return self._packing.rows(self._others(client))
+        return self._packing.rows(self._read_others(client))
 
     def numbers_elsewhere(self, client: bytes) -> tuple[int, int]:
         """Return the numbers of the newest line and closed episode in the client's accounts from other servers."""
@@ -321,15 +321,15 @@ class KeptAccounts(AccountStore, ABC):
     def sums(self) -> FoldedSums:
         """Return the sums over all own accounts in the store."""
         sums = FoldedSums()
-        for bodies in self._bodies():
+        for bodies in self._read_bodies():
             self._packing.add_up(sums, bodies)
         return sums
 
     def rows(self, after: bytes, most: int) -> Rows:
         """Return at most `most` rows, own and others, that follow the key `after` (see `key_of`)."""
-        wanted = most + _MARGIN
+        wanted = most + _EXTRA_ACCOUNTS
         while True:
-            packed = self._from(after[:CLIENT_BYTES], wanted)
+            packed = self._read_from(after[:CLIENT_BYTES], wanted)
             is_end = len(packed) < wanted
             if not is_end:  # the last client may have more accounts than were read
                 packed = [each for each in packed if each[0][:CLIENT_BYTES] != packed[-1][0][:CLIENT_BYTES]]
@@ -349,27 +349,27 @@ class MemoryAccounts(KeptAccounts):
     def __init__(self, home: int) -> None:
         super().__init__(AccountPacker(home, NumberedTexts()))
         self._packed: dict[bytes, bytes] = {}
-        self._others_of: dict[bytes, list[bytes]] = {}  # keys, by client
+        self._other_keys: dict[bytes, list[bytes]] = {}  # keys, by client
         self._order: list[bytes] | None = None  # sorted keys; None after a new key
 
     @property
     def has_others(self) -> bool:
         """True if the store has accounts of other servers."""
-        return bool(self._others_of)
+        return bool(self._other_keys)
 
-    def _own(self, client: bytes) -> bytes | None:
+    def _read_own(self, client: bytes) -> bytes | None:
         return self._packed.get(client)
 
-    def _others(self, client: bytes) -> list[Packed]:
-        return [(key, self._packed[key]) for key in self._others_of.get(client, ())]
+    def _read_others(self, client: bytes) -> list[Packed]:
+        return [(key, self._packed[key]) for key in self._other_keys.get(client, ())]
 
-    def _from(self, key: bytes, most: int) -> list[Packed]:
+    def _read_from(self, key: bytes, most: int) -> list[Packed]:
         if self._order is None:
             self._order = sorted(self._packed)
         begin = bisect_left(self._order, key)
         return [(each, self._packed[each]) for each in self._order[begin : begin + most]]
 
-    def _bodies(self) -> Iterator[list[bytes]]:
+    def _read_bodies(self) -> Iterator[list[bytes]]:
         yield [body for key, body in self._packed.items() if len(key) == CLIENT_BYTES]
 
     def keep(self, account: Account) -> None:
@@ -383,7 +383,7 @@ class MemoryAccounts(KeptAccounts):
             key, _ = self._packing.pack_row(row)
             known = [self._packing.rows([(key, self._packed[key])])] if key in self._packed else []
             self._put(*self._packing.pack_row(merge(*known, row.reshape(1))[0]))
-            keys = self._others_of.setdefault(client, [])
+            keys = self._other_keys.setdefault(client, [])
             if key not in keys:
                 keys.append(key)
 
@@ -431,23 +431,23 @@ class StoredAccounts(KeptAccounts):
         """True if `sums` has read accounts of other servers, or some were inherited since."""
         return self._has_others
 
-    def _own(self, client: bytes) -> bytes | None:
+    def _read_own(self, client: bytes) -> bytes | None:
         return self._reader.body(client)
 
-    def _others(self, client: bytes) -> Sequence[Packed]:
+    def _read_others(self, client: bytes) -> Sequence[Packed]:
         return self._reader.after(client + b"\0", 1 << 16, client + b"\xff" * 8)
 
-    def _from(self, key: bytes, most: int) -> Sequence[Packed]:
+    def _read_from(self, key: bytes, most: int) -> Sequence[Packed]:
         return self._reader.after(key, most)
 
-    def _bodies(self) -> Iterator[list[bytes]]:
-        key, packed = b"", self._reader.after(b"", _PART)
+    def _read_bodies(self) -> Iterator[list[bytes]]:
+        key, packed = b"", self._reader.after(b"", _ACCOUNTS_AT_ONCE)
         while packed:
             own = [body for key, body in packed if len(key) == CLIENT_BYTES]
             self._has_others = self._has_others or len(own) < len(packed)
             yield own
             key = packed[-1][0] + b"\0"
-            packed = self._reader.after(key, _PART)
+            packed = self._reader.after(key, _ACCOUNTS_AT_ONCE)
 
     def keep(self, account: Account) -> None:
         """Do nothing, since an account leaves the ledger only after it is on disk."""

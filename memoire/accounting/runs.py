@@ -523,7 +523,7 @@ class Runs:
         self._numbers = {name_hash(saved): saved for saved in self._saved}
         self._order = list(self._saved)
         self._open: dict[str, Run] = {}
-        self.current = self._enter(name, now)
+        self.current = self._activate(name, now)
 
     def __iter__(self) -> Iterator[Run]:
         """Iterate over the runs that are in memory."""
@@ -539,7 +539,7 @@ class Runs:
     def named(self, name: str) -> Run | None:
         """Return the run with this name, or None if the server never had it."""
         if name not in self._open and name in self._saved:
-            self._open[name] = self._read(self._saved[name])
+            self._open[name] = self._load(self._saved[name])
         run = self._open.get(name)
         if run is not None:
             run.is_used = True
@@ -550,13 +550,13 @@ class Runs:
         former = self.current
         if name != former.name:
             former.ended = now
-            self.current = self._enter(name, now)
+            self.current = self._activate(name, now)
         return former
 
     def keep(self, name: str, finished: bool, now: float) -> Run:
         """Add a run of another server as a former run, and return it."""
         self._order.insert(0, name)
-        run = self._open[name] = self._make(RunFacts(name, finished, now, now))
+        run = self._open[name] = self._create(RunFacts(name, finished, now, now))
         self._numbers[run.number] = name
         return run
 
@@ -571,25 +571,25 @@ class Runs:
                 self._saved[run.name] = run.facts
             run.is_used = False
 
-    def _enter(self, name: str, now: float) -> Run:
+    def _activate(self, name: str, now: float) -> Run:
         run = self.named(name)
         if run is None:
-            run = self._open[name] = self._make(RunFacts(name, began=now))
+            run = self._open[name] = self._create(RunFacts(name, began=now))
             self._numbers[run.number] = name
         run.ended = 0.0
         self._order = [known for known in self._order if known != name] + [name]
         return run
 
-    def _make(self, facts: RunFacts) -> Run:
+    def _create(self, facts: RunFacts) -> Run:
         kept = MemoryAccounts(self._home) if self._past is None else self._past.accounts(facts.name)
         since = 0 if self._past is None else self._past.since
         may: dict[str, Any] = {"may_open": self._may_open, "forget": self._forget, "room": self._room}
         ledger = Ledger(epoch=self._epoch, since=since, store=kept, **may)
         return Run(facts.name, facts.began, kept, ledger, facts.ended, facts.finished, Logbook(room=self._line_room))
 
-    def _read(self, facts: RunFacts) -> Run:
+    def _load(self, facts: RunFacts) -> Run:
         assert self._past is not None
-        run = self._make(facts)
+        run = self._create(facts)
         newest = self._past.search(facts.name, LineFilter(), most=RECENT_LINES, newest_first=True)
         run.logbook.restore(self._past.line_count(facts.name), reversed(newest))
         return run

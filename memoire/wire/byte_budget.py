@@ -33,8 +33,8 @@ class ByteBudget:
         self._limit = limit
         self._holders: dict[str, ByteHolder] = {}
         # The same holders again, for `_free`, which runs for each message: with a count, and with a measure.
-        self._counting: list[ByteHolder] = []
-        self._measuring: list[tuple[Callable[[], int], int]] = []
+        self._counted_holders: list[ByteHolder] = []
+        self._measured_holders: list[tuple[Callable[[], int], int]] = []
         self._reclaimers: list[Callable[[int], object]] = []
 
     def holder(
@@ -52,9 +52,9 @@ class ByteBudget:
             assert name not in self._holders, name
             self._holders[name] = holder
             if measure is None:
-                self._counting.append(holder)
+                self._counted_holders.append(holder)
             else:
-                self._measuring.append((measure, own))
+                self._measured_holders.append((measure, own))
         return holder
 
     def add_reclaimer(self, reclaim: Callable[[int], object]) -> None:
@@ -97,10 +97,10 @@ class ByteBudget:
 
     def _free(self) -> int:
         free = self._limit
-        for holder in self._counting:  # runs for each message: a generator and max() would take twice as long
+        for holder in self._counted_holders:  # runs for each message: a generator and max() would take twice as long
             if (beyond := holder.count - holder.own) > 0:
                 free -= beyond
-        for measure, own in self._measuring:
+        for measure, own in self._measured_holders:
             if (beyond := measure() - own) > 0:
                 free -= beyond
         return free

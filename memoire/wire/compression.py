@@ -50,7 +50,7 @@ def codecs() -> list[str]:
     return ["zlib", "lz4"] if _lz4 is not None else ["zlib"]
 
 
-def _find_lz4() -> Any:
+def _import_lz4() -> Any:
     """Return the module lz4.block, or None if the [lz4] extra is not installed."""
     try:
         return import_module("lz4.block")
@@ -58,7 +58,7 @@ def _find_lz4() -> Any:
         return None
 
 
-_lz4: Any = _find_lz4()
+_lz4: Any = _import_lz4()
 
 
 def codec_of(name: str) -> int:

@@ -348,7 +348,7 @@ def _pack_errors(
 
 
 _UNPACK_DEFAULTS: Final = Limits()
-_OF_ENTRIES: Final = (Part.INIT_WEIGHT, Part.AGE, Part.MODEL)
+_ENTRY_PARTS: Final = (Part.INIT_WEIGHT, Part.AGE, Part.MODEL)
 
 
 class EpisodeRows(NamedTuple):
@@ -365,8 +365,8 @@ class EpisodeRows(NamedTuple):
 
 def read_episode(held: _container.HeldCache, layout: ContainerLayout) -> EpisodeRows:
     """Return the arrays of a container of kind EPISODE that `check` has checked against `layout`."""
-    rows = _Rows(held, layout)
-    bookkeeping = [rows.array(layout.bookkeeping(part), FACTS[part].dtype, ()) for part in _OF_ENTRIES]
+    rows = _BlockReader(held, layout)
+    bookkeeping = [rows.array(layout.bookkeeping(part), FACTS[part].dtype, ()) for part in _ENTRY_PARTS]
     columns, final = rows.columns()
     return EpisodeRows(columns, final or None, *bookkeeping)
 
@@ -376,10 +376,10 @@ def read_columns(held: _container.HeldCache, layout: ContainerLayout) -> tuple[d
 
     Columns are arrays [n, *F] or `Ragged`, those of the final state [*F]. The arrays may lie in the payload.
     """
-    return _Rows(held, layout).columns()
+    return _BlockReader(held, layout).columns()
 
 
-class _Rows:
+class _BlockReader:
     """Reader of the blocks of a checked container as arrays."""
 
     def __init__(self, held: _container.HeldCache, layout: ContainerLayout) -> None:
@@ -454,7 +454,7 @@ def _check_size(payload: Any, limits: Limits) -> None:
     size = memoryview(payload).nbytes
     if size > limits.message_bytes:
         raise ProtocolError(
-            "too_large", f"a container of {size} bytes; the limit is {limits.message_bytes} (message_bytes)"
+            "too_large", f"a container of {size} bytes; message_bytes is {limits.message_bytes}"
         )
 
 

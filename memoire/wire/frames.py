@@ -105,7 +105,7 @@ Answer = Message | MemoireError
 """Result of a request: the reply, or the error that ended the request."""
 
 _HEADER: Final = struct.Struct("<4sHHII16sQQQQQQII")
-_SUMMED_HEADER: Final = struct.Struct(_HEADER.format + "Q")  # with its checksum
+_CHECKED_HEADER: Final = struct.Struct(_HEADER.format + "Q")  # with its checksum
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _UNDECODED: Final = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 _DEFAULTS: Final = Limits()
@@ -170,7 +170,7 @@ def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payloa
     Raises:
         ProtocolError: the message is invalid; `code` is one of `CODES`. No bytes raise any other error.
     """
-    whole = _whole(frames, limits) if verify_payload and len(frames) == 2 else None
+    whole = _parse_whole(frames, limits) if verify_payload and len(frames) == 2 else None
     if whole is not None:
         return whole
     header, tail = parse_header(frames, limits)
@@ -179,7 +179,7 @@ def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payloa
     return Message(header, _decode(header.type, tail), frames[1] if header.payload_bytes else None)
 
 
-def _whole(frames: Sequence[Buffer], limits: Limits) -> Message | None:
+def _parse_whole(frames: Sequence[Buffer], limits: Limits) -> Message | None:
     """Return the message in two frames, checked in one step, or None if a check fails or the payload is large."""
     most = min(limits.tuning.request_bytes, limits.message_bytes)
     parts = _bytes.read_message(frames[0], frames[1], MAGIC, VERSION, limits.tuning.tail_bytes, most)
@@ -247,7 +247,7 @@ def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[
     fields = _bytes.read_header(frame, MAGIC, VERSION, limits.tuning.tail_bytes)
     named = None if fields is None else TYPES.get(fields[0]) or find(fields[0])
     if fields is None or named is None:
-        raise _wrong_header(frame, limits)
+        raise _header_error(frame, limits)
     header = MessageHeader(named, *fields[1:])
     size = header.payload_bytes
     is_small = 0 < size <= limits.tuning.request_bytes and named.payload is ALWAYS and not named.large
@@ -256,7 +256,7 @@ def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[
     return header, frame[HEADER_BYTES:]
 
 
-def _wrong_header(frame: memoryview, limits: Limits) -> ProtocolError:
+def _header_error(frame: memoryview, limits: Limits) -> ProtocolError:
     """Return the error of the first check that frame 0 fails."""
     try:
         _check_header(frame, limits)
@@ -268,7 +268,7 @@ def _wrong_header(frame: memoryview, limits: Limits) -> ProtocolError:
 def _check_header(frame: memoryview, limits: Limits) -> None:
     if frame.nbytes < HEADER_BYTES:
         raise ProtocolError("short", f"frame 0 has {frame.nbytes} bytes, a header has {HEADER_BYTES}")
-    magic, version, number, flags, *_, tail_bytes, reserved, checksum = _SUMMED_HEADER.unpack_from(frame)
+    magic, version, number, flags, *_, tail_bytes, reserved, checksum = _CHECKED_HEADER.unpack_from(frame)
     if magic != MAGIC:
         raise ProtocolError("magic", f"expected {MAGIC!r}, got {magic!r}")
     if version != VERSION:

@@ -101,7 +101,7 @@ def exact_rows(schema: Schema, columns: Mapping[str, Any], rows: int) -> Rows:
 
 def pack_rows(schema: Schema, columns: Rows, rows: int) -> bytes:
     """Pack columns that `exact_rows` returned into a container of kind ROWS."""
-    return pack_known(schema, columns, rows) or _packed_slowly(schema, columns, rows)
+    return pack_known(schema, columns, rows) or _pack_slowly(schema, columns, rows)
 
 
 def pack_known(schema: Schema, columns: Mapping[str, Any], rows: int, first: int = -1) -> bytes | None:
@@ -115,14 +115,14 @@ def pack_known(schema: Schema, columns: Mapping[str, Any], rows: int, first: int
     return None if form is None or type(columns) is not dict else form.pack(columns, first)
 
 
-def _packed_slowly(schema: Schema, columns: Rows, rows: int) -> bytes:
-    payload = _packed(schema, columns, rows).tobytes()
+def _pack_slowly(schema: Schema, columns: Rows, rows: int) -> bytes:
+    payload = _pack(schema, columns, rows).tobytes()
     if FORMS.of(schema, rows) is None:
-        _learn(schema, rows, len(payload))
+        _learn_form(schema, rows, len(payload))
     return payload
 
 
-def _packed(schema: Schema, columns: Rows, rows: int) -> Payload:
+def _pack(schema: Schema, columns: Rows, rows: int) -> Payload:
     layout = _layout(schema)
     ragged = {name: columns[name] for name in schema.ragged}
     elements = {block: len(ragged[layout.schema.names[layout.blocks[block].column]].values) for block in layout.ragged}
@@ -171,28 +171,28 @@ def unpack_rows(payload: Any, schema: Schema, limits: Limits = _DEFAULTS) -> tup
         columns = form.unpack(view)
         if columns is not None:
             return columns, rows
-    return _unpacked_slowly(view, schema, limits)
+    return _unpack_slowly(view, schema, limits)
 
 
-def _unpacked_slowly(view: memoryview, schema: Schema, limits: Limits) -> tuple[Rows, int]:
+def _unpack_slowly(view: memoryview, schema: Schema, limits: Limits) -> tuple[Rows, int]:
     held = unpack.check(view, _layout(schema), limits)
     columns, _ = unpack.read_columns(held, _layout(schema))
     rows = int(held.samples)
     if FORMS.of(schema, rows) is None:
-        _learn(schema, rows, view.nbytes)
+        _learn_form(schema, rows, view.nbytes)
     for name in schema.finite:
         if not is_finite(columns[name]):
             raise ProtocolError("value", f"column {name!r} is not finite; declare it with nan='allow' if it may be")
     return columns, rows
 
 
-def _learn(schema: Schema, rows: int, size: int) -> None:
+def _learn_form(schema: Schema, rows: int, size: int) -> None:
     """Cache the form of containers of `rows` rows and `size` bytes, unless they are too large or ragged."""
     is_plain = not schema.ragged and all(len(column.shape) <= MAX_AXES for column in schema.values())
     if rows and size <= MAX_BYTES and is_plain:
         empty = {name: np.zeros((rows, *column.shape), column.dtype) for name, column in schema.items()}
         blocks = {block: name for block, _, name in _layout(schema).columns}
-        FORMS.learn(schema, rows, form_of(schema, rows, _packed(schema, empty, rows).tobytes(), blocks))
+        FORMS.learn(schema, rows, form_of(schema, rows, _pack(schema, empty, rows).tobytes(), blocks))
 
 
 def _layout(schema: Schema) -> ContainerLayout:

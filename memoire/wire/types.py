@@ -89,12 +89,12 @@ def find(number: int) -> Type | None:
     The first unknown number from 128 on loads the table kinds of installed packages: a proxy has no table to name them.
     """
     if number >= FIRST_ADDED and number not in TYPES:
-        _load_added()
+        _load_entry_points()
     return TYPES.get(number)
 
 
 @functools.lru_cache(1)
-def _load_added() -> None:
+def _load_entry_points() -> None:
     for point in importlib.metadata.entry_points(group=GROUP):
         try:
             point.load()

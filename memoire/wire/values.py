@@ -28,7 +28,7 @@ MAX_HEADS: Final = 4096
 ARRAY, SCALAR, TUPLE, WHOLE = 1, 2, 3, 4
 """MessagePack extension numbers of arrays, NumPy numbers, tuples and integers beyond 64 bits."""
 _HEADS: Final[dict[tuple[np.dtype[Any], tuple[int, ...]], bytes]] = {}  # head bytes by dtype and shape
-_READ: Final[dict[bytes, tuple[np.dtype[Any], tuple[int, ...], int]]] = {}  # dtype, shape and value bytes by head bytes
+_PARSED_HEADS: Final[dict[bytes, tuple[np.dtype[Any], tuple[int, ...], int]]] = {}  # form by head bytes
 
 
 Other: TypeAlias = Callable[[Any], Any]
@@ -71,8 +71,8 @@ def unpack(body: bytes | memoryview, what: str = "a sample", other: OtherExt | N
 
 
 ENCODER: Final = msgspec.msgpack.Encoder()
-_SAME: Final = frozenset((type(None), bool, float, str, bytes))
-_KEYS: Final = (type(None), bool, int, float, str, bytes, np.generic)
+_UNCHANGED_TYPES: Final = frozenset((type(None), bool, float, str, bytes))
+_KEY_TYPES: Final = (type(None), bool, int, float, str, bytes, np.generic)
 
 
 class _Packing:
@@ -84,7 +84,7 @@ class _Packing:
     def plain(self, value: Any, where: str, depth: int) -> Any:
         """Return the value as MessagePack values and extensions; `where` is its place in the packed value."""
         kind = type(value)
-        if kind in _SAME or (kind is int and -(2**63) <= value < 2**64):
+        if kind in _UNCHANGED_TYPES or (kind is int and -(2**63) <= value < 2**64):
             return value
         if kind is np.ndarray and value.dtype.kind in KINDS:
             return msgspec.msgpack.Ext(ARRAY, array_bytes(value, where))
@@ -94,23 +94,23 @@ class _Packing:
             raise ParameterError(where, f"{depth} containers within each other", f"at most {MAX_DEPTH}")
         if kind is list or kind is dict or (kind is tuple and self._other is None):
             return self._container(value, kind, where, depth + 1)
-        packable = value if self._other is None else self._other(value)
-        return self._unusual(value, where, depth) if packable is value else self._packed(packable, where, depth)
+        result = value if self._other is None else self._other(value)
+        return self._convert_rare(value, where, depth) if result is value else self._convert_result(result, where, depth)
 
-    def _packed(self, packable: Any, where: str, depth: int) -> Any:
-        return packable if isinstance(packable, msgspec.msgpack.Ext) else self.plain(packable, where, depth + 1)
+    def _convert_result(self, result: Any, where: str, depth: int) -> Any:
+        return result if isinstance(result, msgspec.msgpack.Ext) else self.plain(result, where, depth + 1)
 
     def _container(self, value: Any, kind: type, where: str, depth: int) -> Any:
         if kind is dict:
-            if any(not isinstance(key, _KEYS) for key in value):
-                key = next(key for key in value if not isinstance(key, _KEYS))
+            if any(not isinstance(key, _KEY_TYPES) for key in value):
+                key = next(key for key in value if not isinstance(key, _KEY_TYPES))
                 raise ParameterError(where, f"the key {key!r}", "keys that are text, bytes or numbers")
             pairs = ((key, self.plain(each, f"{where}[{key!r}]", depth)) for key, each in value.items())
             return {key if type(key) is str else self.plain(key, where, depth): each for key, each in pairs}
         parts = [self.plain(each, where, depth) for each in value]
         return msgspec.msgpack.Ext(TUPLE, ENCODER.encode(parts)) if kind is tuple else parts
 
-    def _unusual(self, value: Any, where: str, depth: int) -> Any:
+    def _convert_rare(self, value: Any, where: str, depth: int) -> Any:
         """Return a tensor, or an instance of a subclass of a container or number, as MessagePack values."""
         if hasattr(value, "detach"):
             return self.plain(np.asarray(value.detach().cpu()), where, depth)
@@ -153,11 +153,11 @@ def array_of(data: memoryview) -> NDArray[Any]:
     dimensions = data[1 + data[0]]
     begin = 2 + data[0] + 4 * dimensions
     head = bytes(data[:begin])
-    known = _READ.get(head)
+    known = _PARSED_HEADS.get(head)
     if known is None:
         known = _read_head(head, dimensions)
-        if len(_READ) < MAX_HEADS:
-            _READ[head] = known
+        if len(_PARSED_HEADS) < MAX_HEADS:
+            _PARSED_HEADS[head] = known
     dtype, shape, size = known
     if len(data) - begin != size:
         raise ValueError(f"an array of {dtype} and shape {shape} has {size} bytes, got {len(data) - begin}")
