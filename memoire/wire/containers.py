@@ -453,9 +453,7 @@ def check(
 def _check_size(payload: Any, limits: Limits) -> None:
     size = memoryview(payload).nbytes
     if size > limits.message_bytes:
-        raise ProtocolError(
-            "too_large", f"a container of {size} bytes; message_bytes is {limits.message_bytes}"
-        )
+        raise ProtocolError("too_large", f"a container of {size} bytes; message_bytes is {limits.message_bytes}")
 
 
 def check_making(held: _container.HeldCache, making: int) -> None:

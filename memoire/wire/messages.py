@@ -457,7 +457,7 @@ class Inferred(Body, frozen=True, kw_only=True, omit_defaults=True):
 
     version: Count = 0  # version of the weights; 0: unknown
     batch: Small = 0  # rows of the batch that the function computed together
-    waited: Seconds = 0.0  # time in the queue for further rows of the batch
+    waited: Seconds = 0.0  # time in the queue until its batch began
 
 
 @body(types.WORK)

@@ -95,9 +95,9 @@ class _Packing:
         if kind is list or kind is dict or (kind is tuple and self._other is None):
             return self._container(value, kind, where, depth + 1)
         result = value if self._other is None else self._other(value)
-        return self._convert_rare(value, where, depth) if result is value else self._convert_result(result, where, depth)
+        return self._convert_rare(value, where, depth) if result is value else self._encode(result, where, depth)
 
-    def _convert_result(self, result: Any, where: str, depth: int) -> Any:
+    def _encode(self, result: Any, where: str, depth: int) -> Any:
         return result if isinstance(result, msgspec.msgpack.Ext) else self.plain(result, where, depth + 1)
 
     def _container(self, value: Any, kind: type, where: str, depth: int) -> Any:
