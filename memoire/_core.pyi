@@ -1,4 +1,4 @@
-"""The loops of a memory: large arrays, priority trees, entry store, TD(lambda), windows, importance."""
+"""Kernels of a memory: large arrays, priority trees, entry store, TD(lambda), windows, importance, locks."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -12,7 +12,7 @@ __pyx_capi__: dict[str, object]
 """C functions that other compiled modules call, by name."""
 
 CHECKED: bool
-"""Whether bounds checks and assertions were compiled in (MEMOIRE_CHECKED=1)."""
+"""True if bounds checks and assertions were compiled in (MEMOIRE_CHECKED=1)."""
 
 def is_finite(numbers: NDArray[Any]) -> bool: ...
 
@@ -35,13 +35,13 @@ BAD_WEIGHT: int
 REPEATED: int
 NO_MEMORY: int
 TOO_MANY_BYTES: int
-"""What is returned in place of an entry's number if it was not added."""
+"""Status that is returned in place of an entry's number if the entry was not added."""
 
 META: np.dtype[Any]
 EPISODE: np.dtype[Any]
 LANE: np.dtype[Any]
 PAGE: np.dtype[Any]
-"""How the arrays of `EntryStore.contents` are laid out."""
+"""Dtypes of the arrays of `EntryStore.contents`."""
 
 @disjoint_base
 class PriorityTree:

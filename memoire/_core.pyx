@@ -1,4 +1,4 @@
-"""The loops of a memory: large arrays, priority trees, entry store, TD(lambda), windows, importance."""
+"""Kernels of a memory: large arrays, priority trees, entry store, TD(lambda), windows, importance, locks."""
 
 cimport cython
 cimport numpy as cnp
@@ -35,15 +35,15 @@ cnp.import_array()
 
 CHECKED = bool(IS_CHECKED)
 
-# Large arrays. A batch of stacked frames is megabytes, which the C library hands back to the system when the caller drops it,
-# and the system hands out again page by page, zeroed: that takes three times as long as gathering into them (measured). So the
-# memory of what was dropped is kept for the next array of its size, up to SPARE_BYTES of it, the oldest leaving first.
+# Large arrays. A batch of stacked frames has megabytes. The C library returns them to the system when the caller drops the batch, and
+# the system maps zeroed pages for the next batch: that takes three times as long as gathering the batch (measured). So the memory of
+# a dropped array is kept for the next array of its size, up to SPARE_BYTES in all; the oldest block is freed first.
 
 cdef extern from "allocation.h":
     void advise "memoire_advise"(void *block, size_t size) noexcept nogil
 
 cdef enum:
-    LARGE_BYTES = 1 << 15  # smaller ones NumPy and the C library keep themselves
+    LARGE_BYTES = 1 << 15  # NumPy and the C library keep the memory of smaller arrays themselves
     SPARE_BYTES = 1 << 27
     MAX_SPARE = 64
     MAX_AXES = 32
@@ -52,13 +52,13 @@ cdef struct Spare:
     void* block
     size_t size
 
-cdef Spare spares[MAX_SPARE]  # the longest unused first; under the GIL
+cdef Spare spares[MAX_SPARE]  # the longest unused first; guarded by the GIL
 cdef int spare_count = 0
 cdef size_t spare_bytes_ = 0
 
 
 cdef void* _drop_spare(int i) noexcept:
-    """Take a block out of the list."""
+    """Remove block `i` from the list of spare blocks, and return its address."""
     global spare_count, spare_bytes_
     cdef void* block = spares[i].block
     spare_count -= 1
@@ -69,7 +69,7 @@ cdef void* _drop_spare(int i) noexcept:
 
 @cython.auto_pickle(False)
 cdef class Room:
-    """The memory of one large array, whose base this is."""
+    """Memory of one large array, as the array's base; on deallocation the block is kept for the next array."""
 
     cdef void* block
     cdef size_t size
@@ -101,28 +101,28 @@ cdef class Room:
 
 
 def spare_bytes():
-    """Bytes that are kept for arrays to come."""
+    """Return the bytes of freed blocks that are kept for new arrays."""
     return spare_bytes_
 
 
-# ZeroMQ takes memory for every message that arrives from the C library, and gives it back. glibc hands large pieces on to the
-# system, page by page to be cleared and mapped again for the next message, which costs a server much of its time where messages
-# are megabytes. So it is told to keep some.
+# ZeroMQ allocates memory from the C library for every received message, and frees it afterwards. glibc returns large blocks to the
+# system, which clears and maps pages again for the next message. With messages of megabytes that costs a server much of its time.
+# So glibc is told to keep some freed memory.
 
 cdef extern from "allocation.h":
     bint c_keep_freed "memoire_keep_freed"() noexcept nogil
 
 
 def keep_freed_memory():
-    """Have the C library keep memory of megabytes that was freed for what needs it next, in the whole process.
+    """Make the C library keep freed blocks of megabytes for later allocations, in the whole process.
 
-    Returns whether it does: not another library than glibc, nor where its own environment variables decide that.
+    Return True if it does; False for a library other than glibc, or if environment variables of glibc set its bounds.
     """
     return c_keep_freed()
 
 
 def empty(tuple shape not None, dtype):
-    """`numpy.empty`; a large array lies in memory that an earlier one of about its size has given back."""
+    """Return an uninitialized array, as `numpy.empty`; a large array reuses the memory of a dropped one of about its size."""
     cdef cnp.npy_intp axes[MAX_AXES]
     cdef int i, count = <int>len(shape)
     cdef int64_t size = dtype.itemsize
@@ -137,7 +137,7 @@ def empty(tuple shape not None, dtype):
         size *= axes[i]
     if size < LARGE_BYTES:
         return np.empty(shape, dtype)
-    # An eighth more at most: arrays of nearly one size, as caches are, take each other's places.
+    # Round up by an eighth at most, so that arrays of nearly the same size, such as caches, can reuse each other's memory.
     room = LARGE_BYTES
     while room < <size_t>size:
         room *= 2
@@ -148,11 +148,11 @@ def empty(tuple shape not None, dtype):
     return made
 
 
-# In C, because counters are attributes: a client sets several at each step of its environment.
+# In C, because counters are attributes, and a client sets several of them at each step of its environment.
 @cython.auto_pickle(False)
 cdef class Guarded:
-    """What `memoire.replay.parameters.StrictAttributes` is made of: `_check_public(name)` is asked before an attribute is set, unless its name begins
-    with "_"."""
+    """Base class of `memoire.replay.parameters.StrictAttributes`: calls `_check_public(name)` before an attribute is set, unless the
+    name begins with "_"."""
 
     def __setattr__(self, name, value):
         if not name or PyUnicode_ReadChar(name, 0) != 95:
@@ -161,7 +161,7 @@ cdef class Guarded:
 
 
 def is_finite(cnp.ndarray numbers not None):
-    """Whether all numbers of an array are finite; quick where they are contiguous floats."""
+    """Return True if all numbers of an array are finite; fast for contiguous floats."""
     cdef Check check
     if not cnp.PyArray_ISFLOAT(numbers):
         return True
@@ -176,18 +176,18 @@ cdef extern from "Python.h":
 
 
 cdef enum:
-    AHEAD = 12  # rows between asking for a cache line and using it
+    AHEAD = 12  # rows between prefetching a cache line and using it
 
 
 cdef cnp.ndarray _aligned(int64_t count, object dtype):
-    """Zeros [count] of dtype whose first byte begins a cache line. No Python runs here, where an interrupt could come."""
+    """Return zeros [count] of dtype, aligned to a cache line. Runs no Python code, so that no interrupt can come."""
     dtype = np.dtype(dtype)
     room = np.zeros(count * dtype.itemsize + 64, np.uint8)
     return np.ndarray(count, dtype, room, -<int64_t><size_t>cnp.PyArray_DATA(room) & 63)
 
 
 cdef list _make_tree(Tree* tree, int64_t size):
-    """Lay out a tree of `size` leaves of weight 0; returns the arrays that hold it, which the caller keeps."""
+    """Allocate a tree of `size` leaves of weight 0; return its arrays, which the caller has to keep alive."""
     cdef list rooms = []
     cdef cnp.ndarray room
     cdef int64_t count = size, padded
@@ -222,7 +222,7 @@ cdef list _make_tree(Tree* tree, int64_t size):
 
 
 cdef list _make_order(Order* order, int64_t size):
-    """Lay out an empty order with room for `size` leaves; returns the arrays that hold it, which the caller keeps."""
+    """Allocate an empty order with room for `size` leaves; return its arrays, which the caller has to keep alive."""
     cdef int64_t blocks = 8 * size // (3 * ORDER_BLOCK) + 4  # two neighbours hold more than three quarters of a block
     cdef cnp.ndarray weights = _aligned(blocks * ORDER_BLOCK, np.float64), leaves = _aligned(blocks * ORDER_BLOCK, np.int32)
     cdef cnp.ndarray used = _aligned(blocks, np.int32), sequence = _aligned(blocks, np.int32)
@@ -237,14 +237,14 @@ cdef list _make_order(Order* order, int64_t size):
 
 
 cdef cnp.ndarray _vector(object values, int kind, str name):
-    """`values` as a contiguous one-dimensional array of a NumPy type, without a copy where it is one. Floats are no integers."""
+    """Return `values` as a contiguous array [B] of a NumPy type, without a copy if it is one. Does not convert floats to integers."""
     cdef cnp.ndarray array
     if type(values) is cnp.ndarray and cnp.PyArray_TYPE(values) == kind and cnp.PyArray_NDIM(values) == 1 \
             and cnp.PyArray_ISCARRAY_RO(values):
         return values
     array = np.asarray(values)
     if cnp.PyArray_SIZE(array) == 0:
-        array = array.astype(np.int8)  # an empty list says nothing of its kind
+        array = array.astype(np.int8)  # an empty list has no kind of its own
     array = cnp.PyArray_FROMANY(array, kind, 0, 0, cnp.NPY_ARRAY_CARRAY_RO)
     if cnp.PyArray_NDIM(array) != 1:
         raise ValueError(f"{name} must have one dimension, got shape {np.shape(values)}")
@@ -252,7 +252,7 @@ cdef cnp.ndarray _vector(object values, int kind, str name):
 
 
 cdef int64_t _first_outside(const int64_t* indices, int64_t count, int64_t low, int64_t high) noexcept nogil:
-    """Position of the first index outside [low, high), or -1."""
+    """Return the position of the first index outside [low, high), or -1."""
     cdef int64_t i
     for i in range(count):
         if indices[i] < low or indices[i] >= high:
@@ -261,7 +261,7 @@ cdef int64_t _first_outside(const int64_t* indices, int64_t count, int64_t low, 
 
 
 cdef int64_t _first_bad_weight(const double* weights, int64_t count, double high) noexcept nogil:
-    """Position of the first number outside [0, high), NaN included, or -1."""
+    """Return the position of the first number outside [0, high), NaN included, or -1."""
     cdef int64_t i
     for i in range(count):
         if not (weights[i] >= 0.0 and weights[i] < high):
@@ -271,9 +271,9 @@ cdef int64_t _first_bad_weight(const double* weights, int64_t count, double high
 
 @cython.auto_pickle(False)
 cdef class PriorityTree:
-    """Weights of `size` leaves, drawn from in proportion: nodes of eight, sums that do not drift, no GIL in its loops.
+    """Sum tree over the float64 weights of `size` leaves, to draw leaves in proportion to their weights. All weights begin with 0.
 
-    All leaves begin with weight 0. Thread-safe. Memory: about 9.2 bytes a leaf for sums and 1.3 for the rest.
+    Nodes have eight children; sums do not drift; loops release the GIL. Thread-safe. Memory: 9.2 bytes a leaf for sums, 1.3 for the rest.
     """
 
     cdef Tree tree
@@ -298,12 +298,12 @@ cdef class PriorityTree:
 
     @property
     def positive(self):
-        """How many leaves have a weight above 0."""
+        """Number of leaves with a weight above 0."""
         return self.tree.positive
 
     @property
     def minimum(self):
-        """Least weight above 0; infinity where there is none. Cost: as much as has changed since it was last asked."""
+        """Least weight above 0; infinity if all weights are 0. Cost: proportional to the changes since the last access."""
         cdef double least
         with self.lock:
             with nogil:
@@ -311,10 +311,10 @@ cdef class PriorityTree:
         return least
 
     def set(self, indices, weights):
-        """Give leaves new weights: int64 [B] and float64 [B] (or one number), finite and not negative. Of duplicates the last counts.
+        """Set the weights of leaves: int64 [B] and float64 [B] (or one number), finite and not negative. Of duplicates the last counts.
 
-        Raises IndexError or ValueError, naming the first wrong one; then nothing is changed. Cost: each node above is
-        recomputed once.
+        Raises IndexError or ValueError, which names the first wrong value; then nothing was changed. Cost: recomputes each node above
+        the leaves once.
         """
         cdef cnp.ndarray at = _vector(indices, cnp.NPY_INT64, "indices")
         if type(weights) is not cnp.ndarray and np.ndim(weights) == 0:
@@ -324,7 +324,7 @@ cdef class PriorityTree:
         cdef int64_t* leaf = <int64_t*>cnp.PyArray_DATA(at)
         cdef double* weight = <double*>cnp.PyArray_DATA(what)
         if cnp.PyArray_SIZE(what) != count:
-            raise ValueError(f"got {count} indices and {cnp.PyArray_SIZE(what)} weights; give as many of both")
+            raise ValueError(f"got {count} indices and {cnp.PyArray_SIZE(what)} weights; the numbers must be equal")
         with self.lock:
             with nogil:
                 bad = _first_outside(leaf, count, 0, self.tree.size)
@@ -341,7 +341,7 @@ cdef class PriorityTree:
             raise ValueError(f"weight {weight[worse]} at position {worse} is not finite and at least 0. Nothing was changed.")
 
     def get(self, indices):
-        """Weights of leaves: int64 [B] -> float64 [B]. Raises IndexError."""
+        """Return the weights of leaves: int64 [B] -> float64 [B]. Raises IndexError."""
         cdef cnp.ndarray at = _vector(indices, cnp.NPY_INT64, "indices")
         cdef int64_t i, bad, count = cnp.PyArray_SIZE(at)
         cdef int64_t* leaf = <int64_t*>cnp.PyArray_DATA(at)
@@ -358,24 +358,24 @@ cdef class PriorityTree:
         return result
 
     def find(self, masses):
-        """Leaves whose stretch of cumulative weight holds each mass: float64 [B], at least 0 -> int64 [B].
+        """Return the leaves whose intervals of cumulative weight hold the masses: float64 [B], at least 0 -> int64 [B].
 
-        Never a leaf of weight 0: a mass of the total or above gives the last positive leaf. Raises ValueError when a
-        mass is negative or not finite, or all weights are 0.
+        Never returns a leaf of weight 0: a mass of the total or above gives the last positive leaf. Raises ValueError if a mass is
+        negative or not finite, or all weights are 0.
         """
         cdef cnp.ndarray what = _vector(masses, cnp.NPY_FLOAT64, "masses")
         return self._find(what, 1.0, INFINITY, "masses must be finite and at least 0")
 
     def draw(self, fractions):
-        """Leaves under fractions of the total weight: float64 [B] in [0, 1) -> int64 [B]. Never a leaf of weight 0.
+        """Return the leaves at fractions of the total weight: float64 [B] in [0, 1) -> int64 [B]. Never returns a leaf of weight 0.
 
-        Raises ValueError when a fraction lies outside, or all weights are 0.
+        Raises ValueError if a fraction is outside of [0, 1), or all weights are 0.
         """
         cdef cnp.ndarray what = _vector(fractions, cnp.NPY_FLOAT64, "fractions")
         return self._find(what, -1.0, 1.0, "fractions must lie in [0, 1)")
 
     cdef cnp.ndarray _find(self, cnp.ndarray what, double scale, double high, str expected):
-        """`tree_find`, checked; a negative scale stands for the total."""
+        """Check masses and find their leaves; the masses are multiplied by `scale`, or by the total if it is negative."""
         cdef int64_t i, bad, count = cnp.PyArray_SIZE(what)
         cdef double* given = <double*>cnp.PyArray_DATA(what)
         cdef cnp.ndarray found = np.empty(count, np.int64)
@@ -404,31 +404,31 @@ cdef class PriorityTree:
         return found
 
 
-# Entry store: where entries, episodes and pages are.
+# Entry store: rows, pages and episodes.
 #
-# Rows are grouped in pages of a power of two (the last one is short). A lane writes into the page it holds, then takes the
-# page whose episodes were closed longest ago; pages know which came before and after them in their lane, so an episode's
-# rows are followed both ways. Old entries leave lazily, a whole episode when its first row is needed:
+# Rows are grouped in pages of a power of two rows (the last page is short). A lane writes into the page that it holds, then takes
+# the page whose episodes were closed longest ago. Pages link to the page before and after in their lane, so that an episode's
+# rows can be followed both ways. Old entries are evicted lazily: a whole episode at a time, when its first row is needed:
 #
 #     pages of 4, capacity 10   | a a a b | b b b c | c . |     a, b closed; c open in lane 0, which goes on here ^ and then
 #                                 0 1 2 3   4 5 6 7   8 9       takes page 0 again: writing row 0 evicts a, row 3 evicts b
 #
-# With one lane that is a plain ring in which exactly `capacity` entries fit: an open episode that began inside a page may
+# With one lane the pages are a ring buffer in which exactly `capacity` entries fit: an open episode that began inside a page may
 # come round to that page's first rows (`wrapped`).
 #
-# Row r holds entry number n with n % capacity == r; a row's numbers grow by capacity each time it is written, so that none
-# is ever used twice and `meta[row].number != number` says that an entry has gone.
+# Row r holds entry number n with n % capacity == r. Each write adds capacity to the row's number, so that no number is used twice,
+# and `meta[row].number != number` means that the entry is gone.
 
 cdef struct Meta:  # one cache line for each row
     int64_t number  # newest entry number of the row; stays when the entry leaves
     double born  # unix seconds
     int64_t model_version
-    int64_t position  # in its episode
+    int64_t position  # position in its episode
     float init_w
-    float priority  # below 0: none, the weight has no such factor
-    int32_t episode  # slot in `episodes`; below 0: no entry here
-    uint8_t learned  # a learner set the priority; closing keeps it
-    uint32_t drawn  # how often it was drawn
+    float priority  # below 0: no priority, the weight has no such factor
+    int32_t episode  # slot in `episodes`; below 0: the row has no entry
+    uint8_t learned  # a learner set the priority, which closing keeps
+    uint32_t drawn  # number of draws
     uint8_t spare[12]
 
 
@@ -442,13 +442,13 @@ cdef struct Episode:  # 64 bytes
     int64_t first_row
     int64_t last_row
     int64_t length
-    int64_t final  # row in the final states; below 0: none
+    int64_t final  # row in the final states; below 0: no final state
     double multiplier
     int32_t lane
-    int32_t older  # the closed episode before it; of a free slot the next free one
+    int32_t older  # the closed episode before it; in a free slot the next free slot
     int32_t newer
     int8_t state
-    int8_t ended  # how it ended is known: windows may reach its end
+    int8_t ended  # its end is known: windows may reach it
     int8_t terminated
     int8_t update_value
     int8_t update_weight
@@ -456,47 +456,47 @@ cdef struct Episode:  # 64 bytes
 
 
 cdef struct Lane:
-    int32_t episode  # the open one; below 0: none
-    int32_t page  # the page it holds; below 0: none
+    int32_t episode  # open episode; below 0: none is open
+    int32_t page  # page that the lane holds; below 0: no page
     int64_t offset  # next row in that page
-    int64_t first_offset  # where the open episode began in its first page
-    int64_t ripe  # live: row of the newest entry with a complete window; below 0: none yet
-    int8_t wrapped  # came round to its first page
-    int8_t named  # scratch of `_rooms_for`
+    int64_t first_offset  # offset of the open episode's first row in its first page
+    int64_t ripe  # live: row of the newest entry with a complete window; below 0: no such entry yet
+    int8_t wrapped  # the open episode came round to its first page
+    int8_t named  # scratch of `_rooms_for`: the lane occurred already
 
 
 cdef struct Page:
-    int32_t before  # pages of one lane, in the order they were filled
+    int32_t before  # neighbours among the pages of one lane, in the order of writing
     int32_t after
-    int32_t older  # pages without open episodes, in the order they will be taken: last closed, last taken
+    int32_t older  # neighbours among the pages without open episodes, in the order of taking: last closed, last taken
     int32_t newer
-    int32_t lane  # who took it last
-    int8_t is_open  # holds a row of an open episode
+    int32_t lane  # lane that took the page last
+    int8_t is_open  # the page holds a row of an open episode
 
 
 cdef struct Column:
     char* data
     char* finals  # rows of final states; NULL for other columns
-    int64_t size  # bytes of a row; of a ragged column those of a pointer to its value
+    int64_t size  # bytes of a row; in a ragged column, of a pointer to a value
     int type_num
     int dimensions
     int role
     bint is_ragged
     int64_t shape[8]  # -1: a ragged column's free axis
-    Heap heap  # of a ragged column
-    Value* made  # its value for the entry that is being added
+    Heap heap  # values of a ragged column
+    Value* made  # stored value of a ragged column for the entry that is being added
 
 
 cdef struct Finite:  # a column whose values must be finite
     Check check
-    int64_t size  # bytes of a value; of a ragged column, of one of its elements
-    int given  # which of those that an entry is given with
+    int64_t size  # bytes of a value; in a ragged column, of an element
+    int given  # index of the column's value among an entry's values
     bint is_ragged
 
 
 cdef inline bint are_finite(const Finite* finite, int columns, const char** sources, const int64_t** lengths,
                             int64_t count) noexcept nogil:
-    """Whether `count` entries at `sources` are finite where they must be."""
+    """Return True if the values of `count` entries at `sources` are finite in all columns that must be."""
     cdef int64_t i, values
     cdef int k
     for k in range(columns):
@@ -517,10 +517,10 @@ cdef enum:
     VALUE = 3
     RETURN = 4
 
-cpdef enum:  # what `_add_exact` and its like answer instead of an entry number
+cpdef enum:  # status that `_add_exact` and similar methods return in place of an entry number
     NOT_OPEN = -1
     TOO_LONG = -2
-    NOT_EXACT = -3  # a value needs converting, or explaining
+    NOT_EXACT = -3  # a value needs a conversion, or an error that explains it
     NOT_FINITE = -4
     BAD_WEIGHT = -5
     REPEATED = -6
@@ -532,18 +532,18 @@ cdef enum:
     REPEAT = 1
     ZERO = 2
 
-cdef enum:  # how chances follow from weights
+cdef enum:  # rules by which probabilities follow from weights
     PROPORTIONAL = 0
     BY_RANK = 1
     GREEDY = 2
 
-cdef uint32_t MAX_COUNTED = 0xFFFFFFFF  # draws of an entry
-cdef int64_t MAX_VERSION = (1 << 53) - 1  # of a model
-cdef double LEAST_WEIGHT = 1.1754943508222875e-38  # that float32 holds with all its digits
+cdef uint32_t MAX_COUNTED = 0xFFFFFFFF  # draws of an entry; further ones are not counted
+cdef int64_t MAX_VERSION = (1 << 53) - 1  # highest version of a model
+cdef double LEAST_WEIGHT = 1.1754943508222875e-38  # least number that float32 holds with all its digits
 
 
 cdef inline bint is_weight(double init_w) noexcept nogil:
-    """Whether an entry's weight can be multiplied by this: float32 holds it."""
+    """Return True if `init_w` is a valid factor of an entry's weight: 0, or a number that float32 holds with all digits."""
     return init_w == 0.0 or LEAST_WEIGHT <= init_w <= FLT_MAX
 
 cdef struct Copy:  # one column of a batch to be filled
@@ -580,54 +580,54 @@ assert (sizeof(Meta), sizeof(Episode), sizeof(Lane), sizeof(Page)) == (64, 64, 4
 
 @cython.auto_pickle(False)
 cdef class EntryStore:
-    """The loops of `memoire.replay.memory.Memory`, which checks, explains and documents: use that.
+    """Base class of `memoire.replay.memory.Memory` with the loops; use `Memory`, which checks arguments and explains errors.
 
-    Every method is safe to call from several threads: those that release the GIL do it holding `_lock`, with `busy` above
-    0 meanwhile; those that neither release it nor wait look at `busy` first.
+    Every method is safe to call from several threads: methods that release the GIL hold the lock and keep `busy` above 0 meanwhile;
+    methods that neither release the GIL nor wait check `busy` first.
     """
 
     cdef Tree tree
-    cdef Order order  # laid out while chances follow from ranks
+    cdef Order order  # allocated while probabilities follow from ranks
     cdef Meta* meta
     cdef Episode* episodes
     cdef Lane* lanes
     cdef Page* pages
     cdef Column* columns
-    cdef const char** sources  # where the next entry's values are, one for each column
-    cdef const int64_t** lengths  # and how many elements they have, in ragged columns
-    cdef int64_t* single_lengths  # room for the lengths of one entry
-    cdef int64_t ragged_limit  # bytes that values of ragged columns may take; 0: any
+    cdef const char** sources  # addresses of the next entry's values, one for each column
+    cdef const int64_t** lengths  # addresses of their numbers of elements, for ragged columns
+    cdef int64_t* single_lengths  # buffer for the lengths of one entry
+    cdef int64_t ragged_limit  # most bytes of the values of ragged columns; 0: no limit
     cdef Finite* finite  # [finite_count]
     cdef int finite_count
-    cdef Copy* copies  # the batch being gathered, for whoever holds the lock
-    cdef double* numbers  # room for a plain number of each column
+    cdef Copy* copies  # columns of the batch that is being gathered; guarded by the lock
+    cdef double* numbers  # buffer for a plain number of each column
     cdef float* bootstraps  # [episode slots, dimensions]
-    cdef float* final_values  # [final rows, dimensions]: the bootstrap value again, beside the state it belongs to
+    cdef float* final_values  # [final rows, dimensions]: copies of the bootstrap values, by row of their final states
     cdef int64_t* free_finals
     cdef double* gamma
     cdef double* coeff
-    cdef double* work  # [4, dimensions], for whoever holds the lock
+    cdef double* work  # [4, dimensions], scratch; guarded by the lock
 
     cdef int64_t capacity_, entries, generated_, page_rows, page_shift, page_count, takeable_pages, takeable_rows
     cdef int64_t episode_slots, lane_count, closed, final_rows, free_final_count, dimensions, most_episodes
-    cdef int64_t frame_stack, multi_step  # multi_step is the length of sequences, where those are drawn
-    cdef int64_t stride, overlap, burn_in  # of sequences: where they begin, what neighbours share; stride 0 without sequences
+    cdef int64_t frame_stack, multi_step  # with sequences, multi_step is their length
+    cdef int64_t stride, overlap, burn_in  # entries between begins of sequences, and shared by neighbours; stride 0: no sequences
     cdef int32_t free_episode, oldest, newest, first_page, last_page
     cdef int column_count, entry_columns, reward_column, value_column, return_column, start, prioritization
     cdef int busy, has_lock_waiters
     cdef bint is_live, is_stratified, is_ordered, has_ragged
-    cdef double alpha  # of the parameters: of priorities, or of ranks
-    cdef double exponent  # of priorities
-    cdef double powered, power  # the last priority that was raised to it, and the result
+    cdef double alpha  # parameter alpha: exponent of priorities, or of ranks
+    cdef double exponent  # exponent of priorities
+    cdef double powered, power  # the last priority that was raised to the exponent, and the result
     cdef double lambda_, max_priority_, fixed_now, max_share
     cdef uint64_t random[4]
-    # Limits: what was drawn `most_drawn` times, was added before `oldest_born` or made by a model before `oldest_model` weighs 0.
-    # Of each page, and of all, the least of both facts over the rows with a weight (or less): only pages with something to expire
-    # are looked through.
+    # Limits: entries that were drawn `most_drawn` times, added before `oldest_born` or recorded by a model before `oldest_model` have
+    # weight 0. `page_born` and `page_model` are lower bounds of both facts over a page's rows with a weight, `eldest` and
+    # `least_model` over all pages: only pages with entries to expire are searched.
     cdef bint is_limited
-    cdef int64_t most_drawn, draws_left_  # 0: any; over all rows with a weight, what they may be drawn yet
-    cdef double most_age, oldest_born, eldest  # 0: any
-    cdef int64_t most_lag, newest_model_, oldest_model, least_model  # below 0: any
+    cdef int64_t most_drawn, draws_left_  # 0: no limit; further draws of all rows with a weight together
+    cdef double most_age, oldest_born, eldest  # most_age 0: no limit
+    cdef int64_t most_lag, newest_model_, oldest_model, least_model  # most_lag below 0: no limit
     cdef double* page_born
     cdef int64_t* page_model
     cdef object lock
@@ -660,8 +660,8 @@ cdef class EntryStore:
         free(self.work)
 
     def _setup(self, list columns, int64_t capacity, int64_t page_rows, int64_t dimensions, bint live, list seeds):
-        """Once, before anything else. columns: (data uint8 [capacity, bytes], dtype, shape, role, must be finite), of a ragged column
-        with zeros for 8 bytes each and a shape that begins with None; seeds: four 64-bit numbers."""
+        """Set up the store, once, before any other call. columns: (data uint8 [capacity, bytes], dtype, shape, role, True if it must be
+        finite); a ragged column has zeros of 8 bytes for each row and a shape that begins with None. seeds: four 64-bit numbers."""
         cdef int c
         cdef int64_t page, i
         cdef Column* column
@@ -735,16 +735,16 @@ cdef class EntryStore:
         self._keep("free_finals", _aligned(0, np.int64))
         self._keep("final_values", _aligned(0, np.float32))
         self._seed(seeds)
-        self.rooms = _make_tree(&self.tree, capacity)  # last: `_hold` sees by it that all is there
+        self.rooms = _make_tree(&self.tree, capacity)  # last: `_hold` checks by the tree that the setup is complete
 
     def _seed(self, list seeds):
-        """Draw from now on by these four 64-bit numbers."""
+        """Seed the random numbers of draws with four 64-bit numbers."""
         cdef int i
         for i in range(4):
             self.random[i] = seeds[i]
 
     cdef _keep(self, str name, cnp.ndarray array):
-        """Hold one of the arrays that the loops work on."""
+        """Keep an array that the loops work on, and set the pointer to its memory."""
         self.arrays[name] = array
         if name == "meta":
             self.meta = <Meta*>cnp.PyArray_DATA(array)
@@ -766,7 +766,7 @@ cdef class EntryStore:
             self.free_finals = <int64_t*>cnp.PyArray_DATA(array)
 
     cdef _grow(self, str name, int64_t count):
-        """Make an array longer; what it held stays."""
+        """Replace an array by a longer one with the same values at its beginning."""
         cdef cnp.ndarray old = self.arrays[name], new = _aligned(count, (<object>old).dtype)
         memcpy(cnp.PyArray_DATA(new), cnp.PyArray_DATA(old), cnp.PyArray_NBYTES(old))
         self._keep(name, new)
@@ -774,18 +774,18 @@ cdef class EntryStore:
     # Threads
 
     def held(self):
-        """A moment in which nothing else changes, for `with`: other threads wait for its end. Re-entrant; keep it short."""
+        """Return a context, for `with`, in which no other thread changes the memory: other threads wait. Re-entrant; keep it short."""
         return Moment(self)
 
     cdef _hold(self):
-        """Begin a moment in which nothing else changes: waits for other threads. Re-entrant."""
+        """Take the lock, so that no other thread changes the memory, and wait for other threads. Re-entrant."""
         if self.tree.levels == 0:
             raise RuntimeError("this memory was never set up: call Memory.__init__ first")
         self.lock.acquire()
         self.busy += 1
 
     cdef _release(self):
-        """End what `_hold` began."""
+        """Release the lock once, after `_hold`."""
         self.busy -= 1
         self.lock.release()
 
@@ -798,14 +798,14 @@ cdef class EntryStore:
         return min(self.page_rows, self.capacity_ - page * self.page_rows)
 
     cdef inline int64_t _after(self, int64_t row) noexcept nogil:
-        """The row that the same lane wrote next."""
+        """Return the row that the same lane wrote next."""
         cdef int64_t next_row = row + 1
         if next_row & (self.page_rows - 1) == 0 or next_row == self.capacity_:
             next_row = <int64_t>self.pages[row >> self.page_shift].after * self.page_rows
         return inside(next_row, self.capacity_)
 
     cdef inline int64_t _before(self, int64_t row) noexcept nogil:
-        """The row that the same lane wrote before."""
+        """Return the row that the same lane wrote before."""
         cdef int64_t page
         if row & (self.page_rows - 1):
             return row - 1
@@ -824,7 +824,7 @@ cdef class EntryStore:
             self.last_page = it.older
 
     cdef void _link_page(self, int32_t page, int32_t older) noexcept nogil:
-        """Put a page behind `older` in the order of taking; below 0: in front of all."""
+        """Insert a page behind the page `older` in the order of taking; below 0: in front of all pages."""
         cdef Page* it = &self.pages[page]
         it.older = older
         it.newer = self.pages[older].newer if older >= 0 else self.first_page
@@ -838,7 +838,7 @@ cdef class EntryStore:
             self.last_page = page
 
     cdef void _set_page_open(self, int64_t page, bint is_open) noexcept nogil:
-        """Open pages are in no list: finding one to take costs the same however many there are."""
+        """Mark a page as open or not. Open pages are not in the list, so that taking a page has constant cost."""
         if self.pages[page].is_open == is_open:
             return
         if is_open:
@@ -850,7 +850,7 @@ cdef class EntryStore:
         self.takeable_rows += -self._page_size(page) if is_open else self._page_size(page)
 
     cdef bint _take_page(self, int32_t index) noexcept nogil:
-        """Give a lane its next page. False where every page holds rows of open episodes."""
+        """Give a lane its next page. Return False if every page holds rows of open episodes."""
         cdef Lane* lane = &self.lanes[index]
         cdef Episode* episode = &self.episodes[lane.episode]
         cdef int32_t owner, page = self.first_page
@@ -873,7 +873,7 @@ cdef class EntryStore:
         return True
 
     cdef int64_t _reserve(self, int32_t index) noexcept nogil:
-        """The row for the open episode's next entry, emptied; below 0 where it does not fit."""
+        """Return the row for the open episode's next entry, after evicting its old entry, or a status below 0 if no row is free."""
         cdef Lane* lane = &self.lanes[index]
         cdef Episode* episode = &self.episodes[lane.episode]
         cdef int64_t row
@@ -895,7 +895,7 @@ cdef class EntryStore:
         return row
 
     cdef int64_t _place(self, int32_t index, double init_w, int64_t model_version, double now) noexcept nogil:
-        """Add the entry whose values lie at `sources` to a lane's open episode. Returns its row, or below 0."""
+        """Add the entry whose values lie at `sources` to a lane's open episode. Return its row, or a status below 0."""
         cdef int64_t row
         cdef Column* column
         cdef int c, given = 0
@@ -920,7 +920,7 @@ cdef class EntryStore:
         return row
 
     cdef inline void _note(self, int32_t index, int64_t row, double init_w, int64_t model_version, double now) noexcept nogil:
-        """A lane's open episode has one more entry, in a reserved row."""
+        """Write the facts of a lane's new entry into its reserved row, and count the entry."""
         cdef Episode* episode = &self.episodes[self.lanes[index].episode]
         cdef Meta* meta = &self.meta[row]
         meta.number += self.capacity_
@@ -942,7 +942,7 @@ cdef class EntryStore:
     # Values of ragged columns
 
     cdef bint _make_values(self) noexcept nogil:
-        """Store the next entry's values of ragged columns, nobody's yet. False where memory is short: then none is stored."""
+        """Store the next entry's values of ragged columns, still without owners. Return False, and store none, if memory is short."""
         cdef Column* column
         cdef int c, given = 0
         for c in range(self.column_count):
@@ -957,7 +957,7 @@ cdef class EntryStore:
         return True
 
     cdef int64_t _ragged_live(self) noexcept nogil:
-        """Bytes of all values of ragged columns."""
+        """Return the bytes of all values of ragged columns."""
         cdef int64_t total = 0
         cdef int c
         for c in range(self.column_count):
@@ -965,7 +965,7 @@ cdef class EntryStore:
         return total
 
     cdef bint _fit_values(self, int64_t count) noexcept nogil:
-        """Have the oldest episodes make room for the values of the next `count` entries. False where those of open ones are too many."""
+        """Evict the oldest episodes until the values of the next `count` entries fit. Return False if they do not fit even then."""
         cdef int64_t i, wanted = 0
         cdef int c, given = 0
         if self.ragged_limit == 0 or not self.has_ragged:
@@ -981,7 +981,7 @@ cdef class EntryStore:
         return self._ragged_live() + wanted <= self.ragged_limit
 
     def _limit_ragged(self, int64_t limit):
-        """Let the values of ragged columns take so many bytes, 0: any; the oldest closed episodes make room."""
+        """Limit the bytes of the values of ragged columns (0: no limit), and evict the oldest closed episodes beyond the limit."""
         self._hold()
         try:
             self.ragged_limit = limit
@@ -998,29 +998,29 @@ cdef class EntryStore:
                 heap_drop(&self.columns[c].heap, &self.columns[c].made)
 
     cdef inline Value** _value(self, const Column* column, int64_t code) noexcept nogil:
-        """Where the pointer to the value of a frame code is, which is not NOTHING."""
+        """Return the address of the pointer to the value of a frame code other than NOTHING."""
         if code >= 0:
             return <Value**>column.data + inside(code, self.capacity_)
         return <Value**>column.finals + inside(-(code + 2), self.final_rows)
 
     cdef void _own_value(self, Column* column, int64_t code, Value* value) noexcept nogil:
-        """Give a stored value to its row or final state, and tidy the heap up if need be."""
+        """Assign a stored value to its row or final state, and clean a few segments if the heap is loose."""
         cdef int segments = 0
         self._value(column, code)[0] = value
         if value != NULL:
             value.owner = code
-        # A few at a time, so that no entry waits for long; each frees more than it fills once all have been gone through.
+        # A few segments at a time, so that no entry waits long; a pass over all segments frees more than it fills.
         while segments < 4 and heap_is_loose(&column.heap) and self._clean_segment(column):
             segments += 1
 
     cdef bint _clean_segment(self, Column* column) noexcept nogil:
-        """Move what is somebody's out of the oldest segment and give it back. False where memory is short."""
+        """Move values with an owner out of the oldest segment, and free the segment. Return False if memory is short."""
         cdef Heap* heap = &column.heap
         cdef Segment* segment = heap.oldest
         cdef Value* value
         cdef Value* moved
         cdef int64_t at = 0, size, owner
-        segment.living += 1  # it stays until all of it was looked at
+        segment.living += 1  # keeps the segment until all of its values have moved
         while at < segment.used:
             value = <Value*>(<char*>(segment + 1) + at)
             size = heap_bytes(heap, value.length)
@@ -1038,14 +1038,14 @@ cdef class EntryStore:
         return True
 
     cdef void _drop_values(self, int64_t code) noexcept nogil:
-        """Let the values of a row or final state go."""
+        """Drop the values of a row or final state in all ragged columns."""
         cdef int c
         for c in range(self.column_count):
             if self.columns[c].is_ragged and (code >= 0 or self.columns[c].role == STATE):
                 heap_drop(&self.columns[c].heap, self._value(&self.columns[c], code))
 
     cdef void _ripen(self, int32_t index) noexcept nogil:
-        """Live: the window of one more entry of the open episode is complete; let it be drawn."""
+        """Live: weigh the next entry of the open episode, whose window is complete now, so that it can be drawn."""
         cdef Lane* lane = &self.lanes[index]
         cdef Meta* meta
         lane.ripe = self.episodes[lane.episode].first_row if lane.ripe < 0 else self._after(lane.ripe)
@@ -1055,7 +1055,7 @@ cdef class EntryStore:
         self._put(lane.ripe, self._weight(lane.ripe))
 
     cdef inline void _put(self, int64_t row, double weight) noexcept nogil:
-        """Give a row its weight, in the tree and, where there is one, in the order."""
+        """Set the weight of a row in the tree and, if it is in use, in the order; count the limits."""
         cdef double former = self.tree.sums[0][row]
         if self.is_ordered and weight != former:
             if former > 0.0:
@@ -1072,17 +1072,17 @@ cdef class EntryStore:
     # Limits
 
     cdef inline int64_t _left_of(self, int64_t row) noexcept nogil:
-        """How often an entry may be drawn yet, where that is limited."""
+        """Return the number of further draws of an entry, if draws are limited."""
         return max(self.most_drawn - <int64_t>self.meta[row].drawn, 0)
 
     cdef inline bint _is_fresh(self, const Meta* meta) noexcept nogil:
-        """Whether an entry is within the limits, as they were looked at last."""
+        """Return True if an entry is within the limits, as `_expire` computed them last."""
         if self.most_drawn > 0 and meta.drawn >= self.most_drawn:
             return False
         return meta.born >= self.oldest_born and meta.model_version >= self.oldest_model
 
     cdef void _watch(self, int64_t row) noexcept nogil:
-        """A row has a weight: note what it may still be drawn, and what its page has to be looked through for."""
+        """Count the further draws of a row that has a weight now, and lower the bounds of its page for `_expire`."""
         cdef const Meta* meta = &self.meta[row]
         cdef int64_t page = inside(row >> self.page_shift, self.page_count)
         self.draws_left_ += self._left_of(row)
@@ -1092,10 +1092,10 @@ cdef class EntryStore:
         self.least_model = min(self.least_model, meta.model_version)
 
     cdef void _expire(self) noexcept nogil:
-        """Take the weight of what has become too old. Cost: nothing while nothing has, else one look at each page's least."""
+        """Set the weight of entries that are too old to 0. Cost: O(1) if no entry can be, else O(pages) and the rows of some pages."""
         cdef int64_t page, row, begin
         if self.most_age > 0.0:
-            self.oldest_born = self._now() - self.most_age  # goes back where the clock does: what is new is fresh
+            self.oldest_born = self._now() - self.most_age  # follows a clock that goes back, so that new entries are fresh
         if self.most_lag >= 0:
             self.oldest_model = self.newest_model_ - self.most_lag
         if self.eldest >= self.oldest_born and self.least_model >= self.oldest_model:
@@ -1117,7 +1117,7 @@ cdef class EntryStore:
             self.least_model = min(self.least_model, self.page_model[page])
 
     cdef void _watch_anew(self) noexcept nogil:
-        """Note for all rows what `_watch` notes for one: the limits are others than before."""
+        """Recompute the further draws and the bounds of all pages, after the limits or weights have changed."""
         cdef int64_t page, row
         self.draws_left_ = 0
         self.eldest, self.least_model = INFINITY, LATEST
@@ -1128,12 +1128,12 @@ cdef class EntryStore:
                 self._watch(row)
 
     def _limit(self, int64_t most_drawn, double most_age, int64_t most_lag):
-        """Set limits (0, 0 and below 0: none) before `_configure`, which weighs everything by them. Returns whether they are new."""
+        """Set limits (0, 0 and below 0: no limit) before `_configure`, which applies them. Return True if the limits have changed."""
         self._hold()
         try:
             if (most_drawn, most_age, most_lag) == (self.most_drawn, self.most_age, self.most_lag):
                 return False
-            self.is_limited = False  # until everything is weighed: nothing is noted meanwhile
+            self.is_limited = False  # until `_configure` has weighed all entries and calls `_watch_anew`
             self.most_drawn, self.most_age, self.most_lag = most_drawn, most_age, most_lag
             self.oldest_born, self.oldest_model = -INFINITY, EARLIEST
             if most_age > 0.0:
@@ -1145,19 +1145,19 @@ cdef class EntryStore:
             self._release()
 
     def saw_model(self, int64_t version):
-        """There is a model of this version, from which `Parameters.max_model_lag` counts; older ones change nothing."""
+        """Report that a model of this version exists. `Parameters.max_model_lag` counts from the highest version."""
         self._hold()
         self.newest_model_ = max(self.newest_model_, version)
         self._release()
 
     @property
     def newest_model(self):
-        """The highest version that an entry was made by, or that was seen."""
+        """Highest model version of any entry or any call of `saw_model`."""
         return self.newest_model_
 
     @property
     def draws_left(self):
-        """How often entries may be drawn yet, all together; -1 where that is not limited."""
+        """Further draws of all entries together; -1 if draws are not limited."""
         self._hold()
         try:
             with nogil:
@@ -1167,7 +1167,7 @@ cdef class EntryStore:
             self._release()
 
     cdef inline double _mass(self, int64_t row) noexcept nogil:
-        """What a row's chance is proportional to: its weight, or what its rank makes of it."""
+        """Return the number that a row's probability is proportional to: its weight, or a function of its rank."""
         cdef double weight = self.tree.sums[0][row]
         if self.prioritization == PROPORTIONAL or weight <= 0.0:
             return weight
@@ -1176,13 +1176,13 @@ cdef class EntryStore:
         return pow(<double>order_rank(&self.order, row, weight), -self.alpha)
 
     cdef double _total(self) noexcept nogil:
-        """Sum of `_mass` over all rows; the tree is settled."""
+        """Return the sum of `_mass` over all rows; the tree must be settled."""
         if self.prioritization == PROPORTIONAL:
             return tree_total(&self.tree)
         return <double>self.order.count if self.prioritization == GREEDY else order_sum(&self.order, self.order.count)
 
     cdef double _least(self) noexcept nogil:
-        """Least positive `_mass`, or infinity."""
+        """Return the least positive `_mass`, or infinity."""
         if self.prioritization == PROPORTIONAL:
             return tree_least(&self.tree)
         if self.order.count == 0:
@@ -1190,7 +1190,7 @@ cdef class EntryStore:
         return 1.0 if self.prioritization == GREEDY else pow(<double>self.order.count, -self.alpha)
 
     def _order_anew(self):
-        """Sort all positive rows, under the lock; cost: one sort."""
+        """Rebuild the order from all positive rows, under the lock. Cost: one sort."""
         cdef cnp.ndarray rows
         cdef int32_t* row
         cdef int64_t i
@@ -1205,7 +1205,7 @@ cdef class EntryStore:
                 order_insert(&self.order, row[i], self.tree.sums[0][row[i]])
 
     def _ranked(self):
-        """Rows int64 of all entries that can be drawn, the heaviest first, as the order has them; for checks."""
+        """Return the rows int64 of all entries that can be drawn, the heaviest first, by the order, for checks."""
         cdef cnp.ndarray result = np.empty(self.order.count if self.prioritization != PROPORTIONAL else 0, np.int64)
         cdef int64_t* row = <int64_t*>cnp.PyArray_DATA(result)
         cdef int64_t i
@@ -1215,8 +1215,8 @@ cdef class EntryStore:
         return result
 
     cdef inline double _weight(self, int64_t row) noexcept nogil:
-        """init_w * multiplier * priority ** exponent, 0 where its window is incomplete: what a row is drawn in proportion to, or
-        ranked by."""
+        """Return the weight by which a row is drawn or ranked: init_w * multiplier * priority ** exponent, or 0 if its window is
+        incomplete or beyond the limits."""
         cdef Meta* meta = &self.meta[row]
         cdef Episode* episode = &self.episodes[meta.episode]
         cdef double weight, priority = meta.priority
@@ -1232,7 +1232,7 @@ cdef class EntryStore:
             if meta.position % self.stride != 0:
                 return 0.0
             if meta.position > 0 and meta.position + self.overlap >= episode.length and episode.state != OPEN:
-                return 0.0  # all of it is in the sequence before
+                return 0.0  # the sequence before contains all of it
         weight = meta.init_w * episode.multiplier
         if weight <= 0.0 or priority < 0.0 or self.exponent == 0.0:
             return min(max(weight, 0.0), 1e280)
@@ -1243,16 +1243,16 @@ cdef class EntryStore:
         elif self.exponent == 0.5:
             weight *= sqrt(priority)
         else:
-            if priority != self.powered:  # what no learner has seen yet all has one priority
+            if priority != self.powered:  # all entries that no learner has seen have the same priority
                 self.powered, self.power = priority, pow(priority, self.exponent)
             weight *= self.power
-        # Sums of any number of weights stay finite, and what is above 0 does not vanish.
+        # Sums of any number of weights stay finite, and a positive weight does not become 0.
         return min(max(weight, 1e-280), 1e280)
 
     # Episodes
 
     cdef void _evict(self, int32_t index) noexcept nogil:
-        """Take a closed episode out of the memory."""
+        """Remove a closed episode from the memory, with its rows and final state."""
         cdef Episode* episode = &self.episodes[index]
         self._clear_rows(episode)
         if episode.older >= 0:
@@ -1270,7 +1270,7 @@ cdef class EntryStore:
         self.closed -= 1
 
     cdef void _drop_final(self, Episode* episode) noexcept nogil:
-        """Give the row of an episode's final state back, if it has one."""
+        """Free the row of an episode's final state, if it has one."""
         if episode.final < 0:
             return
         if self.has_ragged:
@@ -1292,7 +1292,7 @@ cdef class EntryStore:
         self.entries -= episode.length
 
     cdef void _close_pages(self, Episode* episode) noexcept nogil:
-        """The pages of an episode hold no open one any more."""
+        """Mark the pages of an episode as not open."""
         cdef int64_t page = episode.first_row >> self.page_shift
         cdef int64_t left = episode.length + (episode.first_row - page * self.page_rows)
         while left > 0:
@@ -1301,7 +1301,7 @@ cdef class EntryStore:
             page = self.pages[page].after
 
     cdef void _discard(self, int32_t index) noexcept nogil:
-        """Clear a lane's open episode and give its pages back, to be taken first and in the same order."""
+        """Remove the entries of a lane's open episode, and free its pages so that they are taken first and in the same order."""
         cdef Lane* lane = &self.lanes[index]
         cdef Episode* episode = &self.episodes[lane.episode]
         cdef int64_t first = episode.first_row >> self.page_shift, page, left
@@ -1328,7 +1328,7 @@ cdef class EntryStore:
         lane.ripe = -1
 
     def _open(self, int64_t index):
-        """Open an episode in a lane, clearing an unclosed one."""
+        """Open an episode in a lane; discard the entries of an episode that is still open."""
         cdef int32_t slot
         cdef Episode* episode
         self._hold()
@@ -1385,13 +1385,13 @@ cdef class EntryStore:
             self.free_final_count += 1
 
     def _open_length(self, int64_t index):
-        """Entries of a lane's open episode; -1 where none is open."""
+        """Return the number of entries of a lane's open episode, or -1 if no episode is open."""
         if index < 0 or index >= self.lane_count or self.lanes[index].episode < 0:
             return -1
         return self.episodes[self.lanes[index].episode].length
 
     def _open_return(self, int64_t index, double[::1] out):
-        """Sums of the rewards of a lane's open episode so far, float64 [dimensions]; zeros where there are none."""
+        """Fill `out`, float64 [dimensions], with the sums of the rewards of a lane's open episode; zeros if it has no entries."""
         cdef const char* rewards
         cdef Episode* episode
         cdef int64_t row, left, d
@@ -1412,7 +1412,7 @@ cdef class EntryStore:
 
     def _close(self, int64_t index, double multiplier, bint update_value, bint update_weight, bint ended, bint terminated,
                final_states, bootstrap):
-        """Close a lane's open episode, which has entries. final_states: exact arrays of the state columns, or None; bootstrap:
+        """Close a lane's open episode, which must have entries. final_states: exact arrays of the state columns, or None; bootstrap:
         float32 [dimensions]."""
         self._hold()
         try:
@@ -1451,12 +1451,12 @@ cdef class EntryStore:
             self._weigh(episode)
             while self.most_episodes > 0 and self.closed > self.most_episodes:
                 self._evict(self.oldest)
-            while self.closed > 1 and 0 < self.ragged_limit < self._ragged_live():  # a final state came
+            while self.closed > 1 and 0 < self.ragged_limit < self._ragged_live():  # the final state took bytes
                 self._evict(self.oldest)
             tree_settle(&self.tree)
 
     cdef _keep_end(self, int32_t slot, final_states, cnp.ndarray boot):
-        """Keep the final state of an open episode, as `_close` is given it, and its value."""
+        """Store the final state and bootstrap value of an open episode, the arguments of `_close`."""
         cdef Episode* episode = &self.episodes[inside(slot, self.episode_slots)]
         cdef cnp.ndarray array
         cdef Column* column
@@ -1477,7 +1477,7 @@ cdef class EntryStore:
                     assert _is_exact(column, array, 0)
                     if not heap_put(&column.heap, <const char*>cnp.PyArray_DATA(array), cnp.PyArray_DIM(array, 0), &column.made):
                         self._drop_values(-(episode.final + 2))
-                        self.free_final_count += 1  # where it stands it still is in the list
+                        self.free_final_count += 1  # its number is still at this place of the list
                         episode.final = -1
                         raise MemoryError()
                     self._own_value(column, -(episode.final + 2), column.made)
@@ -1489,8 +1489,8 @@ cdef class EntryStore:
                     at += 1
 
     def _end_for_now(self, int64_t index, final_states, bootstrap):
-        """Live: let a lane's open episode count as cut off in this state, until `_end_no_more`, which comes before anything else
-        is done with it: its newest entries can be drawn."""
+        """Live: treat a lane's open episode as truncated in this state, so that its newest entries can be drawn. Call `_end_no_more`
+        before any other change of the episode."""
         cdef int32_t slot = self.lanes[inside(index, self.lane_count)].episode
         cdef Episode* episode = &self.episodes[inside(slot, self.episode_slots)]
         self._keep_end(slot, final_states, bootstrap)
@@ -1498,7 +1498,7 @@ cdef class EntryStore:
         self._weigh_newest(episode)
 
     def _end_no_more(self, int64_t index):
-        """Let a lane's open episode go on, after `_end_for_now`."""
+        """Undo `_end_for_now`, so that a lane's open episode can continue."""
         cdef Episode* episode = &self.episodes[inside(self.lanes[inside(index, self.lane_count)].episode, self.episode_slots)]
         episode.ended = False
         self._drop_final(episode)
@@ -1508,7 +1508,7 @@ cdef class EntryStore:
         """Weigh the entries of an open episode whose windows reach its end."""
         cdef int64_t row = episode.last_row, left = min(episode.length, self.multi_step)
         while left > 0:
-            if not self.meta[row].learned:  # those that go on get theirs once their windows are whole
+            if not self.meta[row].learned:  # if the episode goes on, `_ripen` sets the priority once the window is complete
                 self.meta[row].priority = <float>self.max_priority_ if episode.ended else -1.0
             self._put(row, self._weight(row))
             left -= 1
@@ -1517,7 +1517,7 @@ cdef class EntryStore:
         tree_settle(&self.tree)
 
     cdef void _compute_returns(self, Episode* episode, const float* bootstrap) noexcept nogil:
-        """TD(lambda), backwards: q_T = r_T + gamma b; q_t = r_t + gamma (lambda q_{t+1} + (1 - lambda) v_{t+1})."""
+        """Compute TD(lambda) returns backwards: q_T = r_T + gamma b; q_t = r_t + gamma (lambda q_{t+1} + (1 - lambda) v_{t+1})."""
         cdef const char* rewards = self.columns[self.reward_column].data
         cdef const char* values = self.columns[self.value_column].data
         cdef char* returns = self.columns[self.return_column].data
@@ -1536,7 +1536,7 @@ cdef class EntryStore:
                 row = self._before(row)
 
     cdef void _prioritize(self, Episode* episode) noexcept nogil:
-        """Priorities of a closed episode's entries, but of those that a learner has set."""
+        """Set the priorities of an episode's entries, except priorities that a learner has set."""
         cdef int64_t row = episode.first_row, left = episode.length
         cdef Meta* meta
         while left > 0:
@@ -1555,7 +1555,7 @@ cdef class EntryStore:
                 row = self._after(row)
 
     cdef float _surprise(self, int64_t row) noexcept nogil:
-        """sum_j coeff_j |qvest_j - value_j|."""
+        """Return the priority of an entry, sum_j coeff_j |qvest_j - value_j|."""
         cdef const float* q = <const float*>(self.columns[self.return_column].data + row * 4 * self.dimensions)
         cdef const float* v = <const float*>(self.columns[self.value_column].data + row * 4 * self.dimensions)
         cdef double surprise = 0.0
@@ -1565,8 +1565,8 @@ cdef class EntryStore:
         return _float(surprise)
 
     cdef float _sequence_surprise(self, int64_t row, int64_t position, int64_t left) noexcept nogil:
-        """max_share * maximum + (1 - max_share) * mean of `_surprise` over the sequence that begins in this row, without what only
-        warms up; `left` entries are there up to the episode's end. Kapturowski et al., ICLR 2019, section 2.3."""
+        """Return max_share * maximum + (1 - max_share) * mean of `_surprise` over the sequence that begins in this row, without its
+        burn-in; the episode has `left` entries from this row on. Kapturowski et al., ICLR 2019, section 2.3."""
         cdef int64_t steps = min(self.multi_step, left), j, first = self.burn_in if position > 0 else 0
         cdef double most = 0.0, total = 0.0, surprise
         if position % self.stride != 0 or steps <= first:
@@ -1591,7 +1591,7 @@ cdef class EntryStore:
     def _configure(self, double alpha, double lambda_, int64_t frame_stack, int64_t multi_step, int start, int64_t most_episodes,
                    list gamma, list coeff, int prioritization, bint stratified, int64_t stride, int64_t burn_in, double max_share,
                    bint are_limits_new):
-        """Set what weights and windows depend on, and weigh everything stored anew."""
+        """Set the parameters of weights and windows, and recompute the weights of all entries if they have changed."""
         cdef int64_t d
         cdef int32_t index
         cdef bint values, weights, is_order_new = False
@@ -1611,7 +1611,7 @@ cdef class EntryStore:
             self.overlap = multi_step - stride
             weights = weights or (prioritization == PROPORTIONAL) != (self.prioritization == PROPORTIONAL)
             is_order_new = prioritization != PROPORTIONAL and (weights or values or self.prioritization == PROPORTIONAL)
-            # While everything is weighed anew nothing is ordered; afterwards all of it is sorted at once.
+            # No row is ordered while all weights are recomputed; afterwards all rows are sorted at once.
             self.is_ordered = self.is_ordered and not is_order_new and prioritization != PROPORTIONAL
             self.prioritization, self.is_stratified = prioritization, stratified
             self.exponent, self.powered = exponent, NAN
@@ -1647,7 +1647,7 @@ cdef class EntryStore:
             self._release()
 
     cdef void _ripen_again(self, int32_t index) noexcept nogil:
-        """Live, after a change: find out anew which entries of an open episode have complete windows."""
+        """Live, after a change of parameters: weigh again the entries of an open episode whose windows are complete."""
         cdef Lane* lane = &self.lanes[index]
         cdef Episode* episode = &self.episodes[lane.episode]
         cdef int64_t left = episode.length - self.multi_step
@@ -1663,20 +1663,20 @@ cdef class EntryStore:
         """Add one entry to a lane's open episode and return its number.
 
         Args:
-            lane: Which open episode; 0 where there is one only.
+            lane: Number of the lane with the open episode; 0 if the memory has one lane.
             values: A tuple: a value for each column but the return column, in the schema's order. Arrays of exactly the
-                column's dtype and shape are copied straight in; plain numbers serve scalar columns; what else can be
-                stored without loss of kind is converted, slower.
-            init_w: What its weight is multiplied by, finite and at least 0; 0 is never drawn.
-            model_version: Of the model that acted, below 2**53; 0 is unknown, which `max_model_lag` refuses.
+                column's dtype and shape are copied directly, and plain numbers into scalar columns; other values are
+                converted, which is slower, if their kind can be kept.
+            init_w: Factor of the entry's weight, finite and at least 0; an entry with 0 is never drawn.
+            model_version: Version of the model that acted, below 2**53; 0 is unknown, which `max_model_lag` refuses.
 
         Raises:
             EntryError: a value does not fit its column, or a reward, value or state is not finite; nothing was added.
             EpisodeClosedError: no episode is open in this lane.
-            EpisodeTooLong: there is no room beside the open episodes; they stay as they were.
+            EpisodeTooLong: the open episodes leave no room; they stay as they were.
 
-        Cost: one copy of the entry; the oldest episode leaves when its row is needed. Never waits but for a draw, gather
-        or cache that another thread has under way.
+        Cost: one copy of the entry; the oldest episode is evicted when its row is needed. Waits only for a draw, gather
+        or cache of another thread.
         """
         cdef int64_t number, version = self._version_of(model_version)
         if self.busy == 0 and type(values) is tuple and version >= 0:
@@ -1686,11 +1686,11 @@ cdef class EntryStore:
         return self._add_slowly(lane, values, init_w, model_version)
 
     def _add_status(self, int64_t lane, tuple values, double init_w, int64_t model_version):
-        """`add` without explanations: the number, or what was wrong."""
+        """Add an entry, as `add`, but return a status below 0 instead of raising an error."""
         return self._add_exact(lane, values, init_w, model_version)
 
     cdef inline int64_t _version_of(self, object version) except? -2:
-        """The version of the model that made a new entry; -1 where it needs converting, or refusing."""
+        """Return the model version of a new entry as a number, or -1 if it needs a conversion or is invalid."""
         cdef int overflow = 0
         cdef long long number
         if type(version) is not int:
@@ -1701,7 +1701,7 @@ cdef class EntryStore:
         return number
 
     cdef int64_t _add_exact(self, int64_t lane, tuple values, double init_w, int64_t model_version):
-        """The entry's number, or below 0 what was wrong: then nothing was added. Holds the GIL throughout."""
+        """Add an entry whose values need no conversion. Return its number, or a status below 0 if it was not added. Holds the GIL."""
         cdef int64_t row
         cdef int c, given = 0
         if lane < 0 or lane >= self.lane_count or self.lanes[lane].episode < 0:
@@ -1723,7 +1723,7 @@ cdef class EntryStore:
         return self.meta[row].number if row >= 0 else row
 
     cdef bint _find_source(self, int c, int given, object value):
-        """Point `sources[given]` at a value of exactly the column's dtype and shape. False where it is none."""
+        """Point `sources[given]` at a value of exactly the column's dtype and shape. Return False for another value."""
         cdef Column* column = &self.columns[c]
         if type(value) is cnp.ndarray:
             if not _is_exact(column, <cnp.ndarray>value, 0):
@@ -1738,7 +1738,7 @@ cdef class EntryStore:
         return column.dimensions == 0 and _number(column.type_num, value, &self.numbers[given])
 
     def _add_many(self, cnp.ndarray lanes, list arrays, cnp.ndarray init_w, cnp.ndarray numbers, int64_t model_version):
-        """One entry for each of several different lanes, all or none. Exact arrays [n, ...]. Raises NotAdded."""
+        """Add one entry to each of several different lanes, or none at all, from exact arrays [n, ...]. Raises NotAdded."""
         cdef int64_t status, bad = -1, count = cnp.PyArray_SIZE(lanes)
         cdef const int64_t* lane = <const int64_t*>cnp.PyArray_DATA(lanes)
         cdef const float* weight = <const float*>cnp.PyArray_DATA(init_w)
@@ -1758,7 +1758,7 @@ cdef class EntryStore:
             self._release()
 
     def _add_one(self, int64_t lane, tuple values, double init_w, int64_t model_version):
-        """The same for one entry: exact arrays [*F]."""
+        """Add one entry to a lane from exact arrays [*F]. Raises NotAdded."""
         self._hold()
         try:
             status = self._add_exact(lane, values, init_w, model_version)
@@ -1768,8 +1768,8 @@ cdef class EntryStore:
             self._release()
 
     def _extend(self, int64_t lane, list arrays, cnp.ndarray init_w, cnp.ndarray numbers, int64_t model_version, bint is_checked=False):
-        """Several entries for one lane, all or none. Exact arrays [T, ...], looked at unless they are known to be finite. Returns
-        status."""
+        """Add several entries to one lane, or none at all, from exact arrays [T, ...]. is_checked: they are known to be finite. Return
+        0, or a status below 0."""
         cdef int64_t status, count = cnp.PyArray_SIZE(init_w)
         cdef const float* weight = <const float*>cnp.PyArray_DATA(init_w)
         cdef int64_t* number = <int64_t*>cnp.PyArray_DATA(numbers)
@@ -1788,8 +1788,8 @@ cdef class EntryStore:
             self._release()
 
     def _tell(self, int64_t lane, cnp.ndarray model_version, cnp.ndarray age):
-        """The entries of a lane's open episode were recorded by these models, int64 [T], and were so old when they were added: seconds,
-        float32 [T]."""
+        """Set the model versions, int64 [T], of the entries of a lane's open episode, and subtract their ages in seconds, float32 [T],
+        from their times."""
         cdef const int64_t* model = <const int64_t*>cnp.PyArray_DATA(model_version)
         cdef const float* seconds = <const float*>cnp.PyArray_DATA(age)
         cdef int64_t i, row, count = self._open_length(lane)
@@ -1810,8 +1810,8 @@ cdef class EntryStore:
 
     cdef int64_t _place_all(self, const int64_t* lane, int stride, int64_t count, const float* init_w, int64_t* numbers,
                             int64_t model_version, bint is_checked=False) noexcept nogil:
-        """Add `count` entries from `sources` on, for which there is room: to a lane each (stride 1), or all to one (stride 0). 0, or
-        what is wrong."""
+        """Add `count` entries from `sources` on, which must fit: one to each lane (stride 1), or all to one lane (stride 0). Return 0, or
+        a status below 0."""
         cdef int64_t i, row
         cdef double now
         if not is_checked and not are_finite(self.finite, self.finite_count, self.sources, self.lengths, count):
@@ -1831,7 +1831,7 @@ cdef class EntryStore:
 
     cdef int64_t _place_run(self, int32_t index, int64_t count, const float* init_w, int64_t* numbers, int64_t model_version,
                             double now) noexcept nogil:
-        """`_place_all` for one lane: rows that follow each other are copied together. Nobody reads them before they are."""
+        """Add entries as `_place_all` to one lane, and copy consecutive rows together. The lock keeps readers out until the copies."""
         cdef int64_t i, row = 0, first = 0, run = 0
         for i in range(count):
             row = self._reserve(index)
@@ -1847,7 +1847,7 @@ cdef class EntryStore:
         return min(row, <int64_t>0)
 
     cdef void _copy_run(self, int64_t first, int64_t count) noexcept nogil:
-        """Fill rows with the next values of `sources`."""
+        """Fill `count` rows from `first` on with the next values of `sources`, and advance `sources`."""
         cdef Column* column
         cdef int c, given = 0
         if count == 0:
@@ -1863,7 +1863,7 @@ cdef class EntryStore:
                 given += 1
 
     cdef _find_sources(self, list arrays, int64_t count):
-        """Point `sources` at exact arrays of `count` values each; of ragged columns they are `ragged.Ragged`."""
+        """Point `sources` at exact arrays of `count` values each, or `Ragged` objects for ragged columns. Raises AssertionError."""
         cdef int c, given = 0
         cdef int64_t i, left
         cdef cnp.ndarray array, lengths
@@ -1902,7 +1902,7 @@ cdef class EntryStore:
                 given += 1
 
     cdef int64_t _room_of(self, int32_t index) noexcept nogil:
-        """How many entries a lane's open episode can still take."""
+        """Return the number of entries that still fit into a lane's open episode."""
         cdef Lane* lane = &self.lanes[index]
         cdef int64_t length = self.episodes[lane.episode].length
         if length == 0:
@@ -1912,7 +1912,7 @@ cdef class EntryStore:
         return self._page_size(lane.page) - lane.offset + self.takeable_rows + lane.first_offset
 
     cdef int64_t _rooms_for(self, const int64_t* index, int64_t count, int64_t* bad) noexcept:
-        """Whether one entry for each of several lanes fits: 0, or what is wrong with the lane `bad`."""
+        """Return 0 if one entry fits into each of several lanes, or a status below 0 for the lane `bad`."""
         cdef int64_t i, left = self.takeable_pages
         cdef Lane* lane
         cdef bint has_row
@@ -1933,7 +1933,7 @@ cdef class EntryStore:
                     continue
                 if lane.wrapped:
                     return TOO_LONG
-            # The page that a lane holds between two episodes can be taken from it, but then it takes another.
+            # Another lane can take the page that a lane holds between two episodes, but then that lane takes another page.
             left -= 1
             if left < 0:
                 return TOO_LONG
@@ -1943,34 +1943,34 @@ cdef class EntryStore:
 
     @property
     def capacity(self):
-        """Entries that fit."""
+        """Most entries that the memory can hold."""
         return self.capacity_
 
     @property
     def num_entries(self):
-        """Entries stored now, those of open episodes included."""
+        """Entries stored now, with those of open episodes."""
         return self.entries
 
     @property
     def num_episodes(self):
-        """Closed episodes stored now."""
+        """Number of closed episodes stored now."""
         return self.closed
 
     @property
     def generated(self):
-        """Entries ever added."""
+        """Number of all entries ever added."""
         return self.generated_
 
     @property
     def max_priority(self):
-        """Largest priority so far, 1 at first."""
+        """Largest priority so far, at least 1."""
         return self.max_priority_
 
     def _sums(self, bint with_least=True):
-        """(total weight, entries with positive weight, least positive weight or infinity), of one moment. What has become too old
-        by then weighs nothing.
+        """Return (total weight, entries with positive weight, least positive weight or infinity), consistent with each other. Entries
+        that are too old by now have weight 0.
 
-        The least costs as much as has changed since it was last asked; without it 0 is returned.
+        The cost of the least weight is proportional to the changes since the last call; with_least=False returns 0 for it.
         """
         cdef double least
         self._hold()
@@ -1985,7 +1985,7 @@ cdef class EntryStore:
             self._release()
 
     cdef double _random(self) noexcept nogil:
-        """A fraction in [0, 1): xoshiro256++ (Blackman and Vigna, 2019), its upper 53 bits."""
+        """Return a random fraction in [0, 1): the upper 53 bits of xoshiro256++ (Blackman and Vigna, 2019)."""
         cdef uint64_t* s = self.random
         cdef uint64_t mixed = s[0] + s[3], shifted = s[1] << 17
         mixed = ((mixed << 23) | (mixed >> 41)) + s[0]
@@ -1998,11 +1998,11 @@ cdef class EntryStore:
         return <double>(mixed >> 11) * (1.0 / 9007199254740992.0)
 
     def _draw(self, int64_t count, fractions, cnp.ndarray weights=None):
-        """Numbers int64 [count] of entries drawn with replacement by their chances; None where all weights are 0, or together may not
-        be drawn so often. Greedily: the heaviest ones, each once before any comes twice.
+        """Draw entries with replacement by their probabilities; return their numbers, int64 [count]. Return None if all weights are 0,
+        or the entries together have fewer further draws. Greedy: the heaviest entries, each once before any is repeated.
 
-        fractions: checked float64 [count], or None for random ones. weights: filled with what the chances were proportional to, as in
-        `_draw_limited` where draws are limited.
+        fractions: checked float64 [count], or None for random ones. weights: filled with the weights of the draws, which the
+        probabilities were proportional to; see `_draw_limited` if draws are limited.
         """
         cdef cnp.ndarray given = fractions
         cdef cnp.ndarray result = np.empty(count, np.int64)
@@ -2032,7 +2032,7 @@ cdef class EntryStore:
             self._release()
 
     cdef void _draw_any(self, int64_t count, const double* fraction, int64_t* number, double* weight) noexcept nogil:
-        """A draw in which nothing changes: all samples are of the same chances."""
+        """Draw samples that all have the same probabilities, since no weight changes meanwhile."""
         cdef double masses[CHUNK]
         cdef double total = self._total()
         cdef int64_t i, start = 0, size
@@ -2055,11 +2055,10 @@ cdef class EntryStore:
             start += CHUNK
 
     cdef void _draw_limited(self, int64_t count, const double* fraction, int64_t* number, double* weight) noexcept nogil:
-        """A draw in which an entry that has been drawn often enough is not drawn again: one sample after the other, each by the chances
-        that are left.
+        """Draw one sample after the other; an entry at its limit of draws has weight 0 for the samples after it.
 
-        `weight` is w S / S_j N_j / N, with S, N before the draw and S_j, N_j before this sample, so that N weight / S is the chance
-        times the number of entries that there were: what importance is made of, as if nothing had changed.
+        `weight` is w S / S_j N_j / N, with S, N before the draw and S_j, N_j before this sample. So N weight / S is the probability
+        times the number of entries at this sample, from which importance is computed as in a draw without limits.
         """
         cdef double mass, left, total = self._total(), entries = <double>self.tree.positive
         cdef int64_t i, row, at = 0
@@ -2087,7 +2086,7 @@ cdef class EntryStore:
                 at -= 1
 
     cdef double _fraction(self, int64_t i, int64_t count, const double* given) noexcept nogil:
-        """Where in [0, 1) the i-th of `count` samples is drawn."""
+        """Return the fraction in [0, 1) at which the i-th of `count` samples is drawn."""
         if given != NULL:
             return given[i]
         if self.prioritization == GREEDY:
@@ -2106,7 +2105,7 @@ cdef class EntryStore:
             rows[i] = order_leaf(&self.order, rank)
 
     cdef void _shuffle(self, int64_t* numbers, double* weights, int64_t count) noexcept nogil:
-        """In place, all orders alike: Fisher and Yates."""
+        """Shuffle both arrays in place, by the algorithm of Fisher and Yates."""
         cdef int64_t i, other, number
         cdef double weight
         for i in range(count - 1, 0, -1):
@@ -2116,7 +2115,7 @@ cdef class EntryStore:
             numbers[other], weights[other] = number, weight
 
     cdef int64_t _rows_of(self, const int64_t* numbers, int64_t count, int64_t* rows) noexcept nogil:
-        """Rows of entries. Position of the first that is not there (any more), or -1."""
+        """Find the rows of entries. Return the position of the first entry that the memory does not have (any more), or -1."""
         cdef int64_t i
         for i in range(count):
             if numbers[i] < 0:
@@ -2129,7 +2128,7 @@ cdef class EntryStore:
         return -1
 
     def _weights(self, cnp.ndarray numbers, cnp.ndarray weights):
-        """Weights float64 [B] of entries. Position of the first that is not there, or -1."""
+        """Fill `weights`, float64 [B], for entries. Return the position of the first missing entry, or -1."""
         cdef int64_t i, bad, count = cnp.PyArray_SIZE(numbers)
         cdef cnp.ndarray rows_ = np.empty(count, np.int64)
         cdef int64_t* row = <int64_t*>cnp.PyArray_DATA(rows_)
@@ -2147,8 +2146,8 @@ cdef class EntryStore:
             self._release()
 
     def _update_priorities(self, cnp.ndarray numbers, cnp.ndarray td_errors, double epsilon):
-        """Priority abs(td) + epsilon for those of the entries that are there; (applied, stale), or (-1, position) of a number that is
-        not finite: then nothing was applied."""
+        """Set the priorities of the stored entries to abs(td) + epsilon. Return (applied, stale), or (-1, position) of the first TD error
+        that is not finite; then no priority was set."""
         cdef int64_t i, row, begin, end = 0, applied = 0, count = cnp.PyArray_SIZE(numbers)
         cdef int64_t* number = <int64_t*>cnp.PyArray_DATA(numbers)
         cdef double* td = <double*>cnp.PyArray_DATA(td_errors)
@@ -2166,7 +2165,7 @@ cdef class EntryStore:
             if applied < 0:
                 return -1, row
             with nogil:
-                while end < count:  # so many at a time as the nearest cache holds
+                while end < count:  # as many at a time as fit into the nearest cache
                     begin, end = end, min(end + CHUNK, count)
                     for i in range(begin, end):
                         if number[i] >= 0:
@@ -2190,7 +2189,7 @@ cdef class EntryStore:
             self._release()
 
     def _count_replaced(self, cnp.ndarray numbers, double seconds):
-        """How many of these entries have left, and another one was written to their row more than so many seconds ago."""
+        """Return the number of entries that were replaced: another entry was written to their row more than `seconds` ago."""
         cdef int64_t i, row, replaced = 0, count = cnp.PyArray_SIZE(numbers)
         cdef int64_t* number = <int64_t*>cnp.PyArray_DATA(numbers)
         cdef double since = self._now() - seconds
@@ -2205,9 +2204,8 @@ cdef class EntryStore:
             self._release()
 
     def _set_facts(self, cnp.ndarray numbers, cnp.ndarray priorities, cnp.ndarray learned, cnp.ndarray born, cnp.ndarray drawn=None):
-        """Give entries what another memory knew of them: priority float32 [B] (below 0: none yet), whether a learner reported it
-        uint8 [B], when they were added float64 [B], and how often they were drawn uint32 [B] (None leaves that). Position of the first
-        that is not there, or -1."""
+        """Set facts of entries from another memory: priority float32 [B] (below 0: none yet), learned uint8 [B] (1: a learner set it),
+        Unix time of adding float64 [B], and draws uint32 [B] (None leaves them). Return the position of the first missing entry, or -1."""
         cdef int64_t i, bad, count = cnp.PyArray_SIZE(numbers)
         cdef cnp.ndarray rows_ = np.empty(count, np.int64)
         cdef int64_t* rows = <int64_t*>cnp.PyArray_DATA(rows_)
@@ -2222,7 +2220,7 @@ cdef class EntryStore:
                 bad = self._rows_of(<int64_t*>cnp.PyArray_DATA(numbers), count, rows)
                 for i in range(count if bad < 0 else 0):
                     meta = &self.meta[rows[i]]
-                    self._put(rows[i], 0.0)  # by what was known of it until now
+                    self._put(rows[i], 0.0)  # uses the former facts
                     meta.priority, meta.learned, meta.born = priority[i], is_learned[i], since[i]
                     if times != NULL:
                         meta.drawn = times[i]
@@ -2234,8 +2232,8 @@ cdef class EntryStore:
             self._release()
 
     def _count_draws(self, cnp.ndarray numbers, bint is_back=False):
-        """Count a draw of each of these entries, int64 [B], that was decided elsewhere; or one less, since the draw did not take place.
-        Position of the first that is not there, or -1."""
+        """Count one more draw of each of these entries, int64 [B], which the caller drew itself; or with is_back one draw less, since it
+        was cancelled. Return the position of the first missing entry, or -1."""
         cdef int64_t i, bad, count = cnp.PyArray_SIZE(numbers)
         cdef cnp.ndarray rows_ = np.empty(count, np.int64)
         cdef int64_t* rows = <int64_t*>cnp.PyArray_DATA(rows_)
@@ -2252,7 +2250,7 @@ cdef class EntryStore:
                         else:
                             meta.drawn += meta.drawn < MAX_COUNTED
                         continue
-                    self._put(rows[i], 0.0)  # by what it may be drawn until now
+                    self._put(rows[i], 0.0)  # uses the former number of draws
                     meta.drawn += -1 if is_back else 1
                     self._put(rows[i], self._weight(rows[i]))
                 tree_settle(&self.tree)
@@ -2263,7 +2261,7 @@ cdef class EntryStore:
     # Windows and gathering
 
     cdef inline void _fill_back(self, int64_t row, int64_t position, int64_t* codes, int64_t count) noexcept nogil:
-        """Codes of `count` frames, the newest (last) at `row`; before the episode's first frame as `start` says."""
+        """Write the codes of `count` frames, the newest (last) at `row`; before the episode's first frame as the parameter `start`."""
         cdef int64_t i = count - 1
         while i >= 0:
             codes[i] = row
@@ -2279,10 +2277,10 @@ cdef class EntryStore:
 
     cdef void _window(self, int64_t row, int64_t* prev_codes, int64_t* next_codes, int64_t* next_row, int32_t* steps,
                       float* reward, float* discount) noexcept nogil:
-        """Both ends of an entry's window and the discounted rewards between them. NULL where something is not wanted.
+        """Compute both ends of an entry's window and the discounted rewards between them. An output that is NULL is left out.
 
-        At position t of an episode of length L: s = min(multi_step, L - t) steps on, where t + s == L is the final state. Where that is
-        not known (such entries have weight 0) there is nothing: zeros, and discount 0.
+        The window of the entry at position t, in an episode of length L, ends s = min(multi_step, L - t) steps later; t + s == L is the
+        final state. If the final state is unknown (such entries have weight 0), its frames are zeros and the discount is 0.
         """
         cdef Meta* meta = &self.meta[inside(row, self.capacity_)]
         cdef Episode* episode = &self.episodes[inside(meta.episode, self.episode_slots)]
@@ -2325,7 +2323,7 @@ cdef class EntryStore:
                 discount[d] = 0.0 if at_end and (episode.terminated or episode.final < 0) else <float>power[d]
 
     cdef void _copy_codes(self, const Column* column, const int64_t* codes, int64_t count, char* out) noexcept nogil:
-        """Fill `count` rows of a batch: rows of the column, final states (of a value column: bootstrap values), zeros."""
+        """Fill `count` rows of a batch by code: rows of the column, final states (bootstrap values for a value column), or zeros."""
         cdef int64_t size = column.size, i, code
         cdef const char* data = column.data
         for i in range(count):
@@ -2344,7 +2342,7 @@ cdef class EntryStore:
 
     def _gather(self, cnp.ndarray numbers, list prev, list next, cnp.ndarray reward, cnp.ndarray discount, cnp.ndarray steps,
                 cnp.ndarray weights, cnp.ndarray ages, cnp.ndarray versions):
-        """Fill a batch. prev, next: (column, array of its rows [B, ...]) each. Position of the first entry that is not there, or -1."""
+        """Fill a batch. prev, next: lists of (column, array [B, ...]). Return the position of the first missing entry, or -1."""
         cdef int64_t count = cnp.PyArray_SIZE(numbers), k = self.frame_stack, start, size, i, bad = -1, dimensions = self.dimensions
         cdef int64_t* number = <int64_t*>cnp.PyArray_DATA(numbers)
         cdef cnp.ndarray scratch = np.empty(min(count, CHUNK) * (2 * k + 2), np.int64)
@@ -2408,7 +2406,7 @@ cdef class EntryStore:
             self._release()
 
     cdef int _plan_copies(self, list prev, list next, int64_t count):
-        """Write down in `copies` which columns are to be filled where."""
+        """Set `copies` to the columns of a batch and their arrays; return their number."""
         cdef int job = 0
         cdef cnp.ndarray out
         cdef Column* column
@@ -2424,8 +2422,8 @@ cdef class EntryStore:
 
     def _windows(self, cnp.ndarray rows, cnp.ndarray prev_codes, cnp.ndarray next_codes, cnp.ndarray next_rows, cnp.ndarray steps,
                  cnp.ndarray reward, cnp.ndarray discount):
-        """Windows of rows that hold entries: codes int64 [B, K], next_rows int64 [B], steps int32 [B]; reward and discount float32
-        [B, dimensions], both or neither. None for what is not wanted. Position of the first row without an entry, or -1."""
+        """Fill the windows of rows that hold entries: codes int64 [B, K], next_rows int64 [B], steps int32 [B]; reward and discount
+        float32 [B, dimensions], both or neither. None leaves an output out. Return the position of the first row without entry, or -1."""
         cdef int64_t count = cnp.PyArray_SIZE(rows), i, bad = -1, k = self.frame_stack, dimensions = self.dimensions
         cdef int64_t* row = <int64_t*>cnp.PyArray_DATA(rows)
         cdef int64_t* prevs = <int64_t*>_data(prev_codes, count * k)
@@ -2452,9 +2450,9 @@ cdef class EntryStore:
 
     def _sequences(self, cnp.ndarray numbers, int64_t m, cnp.ndarray state_codes, cnp.ndarray codes, cnp.ndarray steps,
                    cnp.ndarray discount, cnp.ndarray positions):
-        """Sequences of M entries that begin with these: codes int64 [B, M] of the entries and [B, K + M] of their frames (K - 1 before the
-        first, and the state after the last), steps int32 [B] of them that are there, discount float32 [B, M, dimensions], position of the
-        first in its episode int64 [B]. Position of the first number that is not there, or -1."""
+        """Fill sequences of M entries that begin with these entries: codes int64 [B, M] of the entries and [B, K + M] of their frames (K -
+        1 before the first, and the state after the last), steps int32 [B] up to the episode's end, discount float32 [B, M, dimensions],
+        position of the first entry in its episode int64 [B]. Return the position of the first missing entry, or -1."""
         cdef int64_t count = cnp.PyArray_SIZE(numbers), i, j, d, bad, row, s, k = self.frame_stack
         cdef int64_t dimensions = self.dimensions
         cdef cnp.ndarray rows_ = np.empty(count, np.int64)
@@ -2497,7 +2495,7 @@ cdef class EntryStore:
             self._release()
 
     def _copy_column(self, int index, cnp.ndarray codes, cnp.ndarray out):
-        """Rows of a column by frame code: int64 [n] -> its bytes. Position of the first impossible code, or -1."""
+        """Copy rows of a column by frame code, int64 [n], into `out`. Return the position of the first invalid code, or -1."""
         cdef int64_t count = cnp.PyArray_SIZE(codes), bad
         cdef int64_t* code = <int64_t*>cnp.PyArray_DATA(codes)
         cdef char* place = <char*>cnp.PyArray_DATA(out)
@@ -2515,9 +2513,9 @@ cdef class EntryStore:
             self._release()
 
     def _copy_ragged(self, int index, cnp.ndarray codes, cnp.ndarray lengths, cnp.ndarray out, int64_t longest):
-        """Values of a ragged column by frame code: codes int64 [n] -> how many elements each has, int32 [n]; with `out` their elements,
-        too: [n, longest, ...] with zeros behind each, or with longest below 0 one value after the other. Position of the first
-        impossible code, or -1. Raises ValueError where `out` is of another size."""
+        """Copy values of a ragged column by frame code, int64 [n]: their numbers of elements into `lengths`, int32 [n], and their elements
+        into `out`, unless it is None: [n, longest, ...] padded with zeros, or with longest below 0 one value after the other. Return the
+        position of the first invalid code, or -1. Raises ValueError if `out` has another size."""
         cdef int64_t count = cnp.PyArray_SIZE(codes), bad, i, size, room = 0, left = 0
         cdef int64_t* code = <int64_t*>cnp.PyArray_DATA(codes)
         cdef int32_t* length = <int32_t*>_data(lengths, count)
@@ -2539,7 +2537,7 @@ cdef class EntryStore:
                 place, left = <char*>cnp.PyArray_DATA(out), cnp.PyArray_NBYTES(out)
                 room = longest * element if is_padded else 0
                 if is_padded and left != count * room:
-                    raise ValueError("out is not of the size that these values have")
+                    raise ValueError("out does not have the size of these values")
             with nogil:
                 for i in range(count):
                     value = NULL
@@ -2560,14 +2558,14 @@ cdef class EntryStore:
                     place += size
                     left -= size
             if bad >= 0 or (out is not None and left):
-                raise ValueError("out is not of the size that these values have")
+                raise ValueError("out does not have the size of these values")
             return -1
         finally:
             self._release()
 
     def _heaps(self):
-        """Of each ragged column: (column, bytes of its values, bytes held for them, values that are somebody's, pointers that do not
-        point back at their owner), for checks and accounts."""
+        """Return for each ragged column (column, bytes of its values, bytes held for them, values with an owner, values whose owner or
+        length is wrong), for checks and statistics."""
         cdef int c
         cdef int64_t code, values, wrong
         cdef Column* column
@@ -2591,7 +2589,7 @@ cdef class EntryStore:
 
     @property
     def ragged_bytes(self):
-        """Bytes that the values of ragged columns take, each with 16 that say whose it is, in pieces of 8."""
+        """Bytes of the values of ragged columns, with a header of 16 bytes each, rounded up to 8 bytes."""
         return self._ragged_live()
 
     @property
@@ -2601,8 +2599,8 @@ cdef class EntryStore:
         return sum([self.columns[c].heap.held for c in range(self.column_count)])
 
     def _facts(self, cnp.ndarray rows, cnp.ndarray ages, cnp.ndarray versions, cnp.ndarray weights):
-        """Ages in seconds float32, model versions int64, weights float64, of rows; None for what is not wanted. Position of the first row
-        outside, or -1."""
+        """Fill ages in seconds float32, model versions int64 and weights float64 of rows; None leaves an output out. Return the position of
+        the first row outside of the memory, or -1."""
         cdef int64_t count = cnp.PyArray_SIZE(rows), i, bad
         cdef int64_t* row = <int64_t*>cnp.PyArray_DATA(rows)
         cdef float* age = <float*>_data(ages, count)
@@ -2627,8 +2625,8 @@ cdef class EntryStore:
             self._release()
 
     def _open_entries(self, int64_t index):
-        """Of a lane's open episode of T entries, in order: rows int64, weights float32 as they were given, ages in seconds float32,
-        model versions int64; [T] each. None is open: T is 0."""
+        """Return rows int64, given weights float32, ages in seconds float32 and model versions int64, [T] each, of the T entries of a
+        lane's open episode, in order. T is 0 if no episode is open."""
         cdef int64_t count, row, i
         cdef int64_t* rows
         cdef int64_t* versions
@@ -2652,8 +2650,8 @@ cdef class EntryStore:
             self._release()
 
     def contents(self):
-        """The arrays that the loops work on, for checks and snapshots: meta, pages, lanes, episodes, bootstraps, free_finals,
-        final_values, weights, and the ends of lists and counters."""
+        """Return the arrays that the loops work on, for checks and snapshots: meta, pages, lanes, episodes, bootstraps, free_finals,
+        final_values, weights; and the ends of lists and counters."""
         weights = self.rooms[0][:self.capacity_]
         state = {"closed": self.closed, "oldest": self.oldest, "newest": self.newest, "first_page": self.first_page,
                  "last_page": self.last_page, "free_episode": self.free_episode, "free_final_count": self.free_final_count,
@@ -2662,7 +2660,7 @@ cdef class EntryStore:
         return {**self.arrays, "weights": weights, "columns": list(self.data_arrays), "finals": list(self.final_arrays), **state}
 
     def _counters(self):
-        """The state beside the arrays: counters, ends of lists, limits as they were looked at last, and random numbers."""
+        """Return the state beside the arrays: counters, ends of lists, current limits, and the state of the random numbers."""
         cdef int i
         return {"generated": self.generated_, "oldest": self.oldest, "newest": self.newest, "first_page": self.first_page,
                 "last_page": self.last_page, "free_episode": self.free_episode, "free_final_count": self.free_final_count,
@@ -2670,8 +2668,8 @@ cdef class EntryStore:
                 "oldest_born": self.oldest_born, "max_priority": self.max_priority_, "random": [self.random[i] for i in range(4)]}
 
     def _take_over(self, dict arrays, dict counters, int64_t entries, int64_t closed):
-        """Become what another memory was, which has the same settings: arrays and counters as `contents` and `_counters` gave them.
-        Checked by the caller. Then facts and values of entries are written, and at last `_set_weights`."""
+        """Take over the state of another memory with the same settings: arrays from `contents` and counters from `_counters`, which the
+        caller has checked. The caller then writes facts and values of entries, and calls `_set_weights` last."""
         cdef int64_t page
         cdef int c
         self._hold()
@@ -2702,7 +2700,7 @@ cdef class EntryStore:
             self._release()
 
     def _set_weights(self, const double[::1] weights):
-        """Give every row this weight [capacity]."""
+        """Set the weights of all rows, float64 [capacity]."""
         cdef int64_t row
         self._hold()
         try:
@@ -2716,13 +2714,13 @@ cdef class EntryStore:
             self._release()
 
     def _go_on(self, double max_priority):
-        """Entries that nothing is known of have at least this priority from now on, as in the memory that they are from."""
+        """Raise `max_priority`, the priority of new entries, to that of the memory whose state was taken over."""
         self._hold()
         self.max_priority_ = max(self.max_priority_, max_priority)
         self._release()
 
     def _put_values(self, int index, const int64_t[::1] codes, const int64_t[::1] lengths, cnp.ndarray values):
-        """Give rows or final states by code, which have none, the values of a ragged column: those of `values` one after the other."""
+        """Store values of a ragged column for rows or final states without values, by code; `values` has them one after the other."""
         cdef Column* column = &self.columns[index]
         cdef const char* source = <const char*>cnp.PyArray_DATA(values)
         cdef Value* value
@@ -2738,14 +2736,14 @@ cdef class EntryStore:
             self._release()
 
     def set_clock(self, seconds):
-        """Hold the clock still at unix `seconds`, for tests; None lets it go again."""
+        """Fix the clock at `seconds` of Unix time, for tests; None restores the real clock."""
         self.fixed_now = -1.0 if seconds is None else seconds
         if self.most_age > 0.0:
             self.oldest_born = self._now() - self.most_age
 
 
-# The usual step of a writer: nothing ends or is being reset, and every value is as its column stores it. One call does all that
-# `Writer.step` does then; whatever is unusual is left to that, with nothing changed.
+# The usual step of a writer: no episode ends or is reset, and every value has its column's dtype and shape. One call does the whole
+# work of `Writer.step` then; it leaves any other step to `Writer.step`, and changes nothing.
 
 cdef enum:
     OBS = 0
@@ -2756,11 +2754,11 @@ cdef enum:
     EXTRA = 5
 
 cdef enum:
-    FEW_BYTES = 1 << 16  # copied sooner than the GIL is released and taken again
+    FEW_BYTES = 1 << 16  # copying them takes less time than releasing and taking the GIL
 
 
 def same_place(one, two):
-    """Whether two values are one array, or views of the same place; scalars never are."""
+    """Return True if two values are the same array, or views at the same address; False for scalars."""
     return _is_same_place(one, two)
 
 
@@ -2778,18 +2776,18 @@ cdef bint _is_same_place(object one, object two):
 
 @cython.auto_pickle(False)
 cdef class StepCounter:
-    """What each step changes in its writer.
+    """State of a writer that changes with each step.
 
     Attributes:
-        _inside: The lock of the writer's calls.
-        _clock: Steps recorded.
-        _room: Steps until one is looked at closely, as one is that follows an end, an error or an interrupt.
-        _untold: Entries of which no observer was told yet.
-        _last: The observation that the next step should start from, as it was given.
-        _owned: Whether that is an array of its own, which a reset does not write over.
-        _apart: Instead, once members step apart: where each was left.
-        _pending: Whose next step is their reset.
-        _answer: What the observer answered that is not done yet.
+        _inside: Lock of the writer's calls.
+        _clock: Number of steps recorded.
+        _room: Steps until one is checked in full; also a step after an end, an error or an interrupt is.
+        _untold: Entries that were not reported to the observer yet.
+        _last: Observation that the next step should start from, as it was given.
+        _owned: True if it is an array of its own, which a reset does not overwrite.
+        _apart: Last observation of each environment, in place of `_last`, once environments step separately.
+        _pending: Mask of the environments whose next step is their reset.
+        _answer: Answer of the observer that the writer has not acted on yet.
     """
 
     cdef public object _inside, _last, _apart, _pending, _answer
@@ -2797,22 +2795,22 @@ cdef class StepCounter:
     cdef public bint _owned
 
     def _tell(self, on_entries):
-        """Have an observer told of the untold entries."""
+        """Report the entries that were not reported yet to an observer, and keep its answer."""
         count, self._untold = self._untold, 0
         self._answer = on_entries(count) or ""
 
 
 @cython.auto_pickle(False)
 cdef class UsualSteps:
-    """Adds steps to the lanes of a writer.
+    """Fast path of a writer: adds usual steps to its lanes.
 
     Args:
-        store: The memory, without ragged columns.
-        lanes: int64 [N].
-        returns: float64 [N, *R]: rewards are added here as they were given, not rounded.
-        sources: For each column but the return: which argument of `add` it is, or its name among the extras.
-        is_single: Whether values have no axis of environments.
-        is_checked: Whether obs must be the array that the last step returned.
+        store: Memory without ragged columns.
+        lanes: Numbers of the lanes, int64 [N].
+        returns: float64 [N, *R], to which rewards are added as given, without rounding.
+        sources: For each column but the return: name of the argument of `add`, or its name among the extras.
+        is_single: True if values have no axis of environments.
+        is_checked: True if obs must be the array that the last step returned.
     """
 
     cdef EntryStore store
@@ -2829,9 +2827,9 @@ cdef class UsualSteps:
         self.is_single, self.is_checked = is_single, is_checked
         self.count = cnp.PyArray_SIZE(lanes)
         if store.has_ragged or len(sources) != store.entry_columns:
-            raise AssertionError("a source for each column, none of them ragged")
+            raise AssertionError("sources must name each column, and no column may be ragged")
         if not cnp.PyArray_ISCARRAY(returns) or cnp.PyArray_TYPE(returns) != cnp.NPY_FLOAT64 or cnp.PyArray_TYPE(lanes) != cnp.NPY_INT64:
-            raise AssertionError("returns are float64, lanes int64")
+            raise AssertionError("returns must be float64, and lanes int64")
         places = ("obs", "action", "reward", "terminated", "truncated")
         self.names = sources
         self.arguments = [places.index(name) if name in places else EXTRA for name in sources]
@@ -2843,9 +2841,9 @@ cdef class UsualSteps:
 
     def add(self, StepCounter writer not None, obs, action, reward, terminated, truncated, next_obs, dict extras not None, init_w,
             model_version):
-        """Record a step of every environment: arguments as `Writer.step` has them.
+        """Record a step of every environment, with the arguments of `Writer.step`.
 
-        Returns whether it did; False where something is unusual, or another thread is inside of the writer: nothing was changed.
+        Return True if the step was recorded. Return False, and change nothing, if the step is unusual or another thread uses the writer.
         """
         if writer._room <= 0 or writer._apart is not None or writer._pending is not None or not writer._inside.acquire(False):
             return False
@@ -2866,7 +2864,7 @@ cdef class UsualSteps:
             return False
         if not (self._goes_on(terminated) and self._goes_on(truncated)):
             return False
-        # Without the lock, which needs nobody else inside and the GIL, as `EntryStore.add`.
+        # Small steps run without the lock, as `EntryStore.add`: they hold the GIL, and no other thread is in the memory.
         if is_large:
             self.store._hold()
         elif self.store.busy > 0:
@@ -2886,7 +2884,7 @@ cdef class UsualSteps:
         return True
 
     cdef bint _goes_on(self, object ended) except -1:
-        """Whether no environment's episode ends here."""
+        """Return True if `ended` is false for every environment, in a form that needs no conversion."""
         cdef const char* flags
         cdef int64_t i
         if self.is_single:
@@ -2902,7 +2900,7 @@ cdef class UsualSteps:
         return True
 
     cdef int _add(self, tuple given, dict extras, double init_w, int64_t model_version, bint is_large) except -100:
-        """0, or below 0 where something is unusual. Nobody else is inside of the memory."""
+        """Add one entry to each lane. Return 0, or a status below 0 if a value is unusual. No other thread may be in the memory."""
         cdef EntryStore store = self.store
         cdef const int64_t* lane = <const int64_t*>cnp.PyArray_DATA(self.lanes)
         cdef float* weights = <float*>cnp.PyArray_DATA(self.weights)
@@ -2946,7 +2944,7 @@ cdef class UsualSteps:
         return <int>status
 
     cdef bint _find_sources(self, tuple given, dict extras, const double* rewards) except -1:
-        """Point the memory's `sources` at the values. False where one needs converting, but float64 rewards of several environments."""
+        """Point `sources` of the memory at the values. Return False if one needs a conversion other than of float64 rewards [N]."""
         cdef EntryStore store = self.store
         cdef Column* column
         cdef int c, at = 0, argument
@@ -2977,36 +2975,36 @@ cdef class UsualSteps:
         return True
 
 
-# What no interrupt tears
+# Changes that no interrupt splits
 #
-# An interrupt (KeyboardInterrupt, or what another handler of a signal raises) comes between two opcodes of Python, or in a function
-# of C that waits. So what is to happen as a whole is made ready first, and then done by one call from here. And a `with` may be left
-# between its last line and its end: then what it holds is let go with the object.
+# An interrupt (KeyboardInterrupt, or an error from another signal handler) comes between two opcodes of Python, or in a C function
+# that waits. So changes that belong together are prepared first, and then made by one call of this module. An interrupt may also
+# leave a `with` between its last line and `__exit__`: then the deallocation of the context object releases the lock.
 
 
 cdef enum:
-    MAX_INTERRUPTS = 1000  # of one wait for a lock
+    MAX_INTERRUPTS = 1000  # interrupts of one wait for a lock, after which it gives up
 
 
 class NotAdded(Exception):
-    """Entries were not added: (status, lane, values)."""
+    """Entries were not added; args are (status, lane, values)."""
 
 
 def at_once(calls not None):
-    """Make these calls, pairs of a function of C and a tuple of its arguments, with nothing of Python in between. None may wait: what
-    they lock is held."""
+    """Make calls, pairs of a C function and a tuple of its arguments, without Python code in between. No call may wait: the caller holds
+    the locks that they take."""
     for function, arguments in calls:
         function(*arguments)
 
 
 def setting(owner not None, **attributes):
-    """The changes that give an object's attributes these values. Where each step makes some, a list of them is written out: that takes
-    half as long."""
+    """Return the calls, for `at_once`, that set these attributes of an object. Code that runs at each step writes the list itself, which
+    takes half as long."""
     return [(setattr, (owner, name, value)) for name, value in attributes.items()]
 
 
 def while_more(owner, str name not None, function, *arguments):
-    """Make a call; meanwhile this attribute of the owner is greater by 1."""
+    """Call a function and return its result; meanwhile the attribute `name` of the owner is greater by 1."""
     setattr(owner, name, getattr(owner, name) + 1)
     try:
         return function(*arguments)
@@ -3016,12 +3014,12 @@ def while_more(owner, str name not None, function, *arguments):
 
 @cython.auto_pickle(False)
 cdef class Held:
-    """A lock, or a condition of `threading` with its lock, for `with`.
+    """Context, for `with`, that holds a lock or a condition with its lock; deallocation releases the lock, too.
 
     Args:
-        lock: What is held.
-        refusal: A function and its arguments: called as long as another thread holds the lock, it waits or raises. Without it that is
-            waited for.
+        lock: Lock or condition to hold.
+        refusal: A function and its arguments, called again while another thread holds the lock; it waits or raises an error. Without
+            it, `with` waits for the lock.
     """
 
     cdef object lock
@@ -3034,7 +3032,7 @@ cdef class Held:
 
     @staticmethod
     def within(lock, double seconds):
-        """Hold it if it can be had within so many seconds: `with` gives whether it is held."""
+        """Return a context that waits at most `seconds` for the lock; `with ... as` gives True if the lock is held."""
         cdef Held made = Held(lock)
         made.patience = seconds
         return made
@@ -3062,41 +3060,41 @@ cdef class Held:
             self.lock.release()
 
     def wait(self, timeout=None):
-        """Give the condition up until it is notified, for so many seconds at most; returns whether it was. Under the lock."""
+        """Wait at most `timeout` seconds for the condition; return True if it was notified. Call it under the lock."""
         return self.lock.wait(timeout)
 
     def notify_all(self):
-        """Wake all that wait. Under the lock."""
+        """Wake all threads that wait for the condition. Call it under the lock."""
         self.lock.notify_all()
 
 
 @cython.auto_pickle(False)
 cdef class Condition:
-    """A lock that its holder may take again, and what happens under it that others wait for. `with condition.held():` takes it.
+    """Condition with a re-entrant lock, which `with condition.held():` takes.
 
-    That of `threading`, but no line of Python lies between a wait and its end: an interrupted one holds the lock again, too.
+    Unlike in `threading`, no line of Python runs between waking and taking the lock: an interrupted wait holds the lock again, too.
     """
 
     cdef object lock
-    cdef list waiters  # a taken lock for each thread that waits; belongs to the lock
-    cdef int depth  # how often its holder has taken the lock; belongs to the lock
+    cdef list waiters  # a taken lock for each thread that waits; guarded by the lock
+    cdef int depth  # number of times that the holder has taken the lock; guarded by the lock
 
     def __cinit__(self):
         self.lock, self.waiters = threading.RLock(), []
 
     def acquire(self, blocking=True, timeout=-1):
-        """Take the lock; whether it was there in time, or at once if `blocking` is false."""
+        """Take the lock; return True if it was taken within `timeout` seconds, or at once if `blocking` is false."""
         is_taken = bool(self.lock.acquire(blocking, timeout))
         self.depth += is_taken
         return is_taken
 
     def release(self):
-        """Give back what one `acquire` took."""
+        """Release the lock once, after one `acquire`."""
         self.depth -= 1
         self.lock.release()
 
     def wait(self, timeout=None):
-        """Give the lock up until `notify_all`, for so many seconds at most, and take it again; returns whether that came."""
+        """Release the lock until `notify_all`, for at most `timeout` seconds, and take it again; return True if it was notified."""
         cdef int _i, depth = self.depth
         cdef bint is_notified = False
         waiter = threading.Lock()
@@ -3114,7 +3112,7 @@ cdef class Condition:
         return is_notified
 
     cdef _take_again(self, int depth):
-        """Take the lock as often as before, whatever interrupts that: it is raised then."""
+        """Take the lock as many times as before, also if interrupts come; raise the last interrupt afterwards."""
         cdef int taken = 0, interrupts = 0
         error = None
         while taken < depth and interrupts < MAX_INTERRUPTS:
@@ -3129,7 +3127,7 @@ cdef class Condition:
             raise error
 
     def wait_for(self, is_done, timeout=None):
-        """`wait` until this holds, for so many seconds at most; returns what it gave last."""
+        """Wait until `is_done` returns a true value, for at most `timeout` seconds; return its last value."""
         until = None if timeout is None else time.monotonic() + timeout
         while not (result := is_done()):
             left = None if until is None else until - time.monotonic()
@@ -3139,11 +3137,11 @@ cdef class Condition:
         return result
 
     def held(self):
-        """Hold it, in a `with`."""
+        """Return a context, for `with`, that holds the lock."""
         return Held(self)
 
     def notify_all(self):
-        """Wake all that wait. Under the lock."""
+        """Wake all threads that wait. Call it under the lock."""
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             waiter.release()
@@ -3151,34 +3149,34 @@ cdef class Condition:
 
 @cython.auto_pickle(False)
 cdef class EntryCounts:
-    """How many entries a client has recorded since it was made, and how many of them may be inserts of the run that is told.
+    """Counts of the entries that a client has recorded since it was created, and of those that may be inserts of the current run.
 
     Attributes:
-        steps, generated_bytes: Entries, and their bytes.
-        passed: Of the steps, those that are no inserts.
-        granted: Entries of the run that may be inserts in all.
-        _elsewhere: Inserts that are not the run's, less those that were counted for it before.
+        steps, generated_bytes: Entries recorded, and their bytes.
+        passed: Steps that are no inserts.
+        granted: Most entries of the run that may be inserts.
+        _elsewhere: Inserts of other runs, less those that were counted for the run before.
     """
 
     cdef public int64_t steps, generated_bytes, passed, granted, _elsewhere
 
     @property
     def inserted(self):
-        """Entries that are inserts of the run."""
+        """Entries that are inserts of the current run."""
         return self.steps - self.passed - self._elsewhere
 
 
 @cython.auto_pickle(False)
 cdef class SampleDebt:
-    """What a writer's entries bring that a client pushes as caches.
+    """Samples that a client has to push as caches for the entries of its writers.
 
     Attributes:
-        _held: The lock of the counts.
-        _counts: Of the client.
-        _schedule: `is_dirty` where something was counted.
+        _held: Context that holds the lock of the counts.
+        _counts: Counts of the client's entries.
+        _schedule: Object whose `is_dirty` becomes True after a count.
         _owed: Samples that are to be pushed.
         _asked: Entries that wait until they may be inserts.
-        _is_due: Whether a cache is to be pushed now.
+        _is_due: True if a cache is to be pushed now.
     """
 
     cdef public Held _held
@@ -3189,8 +3187,8 @@ cdef class SampleDebt:
     cdef public bint _is_due
 
     def _take_granted(self, StepCounter writer not None, double samples, int64_t entry_bytes):
-        """Count a writer's entries as inserts, of so many samples each; False, and nothing is changed, where entries wait, or not all
-        may be inserts now. Here, since an actor does this at each step: in Python it takes as long as the rest of one."""
+        """Count a writer's entries as inserts, with `samples` samples each. Return False, and change nothing, if entries wait or not all
+        may be inserts now. Compiled, since an actor calls it at each step: in Python it takes as long as the rest of a step."""
         cdef int64_t count = writer._untold
         cdef EntryCounts counts = self._counts
         self._held.lock.acquire()
@@ -3210,7 +3208,7 @@ cdef class SampleDebt:
 
 @cython.auto_pickle(False)
 cdef class Moment:
-    """What `EntryStore.held` returns."""
+    """Context of `EntryStore.held`, which holds the memory's lock; deallocation releases it, too."""
 
     cdef EntryStore store
     cdef int depth
@@ -3233,12 +3231,12 @@ cdef class Moment:
 
 
 cdef inline float _float(double number) noexcept nogil:
-    """The nearest float that is finite."""
+    """Return the nearest finite float32."""
     return <float>min(max(number, -3.4028234663852886e38), 3.4028234663852886e38)
 
 
 cdef inline void* _data(cnp.ndarray array, int64_t count):
-    """Where an array of `count` numbers begins; NULL for None."""
+    """Return the address of an array of `count` numbers; NULL for None."""
     if array is None:
         return NULL
     assert cnp.PyArray_SIZE(array) == count
@@ -3246,7 +3244,7 @@ cdef inline void* _data(cnp.ndarray array, int64_t count):
 
 
 cdef bint _is_exact(const Column* column, cnp.ndarray array, int axes):
-    """Whether an array has the column's dtype in native byte order, `axes` axes in front of its shape, and lies contiguous."""
+    """Return True if an array is contiguous, in the column's dtype and native byte order, with `axes` axes in front of its shape."""
     cdef int i
     if cnp.PyArray_TYPE(array) != column.type_num or cnp.PyArray_NDIM(array) != axes + column.dimensions:
         return False
@@ -3259,12 +3257,12 @@ cdef bint _is_exact(const Column* column, cnp.ndarray array, int axes):
 
 
 cdef inline bint _is_storable(const Column* column, int64_t length) noexcept nogil:
-    """Whether a ragged column's value may have so many elements."""
+    """Return True if a ragged column's value may have `length` elements."""
     return 0 <= length <= MAX_VALUE_BYTES and length * column.heap.element <= MAX_VALUE_BYTES
 
 
 cdef bint _number(int type_num, object value, double* place):
-    """Write a plain number as a column's scalar. False where it is none, does not fit, or needs a longer look."""
+    """Write a plain number as a column's scalar. Return False if the value is no number, does not fit, or needs a conversion."""
     cdef long long whole
     cdef int overflow = 0
     cdef double real
@@ -3298,13 +3296,13 @@ cdef bint _number(int type_num, object value, double* place):
 
 
 cdef inline uint64_t _slot_of(int64_t code, int64_t mask) noexcept nogil:
-    """Where a frame code is looked for first: multiplicative hashing, the upper bits being the mixed ones."""
+    """Return the first slot of a frame code in the hash table: multiplicative hashing, whose upper bits are well mixed."""
     return ((<uint64_t>code * <uint64_t>0x9E3779B97F4A7C15) >> 20) & <uint64_t>mask
 
 
 cdef int64_t _index_frames(const int64_t* codes, int64_t count, uint32_t* index, int64_t* keys, uint32_t* places, int64_t mask,
                            int64_t* sources, int64_t found) noexcept nogil:
-    """Number each different code, in the order of meeting it, from `found` on; returns how many there are now."""
+    """Number the distinct codes in the order of their first occurrence, from `found` on; return the number of codes so far."""
     cdef int64_t i, code
     cdef uint64_t slot
     for i in range(count):
@@ -3324,11 +3322,11 @@ cdef int64_t _index_frames(const int64_t* codes, int64_t count, uint32_t* index,
     return found
 
 
-cdef uint64_t scatter = int.from_bytes(os.urandom(8), "little") | 1  # odd: no numbers from outside can be made to meet
+cdef uint64_t scatter = int.from_bytes(os.urandom(8), "little") | 1  # odd and random: a peer cannot choose numbers that collide
 
 
 def newest_of_each(cnp.ndarray numbers not None):
-    """Numbers int64 [N] -> int64 [U]: of each the row where it stands last, in the order in which they come first. They are not sorted."""
+    """Return the row of the last occurrence of each number, in the order of first occurrences: int64 [N] -> int64 [U]."""
     cdef int64_t i, at, found = 0, count = cnp.PyArray_SIZE(numbers), size = 16
     cdef int shift = 60
     while size < 2 * count:
@@ -3338,7 +3336,7 @@ def newest_of_each(cnp.ndarray numbers not None):
     cdef int64_t* number = <int64_t*>_data(numbers, count)
     cdef int32_t* place = <int32_t*>cnp.PyArray_DATA(places)
     if count >= 0x7FFFFFFF:
-        raise ValueError(f"{count} numbers are more than places of 32 bits can tell apart")
+        raise ValueError(f"{count} numbers are more than a table of 32-bit places can hold")
     with nogil:
         for i in range(count):
             at = <int64_t>((<uint64_t>number[i] * scatter) >> shift)
@@ -3357,12 +3355,12 @@ cdef struct Id:  # `memoire.replay.batch.ID`
     int64_t number
 
 cdef enum:
-    MOST_OWNERS = 32  # so many are looked through for each id
+    MOST_OWNERS = 32  # most clients in a linear search for each id
 
 
 def by_owner(cnp.ndarray ids not None):
-    """Contiguous ids [B] -> (rows int64 [B] sorted by client, those of one as they came; where in there each client begins, int64 [C]),
-    or None where there are more clients than are looked through."""
+    """Sort contiguous ids [B] by client, stably: return (rows int64 [B], first position of each client in the rows, int64 [C]), or None
+    if there are more clients than MOST_OWNERS."""
     cdef int64_t i, count = cnp.PyArray_SIZE(ids), known = 0, owner = 0, at, begin = 0
     cdef Id* id = <Id*>_data(ids, count)
     cdef Id owners[MOST_OWNERS]
@@ -3409,10 +3407,10 @@ def by_owner(cnp.ndarray ids not None):
 
 
 def unique_frames(prev_codes, next_codes, bint ordered):
-    """Each frame of some windows once: int64 codes of any shape, or None -> (sources int64 [u], index of the first, index of the second).
+    """Return the distinct frames of windows: int64 codes of any shape, or None -> (sources int64 [u], index of prev, index of next).
 
-    Indices are uint32 in the shapes of the codes (None for None): where in `sources` each frame is, 0xFFFFFFFF for zeros (code -1).
-    ordered: sources ascend, so that neighbours in the memory are neighbours there; else they are in the order of meeting them.
+    Indices are uint32 in the shapes of the codes (None for None): positions in `sources`, or 0xFFFFFFFF for zeros (code -1).
+    ordered: sources ascend, so that neighbours in the memory stay neighbours; else they are in the order of first occurrence.
     """
     cdef list given = [None if codes is None else np.ascontiguousarray(codes, np.int64) for codes in (prev_codes, next_codes)]
     cdef list indices = [None if codes is None else np.empty(codes.shape, np.uint32) for codes in given]
@@ -3457,10 +3455,10 @@ def unique_frames(prev_codes, next_codes, bint ordered):
 
 
 cdef double weigh(double* value, Py_ssize_t size, double exponent, double rarest, float* importance) noexcept nogil:
-    """value ** -exponent over a divisor, which is returned: the largest of them, or rarest ** -exponent where that is larger still.
+    """Compute value ** -exponent over a divisor, and return the divisor: the largest of them, or rarest ** -exponent if it is larger.
 
-    `value`, N P(i) of each sample, is overwritten by its ratio to the least, whose power float32 holds. A chance that has underflowed
-    to 0 counts as the smallest normal number. `rarest`: smallest N P(i) there could be; inf is none.
+    `value`, N P(i) of each sample, is overwritten by its ratio to the least, whose power float32 holds. A probability that has
+    underflowed to 0 counts as the smallest normal number. `rarest`: smallest possible N P(i); infinity to ignore it.
     """
     cdef double least = rarest if isfinite(rarest) else INFINITY
     cdef Py_ssize_t i
@@ -3475,9 +3473,10 @@ cdef double weigh(double* value, Py_ssize_t size, double exponent, double rarest
 
 
 def importance(weight, double total, double population, double smallest, double exponent, bint by_largest):
-    """(population * P) ** -exponent over a divisor, P = weight / total: float64 [B] -> (float32 [B], divisor).
+    """Return (population * P) ** -exponent over a divisor, for P = weight / total: float64 [B] -> (float32 [B], divisor).
 
-    The divisor is the batch's largest, or with `by_largest` that of an entry of weight `smallest`, the least that there is.
+    The divisor is the largest of the batch, or with `by_largest` that of an entry of weight `smallest`, the least in the memory, if it
+    is larger.
     """
     cdef Py_ssize_t i, size = len(weight)
     cdef const double* weights = doubles_of(weight, size)

@@ -1,1 +1,1 @@
-"""Kernels that compiled modules share: headers and declarations, with nothing to import at run time."""
+"""Kernels that compiled modules share: headers and declarations, without a module to import at run time."""

@@ -1,4 +1,4 @@
-/* Memory of megabytes: huge pages for arrays, and what the C library keeps. */
+/* Allocation of megabytes: huge pages for arrays, and freed memory that the C library keeps. */
 
 #ifndef MEMOIRE_ALLOCATION_H
 #define MEMOIRE_ALLOCATION_H
@@ -9,7 +9,7 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
-/* Ask for huge pages, as NumPy does: fewer, and so quicker, the first time. */
+/* Ask for huge pages, as NumPy does: fewer pages, and so a faster first access. */
 static inline void memoire_advise(void *block, size_t size) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     size_t skip = -(size_t)block & 4095;
@@ -22,9 +22,9 @@ static inline void memoire_advise(void *block, size_t size) {
 
 #if defined(__GLIBC__)
 #include <malloc.h>
-/* Up to 32 MiB, the most that there is, from an arena, which is left at most 128 MiB; where nobody else has said anything. The
- * arena of a thread is made of heaps of 64 MiB, which hold two messages of 23 MiB each. One that has become empty goes back to
- * the system whatever those bounds are, unless less than M_TOP_PAD is free in the one before it. */
+/* Allocate up to 32 MiB, the largest threshold, from an arena, and keep at most 128 MiB of free memory in it, unless environment
+ * variables set other bounds. The arena of a thread consists of heaps of 64 MiB, which hold two messages of 23 MiB each. An empty
+ * heap goes back to the system whatever the bounds are, unless less than M_TOP_PAD is free in the heap before it. */
 static int memoire_keep_freed(void) {
     const char *tunables = getenv("GLIBC_TUNABLES");
     if (getenv("MALLOC_MMAP_THRESHOLD_") || getenv("MALLOC_TRIM_THRESHOLD_") || getenv("MALLOC_TOP_PAD_") ||

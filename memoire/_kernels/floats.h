@@ -1,4 +1,4 @@
-/* Eight numbers of a tree's node at a time, whether floats are finite, and the clock. */
+/* Kernels over the eight numbers of a tree's node, checks for finite floats, and the clock. */
 
 #ifndef MEMOIRE_FLOATS_H
 #define MEMOIRE_FLOATS_H
@@ -8,8 +8,8 @@
 #include <string.h>
 #include <time.h>
 
-/* Sums in pairs, so that additions need not wait for each other. Draws go by running sums, which may differ in
-   the last bit; memoire_pick catches what falls off the end. */
+/* Sums in pairs, so that additions do not depend on each other. Draws use running sums, which may differ in the
+   last bit; memoire_pick handles a mass beyond all children. */
 static inline double memoire_sum8(const double *c) {
     return ((c[0] + c[2]) + (c[4] + c[6])) + ((c[1] + c[3]) + (c[5] + c[7]));
 }
@@ -29,8 +29,8 @@ static inline double memoire_least_positive8(const double *c) {
     return memoire_least8(p);
 }
 
-/* Whether all of `size` bytes of floats are finite. Zero times a finite number is zero, and times any other NaN,
-   which stays: one instruction for a vector of numbers. */
+/* Returns 1 if all of `size` bytes of floats are finite, else 0. Zero times a finite number is zero, and zero times
+   another number is NaN, which stays: one instruction for a vector of numbers. */
 typedef int (*memoire_check)(const char *source, int64_t size);
 
 #define MEMOIRE_FINITE(name, type)                                                          \
@@ -84,7 +84,7 @@ MEMOIRE_FINITE_WIDE(memoire_wide_doubles, memoire_finite_doubles, double, __m256
 #define MEMOIRE_HAS_WIDE() 0
 #endif
 
-/* What looks at floats of a width, `size` bytes or more at a time. */
+/* Returns the fastest check for floats of a width, in arrays of at least `size` bytes. */
 static memoire_check memoire_check_of(int width, int64_t size) {
     int is_wide = size >= 32 && MEMOIRE_HAS_WIDE();
     if (width == 2) return memoire_finite_halves;
@@ -92,9 +92,9 @@ static memoire_check memoire_check_of(int width, int64_t size) {
     return is_wide ? memoire_wide_doubles : memoire_finite_doubles;
 }
 
-/* The child whose stretch of running sums holds *mass, which becomes what is left inside it. Where rounding put
-   the mass beyond all children, the last positive one: a child of sum 0 is never picked. (By halves, with three
-   comparisons, is no faster: measured.) */
+/* Returns the child whose interval of running sums holds *mass, and reduces *mass to the rest within the child. If
+   rounding puts the mass beyond all children, returns the last positive one: a child of sum 0 is never picked.
+   (Bisection, with three comparisons, is not faster: measured.) */
 static inline int64_t memoire_pick(const double *c, double *mass) {
     double before[9], m = *mass;
     int64_t k = 0, i;

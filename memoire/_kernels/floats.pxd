@@ -1,4 +1,4 @@
-"""Eight numbers of a tree's node at a time, whether floats are finite, and the clock, out of floats.h."""
+"""Declarations of floats.h: kernels over the eight numbers of a tree's node, checks for finite floats, and the clock."""
 
 from libc.stdint cimport int64_t
 

@@ -1,54 +1,54 @@
-"""Values of ragged columns, each in one piece, in segments that come and go."""
+"""Heap for the values of ragged columns: contiguous values in segments that are allocated and freed."""
 
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-# Heap: the values of a ragged column, each in one piece. A row holds a pointer to its value; NULL is one without elements.
+# Heap: the values of a ragged column, each of them contiguous. A row holds a pointer to its value; NULL is a value without elements.
 #
 #     oldest segment            segment                newest segment
-#     | 7: xxx | -: yyyyy |     | 9: z | 3: xxxxx |    | 12: xx |   room   |      7: whose it is; -: nobody's any more
+#     | 7: xxx | -: yyyyy |     | 9: z | 3: xxxxx |    | 12: xx |   room   |      7: owner of the value; -: no owner any more
 #
-# A value is put behind the newest, and a segment goes when nothing in it is somebody's any more: episodes leave oldest first. Where
-# segments take more than one and a half times what values need (and a few), since some values stay for long, the oldest are gone
-# through: what is somebody's is put behind the newest, too. Large values have a segment each.
+# A value is stored behind the newest value. A segment is freed when none of its values has an owner: episodes leave oldest first. If
+# segments take more than one and a half times the bytes of the values (and a few segments more), since some values stay for long,
+# the oldest segments are cleaned: values with an owner move behind the newest value. Large values have a segment each.
 
 cdef enum:
-    NOTHING = -1  # frame code: zeros. Below: -(code + 2) is a row of the final states
+    NOTHING = -1  # frame code of zeros. For a code below, -(code + 2) is a row of the final states
 
 cdef enum:
     SEGMENT_BYTES = 1 << 18
-    ALONE_BYTES = 1 << 15  # larger values have a segment each; so a full segment has no more than this unused
+    ALONE_BYTES = 1 << 15  # larger values have a segment each; so a full segment has at most this many unused bytes
     SPARE_SEGMENTS = 4
 
 cdef struct Value:  # in front of a value's elements
-    int64_t owner  # frame code of the row or final state that it is the value of; NOTHING: nobody's
+    int64_t owner  # frame code of the row or final state that has the value; NOTHING: no owner
     int32_t length  # elements, 1 or more
     int32_t at  # bytes from the begin of its segment
 
 cdef struct Segment:  # in front of its values
     Segment* older
     Segment* newer
-    int64_t size  # bytes there are for values
+    int64_t size  # bytes for values
     int32_t used
-    int32_t living  # values that have not been dropped; one more while they are gone through
+    int32_t living  # values that have not been dropped; one more while the segment is cleaned
 
 cdef struct Heap:
     Segment* oldest
     Segment* newest
-    Segment* alone  # one of those with a single large value; they are linked, too
-    int64_t element  # bytes of one
+    Segment* alone  # list of the segments with a single large value
+    int64_t element  # bytes of one element
     int64_t held  # bytes of all segments
-    int64_t live  # bytes of values that are somebody's
+    int64_t live  # bytes of values that have not been dropped
 
 
 cdef inline int64_t heap_bytes(const Heap* heap, int64_t length) noexcept nogil:
-    """What a value takes."""
+    """Return the bytes that a value of `length` elements takes in a segment."""
     return sizeof(Value) + ((length * heap.element + 7) & ~<int64_t>7)
 
 
 cdef inline Segment* heap_segment(Heap* heap, int64_t size) noexcept nogil:
-    """A new segment with room for `size` bytes, in no list; NULL where memory is short."""
+    """Allocate a segment with room for `size` bytes, in no list; return NULL if memory is short."""
     cdef Segment* segment = <Segment*>malloc(sizeof(Segment) + size)
     if segment != NULL:
         segment.older = segment.newer = NULL
@@ -58,7 +58,7 @@ cdef inline Segment* heap_segment(Heap* heap, int64_t size) noexcept nogil:
 
 
 cdef inline void heap_release(Heap* heap, Segment* segment) noexcept nogil:
-    """Give a segment back if nothing lives in it and it is not the newest."""
+    """Free a segment if it has no living values and is not the newest."""
     if segment.living > 0 or segment == heap.newest:
         return
     if segment.older != NULL:
@@ -74,7 +74,7 @@ cdef inline void heap_release(Heap* heap, Segment* segment) noexcept nogil:
 
 
 cdef inline Segment* heap_room(Heap* heap, int64_t size) noexcept nogil:
-    """The segment that a value of `size` bytes goes into; NULL where memory is short."""
+    """Return the segment for a new value of `size` bytes, or NULL if memory is short."""
     cdef Segment* full = heap.newest
     cdef Segment* segment
     if size > ALONE_BYTES:
@@ -100,7 +100,7 @@ cdef inline Segment* heap_room(Heap* heap, int64_t size) noexcept nogil:
 
 
 cdef inline bint heap_put(Heap* heap, const char* source, int64_t length, Value** place) noexcept nogil:
-    """Store a value, nobody's yet, and point `place` at it. False where memory is short."""
+    """Store a value without an owner, and point `place` at it. Return False if memory is short."""
     cdef int64_t size = heap_bytes(heap, length)
     cdef Segment* segment
     place[0] = NULL
@@ -119,7 +119,7 @@ cdef inline bint heap_put(Heap* heap, const char* source, int64_t length, Value*
 
 
 cdef inline void heap_drop(Heap* heap, Value** place) noexcept nogil:
-    """Let the value go that `place` points at, if any."""
+    """Drop the value that `place` points at, if any, and set `place` to NULL."""
     cdef Value* value = place[0]
     cdef Segment* segment
     if value == NULL:
@@ -133,7 +133,7 @@ cdef inline void heap_drop(Heap* heap, Value** place) noexcept nogil:
 
 
 cdef inline bint heap_is_loose(const Heap* heap) noexcept nogil:
-    """Whether much more is held than needed. Without this, one value that stays could hold a segment for ever."""
+    """Return True if segments take much more than the values need. Cleaning then frees segments that few values occupy."""
     return heap.held - heap.live > heap.live // 2 + SPARE_SEGMENTS * <int64_t>SEGMENT_BYTES and heap.oldest != heap.newest
 
 

@@ -1,4 +1,4 @@
-/* C that all kernels share: rows of bytes, and the index check of the checked build. */
+/* C functions that all kernels share: copies of rows, prefetching, and the index check of the checked build. */
 
 #ifndef MEMOIRE_NATIVE_H
 #define MEMOIRE_NATIVE_H
@@ -14,7 +14,7 @@
 #define MEMOIRE_IS_CHECKED 0
 #endif
 
-/* Versions of models: the bounds that any is within. */
+/* Bounds of all model versions. */
 #define MEMOIRE_LATEST INT64_MAX
 #define MEMOIRE_EARLIEST (-INT64_MAX)
 
@@ -24,7 +24,7 @@
 #define memoire_prefetch(address) ((void)(address))
 #endif
 
-/* An index that must lie in [0, size). Pointers escape Cython's bounds checks, so the checked build looks here. */
+/* Returns an index that must lie in [0, size). Cython does not check bounds of pointers, so the checked build does it here. */
 #ifdef MEMOIRE_CHECKED
 static inline int64_t memoire_inside(int64_t index, int64_t size, const char *file, int line) {
     if (index < 0 || index >= size) {
@@ -39,8 +39,8 @@ static inline int64_t memoire_inside(int64_t index, int64_t size, const char *fi
 #define memoire_index(index, size) (index)
 #endif
 
-/* memcpy for rows: most are a few bytes to a few hundred, where the call and its dispatch cost more than the copy.
-   The last piece may overlap the one before it; source and target never overlap. */
+/* memcpy for rows: most have a few to a few hundred bytes, for which the call and its dispatch cost more than the copy.
+   The last piece may overlap the piece before it; source and target never overlap. */
 static inline void memoire_copy_row(char *to, const char *from, size_t size) {
     size_t done;
     if (size >= 16) {
@@ -63,7 +63,7 @@ static inline void memoire_copy_row(char *to, const char *from, size_t size) {
     }
 }
 
-/* Ask for the cache lines of a row that will be read soon; the hardware fetches the rest of a long one itself. */
+/* Prefetches the cache lines of a row that is read soon; the hardware fetches the rest of a long row itself. */
 static inline void memoire_prefetch_row(const char *row, size_t size) {
     size_t done, most = size < 512 ? size : 512;
     for (done = 0; done < most; done += 64) memoire_prefetch(row + done);

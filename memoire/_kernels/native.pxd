@@ -1,9 +1,9 @@
-"""What all kernels share, out of native.h."""
+"""Declarations of native.h: functions and bounds that all kernels share."""
 
 from libc.stdint cimport int64_t
 
 cdef enum:
-    MAX_VALUE_BYTES = 1 << 26  # of a ragged column, as `schema` allows for an entry
+    MAX_VALUE_BYTES = 1 << 26  # most bytes of a ragged column's value, the limit of `schema` for an entry
 
 cdef extern from "native.h":
     const bint IS_CHECKED "MEMOIRE_IS_CHECKED"

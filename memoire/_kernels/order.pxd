@@ -1,4 +1,4 @@
-"""Leaves of a tree by their weights: from a rank to its leaf and back, and sums over ranks."""
+"""Ranking of a tree's leaves by weight: leaf of a rank, rank of a leaf, and sums over ranks."""
 
 from libc.math cimport exp, expm1, log, log1p, pow
 from libc.stdint cimport int32_t, int64_t
@@ -6,37 +6,37 @@ from libc.string cimport memcpy, memmove
 
 from memoire._kernels.native cimport inside
 
-# Order: all positive leaves of a tree, the heaviest first, so that the rank of a leaf and the leaf of a rank are found
-# quickly and exactly, however weights change.
+# Order: all positive leaves of a tree, the heaviest first. It finds the rank of a leaf and the leaf of a rank quickly and
+# exactly while weights change.
 #
 #     sequence   block 2          block 0          block 1      blocks of up to ORDER_BLOCK leaves, sorted inside,
 #     leaves     9 4 7            1 8              5 2 3        one after the other; of equal weights the lower leaf first
-#     before     0                3                5            leaves in the blocks in front: summed anew when asked for
+#     before     0                3                5            leaves in the blocks in front: recomputed on demand
 #
-# A full block is split; two neighbours that fit into three quarters of one become one. So a change moves at most a block,
-# and a million leaves are some eight thousand blocks, which are summed in microseconds.
+# A full block is split; two neighbours that fit into three quarters of a block are merged. So a change moves at most a block,
+# and a million leaves are about eight thousand blocks, which are summed in microseconds.
 
 cdef enum:
     ORDER_BLOCK = 256
-    EXACT_TERMS = 64  # terms of the sum over ranks that are added up; beyond, Euler and Maclaurin's formula is exact to rounding
+    EXACT_TERMS = 64  # terms of the sum over ranks that are added; beyond, the Euler-Maclaurin formula is exact to rounding
 
 cdef struct Order:
-    int64_t blocks  # in the sequence
-    int64_t count  # leaves
+    int64_t blocks  # number of blocks in the sequence
+    int64_t count  # number of leaves
     int64_t free_count
     bint settled
     double* weights  # [all blocks, ORDER_BLOCK]
     int32_t* leaves
-    int32_t* used  # of each block
+    int32_t* used  # number of leaves of each block
     int32_t* free_blocks
     int32_t* sequence
     int64_t* before
-    double sums[EXACT_TERMS + 1]  # of rank ** -alpha over the first ranks
+    double sums[EXACT_TERMS + 1]  # sums of rank ** -alpha over the first ranks
     double alpha
 
 
 cdef inline void order_take(Order* order, int64_t place) noexcept nogil:
-    """A free block at this place of the sequence, empty; those from there on have moved up already."""
+    """Put an empty free block at this place of the sequence. The caller has moved the blocks from this place on up."""
     order.free_count -= 1
     order.sequence[place] = order.free_blocks[inside(order.free_count, order.free_count + 1)]
     order.used[order.sequence[place]] = 0
@@ -47,7 +47,7 @@ cdef inline bint order_is_before(double weight, int64_t leaf, double other, int6
 
 
 cdef inline int64_t order_block(const Order* order, double weight, int64_t leaf) noexcept nogil:
-    """Place in the sequence of the block that holds this leaf, or that it belongs into: the first whose last is not before it."""
+    """Return the place in the sequence of the block for this leaf: the first block whose last leaf is not before it."""
     cdef int64_t low = 0, high = order.blocks - 1, middle, last
     while low < high:
         middle = (low + high) // 2
@@ -60,7 +60,7 @@ cdef inline int64_t order_block(const Order* order, double weight, int64_t leaf)
 
 
 cdef inline int64_t order_within(const Order* order, int64_t block, double weight, int64_t leaf) noexcept nogil:
-    """How many leaves of a block come before this one."""
+    """Return the number of leaves of a block that come before this leaf."""
     cdef const double* weights = order.weights + block * ORDER_BLOCK
     cdef const int32_t* leaves = order.leaves + block * ORDER_BLOCK
     cdef int64_t low = 0, high = order.used[block], middle
@@ -115,7 +115,7 @@ cdef inline void order_remove(Order* order, int64_t leaf, double weight) noexcep
 
 
 cdef inline void order_merge(Order* order, int64_t place) noexcept nogil:
-    """Make one block of this one and the next, where they fit into three quarters of one, or one of them is empty."""
+    """Merge a block with the next if both fit into three quarters of a block, or one of them is empty."""
     cdef int64_t block = order.sequence[place], other = order.sequence[place + 1]
     cdef int64_t kept = order.used[block], added = order.used[other]
     if kept > 0 and added > 0 and kept + added > ORDER_BLOCK * 3 // 4:
@@ -140,14 +140,14 @@ cdef inline void order_settle(Order* order) noexcept nogil:
 
 
 cdef inline int64_t order_rank(Order* order, int64_t leaf, double weight) noexcept nogil:
-    """Rank of a leaf that is there, the heaviest has 1."""
+    """Return the rank of a leaf in the order; the heaviest leaf has rank 1."""
     cdef int64_t place = order_block(order, weight, leaf)
     order_settle(order)
     return order.before[place] + order_within(order, order.sequence[place], weight, leaf) + 1
 
 
 cdef inline int64_t order_leaf(Order* order, int64_t rank) noexcept nogil:
-    """The leaf of a rank from 1 to count."""
+    """Return the leaf of a rank from 1 to count."""
     cdef int64_t low = 0, high = order.blocks - 1, middle
     order_settle(order)
     while low < high:
@@ -159,8 +159,8 @@ cdef inline int64_t order_leaf(Order* order, int64_t rank) noexcept nogil:
     return order.leaves[order.sequence[low] * <int64_t>ORDER_BLOCK + inside(rank - 1 - order.before[low], ORDER_BLOCK)]
 
 
-# Chances by rank: P(rank) = rank ** -alpha / sum over all ranks. The sum up to a rank, and the rank of a sum, are computed
-# anew at each draw, in constant time: so the segments of equal probability are right however many leaves there are.
+# Probability by rank: P(rank) = rank ** -alpha / sum over all ranks. Each draw computes the sum up to a rank, and the rank of
+# a sum, in constant time: so the segments of equal probability are right for any number of leaves.
 
 cdef inline void order_set_alpha(Order* order, double alpha) noexcept nogil:
     cdef int rank
@@ -171,7 +171,7 @@ cdef inline void order_set_alpha(Order* order, double alpha) noexcept nogil:
 
 
 cdef inline double order_sum(const Order* order, int64_t rank) noexcept nogil:
-    """Sum of r ** -alpha for r from 1 to rank."""
+    """Return the sum of r ** -alpha for r from 1 to rank."""
     cdef double a = order.alpha, x = <double>rank, n = EXACT_TERMS, power, first, tail
     if rank <= EXACT_TERMS:
         return order.sums[rank]
@@ -182,7 +182,7 @@ cdef inline double order_sum(const Order* order, int64_t rank) noexcept nogil:
 
 
 cdef inline double _power_integral(double x, double alpha) noexcept nogil:
-    """Integral of t ** -alpha from EXACT_TERMS to x."""
+    """Return the integral of t ** -alpha from EXACT_TERMS to x."""
     cdef double n = EXACT_TERMS, exponent = 1.0 - alpha, logarithm = log(x / n)
     if exponent == 0.0:
         return pow(n, exponent) * logarithm
@@ -190,7 +190,7 @@ cdef inline double _power_integral(double x, double alpha) noexcept nogil:
 
 
 cdef inline int64_t order_find(const Order* order, double mass, int64_t count) noexcept nogil:
-    """The rank from 1 to count whose stretch of `order_sum` holds this mass."""
+    """Return the rank from 1 to count whose interval of `order_sum` holds this mass."""
     cdef double n = EXACT_TERMS, exponent = 1.0 - order.alpha, scaled
     cdef int64_t rank, low = 1, high
     if count <= EXACT_TERMS or mass < order.sums[EXACT_TERMS]:
@@ -202,7 +202,7 @@ cdef inline int64_t order_find(const Order* order, double mass, int64_t count) n
             else:
                 low = rank + 1
         return low
-    # All but the terms of the rank itself turned round: off by a rank or two, and from there step by step.
+    # Invert the formula without the terms of the rank itself: the result is off by a rank or two, which steps correct.
     scaled = mass - order.sums[EXACT_TERMS] + pow(n, -order.alpha) * (0.5 - order.alpha / (12.0 * n))
     scaled /= pow(n, exponent)
     if exponent == 0.0:

@@ -1,4 +1,4 @@
-"""Sum tree of eight children a node: its layout, and the loops over it."""
+"""Sum tree with eight children for each node: its layout, and the loops over it."""
 
 from libc.math cimport INFINITY
 from libc.stdint cimport int64_t, uint8_t
@@ -6,37 +6,37 @@ from libc.stdint cimport int64_t, uint8_t
 from memoire._kernels.floats cimport least8, least_positive8, pick, sum8
 from memoire._kernels.native cimport inside, prefetch
 
-# Priority tree: wide nodes of eight children, one cache line each, in a contiguous array per level.
+# Priority tree: wide nodes of eight children, one cache line each, in one contiguous array for each level.
 #
 #     level 2                        29                             one value: the total
-#     level 1         10                             19             eight to a node above; here two are used
+#     level 1         10                             19             eight for each node above; here two are used
 #     level 0   3 0 5 2 0 0 0 0             1 6 0 0 4 0 8 0         leaves: entry i is leaf i
 #
-# A value is recomputed from its eight children whenever one changed, so sums do not drift. Writing a leaf only marks its
+# A sum is recomputed from its eight children after each change, so sums do not drift. Writing a leaf only marks its
 # parent; `tree_settle` then recomputes each marked node once, level by level. Beside each sum of level 1 and above lies
-# the least positive leaf under it (infinity where there is none), brought up to date only when somebody asks for it.
+# the least positive leaf under it (infinity if no leaf is positive), which only `tree_least` brings up to date.
 
 cdef enum:
     MAX_LEVELS = 16
-    CHUNK = 256  # masses that are looked for together
+    CHUNK = 256  # masses that are searched together
     DIRTY = 1
     STALE = 2
 
 cdef struct Tree:
     int64_t size
     int levels
-    int64_t positive  # leaves above 0
+    int64_t positive  # number of leaves above 0
     int64_t dirties
     int64_t stales
     double* sums[MAX_LEVELS]
     double* least[MAX_LEVELS]  # from level 1 up
-    uint8_t* marks[MAX_LEVELS]  # from level 1 up: DIRTY and STALE nodes wait in the lists of these names
-    int64_t* dirty  # sums to be recomputed
-    int64_t* stale  # least leaves to be recomputed
+    uint8_t* marks[MAX_LEVELS]  # from level 1 up: DIRTY if the node is in `dirty`, STALE if it is in `stale`
+    int64_t* dirty  # nodes whose sums are to be recomputed
+    int64_t* stale  # nodes whose least leaves are to be recomputed
 
 
 cdef inline void tree_put(Tree* tree, int64_t leaf, double weight) noexcept nogil:
-    """Write a leaf and mark its parent; sums are right again after `tree_settle`."""
+    """Write a leaf and mark its parent; sums are right only after `tree_settle`."""
     cdef double* place = tree.sums[0] + inside(leaf, tree.size)
     cdef int64_t parent = leaf >> 3
     if place[0] == weight:
@@ -53,7 +53,7 @@ cdef inline void tree_put(Tree* tree, int64_t leaf, double weight) noexcept nogi
 
 
 cdef inline void tree_settle(Tree* tree) noexcept nogil:
-    """Recompute every sum above a changed leaf, each once."""
+    """Recompute every sum above a changed leaf, each sum once."""
     cdef int64_t i, node, parent, kept, count = tree.dirties
     cdef int level
     if count == 0:
@@ -74,7 +74,7 @@ cdef inline void tree_settle(Tree* tree) noexcept nogil:
 
 
 cdef inline double tree_least(Tree* tree) noexcept nogil:
-    """Least leaf above 0, or infinity: recomputes every node above a leaf that has changed since this was last asked."""
+    """Return the least leaf above 0, or infinity. Recomputes every node above a leaf that has changed since the last call."""
     cdef int64_t i, node, parent, kept, count
     cdef int level
     tree_settle(tree)  # so that no node is dirty without being stale
@@ -103,9 +103,9 @@ cdef inline double tree_total(const Tree* tree) noexcept nogil:
 
 
 cdef inline void tree_find(const Tree* tree, const double* masses, int64_t count, int64_t* leaves) noexcept nogil:
-    """For each mass in [0, total) the leaf whose stretch of cumulative weight holds it, all of a level before the next.
+    """Find for each mass in [0, total) the leaf whose interval of cumulative weight holds it, one level for all masses at a time.
 
-    A mass of the total or beyond has the last leaf above 0. It is infinite here: a finite one could be rounded into the leaf before.
+    A mass of the total or above gives the last leaf above 0. It becomes infinite: rounding could move a finite mass to the leaf before.
     """
     cdef double left[CHUNK]
     cdef double total = tree_total(tree)

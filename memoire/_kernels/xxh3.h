@@ -1,7 +1,7 @@
 /* XXH3 with 64 bits, written from the public description of the algorithm (github.com/Cyan4973/xxHash, doc/xxhash_spec.md).
 
-   Eight running sums take stripes of 64 bytes. After 16 stripes the sums are scrambled. Each lane multiplies halves of 32
-   bits, which vector units do for two, four or more lanes at once: the checksum keeps up with memory. `target`, if not
+   Eight running sums consume stripes of 64 bytes. After 16 stripes the sums are scrambled. Each lane multiplies halves of 32
+   bits, which vector units do for two, four or more lanes at once: the checksum is as fast as memory. `target`, if not
    NULL, receives a copy of the bytes in the same pass. */
 
 #ifndef MEMOIRE_XXH3_H
@@ -27,7 +27,7 @@
 #define MEMOIRE_XXH3_STRIPE 64
 #define MEMOIRE_XXH3_SECRET 192
 #define MEMOIRE_XXH3_BLOCK ((MEMOIRE_XXH3_SECRET - MEMOIRE_XXH3_STRIPE) / 8) /* stripes */
-#define MEMOIRE_XXH3_STREAMED_FROM ((size_t)1 << 17) /* bytes: what is longer meets memory that is in no cache */
+#define MEMOIRE_XXH3_STREAMED_FROM ((size_t)1 << 17) /* bytes: copies from this size on bypass the cache */
 
 #define MEMOIRE_P32_1 0x9E3779B1U
 #define MEMOIRE_P32_2 0x85EBCA77U
@@ -76,7 +76,7 @@ static inline uint64_t memoire_swap64(uint64_t word) {
     return word << 32 | word >> 32;
 }
 
-/* Upper and lower half of the product of 128 bits, folded into one. */
+/* Returns the upper half xor the lower half of the product of 128 bits. */
 static inline uint64_t memoire_fold_product(uint64_t left, uint64_t right) {
 #if defined(__SIZEOF_INT128__)
     unsigned __int128 product = (unsigned __int128)left * right;
@@ -146,8 +146,8 @@ static inline uint64_t memoire_xxh3_to_240(const uint8_t *from, size_t size, uin
     return memoire_avalanche(sum + memoire_mix16(from + size - 16, secret + 136 - 17, seed));
 }
 
-/* How the copy that is made on the way is stored. */
-enum { MEMOIRE_NO_COPY, MEMOIRE_COPY, MEMOIRE_STREAM /* past the processor's cache, to a multiple of 16 */ };
+/* Kinds of stores for the copy of the bytes. */
+enum { MEMOIRE_NO_COPY, MEMOIRE_COPY, MEMOIRE_STREAM /* bypasses the processor's cache; the target is a multiple of 16 */ };
 
 static inline int memoire_copy_of(const uint8_t *target, size_t size) {
     if (!target) return MEMOIRE_NO_COPY;
@@ -244,7 +244,7 @@ __attribute__((target("avx2"))) static void memoire_stripes_avx2(
     for (half = 0; half < 2; half++) _mm256_storeu_si256((__m256i *)sums + half, sum[half]);
 }
 
-/* Whole blocks with their keys in registers. A store past the cache fills a line at once, if the target begins one. */
+/* Whole blocks with their keys in registers. A store that bypasses the cache fills a whole line if the target is aligned to it. */
 __attribute__((target("avx512f"))) static void memoire_stripes_avx512(
     uint64_t *sums, const uint8_t *from, size_t stripes, const uint8_t *secret, uint8_t *target, int copy) {
     const __m512i prime = _mm512_set1_epi64((long long)MEMOIRE_P32_1), scramble = _mm512_loadu_si512(secret + 128);
@@ -305,13 +305,13 @@ static void memoire_stripes_neon(
 }
 #endif
 
-/* Every way in which this processor can take stripes, the fastest first; NULL after the last. */
+/* Returns the implementations for stripes that this processor supports, the fastest first, by number; NULL after the last. */
 static inline memoire_stripes memoire_xxh3_way(int number) {
     memoire_stripes ways[5] = {NULL, NULL, NULL, NULL, NULL};
     int found = 0;
 #if MEMOIRE_XXH3_X86
     __builtin_cpu_init();
-    /* Processors with AVX-512 that are older than this part of it run slower while they use it. */
+    /* Older processors, which have AVX-512 without this extension, run slower while they use it. */
     if (__builtin_cpu_supports("avx512vbmi2")) ways[found++] = memoire_stripes_avx512;
     if (__builtin_cpu_supports("avx2")) ways[found++] = memoire_stripes_avx2;
     ways[found++] = memoire_stripes_sse2;
@@ -351,7 +351,7 @@ static inline uint64_t memoire_xxh3_long(
     return memoire_avalanche(sum);
 }
 
-/* XXH3 of `size` bytes at any alignment, by one of the ways above. */
+/* Returns the XXH3 of `size` bytes at any alignment, by one of the implementations above. */
 static inline uint64_t memoire_xxh3(
     memoire_stripes take, const uint8_t *from, size_t size, uint64_t seed, uint8_t *target) {
     if (size > 240) return memoire_xxh3_long(take, from, size, seed, target);

@@ -1,1 +1,1 @@
-"""What clients have done, counted exactly once."""
+"""Accounts of clients: counts of their episodes, steps and caches, each counted exactly once."""

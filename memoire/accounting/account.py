@@ -1,6 +1,6 @@
-"""What one client has counted at one server, and what all of them come to.
+"""Account of one client at one server, and sums over all accounts of a server.
 
-Accounts that are not in memory: where they are kept, and what they add up to.
+Store of accounts that are not in memory, and their sums.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from memoire.figures import counter, gauge, shown
 from memoire.wire.messages import Update
 
 REPORT_SUMS = ("episodes", "steps", "skipped", "generated_bytes", "dropped_lines", "applied", "stale", "gone")
-"""Sums that a report brings; the greater number wins."""
+"""Cumulative sums in a report; of two reports the greater number holds."""
 HOME_SUMS = ("caches", "cache_bytes")
-"""Those that a client counts for each home anew."""
+"""Sums in a report that a client counts for each home separately."""
 TABLE_SUMS = ("episodes", "steps", "applied", "stale", "lost_feedback")
-"""What is added up for each table, too."""
+"""Sums that a ledger also has for each table."""
 
 
 FEEDBACK: Final = counter(
@@ -35,26 +35,26 @@ DROPPED_CACHES: Final = counter(
 
 @dataclass(frozen=True, slots=True)
 class FeedbackCounts:
-    """What became of the TD errors that learners gave for the entries of one owner, or of several owners.
+    """Outcomes of the TD errors that learners gave for entries of one or several owners.
 
-    At every moment given = applied + superseded + gone + stale + lost + waiting.
+    At all times given = applied + superseded + gone + stale + lost + waiting.
     """
 
     # fmt: off
     given: Annotated[int, FEEDBACK("given")] = 0
     applied: Annotated[int, FEEDBACK("applied")] = 0
-    """The owner has set the priority, and said so."""
+    """The owner has set the priority and acknowledged it."""
     superseded: Annotated[int, FEEDBACK("superseded")] = 0
-    """A newer TD error of the same entry came before this one was sent."""
+    """A newer TD error of the same entry came before the older one was sent."""
     gone: Annotated[int, FEEDBACK("gone")] = 0
-    """The entry was gone before the TD error was given."""
+    """The entry was overwritten before the TD error was given."""
     stale: Annotated[int, FEEDBACK("stale")] = 0
-    """The entry went while the TD error waited, or could not be used."""
+    """The entry was overwritten while the TD error waited, or the TD error could not be used."""
     lost: Annotated[int, FEEDBACK("lost")] = 0
-    """The owner will never fetch it: it ended, is not known, or the server ended; or too many waited."""
+    """The owner never fetches the TD error: owner or server ended, the owner is unknown, or too many waited."""
     waiting: Annotated[int, gauge("feedback_waiting_samples", "Waiting", "TD errors that clients have not "
         "acknowledged.")] = 0
-    """Sent ones that the owner has not acknowledged are among them."""
+    """TD errors that were sent but not acknowledged are included."""
     # fmt: on
 
     def __add__(self, other: FeedbackCounts) -> FeedbackCounts:
@@ -62,73 +62,73 @@ class FeedbackCounts:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether each TD error is in one place."""
+        """True if each TD error has exactly one outcome."""
         counts: tuple[int, ...] = astuple(self)
         return min(counts) >= 0 and 2 * self.given == sum(counts)
 
 
 FEEDBACK_OUTCOMES = ("given", "applied", "superseded", "gone", "stale")
-"""What is kept of `FeedbackCounts` beside what is lost: what waits ends with the process."""
+"""Fields of `FeedbackCounts` that a packed account keeps beside `lost`: waiting TD errors end with the process."""
 
 
 @dataclass(slots=True)
 class Account:
-    """One client at one server; the ledger's owner holds the lock under which it changes."""
+    """Counts of one client at one server; guarded by the lock of the ledger's owner."""
 
     client: bytes
     first_seen: float
     last_seen: float
     since: int = 0
-    """The epoch since which the home had forgotten nothing when it was opened: what is per home (the client's caches)
-    counts from then.
+    """Ledger's `since` at the opening of the account, an epoch of the home: the client's counts for its home (caches)
+    begin then.
     """
     report: Update = field(default_factory=Update)
-    """Greatest sums, and the state of the client's memory as its newest message says; without lines and episodes."""
+    """Greatest sums of all reports, and the rest of the newest report; without lines and episodes."""
     sequence: int = -1
-    """Number of that newest message."""
+    """Sequence number of the newest report."""
     lines_through: int = 0
-    """Number of the newest log line that was taken."""
+    """Number of the newest stored log line."""
     ended_through: int = 0
-    """Number of the newest closed episode that was taken."""
+    """Number of the newest counted episode."""
     returns_count: int = 0
     returns_sum: float = 0.0
     received_caches: int = 0
     received_bytes: int = 0
-    """Of all caches that arrived, accepted or rejected."""
+    """Payload bytes of all caches that arrived, accepted or rejected."""
     seen_caches: int = 0
     seen_bytes: int = 0
-    """What the client had pushed when it pushed the newest cache that arrived: received, or lost on the way."""
+    """Bytes that the client had pushed with the newest cache that arrived; `seen_caches` counts the caches."""
     accepted_caches: int = 0
     accepted_bytes: int = 0
     accepted_samples: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
     waiting_feedback: int = 0
-    """Priorities that learners have set and that the client has not fetched yet; only in memory."""
+    """TD errors that the client has not acknowledged yet; only in memory."""
     lost_feedback: int = 0
-    """Priorities that it never fetched: it ended, or too many waited for it."""
+    """TD errors that the client never fetched: it ended, or too many waited for it."""
     given_feedback: int = 0
-    """What became of all TD errors that this server was given for its entries: see `FeedbackCounts`."""
+    """TD errors that this server received for the client's entries; `FeedbackCounts` has their outcomes."""
     applied_feedback: int = 0
     superseded_feedback: int = 0
     gone_feedback: int = 0
     stale_feedback: int = 0
     seen_feedback: tuple[int, int] = (0, 0)
-    """`applied` and `gone` of the newest report that was looked at; only in memory."""
+    """`applied` and `gone` of the newest report whose feedback was counted; only in memory."""
     last_cache: float = 0.0
-    """When the newest cache arrived; only in memory."""
+    """Arrival time of the newest cache; only in memory."""
     label: int = 0
-    """Of its log lines."""
+    """32-bit uuid of the client's log lines."""
     host: str = ""
-    """Where it runs, as it says; only in memory."""
+    """Host of the client, from its HELLO; only in memory."""
     table: int = 0
-    """Number of the table that it belongs to."""
+    """Number of the client's table."""
     newest_models: Mapping[str, int] = field(default_factory=dict)
-    """Newest version of each topic when it reported last; only in memory. Nobody changes it."""
+    """Newest version of each topic at the client's last report; only in memory. Never modified in place."""
     owner: str = ""
-    """Whose key it was opened with, as role and name: nobody else may speak for it. "" where no keys are asked for."""
+    """Role and name of the key that opened the account; no other key may use it. "" if the server requires no keys."""
 
     def arrived(self, byte_count: int, number: int, pushed_bytes: int, now: float) -> None:
-        """A cache of this size came; with it the client had pushed so many caches and bytes."""
+        """Count a cache that arrived; `number` and `pushed_bytes` are the client's totals of pushes with this cache."""
         self.received_caches += 1
         self.received_bytes += byte_count
         self.seen_caches = max(self.seen_caches, number)
@@ -136,13 +136,13 @@ class Account:
         self.last_cache = self.last_seen = now
 
     def copy(self) -> Account:
-        """The account as it is now, which nobody changes any more."""
+        """Return a snapshot of the account, which later changes do not affect."""
         copied = Account(*_facts(self))
         copied.rejected = dict(self.rejected)
         return copied
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where its numbers disagree."""
+        """Raise AssertionError if the account's numbers disagree."""
         assert not self.report.lines and not self.report.ended
         received = self.accepted_caches + self.rejected_caches
         assert self.received_caches == received
@@ -153,56 +153,52 @@ class Account:
 
     @property
     def feedback(self) -> FeedbackCounts:
-        """What became of the TD errors that were given for its entries."""
+        """Outcomes of the TD errors that learners gave for the client's entries."""
         return FeedbackCounts(*_feedback(self))
 
     @property
     def rejected_caches(self) -> int:
-        """Caches that arrived and were not taken."""
+        """Caches that arrived and were rejected."""
         return sum(self.rejected.values())
 
     @property
     def overtaken_caches(self) -> int:
-        """Caches that a later one overtook and that have not arrived."""
+        """Caches that have not arrived although a later cache has."""
         return max(0, self.seen_caches - self.received_caches)
 
     @property
     def overtaken_bytes(self) -> int:
-        """Their bytes."""
+        """Bytes of the caches that have not arrived although a later cache has."""
         return max(0, self.seen_bytes - self.received_bytes)
 
     @property
     def lost_caches(self) -> int:
-        """Caches that were overtaken. Once the client has said goodbye, which no later cache follows, all that have not
-        arrived.
-        """
+        """Overtaken caches; once the client has left, all caches that have not arrived, since no cache follows."""
         return self.pushed_caches - self.received_caches if self.report.leaving else self.overtaken_caches
 
     @property
     def lost_bytes(self) -> int:
-        """Their bytes."""
+        """Bytes of the lost caches."""
         return self.pushed_bytes - self.received_bytes if self.report.leaving else self.overtaken_bytes
 
     @property
     def pushed_caches(self) -> int:
-        """Caches that the client has pushed, as far as anything that arrived says: always those received (accepted or
-        rejected), lost and in flight together.
-        """
+        """Caches that the client has pushed, by the greatest number in its messages: received + lost + in flight."""
         return max(self.report.caches, self.seen_caches, self.received_caches)
 
     @property
     def pushed_bytes(self) -> int:
-        """Their bytes."""
+        """Bytes of the pushed caches."""
         return max(self.report.cache_bytes, self.seen_bytes, self.received_bytes)
 
     @property
     def in_flight_caches(self) -> int:
-        """Caches that the client pushed and that neither arrived nor are lost."""
+        """Pushed caches that neither arrived nor are lost."""
         return self.pushed_caches - self.received_caches - self.lost_caches
 
     @property
     def in_flight(self) -> int:
-        """Bytes that the client pushed and that neither arrived nor are lost."""
+        """Bytes of the pushed caches that neither arrived nor are lost."""
         return self.pushed_bytes - self.received_bytes - self.lost_bytes
 
 
@@ -218,7 +214,7 @@ class Totals:
     # fmt: off
     clients: int = 0
     gone: int = 0
-    """Of these clients, those that said goodbye."""
+    """Number of clients that have left."""
     episodes: Annotated[int, counter("episodes", "Episodes", "Episodes of this run that clients closed.",
         docs="homes.md")] = 0
     steps: Annotated[int, counter("steps", "Steps", "Entries of this run that clients recorded.", docs="homes.md")] = 0
@@ -257,7 +253,7 @@ class Totals:
 
 
 def of_account(name: str) -> str:
-    """Where an account has this count: an attribute of it, or of its newest report."""
+    """Return the path of a count's attribute in an `Account`: of the account, or of its report."""
     return f"report.{name}" if name in REPORT_SUMS else name
 
 
@@ -266,19 +262,19 @@ _counted = attrgetter(*map(of_account, _COUNTED))
 
 
 def counts_of(account: Account) -> dict[str, int]:
-    """What an account adds to `Totals`, all but returns_sum."""
+    """Return the counts that an account adds to `Totals`, without returns_sum."""
     report = account.report
     counts = {"clients": 1, "gone": int(report.leaving), "skipped_caches": report.skipped}
     return counts | dict(zip(_COUNTED, _counted(account), strict=True))
 
 
 def counts_something(update: Update) -> bool:
-    """Whether a report is more than a sign of life."""
+    """Return True if a report contains counts, lines or episodes, and is more than a heartbeat."""
     return any(_sums(update)) or bool(update.lines or update.ended)
 
 
 def sums_of(account: Account | None) -> tuple[int, ...] | None:
-    """All that a client's message may add to its account: two of these differ when there is something to save."""
+    """Return the numbers of an account that a report may change; a difference means that there is something to save."""
     if account is None:
         return None
     report = account.report
@@ -287,36 +283,36 @@ def sums_of(account: Account | None) -> tuple[int, ...] | None:
 
 
 class ExactSum:
-    """A sum of floats that knows no rounding: what was added and taken off again leaves nothing behind."""
+    """Sum of floats without rounding: adding and then subtracting a number restores the sum exactly."""
 
     def __init__(self) -> None:
         self._units = 0  # of 2**-1074, of which every float is a whole number
 
     def add(self, value: float, sign: int = 1) -> None:
-        """Add a finite number, or take it off."""
+        """Add a finite number, or subtract it if sign is -1."""
         numerator, denominator = value.as_integer_ratio()
         self._units += sign * (numerator << (1075 - denominator.bit_length()))
 
     @property
     def value(self) -> float:
-        """The sum, rounded once."""
+        """Sum as a float, rounded once."""
         return self._units / (1 << 1074)
 
 
 class FoldedSums:
-    """What the accounts add up to that are not in memory."""
+    """Sums over accounts that are not in memory."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        """By the names of `Totals`, all but returns_sum."""
+        """Sums by the names of `Totals`, without returns_sum."""
         self.returns = ExactSum()
         self.tables: dict[str, Counter[int]] = {name: Counter() for name in TABLE_SUMS}
         """`TABLE_SUMS` of each table, by its number."""
         self.feedback: Counter[str] = Counter()
-        """By the names of `FeedbackCounts`."""
+        """Sums of outcomes of TD errors, by the names of `FeedbackCounts`."""
 
     def add(self, account: Account, sign: int = 1) -> None:
-        """Add an account, or take it off."""
+        """Add an account, or subtract it if sign is -1."""
         counts = counts_of(account)
         for name, value in counts.items():
             self.counts[name] += sign * value
@@ -328,31 +324,29 @@ class FoldedSums:
 
 
 class AccountStore:
-    """Where the accounts of one run are that are not in memory (see `KeptAccounts`). This one has nothing and keeps
-    nothing: of a ledger that never folds.
+    """Store of one run's accounts that are not in memory (see `KeptAccounts`). This base class keeps no accounts, for a
+    ledger that never folds accounts.
     """
 
     def find(self, client: bytes) -> Account | None:
-        """The client's own account as it was kept last."""
+        """Return the newest version of a client's own account, or None."""
         return None
 
     def numbers_elsewhere(self, client: bytes) -> tuple[int, int]:
-        """Numbers of the newest line and closed episode that other accounts of this client have, those of servers that
-        were drained among them; 0 where there are none.
-        """
+        """Return the numbers of the newest line and episode in the client's accounts from other servers, or zeros."""
         return 0, 0
 
     def keep(self, account: Account) -> None:
-        """Keep an account that leaves memory; it is not changed any more."""
+        """Store an account that leaves memory; it does not change any more."""
         assert account is None, "a ledger that folds needs a store"
 
     def sums(self) -> FoldedSums:
-        """What all accounts that are kept add up to, without those of other servers."""
+        """Return the sums over all stored accounts, without those of other servers."""
         return FoldedSums()
 
 
 class SumsOnlyStore(AccountStore):
-    """An `AccountStore` that forgets accounts: of their ledger's totals only the sums are left."""
+    """An `AccountStore` that discards accounts: only their sums stay, in the ledger."""
 
     def keep(self, account: Account) -> None:
-        """Do nothing: the ledger has added the account to its sums."""
+        """Discard the account: the ledger has added it to its sums."""

@@ -1,17 +1,17 @@
-"""Who counted what: cumulative totals of every client at a server.
+"""Ledger of a server: cumulative totals of every client.
 
-Pure: no clock, no socket. Totals travel as sums since the client began, never as increments, so that a message may be
-lost, doubled or late without changing what is counted: the greater number wins.
+Pure: no clock, no socket. Clients report sums since their start, never increments. So a message may be lost, doubled
+or late, and the totals stay right: the greater number holds.
 
-    client 7 says     episodes 3     episodes 5     (again) 3      the ledger holds 5
-    client 9 says                    episodes 2                    the ledger holds 2      total 7
+    client 7 reports  episodes 3     episodes 5     (again) 3      the ledger holds 5
+    client 9 reports                 episodes 2                    the ledger holds 2      total 7
 
-A client that has only said hello is a guest: it has no account until it reports something that counts. An account
-whose client is gone or silent is folded: it leaves memory, its `AccountStore` keeps it, and it comes back before the
-client's next message is looked at.
+A client that has only sent HELLO is a guest: it has no account until it reports counts. The account of a client that
+is gone or silent is folded: it moves from memory to the `AccountStore`, and returns to memory before the client's next
+message is handled.
 
-    hello ──▶ guest ──first report that counts──▶ account ──gone, or silent for long──▶ folded
-                                                     ▲──────────── speaks again ────────────┘
+    HELLO ──▶ guest ──first report with counts──▶ account ──gone, or silent for long──▶ folded
+                                                     ▲──────────── next message ────────────┘
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from .account import (
 )
 
 MAX_GUESTS = 1 << 14
-"""Clients without an account that a ledger remembers; beyond, those leave that are silent for `SILENCE_TIMEOUT`."""
+"""Most guests of a ledger; a new guest then evicts guests that are silent for `SILENCE_TIMEOUT`."""
 RECENT_LINE_BYTES = 4 << 20
-"""Bytes of the newest lines that a book keeps in memory."""
+"""Most bytes of the newest log lines that a logbook keeps in memory."""
 ACCOUNT_BYTES = 4096
-"""What an account or a guest takes at most, with what tables and limiters keep of a client, beside the names in its
+"""Most bytes of memory for an account or guest, with the client's data in tables and limiters, without the names in its
 report.
 """
 NAME_BYTES = 128
-"""What a scalar, or the version of a topic, takes beside its name."""
+"""Bytes of memory for a scalar, or the version of a topic, without its name."""
 MAX_CODES = 32
 SILENCE_TIMEOUT = 12.0
-"""Seconds after which a client that was not heard will not come again by itself: more than twice its heartbeat."""
+"""Seconds of silence after which a guest may be evicted: more than two heartbeats of a client."""
 RECENT_EPISODES = 1000
-"""Newest closed episodes that are kept. They are numbered, so that a reader sees which ones it has missed."""
+"""Number of newest closed episodes that are kept. They are numbered, so that a gap shows missed ones."""
 
 _report_sums, _home_sums = attrgetter(*REPORT_SUMS), attrgetter(*HOME_SUMS)
 
@@ -67,12 +67,12 @@ class Ledger:
     """Accounts of all clients of one run at one server. Not thread-safe: the owner locks.
 
     Args:
-        epoch: Of the server as it runs now.
-        since: The epoch since which the server has forgotten nothing, which accounts that it opens say; 0: this one.
-        store: Where accounts are that are not in memory.
-        may_open: Whether an account may be opened for a newcomer whose key is this owner's, now.
+        epoch: Current epoch of the server.
+        since: Epoch from which on the server has all accounts; new accounts record it. 0: the current epoch.
+        store: Store of accounts that are not in memory.
+        may_open: Returns True if an account may be opened now for a new client whose key has this owner.
         forget: Called with each client that leaves memory.
-        room: Counts what accounts, guests and their reports take in memory; None: they are not counted.
+        room: Counts the bytes of accounts, guests and their reports in memory; None: they are not counted.
     """
 
     def __init__(
@@ -86,31 +86,31 @@ class Ledger:
         room: ByteHolder | None = None,
     ) -> None:
         self._room = ByteBudget(1 << 62).holder("clients") if room is None else room
-        self._name_bytes: dict[bytes, int] = {}  # of the clients whose reports have names
+        self._name_bytes: dict[bytes, int] = {}  # bytes of the names in a client's report
         self.epoch, self.since = epoch, since or epoch
         self._store = AccountStore() if store is None else store
         self._may_open, self._forget = may_open, forget
         self._accounts: dict[bytes, Account] = {}
         self._guests: PeerTable[bytes, Account] = PeerTable(
-            "clients that have reported nothing yet", MAX_GUESTS, SILENCE_TIMEOUT, self._guest_left
+            "clients that have reported nothing yet", MAX_GUESTS, SILENCE_TIMEOUT, self._release_guest
         )
         self._folded = self._store.sums()
         self.sums: Counter[str] = Counter()
-        """Running sums over all clients, by the names of `Totals`: those of `TABLE_SUMS`, accepted_caches and gone."""
+        """Running sums over all clients, by the names of `Totals`: `TABLE_SUMS`, accepted_caches and gone."""
         self.tables: dict[str, Counter[int]] = {name: Counter(sums) for name, sums in self._folded.tables.items()}
         """`TABLE_SUMS` of each table, by its number."""
         for name in (*TABLE_SUMS, "accepted_caches", "gone"):
             self.sums[name] = self._folded.counts[name]
         self.present: Counter[int] = Counter()
-        """Clients in memory that have not said goodbye, of each table; guests are among them."""
+        """Clients in memory that have not left, guests included, by number of their table."""
         self.own_feedback = self.unknown_feedback = FeedbackCounts()
-        """Of entries that the server stores itself, and of owners that it does not know, since it was started."""
+        """TD errors for entries that the server stores itself, and for unknown owners, since the server started."""
         self.strays = 0
-        """Caches that came for accounts of a former life of this server."""
+        """Caches that arrived for accounts of a former life of this server."""
         self.ended_count = 0
-        """Closed episodes that were told to this ledger as it is in memory; the newest one has this number."""
+        """Closed episodes that were reported since this ledger was created; the newest one has this number."""
         self.ended: deque[tuple[bytes, Ended]] = deque(maxlen=RECENT_EPISODES)
-        """The newest closed episodes with who closed them, oldest first."""
+        """Newest closed episodes with the ids of their clients, oldest first."""
 
     @property
     def episodes(self) -> int:
@@ -124,53 +124,53 @@ class Ledger:
 
     @property
     def accepted_caches(self) -> int:
-        """Caches that were accepted."""
+        """Caches that the server accepted from all clients."""
         return self.sums["accepted_caches"]
 
     @property
     def gone(self) -> int:
-        """Clients that said goodbye."""
+        """Clients that have left, over all accounts."""
         return self.sums["gone"]
 
     @property
     def folded(self) -> int:
-        """Accounts that are not in memory."""
+        """Number of accounts that are not in memory."""
         return self._folded.counts["clients"]
 
     def __len__(self) -> int:
-        """Accounts in memory."""
+        """Return the number of accounts in memory, without guests."""
         return len(self._accounts)
 
     def __contains__(self, client: object) -> bool:
-        """Whether this client is here now: its account is in memory, or it is a guest."""
+        """Return True if the client's account is in memory, or the client is a guest."""
         return client in self._accounts or client in self._guests
 
     def __iter__(self) -> Iterator[Account]:
-        """Accounts in memory."""
+        """Iterate over the accounts in memory, without guests."""
         return iter(self._accounts.values())
 
     @property
     def guests(self) -> list[Account]:
-        """Clients that have said hello and reported nothing that counts."""
+        """Clients that have sent HELLO, but reported no counts."""
         return [guest for _, guest in self._guests.items()]
 
     def find(self, client: bytes) -> Account | None:
-        """What is known of a client: its account, brought back where it was folded, or what it said as a guest."""
+        """Return a client's account, or its record as a guest, or None. A folded account returns to memory."""
         return self._accounts.get(client) or self._guests.get(client) or self._unfold(client)
 
     def guests_since(self, since: float) -> int:
-        """Guests that were heard since then."""
+        """Return the number of guests that were heard at the time `since` or later."""
         return sum(guest.last_seen >= since for guest in self.guests)
 
     def is_counted(self, account: Account) -> bool:
-        """Whether this is an account, and not a guest's."""
+        """Return True if an account is in memory and not the record of a guest."""
         return account.client in self._accounts
 
     def greet(self, client: bytes, now: float, table: int = 0) -> Account:
-        """A client says hello: its account where it has one, or else it is a guest from now on.
+        """Handle a client's HELLO: return its account, or register it as a guest if it has none.
 
         Raises:
-            ProtocolError: (code "busy") too many guests are here, and none is silent.
+            ProtocolError: (code "busy") the table of guests is full, and no guest is silent.
         """
         account = self.find(client)
         if account is None:
@@ -179,56 +179,56 @@ class Ledger:
             self._guests.put(client, account, now)
             self._room.add(ACCOUNT_BYTES)
             self.present[table] += 1
-        return self._heard(account, now)
+        return self._mark_heard(account, now)
 
-    def _heard(self, account: Account, now: float) -> Account:
+    def _mark_heard(self, account: Account, now: float) -> Account:
         account.last_seen = now
         if account.client not in self._accounts:
             self._guests.hear(account.client, now)
         return account
 
     def dismiss(self, client: bytes) -> None:
-        """Forget a guest."""
+        """Remove a guest from memory."""
         guest = self._guests.pop(client)
         assert guest is not None
-        self._guest_left(client, guest)
+        self._release_guest(client, guest)
 
-    def _guest_left(self, client: bytes, guest: Account) -> None:
+    def _release_guest(self, client: bytes, guest: Account) -> None:
         self.present[guest.table] -= 1
-        self._left(client)
+        self._release_client(client)
 
-    def _left(self, client: bytes) -> None:
-        """A client is not in memory any more."""
+    def _release_client(self, client: bytes) -> None:
+        """Release the bytes of a client that has left memory, and call `forget`."""
         self._room.add(-ACCOUNT_BYTES - self._name_bytes.pop(client, 0))
         self._forget(client)
 
-    def _opened(self, client: bytes, now: float, table: int) -> Account:
-        """The client's account, opened if it has none.
+    def _get_or_open(self, client: bytes, now: float, table: int) -> Account:
+        """Return the client's account; open one if the client has none.
 
         Raises:
-            ProtocolError: (code "busy") too many are opened at once, or there is no room for one more.
+            ProtocolError: (code "busy") too many accounts are opened at once, or a further one has no room.
         """
         account = self.find(client) or Account(client, now, now, self.since, table=table)
         if client not in self._accounts:
             if client not in self._guests:
                 self._room.check(ACCOUNT_BYTES)
             if not self._may_open(account.owner, now):
-                raise ProtocolError("busy", "too many new clients at once (new_clients); this one may come again soon")
+                raise ProtocolError("busy", "too many new clients at once (new_clients); retry in a few seconds")
             self._open(account)
-        return self._heard(account, now)
+        return self._mark_heard(account, now)
 
     def _open(self, account: Account) -> None:
         if self._guests.pop(account.client) is not None:
             self.present[account.table] -= 1
         else:
             self._room.add(ACCOUNT_BYTES)
-        # What other servers have taken of this client it may still say once more, here.
+        # The client may repeat lines and episodes here that other servers have stored already.
         account.lines_through, account.ended_through = self._store.numbers_elsewhere(account.client)
         self._accounts[account.client] = account
         self.present[account.table] += 1
 
     def move(self, account: Account, table: int) -> None:
-        """The client belongs to this table from now on, with all that it has counted."""
+        """Move a client to another table, with all its counts."""
         counts = counts_of(account)
         for sign in (-1, 1):
             for name, sums in self.tables.items():
@@ -236,16 +236,16 @@ class Ledger:
             self.present[account.table] += sign * (not account.report.leaving)
             account.table = table
 
-    # Accounts that leave memory, and come back
+    # Moving accounts from memory to the store, and back
 
     def fold(self, account: Account) -> None:
-        """Take an account out of memory: its client is gone, or silent. What it has counted stays in all sums."""
+        """Move the account of a gone or silent client to the store. Its counts stay in all sums."""
         assert not account.waiting_feedback
         del self._accounts[account.client]
         self.present[account.table] -= not account.report.leaving
         self._folded.add(account)
         self._store.keep(account)
-        self._left(account.client)
+        self._release_client(account.client)
 
     def _unfold(self, client: bytes) -> Account | None:
         account = self._store.find(client)
@@ -258,23 +258,23 @@ class Ledger:
         return account
 
     def expire(self, since: float) -> None:
-        """Forget guests that were not heard since then."""
+        """Remove guests that were last heard before `since`."""
         for client, guest in self._guests.items():
             if guest.last_seen < since:
                 self.dismiss(client)
 
-    # What clients say
+    # Messages of clients
 
     def report(self, client: bytes, sequence: int, update: Update, now: float, table: int = 0) -> Account:
-        """Merge what a client says: each sum by maximum, the state of its memory by the newest sequence. A guest that
-        reports nothing that counts stays one.
+        """Merge a client's report: each sum by maximum, the state of its memory by the newest sequence number. A guest
+        whose report has no counts stays a guest.
 
-        What it counts per home is about a former account where its epoch is below this one's `since`, and where it is
-        above this ledger's: of two lives without a state folder, the later has the lower epoch if the clock went back.
+        Sums for its home belong to a former account if the report's epoch is below the account's `since` or above this
+        ledger's. A server without a state folder may get a lower epoch at a restart, if the clock went back.
 
         Raises:
             ProtocolError: a scalar or return is not finite, too many accounts are opened at once, too many guests are
-                here, or there is no room for what it says; nothing was changed.
+                registered, or the report has no room; nothing was changed.
         """
         _check(update)
         account = self._accounts.get(client)
@@ -282,11 +282,11 @@ class Ledger:
         missing = names - self._name_bytes.get(client, 0)
         if account is None and client not in self._guests:
             missing += ACCOUNT_BYTES
-        if missing > 0:  # else there is room for what it says already
+        if missing > 0:  # else the report takes no further bytes
             self._room.check(missing)
         if account is None and counts_something(update):
-            account = self._opened(client, now, table)
-        account = self._heard(account or self.greet(client, now, table), now)
+            account = self._get_or_open(client, now, table)
+        account = self._mark_heard(account or self.greet(client, now, table), now)
         self._merge(account, sequence, update, names)
         return account
 
@@ -294,24 +294,24 @@ class Ledger:
         old, is_mine = account.report, account.since <= update.epoch <= self.epoch
         is_newest = sequence > account.sequence
         account.report = _merged(old, update, is_newest=is_newest, is_mine=is_mine)
-        if is_newest:  # else its names are those of the former one
+        if is_newest:  # else the account keeps the names of the newer report
             self._count_names(account.client, names)
             account.sequence = sequence
         if account.client in self._accounts:
-            self._add_news(account, old)
+            self._add_increase(account, old)
             self._take_ended(account, update)
         elif account.report.leaving:
             self.dismiss(account.client)
 
     def _count_names(self, client: bytes, size: int) -> None:
-        """Count what the names in a report take: so many bytes."""
+        """Set the bytes that are counted for the names in a client's report."""
         former = self._name_bytes.get(client, 0)
         if size != former:
             self._room.add(size - former)
             self._name_bytes[client] = size
 
-    def _add_news(self, account: Account, old: Update) -> None:
-        """Add what a report has brought to the running sums."""
+    def _add_increase(self, account: Account, old: Update) -> None:
+        """Add the difference between the account's report and the old one to the running sums."""
         report, table = account.report, account.table
         for name in ("episodes", "steps", "applied", "stale"):
             if news := getattr(report, name) - getattr(old, name):
@@ -340,39 +340,39 @@ class Ledger:
         since: int = 0,
         table: int = 0,
     ) -> Account | None:
-        """A cache of this size came; `number` and `pushed_bytes` are what it says the client has pushed with it.
+        """Count a cache that arrived; `number` and `pushed_bytes` are the client's totals of pushes with this cache.
 
-        None, and only `strays` counts it, when it was pushed to an account that this ledger has no more (`since` is
-        not this one's): its client has given it up.
+        Return None, and count the cache in `strays` alone, if it belongs to a former account (another `since`). The
+        client does not count such a cache any more either.
 
         Raises:
             ProtocolError: too many accounts are opened at once; nothing was changed.
         """
-        account = self._accounts.get(client)  # nearly always there: this is asked for each cache
+        account = self._accounts.get(client)  # fast path: runs for each cache
         if account is None or since not in (0, account.since):
             account = self.find(client)
             if since not in (0, self.since if account is None else account.since):
                 self.strays += 1
                 return None
-            account = self._opened(client, now, table)
+            account = self._get_or_open(client, now, table)
         account.arrived(byte_count, number, pushed_bytes, now)
         return account
 
     def accepted(self, account: Account, byte_count: int, samples: int) -> None:
-        """The cache that arrived is held."""
+        """Count the cache that arrived as accepted."""
         account.accepted_caches += 1
         account.accepted_bytes += byte_count
         account.accepted_samples += samples
         self.sums["accepted_caches"] += 1
 
     def rejected(self, account: Account, code: str) -> None:
-        """The cache that arrived was not taken, for the reason `code`."""
+        """Count the cache that arrived as rejected, by code."""
         if code not in account.rejected and len(account.rejected) >= MAX_CODES:
             code = "other"
         account.rejected[code] = account.rejected.get(code, 0) + 1
 
     def losing_feedback(self, account: Account, samples: int) -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
-        """The changes by which so many priorities are never fetched by a client."""
+        """Return the calls that count TD errors for `samples` samples as lost, to be made in one step."""
         name, table = "lost_feedback", account.table
         sums, of_tables = self.sums, self.tables["lost_feedback"]
         return [
@@ -381,7 +381,7 @@ class Ledger:
             (setitem, (of_tables, table, of_tables[table] + samples)),
         ]
 
-    # What is asked
+    # Queries
 
     def feedback(self) -> dict[str, FeedbackCounts]:
         """Return the counts of TD errors by owner of their entries: clients, the server, and unknown owners."""
@@ -391,12 +391,12 @@ class Ledger:
         return {"clients": FeedbackCounts(**sums), "server": self.own_feedback, "unknown": self.unknown_feedback}
 
     def active(self, since: float) -> list[Account]:
-        """Clients that have not said goodbye and were heard from `since` then, guests among them."""
-        everybody = (*self, *self.guests)
-        return [account for account in everybody if account.last_seen >= since and not account.report.leaving]
+        """Return the clients, guests included, that have not left and were heard at the time `since` or later."""
+        clients = (*self, *self.guests)
+        return [account for account in clients if account.last_seen >= since and not account.report.leaving]
 
     def totals(self) -> Totals:
-        """Sums over all accounts, those that are not in memory included; the cost grows with those that are."""
+        """Return the sums over all accounts, folded ones included. Cost: O(accounts in memory)."""
         sums = Counter(self._folded.counts)
         for account in self:
             sums.update(counts_of(account))
@@ -404,7 +404,7 @@ class Ledger:
         return Totals(**sums, returns_sum=returns)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where running sums and accounts disagree."""
+        """Raise AssertionError if running sums and accounts disagree."""
         self._check_sums()
         present = (account for account in (*self, *self.guests) if not account.report.leaving)
         assert +self.present == Counter(account.table for account in present)
@@ -429,7 +429,7 @@ class Ledger:
 
 
 def _merged(old: Update, update: Update, *, is_newest: bool, is_mine: bool) -> Update:
-    """A report with another one: sums by maximum, those per home only if they are about this account."""
+    """Merge two reports: sums by maximum, sums for the home only if `is_mine`: they belong to this account."""
     mine = update if is_mine else old
     sums = dict(zip(REPORT_SUMS, map(max, _report_sums(old), _report_sums(update)), strict=True))
     sums |= zip(HOME_SUMS, map(max, _home_sums(old), _home_sums(mine)), strict=True)
@@ -437,16 +437,16 @@ def _merged(old: Update, update: Update, *, is_newest: bool, is_mine: bool) -> U
 
 
 def _name_bytes(report: Update) -> int:
-    """What the names in a report take in memory, with their numbers."""
+    """Return the bytes of memory that the names in a report and their numbers take."""
     names = (*report.scalars, *report.models)
     return sum(map(getsizeof, names)) + NAME_BYTES * len(names)
 
 
 def _check(update: Update) -> None:
-    """What the wire's bounds leave open: numbers that are not finite would spoil every sum they enter."""
+    """Raise ProtocolError if a scalar or return is not finite, since it would spoil every sum; messages allow it."""
     for name, value in update.scalars.items():
         if not math.isfinite(value):
-            raise ProtocolError("value", f"scalar {name!r} is {value}; only finite numbers are kept")
+            raise ProtocolError("value", f"scalar {name!r} is {value}; it must be finite")
     for ended in update.ended:
         if not abs(ended.returned) <= MAX_RETURN:  # NaN is not, either
             expected = f"it must be finite, and at most {MAX_RETURN:g}"
@@ -454,11 +454,11 @@ def _check(update: Update) -> None:
 
 
 def account_bytes(limits: Limits) -> int:
-    """Bytes that accounts and what clients say of themselves may take beside `held_bytes`."""
+    """Return the bytes that accounts and clients' reports may take beside `held_bytes`."""
     held = limits.held_bytes or HELD_BYTES
     return max(limits.tuning.expected_clients * ACCOUNT_BYTES, min(limits.new_clients * ACCOUNT_BYTES, held // 4))
 
 
 def line_bytes(limits: Limits) -> int:
-    """Bytes that the newest log lines may take beside `held_bytes`."""
+    """Return the bytes that the newest log lines may take beside `held_bytes`."""
     return min(RECENT_LINE_BYTES, (limits.held_bytes or HELD_BYTES) // 16)

@@ -1,16 +1,16 @@
-"""Accounts as they are kept outside of memory's objects: some seventy bytes for each client, and back. Pure.
+"""Packed accounts: conversion to about seventy bytes for each client, and back. Pure.
 
     own account        key  client (16)               body  counts (`_bytes.pack_counts`), codes of rejection, TD errors
     another server's   key  client (16) + word (4)    body  counts
 
 Texts and long numbers that many accounts share (owner, table and `since`; the homes of other servers) are words: a body
-has only a word's number. Counts that usually equal one another are kept as differences, which are 0 and take one bit.
+has only a word's number. Counts that are usually equal are stored as differences, which are 0 and take one bit.
 
-Accounts that are not in a ledger's memory: found again by their client, and read in pages. No file is touched here.
+Stores of packed accounts that are not in a ledger, for lookups by client and for pages. They access no file themselves.
 
-KeptAccounts    what both share: packed accounts become accounts and rows again
-MemoryAccounts  packed, in dictionaries: of a server without a state folder
-StoredAccounts  read from the state folder, beside what is still on its way there
+KeptAccounts    base class: unpacks accounts and rows
+MemoryAccounts  dictionaries of packed accounts, for a server without a state folder
+StoredAccounts  accounts in the state folder, and inherited rows that are still to be saved
 """
 
 from __future__ import annotations
@@ -58,25 +58,25 @@ _DIFFERENCES: Final = (
     ("lost_bytes", ""),
     ("returns_count", "ended_through"),
 )
-"""The counts of a row in order, and what each is subtracted from."""
+"""Counts of a packed account in order, and the count that is subtracted from each."""
 _COUNTS: Final = len(_DIFFERENCES) + 7
-"""They are followed by flags, label, first_seen, how much later last_seen is, returns_sum, word and sequence."""
-_REST: Final = dict[str, int] | tuple[dict[str, int], tuple[int, int, int, int, int]]
+"""Numbers of a packed row: counts, flags, label, first_seen, last_seen - first_seen, returns_sum, word, sequence."""
+_REST_TYPE: Final = dict[str, int] | tuple[dict[str, int], tuple[int, int, int, int, int]]
 _WORD: Final = _COUNTS - 2
-_MASK: Final = (1 << 64) - 1
+_MASK_64_BITS: Final = (1 << 64) - 1
 _FLOAT: Final = struct.Struct("<d")
-_LATEST: Final = 9e12  # seconds; in milliseconds a float has them exactly
+_MAX_SECONDS: Final = 9e12  # seconds; a float has their milliseconds exactly
 _TOTALS: Final = {"skipped_caches": "skipped"} | {
     name: name for name, _ in _DIFFERENCES if name not in ("skipped", "lines_through", "ended_through")
 }
-"""The whole numbers of `Totals` that a row has, and what the row calls them."""
+"""Fields of a row by the names of the integers in `Totals`."""
 _OF_ACCOUNT: Final = tuple(name for name in (ACCOUNT.names or ())[3:] if name in Account.__slots__)
-"""The values of a row that its account has by the same names."""
+"""Fields of a row that are attributes of an `Account` by the same names."""
 _PLACE: Final = {name: place for place, name in enumerate(ACCOUNT.names or ())}
 
 
 class NumberedTexts:
-    """Texts by number: numbers are given out from 1 and never change. One thread adds; any may read."""
+    """Numbering of texts from 1; numbers never change. One thread adds; any thread may read."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         self._texts = [*known]
@@ -86,36 +86,36 @@ class NumberedTexts:
         return len(self._texts)
 
     def number(self, text: str) -> int:
-        """The number of a text, which is added if it is new."""
+        """Return the number of a text; add the text if it is new."""
         if text not in self._numbers:
             self._texts.append(text)
             self._numbers[text] = len(self._texts)
         return self._numbers[text]
 
     def text(self, number: int) -> str:
-        """The text of a number. Raises ValueError: nobody gave it out."""
+        """Return the text of a number. Raises ValueError if no text has the number."""
         if not 0 < number <= len(self._texts):
-            raise ValueError(f"word {number} of {len(self._texts)}")
+            raise ValueError(f"word {number} does not exist; there are {len(self._texts)} words")
         return self._texts[number - 1]
 
     def after(self, number: int) -> list[str]:
-        """The texts with higher numbers, in order."""
+        """Return the texts with higher numbers than `number`, in order."""
         return self._texts[number:]
 
 
 class AccountPacker:
-    """Packs the accounts of the server of one home, and unpacks them.
+    """Packing and unpacking of accounts at the server of one home.
 
     Args:
-        home: `identity.name_hash` of the server's name.
-        words: What bodies refer to.
+        home: `frames.name_hash` of the server's name.
+        words: Texts whose numbers are in the bodies.
     """
 
     def __init__(self, home: int, words: NumberedTexts) -> None:
         self.home, self.words = home, words
 
     def pack(self, account: Account) -> bytes:
-        """The body of an own account; its key is the client's id. Feedback that waits is lost with memory."""
+        """Return the body of an own account; its key is the client's id. Waiting feedback is counted as lost."""
         row = list(row_of(account, self.home))
         row[_PLACE["lost_feedback"]] += account.waiting_feedback
         word = self.words.number(f"{account.since} {account.table} {account.owner}")
@@ -127,18 +127,18 @@ class AccountPacker:
         return _pack(row, word, account.sequence + 1) + rest
 
     def unpack(self, client: bytes, body: bytes) -> Account:
-        """The account that `pack` packed.
+        """Return the account whose body `pack` packed.
 
         Raises:
-            ValueError: nobody can have.
+            ValueError: `pack` cannot have packed the body.
         """
         counts, used = _bytes.unpack_counts(body, _COUNTS)
         row = dict(zip(_PLACE, _as_rows(np.array([counts], np.uint64))[0].item(), strict=True))
-        since, table, owner = self._opening(counts[_WORD])
-        codes, feedback = _rest(body[used:], row["lost_feedback"])
+        since, table, owner = self._parse_opening(counts[_WORD])
+        codes, feedback = _unpack_rest(body[used:], row["lost_feedback"])
         _check(row, codes)
         sums = {name: row[name] for name in REPORT_SUMS if name in row}
-        given: dict[str, Any] = {f"{name}_feedback": count for name, count in feedback.items()}
+        outcomes: dict[str, Any] = {f"{name}_feedback": count for name, count in feedback.items()}
         pushed = {"caches": row["pushed_caches"], "cache_bytes": row["pushed_bytes"]}
         return Account(
             client=client,
@@ -151,45 +151,45 @@ class AccountPacker:
             table=table,
             owner=owner,
             **{name: row[name] for name in _OF_ACCOUNT},
-            **given,
+            **outcomes,
         )
 
     def pack_row(self, row: np.void) -> tuple[bytes, bytes]:
-        """Key and body of an account that another server has counted, or this one in a life that it forgot."""
+        """Return key and body of an account of another server, or of a former life of this server."""
         word = self.words.number(f"{int(row['home'])} {int(row['since'])}")
         return row["client"].tobytes() + word.to_bytes(_WORD_BYTES, "big"), _pack(row.item(), 0, 0)
 
     def rows(self, packed: Sequence[tuple[bytes, bytes]]) -> Rows:
-        """The rows of keys and bodies, own accounts and others, in the order of `accounts.merge`.
+        """Return the rows of packed accounts (key, body), own and others, in the order of `merge`.
 
         Raises:
-            ValueError: nobody can have packed them.
+            ValueError: `pack` and `pack_row` cannot have packed them.
         """
         if not packed:
             return merge()
         table = np.array([_bytes.unpack_counts(body, _COUNTS)[0] for _, body in packed], np.uint64)
-        found = _as_rows(table)
-        found["client"] = np.frombuffer(b"".join(key[:CLIENT_BYTES] for key, _ in packed), "<u8").reshape(-1, 2)
-        named = [self._name(key, word) for (key, _), word in zip(packed, table[:, _WORD].tolist(), strict=True)]
-        found["home"], found["since"] = np.array(named, np.uint64).T
-        return merge(unpack_accounts(found.tobytes()))
+        rows = _as_rows(table)
+        rows["client"] = np.frombuffer(b"".join(key[:CLIENT_BYTES] for key, _ in packed), "<u8").reshape(-1, 2)
+        homes = [self._find_home(key, word) for (key, _), word in zip(packed, table[:, _WORD].tolist(), strict=True)]
+        rows["home"], rows["since"] = np.array(homes, np.uint64).T
+        return merge(unpack_accounts(rows.tobytes()))
 
     def add_up(self, sums: FoldedSums, bodies: Sequence[bytes]) -> None:
-        """Add own accounts to what is folded.
+        """Add the bodies of own accounts to `sums`.
 
         Raises:
-            ValueError: nobody can have packed them.
+            ValueError: `pack` cannot have packed the bodies.
         """
         if not bodies:
             return
-        found = [_bytes.unpack_counts(body, _COUNTS) for body in bodies]
-        table = np.array([counts for counts, _ in found], np.uint64)
+        unpacked = [_bytes.unpack_counts(body, _COUNTS) for body in bodies]
+        table = np.array([counts for counts, _ in unpacked], np.uint64)
         rows = _as_rows(table)
-        for body, (_, used), lost in zip(bodies, found, rows["lost_feedback"].tolist(), strict=True):
+        for body, (_, used), lost in zip(bodies, unpacked, rows["lost_feedback"].tolist(), strict=True):
             if used < len(body) or lost:
-                sums.feedback.update(_rest(body[used:], lost)[1] | {"lost": lost})
+                sums.feedback.update(_unpack_rest(body[used:], lost)[1] | {"lost": lost})
         for word in np.unique(table[:, _WORD]).tolist():
-            mine, number = rows[table[:, _WORD] == word], self._opening(word)[1]
+            mine, number = rows[table[:, _WORD] == word], self._parse_opening(word)[1]
             counts = {name: exact_sum(mine[field]) for name, field in _TOTALS.items()}
             sums.counts.update(counts | {"clients": len(mine), "gone": int((mine["flags"] & GONE).sum())})
             for name, of_tables in sums.tables.items():
@@ -197,30 +197,30 @@ class AccountPacker:
         for returned in rows["returns_sum"].tolist():
             sums.returns.add(returned)
 
-    def _name(self, key: bytes, word: int) -> tuple[int, int]:
-        """Home and since of an account."""
+    def _find_home(self, key: bytes, word: int) -> tuple[int, int]:
+        """Return home and since of the account with this key, whose body has this word."""
         if len(key) == CLIENT_BYTES:
-            return self.home, self._opening(word)[0]
+            return self.home, self._parse_opening(word)[0]
         home, since = map(int, self.words.text(int.from_bytes(key[CLIENT_BYTES:], "big")).split(" "))
         return home, since
 
-    def _opening(self, word: int) -> tuple[int, int, str]:
+    def _parse_opening(self, word: int) -> tuple[int, int, str]:
         since, table, owner = self.words.text(word).split(" ", 2)
         return int(since), int(table), owner
 
 
-def _rest(packed: bytes, lost: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Codes of rejection, and what became of TD errors by `FEEDBACK_OUTCOMES`. Former versions kept the lost ones."""
+def _unpack_rest(packed: bytes, lost: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Unpack codes of rejection, and TD errors by `FEEDBACK_OUTCOMES`. Former versions stored the lost ones alone."""
     former: dict[str, int] = {}
-    found = msgspec.msgpack.decode(packed, type=_REST) if packed else former
-    codes, counts = found if isinstance(found, tuple) else (found, (lost, 0, 0, 0, 0))
+    parts = msgspec.msgpack.decode(packed, type=_REST_TYPE) if packed else former
+    codes, counts = parts if isinstance(parts, tuple) else (parts, (lost, 0, 0, 0, 0))
     if min(counts) < 0 or counts[0] != sum(counts[1:]) + lost:
-        raise ValueError("TD errors that nobody can have given")
+        raise ValueError(f"the counts of TD errors {[*counts, lost]} do not add up")
     return codes, dict(zip(FEEDBACK_OUTCOMES, counts, strict=True))
 
 
 def _check(row: dict[str, Any], codes: dict[str, int]) -> None:
-    """Raise ValueError where an account says what none can."""
+    """Raise ValueError if an account has counts or times out of range, or rejections that do not add up."""
     counts = [*(row[name] for name, _ in _DIFFERENCES), *codes.values()]
     moments = row["first_seen"], row["last_seen"], row["returns_sum"]
     if (
@@ -228,27 +228,27 @@ def _check(row: dict[str, Any], codes: dict[str, int]) -> None:
         or any(not abs(moment) <= MAX_RETURNS for moment in moments)
         or sum(codes.values()) != row["rejected_caches"]
     ):
-        raise ValueError("an account that nobody can have")
+        raise ValueError("an account has counts or times out of range, or rejections that do not add up")
 
 
 def _pack(row: Sequence[Any], word: int, sequence: int) -> bytes:
-    counts = [(row[_PLACE[name]] - (row[_PLACE[less]] if less else 0)) & _MASK for name, less in _DIFFERENCES]
+    counts = [(row[_PLACE[name]] - (row[_PLACE[less]] if less else 0)) & _MASK_64_BITS for name, less in _DIFFERENCES]
     first, last = (_milliseconds(row[_PLACE[name]]) for name in ("first_seen", "last_seen"))
-    # The bytes of a float of few digits begin with zeros: read the other way round, they are a small number.
+    # The bytes of a float of few digits begin with zeros: in reverse order they are a small number.
     returns = int.from_bytes(_FLOAT.pack(row[_PLACE["returns_sum"]]), "big")
     flags, label = row[_PLACE["flags"]], row[_PLACE["label"]]
-    return _bytes.pack_counts([*counts, flags, label, first, (last - first) & _MASK, returns, word, sequence])
+    return _bytes.pack_counts([*counts, flags, label, first, (last - first) & _MASK_64_BITS, returns, word, sequence])
 
 
 def _milliseconds(seconds: float) -> int:
-    return round(min(max(0.0, seconds), _LATEST) * 1000.0)
+    return round(min(max(0.0, seconds), _MAX_SECONDS) * 1000.0)
 
 
 def _as_rows(table: NDArray[np.uint64]) -> Rows:
-    """Rows of `rows.ACCOUNT`, without names, from counts [n, _COUNTS]."""
+    """Return rows of `rows.ACCOUNT`, without keys, from counts [n, _COUNTS]."""
     rows = np.zeros(len(table), ACCOUNT)
     for place, (name, less) in enumerate(_DIFFERENCES):
-        rows[name] = table[:, place] + (rows[less] if less else np.uint64(0))  # wraps around, as it was taken off
+        rows[name] = table[:, place] + (rows[less] if less else np.uint64(0))  # wraps around, as the subtraction did
     flags, label, first, longer, returns = (table[:, len(_DIFFERENCES) + place] for place in range(5))
     rows["flags"], rows["label"] = flags, label
     rows["first_seen"], rows["last_seen"] = first / 1000.0, (first + longer) / 1000.0
@@ -256,142 +256,142 @@ def _as_rows(table: NDArray[np.uint64]) -> Rows:
     return rows
 
 
-_PART = 4096
-"""Accounts that are added up at a time."""
-_MARGIN = 64
-"""Accounts that are read beyond a page: those of its last client may be on several servers."""
+_ACCOUNTS_AT_ONCE = 4096
+"""Accounts that are read and summed at a time."""
+_EXTRA_ACCOUNTS = 64
+"""Accounts that are read beyond a page, since its last client may have accounts of several servers."""
 
 Packed = tuple[bytes, bytes]
-"""Key and body of an account, as `AccountPacker` makes them."""
+"""Key and body of an account, by `AccountPacker`."""
 
 
 class KeptAccounts(AccountStore, ABC):
-    """The accounts of one run that are kept. Not thread-safe: the owner locks."""
+    """Store of packed accounts of one run. Not thread-safe: the owner locks."""
 
     def __init__(self, packing: AccountPacker) -> None:
         self._packing = packing
 
     @abstractmethod
-    def _own(self, client: bytes) -> bytes | None:
-        """Body of the client's own account."""
+    def _read_own(self, client: bytes) -> bytes | None:
+        """Return the body of the client's own account, or None."""
 
     @abstractmethod
-    def _others(self, client: bytes) -> Sequence[Packed]:
-        """The client's accounts of other servers, or of a life that this one has forgotten."""
+    def _read_others(self, client: bytes) -> Sequence[Packed]:
+        """Return the client's accounts of other servers, and of former lives of this server."""
 
     @abstractmethod
-    def _from(self, key: bytes, most: int) -> Sequence[Packed]:
-        """At most so many accounts whose key is this one or follows it, ascending."""
+    def _read_from(self, key: bytes, most: int) -> Sequence[Packed]:
+        """Return at most `most` accounts from this key on, ascending."""
 
     @abstractmethod
-    def _bodies(self) -> Iterator[Sequence[bytes]]:
-        """The bodies of all own accounts, in parts."""
+    def _read_bodies(self) -> Iterator[Sequence[bytes]]:
+        """Yield the bodies of all own accounts, in parts."""
 
     @abstractmethod
     def inherit(self, rows: Rows) -> None:
-        """Keep accounts of other servers, as `accounts.merge` gives them: of each the later one."""
+        """Store accounts of other servers, rows of `merge`; of each account the latest row is kept."""
 
     @property
     @abstractmethod
     def has_others(self) -> bool:
-        """Whether there may be accounts of other servers."""
+        """True if the store may have accounts of other servers."""
 
     @abstractmethod
     def taken(self) -> None:
-        """The accounts that were inherited until now are part of a group that is being saved."""
+        """Record that all accounts inherited until now are part of a group that is being saved."""
 
     @abstractmethod
     def saved(self) -> None:
-        """What was being saved is on disk."""
+        """Record that the group that was being saved is on disk."""
 
     def find(self, client: bytes) -> Account | None:
-        """The client's own account as it was kept last."""
-        body = self._own(client)
+        """Return the newest stored version of the client's own account, or None."""
+        body = self._read_own(client)
         return None if body is None else self._packing.unpack(client, body)
 
     def elsewhere(self, client: bytes) -> Rows:
-        """What other servers have counted of a client, or this one in a life that it has forgotten."""
-        return self._packing.rows(self._others(client))
+        """Return a client's accounts of other servers, and of former lives of this server."""
+        return self._packing.rows(self._read_others(client))
 
     def numbers_elsewhere(self, client: bytes) -> tuple[int, int]:
-        """Numbers of the newest line and closed episode that were taken there."""
+        """Return the numbers of the newest line and closed episode in the client's accounts from other servers."""
         rows = self.elsewhere(client)
         return int(rows["lines_through"].max(initial=0)), int(rows["ended_through"].max(initial=0))
 
     def sums(self) -> FoldedSums:
-        """What all own accounts that are kept add up to."""
+        """Return the sums over all own accounts in the store."""
         sums = FoldedSums()
-        for bodies in self._bodies():
+        for bodies in self._read_bodies():
             self._packing.add_up(sums, bodies)
         return sums
 
     def rows(self, after: bytes, most: int) -> Rows:
-        """The first rows, own ones and others, that follow a key of `accounts.key_of`: so many, or all there are."""
-        wanted = most + _MARGIN
+        """Return at most `most` rows, own and others, that follow the key `after` (see `key_of`)."""
+        wanted = most + _EXTRA_ACCOUNTS
         while True:
-            packed = self._from(after[:CLIENT_BYTES], wanted)
+            packed = self._read_from(after[:CLIENT_BYTES], wanted)
             is_end = len(packed) < wanted
             if not is_end:  # the last client may have more accounts than were read
                 packed = [each for each in packed if each[0][:CLIENT_BYTES] != packed[-1][0][:CLIENT_BYTES]]
-            found, _ = page(self._packing.rows(packed), after, most)
-            if is_end or len(found) == most:
-                return found
+            rows, _ = page(self._packing.rows(packed), after, most)
+            if is_end or len(rows) == most:
+                return rows
             wanted *= 2
 
 
 class MemoryAccounts(KeptAccounts):
-    """Accounts that are kept in memory: some 250 bytes for each client.
+    """Store of packed accounts in memory, with about 250 bytes for each client.
 
     Args:
-        home: `identity.name_hash` of the server's name.
+        home: `frames.name_hash` of the server's name.
     """
 
     def __init__(self, home: int) -> None:
         super().__init__(AccountPacker(home, NumberedTexts()))
         self._packed: dict[bytes, bytes] = {}
-        self._others_of: dict[bytes, list[bytes]] = {}  # keys, by client
-        self._order: list[bytes] | None = None  # of all keys, while none is new
+        self._other_keys: dict[bytes, list[bytes]] = {}  # keys, by client
+        self._order: list[bytes] | None = None  # sorted keys; None after a new key
 
     @property
     def has_others(self) -> bool:
-        """Whether there are accounts of other servers."""
-        return bool(self._others_of)
+        """True if the store has accounts of other servers."""
+        return bool(self._other_keys)
 
-    def _own(self, client: bytes) -> bytes | None:
+    def _read_own(self, client: bytes) -> bytes | None:
         return self._packed.get(client)
 
-    def _others(self, client: bytes) -> list[Packed]:
-        return [(key, self._packed[key]) for key in self._others_of.get(client, ())]
+    def _read_others(self, client: bytes) -> list[Packed]:
+        return [(key, self._packed[key]) for key in self._other_keys.get(client, ())]
 
-    def _from(self, key: bytes, most: int) -> list[Packed]:
+    def _read_from(self, key: bytes, most: int) -> list[Packed]:
         if self._order is None:
             self._order = sorted(self._packed)
         begin = bisect_left(self._order, key)
         return [(each, self._packed[each]) for each in self._order[begin : begin + most]]
 
-    def _bodies(self) -> Iterator[list[bytes]]:
+    def _read_bodies(self) -> Iterator[list[bytes]]:
         yield [body for key, body in self._packed.items() if len(key) == CLIENT_BYTES]
 
     def keep(self, account: Account) -> None:
-        """Keep an account that leaves memory."""
+        """Pack and store an account that leaves the ledger."""
         self._put(account.client, self._packing.pack(account))
 
     def inherit(self, rows: Rows) -> None:
-        """Keep accounts of other servers."""
+        """Pack and store accounts of other servers, merged with the stored ones."""
         for row in rows:
             client = row["client"].tobytes()
             key, _ = self._packing.pack_row(row)
             known = [self._packing.rows([(key, self._packed[key])])] if key in self._packed else []
             self._put(*self._packing.pack_row(merge(*known, row.reshape(1))[0]))
-            keys = self._others_of.setdefault(client, [])
+            keys = self._other_keys.setdefault(client, [])
             if key not in keys:
                 keys.append(key)
 
     def taken(self) -> None:
-        """Nothing to do: there is no disk."""
+        """Do nothing, since there is no disk."""
 
     def saved(self) -> None:
-        """Nothing to do."""
+        """Do nothing, since there is no disk."""
 
     def _put(self, key: bytes, body: bytes) -> None:
         if key not in self._packed:
@@ -400,24 +400,24 @@ class MemoryAccounts(KeptAccounts):
 
 
 class PackedReader(Protocol):
-    """What is on disk of one run's accounts: see `store`. May be used from any thread."""
+    """Reader of one run's accounts on disk. May be used from any thread."""
 
     def body(self, key: bytes) -> bytes | None:
-        """Body of the account with this key."""
+        """Return the body of the account with this key, or None."""
 
     def after(self, key: bytes, most: int, before: bytes = ...) -> Sequence[Packed]:
-        """At most so many accounts from this key on, ascending, whose keys are below `before`."""
+        """Return at most `most` accounts from this key on, ascending, whose keys are below `before`."""
 
     def reading(self) -> AbstractContextManager[None]:
-        """Within it, bytes that `AccountPacker` cannot have packed are an error that names the file."""
+        """Return a context in which bytes that cannot be unpacked raise an error that names the file."""
 
 
 class StoredAccounts(KeptAccounts):
-    """Accounts in a state folder. Those of other servers are here from the moment on in which they came.
+    """Store of accounts in a state folder. Inherited accounts can be read at once, also before they are saved.
 
     Args:
-        packing: That of the folder.
-        reader: What is on disk.
+        packing: Packer with the words of the folder.
+        reader: Reader of the accounts on disk.
     """
 
     def __init__(self, packing: AccountPacker, reader: PackedReader) -> None:
@@ -428,67 +428,67 @@ class StoredAccounts(KeptAccounts):
 
     @property
     def has_others(self) -> bool:
-        """Whether any were found when the accounts were added up, or came since."""
+        """True if `sums` has read accounts of other servers, or some were inherited since."""
         return self._has_others
 
-    def _own(self, client: bytes) -> bytes | None:
+    def _read_own(self, client: bytes) -> bytes | None:
         return self._reader.body(client)
 
-    def _others(self, client: bytes) -> Sequence[Packed]:
+    def _read_others(self, client: bytes) -> Sequence[Packed]:
         return self._reader.after(client + b"\0", 1 << 16, client + b"\xff" * 8)
 
-    def _from(self, key: bytes, most: int) -> Sequence[Packed]:
+    def _read_from(self, key: bytes, most: int) -> Sequence[Packed]:
         return self._reader.after(key, most)
 
-    def _bodies(self) -> Iterator[list[bytes]]:
-        key, packed = b"", self._reader.after(b"", _PART)
+    def _read_bodies(self) -> Iterator[list[bytes]]:
+        key, packed = b"", self._reader.after(b"", _ACCOUNTS_AT_ONCE)
         while packed:
             own = [body for key, body in packed if len(key) == CLIENT_BYTES]
             self._has_others = self._has_others or len(own) < len(packed)
             yield own
             key = packed[-1][0] + b"\0"
-            packed = self._reader.after(key, _PART)
+            packed = self._reader.after(key, _ACCOUNTS_AT_ONCE)
 
     def keep(self, account: Account) -> None:
-        """Nothing to do: an account leaves memory when it is on disk."""
+        """Do nothing, since an account leaves the ledger only after it is on disk."""
 
     def inherit(self, rows: Rows) -> None:
-        """Keep accounts of other servers, also before they are on disk."""
+        """Store accounts of other servers in memory until they are on disk."""
         self._arriving = merge(self._arriving, rows)
         self._has_others = True
 
     def taken(self) -> None:
-        """The accounts that were inherited until now are part of a group that is being saved."""
-        if len(self._arriving):  # seldom: this is called for each group
+        """Record that all accounts inherited until now are part of a group that is being saved."""
+        if len(self._arriving):  # rarely so, and this runs for each group
             self._saving, self._arriving = merge(self._saving, self._arriving), merge()
 
     def saved(self) -> None:
-        """What was being saved is on disk."""
+        """Record that the group that was being saved is on disk."""
         if len(self._saving):
             self._saving = merge()
 
     def find(self, client: bytes) -> Account | None:
-        """The client's own account as it is on disk."""
+        """Return the client's own account from disk, or None."""
         with self._reader.reading():
             return super().find(client)
 
     def elsewhere(self, client: bytes) -> Rows:
-        """What others have counted of a client."""
-        mine = [rows[(rows["client"] == np.frombuffer(client, "<u8")).all(axis=1)] for rows in self._on_their_way]
+        """Return a client's accounts of other servers, saved or not."""
+        mine = [rows[(rows["client"] == np.frombuffer(client, "<u8")).all(axis=1)] for rows in self._unsaved]
         with self._reader.reading():
             return merge(super().elsewhere(client), *mine)
 
     def sums(self) -> FoldedSums:
-        """What all own accounts on disk add up to."""
+        """Return the sums over all own accounts on disk."""
         with self._reader.reading():
             return super().sums()
 
     def rows(self, after: bytes, most: int) -> Rows:
-        """The first rows that follow a key."""
-        coming = [page(rows, after, most)[0] for rows in self._on_their_way]
+        """Return at most `most` rows, saved or not, that follow the key `after`."""
+        unsaved = [page(rows, after, most)[0] for rows in self._unsaved]
         with self._reader.reading():
-            return merge(super().rows(after, most), *coming)[:most]
+            return merge(super().rows(after, most), *unsaved)[:most]
 
     @property
-    def _on_their_way(self) -> tuple[Rows, Rows]:
+    def _unsaved(self) -> tuple[Rows, Rows]:
         return self._saving, self._arriving

@@ -1,22 +1,22 @@
-r"""The runs of one server: the one that is counted now, and former ones, which stay readable.
+r"""Runs of one server: the current run, and former runs, which stay readable.
 
-Totals, log lines and models belong to a run; parameters and the schema belong to the server. A client that still speaks
-of a former run is counted there until it has heard of the new one, so that a new run loses nothing of the old.
+Totals, log lines and models belong to a run; parameters and the schema belong to the server. Reports of a client count
+for the former run until the client knows the new run, so that no count of the former run is lost.
 
-Log lines of all clients are numbered by their sender, taken once, and written in the documented form. A line of the
-file is `'%s,%08x,%s\n' % (time, uuid, message)`: the time when the server received it (ISO 8601 with offset), the
-sender's 32-bit label, and the message on one line.
+Each client numbers its log lines, and the server stores each line once. A line of the log file is
+`'%s,%08x,%s\n' % (time, uuid, message)`: the time at which the server received it (ISO 8601 with offset), the client's
+32-bit label, and the message on one line.
 
-What a server had saved comes back through `StateStore`; a former run is read from there when first asked for.
+A server restores its saved state from a `StateStore`; a former run is read at the first access.
 
-What a server has to save: everything that changed since the last group was taken, and the replies that wait for it.
+Unsaved changes: all changes since the last group was taken, and the replies that wait until they are saved.
 
-Pure: no file, no thread. The server marks what changes, a writer takes it all as one `SavedGroup`, saves it in one
-transaction and says so; then the replies of the group may go. While one group is being saved the next one gathers, so
-that three hundred clients cost one sync of the disk and not three hundred.
+Pure: no file, no thread. The server marks changes; a writer takes them as one `SavedGroup`, saves the group in one
+transaction and reports it; then the replies of the group are sent. While one group is being saved the next one gathers,
+so that three hundred clients cost one sync of the disk and not three hundred.
 
     server    touch(account) lines(...) wait(reply)  touch(account) wait(reply)
-    writer    take() ────── saves ───────▶ done: replies leave  take() ────── saves ──────▶ done
+    writer    take() ────── saves ───────▶ done: send replies   take() ────── saves ──────▶ done
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from .merge import PAGE_ROWS, Rows, key_of, merge, page, row_of, rows_of
 from .packing import KeptAccounts, MemoryAccounts
 
 ENTRY_BYTES = 256
-"""Of a line in memory, beside its text."""
+"""Bytes of memory for a log line, without its text."""
 MAX_FOUND_LINES = 10_000
-"""Lines that one search finds at most."""
+"""Most lines that one search returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A line that was taken: `index` counts all lines of this book from 1."""
+    """Log line that the server stored; `index` counts all lines of the logbook from 1."""
 
     index: int
     client: bytes
@@ -61,17 +61,17 @@ class LogEntry:
 
     @property
     def escaped(self) -> LogEntry:
-        """The same with its text on one line, as the log file has it."""
+        """Entry with its text escaped to one line, as in the log file."""
         return replace(self, line=msgspec.structs.replace(self.line, text=escape(self.line.text)))
 
 
 def timestamp(seconds: float) -> str:
-    """ISO 8601 with microseconds and offset, in UTC: ``2026-01-31T12:00:00.000000+00:00``; it has no comma."""
+    """Return a time in ISO 8601 with microseconds, in UTC, without a comma: ``2026-01-31T12:00:00.000000+00:00``."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
 
 
 def format_line(received: float, uuid: int, text: str, name: str = "") -> str:
-    """The line of the log file, with its line break. `name` is that of the client, in place of its label."""
+    """Return the line of the log file, with its line break. The client's `name` takes the place of its label."""
     return f"{timestamp(received)},{escape(name) or f'{uuid & 0xFFFFFFFF:08x}'},{escape(text)}\n"
 
 
@@ -80,25 +80,25 @@ _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineFilter:
-    """Which lines are asked for: those that fulfil all of it."""
+    """Filter of log lines: a line has to meet all conditions that are set."""
 
     text: str = ""
-    """Somewhere in the line as it is written; letters A to Z in either case."""
+    """Text that the escaped line contains; letters A to Z in either case."""
     client: bytes | None = None
-    """Id of the sender."""
+    """Id of the client that sent the line."""
     label: int | None = None
-    """The sender's 32-bit uuid."""
+    """32-bit uuid of the line."""
     since: float | None = None
-    """Received at this time or later, in seconds since 1970."""
+    """Earliest time of receipt, in seconds since 1970."""
     until: float | None = None
-    """Received before this time."""
+    """Time before which the line was received, in seconds since 1970."""
     after: int = 0
-    """With a higher index."""
+    """Index that the line's index exceeds."""
     before: int | None = None
-    """With a lower index."""
+    """Index that the line's index is below."""
 
     def is_met_by(self, entry: LogEntry) -> bool:
-        """Whether this line is one of them."""
+        """Return True if a line meets all conditions."""
         return (
             entry.index > self.after
             and (self.before is None or entry.index < self.before)
@@ -115,14 +115,14 @@ def _bytes_of(entry: LogEntry) -> int:
 
 
 class Logbook:
-    """The lines of one run that were taken, numbered, and the newest of them. Older ones are in the files, if there are
-    any; their numbers show that they were there. Not thread-safe: the owner locks.
+    """Numbered log lines of one run, with the newest ones in memory. Not thread-safe: the owner locks.
 
-    Up to which number a client's lines were taken is in its account (`ledger.Account.lines_through`).
+    Older lines are in the log files, if the server writes any. A client's account has the number of its newest stored
+    line (`Account.lines_through`).
 
     Args:
-        keep: The newest lines that are kept.
-        room: Counts what they take, which is no more than it has of its own; None is `RECENT_LINE_BYTES`.
+        keep: Most lines in memory.
+        room: Counts the bytes of these lines, which never exceed its `own` bytes; None bounds by `RECENT_LINE_BYTES`.
     """
 
     def __init__(self, *, keep: int = 2000, room: ByteHolder | None = None) -> None:
@@ -131,10 +131,10 @@ class Logbook:
         self._most = RECENT_LINE_BYTES if room is None else room.own
         self._bytes = 0
         self.count = 0
-        """Lines taken in all."""
+        """Number of all lines that the run has stored."""
 
     def take(self, client: bytes, lines: Iterable[Line], through: int, now: float) -> list[LogEntry]:
-        """The lines of a client that are numbered above `through`, in order; those of one message ascend."""
+        """Store the lines of a client that are numbered above `through`, in ascending order, and return them."""
         taken = []
         for line in lines:
             if line.number > through:
@@ -146,7 +146,7 @@ class Logbook:
         return taken
 
     def _extend(self, entries: Iterable[LogEntry]) -> None:
-        """Keep these lines, too, and the newest of all, as many as may be."""
+        """Add lines to those in memory, and evict the oldest beyond the bounds."""
         before = self._bytes
         for entry in entries:
             self._recent.append(entry)
@@ -157,81 +157,81 @@ class Logbook:
             self._room.add(self._bytes - before)
 
     def clear(self) -> None:
-        """Keep no lines in memory any more."""
+        """Evict all lines from memory."""
         self._recent.clear()
         if self._room is not None:
             self._room.add(-self._bytes)
         self._bytes = 0
 
     def restore(self, count: int, recent: Iterable[LogEntry]) -> None:
-        """Go on where a saved book ended; this one is new and empty."""
+        """Continue a saved logbook in this new one: set its count and newest lines."""
         self.count = count
         self._extend(recent)
 
     def recent(self, after: int = 0, most: int = 1000) -> list[LogEntry]:
-        """The newest lines still kept with an index above `after`, oldest first, at most `most` of them."""
+        """Return at most `most` of the newest lines in memory with an index above `after`, oldest first."""
         return [entry for entry in self._recent if entry.index > after][-most:]
 
 
 MAX_WAITING = 1 << 16
-"""Replies that wait for the disk at most; beyond, the oldest are given up, and counted: their clients ask again."""
+"""Most replies that wait for the disk. Beyond, the oldest are dropped and counted: their clients retry."""
 
 Ticket = Callable[[], None]
-"""What is to be done once a group is saved: a reply that leaves, a notice, lines for a file."""
+"""Callback that runs once a group is saved: sends a reply or notice, or writes lines to a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """One run of a server."""
+    """Name, state and times of one run of a server."""
 
     name: str
     finished: bool = False
     began: float = 0.0
-    """Seconds since 1970."""
+    """Begin of the run, in seconds since 1970."""
     ended: float = 0.0
-    """When another run began; 0 while it is the one that is counted."""
+    """Begin of the next run; 0 for the current run."""
 
 
 @dataclass(slots=True)
 class SavedGroup:
-    """What one transaction saves; nobody changes what is in it any more. Runs go by their names."""
+    """Changes that one transaction saves, which do not change any more. Each names its run."""
 
     accounts: list[tuple[str, Account]] = field(default_factory=list)
-    """Copies: each replaces what is stored for this run and client."""
+    """Copies of accounts: each replaces the stored account of this run and client."""
     lines: list[tuple[str, LogEntry]] = field(default_factory=list)
-    """New log lines in the order in which they were taken; `index` counts within the run."""
+    """New log lines in their order; `index` counts within the run."""
     runs: list[RunFacts] = field(default_factory=list)
-    """Each replaces what is stored under its name."""
+    """Runs that began or changed: each replaces the stored one of this name."""
     models: list[tuple[str, Model]] = field(default_factory=list)
-    """At most one of each run and topic, newer than the one stored."""
+    """New models, at most one of each run and topic, newer than the stored one."""
     inherited: list[tuple[str, bytes]] = field(default_factory=list)
-    """Rows of `rows.ACCOUNT`, packed: each replaces what is stored for its run, client and home."""
+    """Packed rows of `rows.ACCOUNT`: each replaces the stored row of its run, client and home."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Small texts by name, that the server wants to find again."""
+    """Small texts of the server, by name."""
     rows: dict[str, list[tuple[int, bytes, bytes | None]]] = field(default_factory=dict)
-    """Rows of tables that save each change, by the table's name: kind, key and body; None takes it out."""
+    """Changed rows of tables that save each change, by table name: kind, key and body; body None deletes the row."""
     tickets: list[Ticket] = field(default_factory=list)
-    """Replies that wait until this group is on disk; nothing for a store to save."""
+    """Callbacks for the time when this group is on disk; a store does not save them."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to save; there may be tickets."""
+        """True if the group has no changes to save; it may have tickets."""
         return not any(getattr(self, name) for name in self.__slots__ if name != "tickets")
 
 
 class UnsavedChanges:
-    """What changed since the last group was taken. Runs go by their names. Not thread-safe: the owner locks.
+    """Changes since the last group was taken, by names of runs. Not thread-safe: the owner locks.
 
     Args:
-        is_durable: Whether anything is ever saved; else nothing is kept here.
+        is_durable: True if changes are saved; False keeps tickets alone.
     """
 
     def __init__(self, is_durable: bool = True) -> None:
         self.is_durable = is_durable
-        """Whether what is acknowledged is on disk."""
+        """True if acknowledged changes are on disk."""
         self._accounts: dict[tuple[str, bytes], Account] = {}
         self._saving: set[tuple[str, bytes]] = set()
-        self._others: set[str] = set()  # runs of which anything else is being saved
+        self._others: set[str] = set()  # runs whose other changes are being saved
         self._lines: list[tuple[str, Sequence[LogEntry]]] = []
         self._runs: dict[str, RunFacts] = {}
         self._models: dict[tuple[str, str], Model] = {}
@@ -243,41 +243,41 @@ class UnsavedChanges:
         """Replies that were dropped because too many waited."""
 
     def touch(self, run: str, account: Account) -> None:
-        """The account has changed."""
+        """Mark an account as changed."""
         if self.is_durable:
             self._accounts[run, account.client] = account
 
     def add_lines(self, run: str, entries: Sequence[LogEntry]) -> None:
-        """Lines were taken."""
+        """Add log lines of a run to the next group."""
         if self.is_durable:
             self._lines.append((run, entries))
 
     def add_run(self, facts: RunFacts) -> None:
-        """A run began, or changed."""
+        """Add a run that began or changed."""
         if self.is_durable:
             self._runs[facts.name] = facts
 
     def add_model(self, run: str, model: Model) -> None:
-        """A model is new; of each topic the newest is saved."""
+        """Add a new model, in place of an unsaved one of the same run and topic."""
         if self.is_durable:
             self._models[run, model.topic] = model
 
     def add_inherited(self, run: str, rows: Rows) -> None:
-        """Accounts of other servers are kept here from now on: [C] rows of `rows.ACCOUNT`."""
+        """Add inherited accounts of other servers, rows of `rows.ACCOUNT` [A]."""
         if self.is_durable:
             self._inherited.append((run, rows.tobytes()))
 
     def add_setting(self, name: str, text: str) -> None:
-        """The server wants to find this text again."""
+        """Add a small text, in place of an unsaved one of the same name."""
         if self.is_durable:
             self._settings[name] = text
 
     def after(self, ticket: Ticket) -> None:
-        """To be done when everything up to now is saved."""
+        """Add a callback that runs once all changes up to now are saved."""
         self._after.append(ticket)
 
     def wait(self, key: Hashable, ticket: Ticket) -> None:
-        """The same for a reply, which may be given up: a later one under the same key replaces it."""
+        """Add a callback that sends a reply, in place of one with the same key. Drops the oldest beyond MAX_WAITING."""
         self._waiting.pop(key, None)
         self._waiting[key] = ticket
         if len(self._waiting) > MAX_WAITING:
@@ -285,29 +285,29 @@ class UnsavedChanges:
             self.given_up += 1
 
     def is_saved(self, run: str, client: bytes) -> bool:
-        """Whether nothing of this account waits, or is being saved just now."""
+        """Return True if no change of this account is waiting or being saved."""
         return (run, client) not in self._accounts and (run, client) not in self._saving
 
     def is_run_saved(self, run: str) -> bool:
-        """Whether nothing of this run waits, or is being saved just now."""
+        """Return True if no change of this run is waiting or being saved."""
         pairs = (*self._accounts, *self._saving, *self._models, *self._lines, *self._inherited)
         return run not in (*(name for name, _ in pairs), *self._runs, *self._others)
 
     @property
     def is_clean(self) -> bool:
-        """Whether there is nothing to take."""
+        """True if no change or ticket is waiting."""
         changes = self._accounts, self._lines, self._runs, self._models, self._inherited, self._settings
         return not any((*changes, self._after, self._waiting))
 
     @property
     def tickets(self) -> list[Ticket]:
-        """What waits for the next group."""
+        """Callbacks that wait for the next group."""
         return [*self._after, *self._waiting.values()]
 
     def take(self) -> SavedGroup | None:
-        """All that changed, and what waits for it, as one group; None when there is nothing.
+        """Return all changes and tickets as one group, or None if nothing has changed and no ticket waits.
 
-        It is being saved from now on, until `settle` is called.
+        The group counts as being saved until `settle` is called.
         """
         if self.is_clean:
             return None
@@ -327,13 +327,13 @@ class UnsavedChanges:
         return group
 
     def settle(self) -> None:
-        """The group taken last is on disk."""
+        """Record that the group taken last is on disk."""
         self._saving, self._others = set(), set()
 
 
 @dataclass(frozen=True, slots=True)
 class FolderStats:
-    """What a state folder takes, in bytes."""
+    """Sizes of a state folder and its disk, in bytes."""
 
     # fmt: off
     bytes: Annotated[int, gauge("state_bytes", "State folder", "Bytes of the files in the state folder.")]
@@ -341,63 +341,63 @@ class FolderStats:
         "left for this process.", adds="min")]
     disk_bytes: Annotated[int, gauge("state_disk_bytes", "Disk", "Size of the disk of the state folder.", adds="min")]
     trouble: Annotated[str, adding("any")]
-    """What is wrong with the disk now; empty when nothing is."""
+    """Current trouble with the disk, for people; empty if the disk works."""
     # fmt: on
 
 
 RECENT_LINES = 1000
-"""Newest lines of a run that are shown again after a restart."""
+"""Newest log lines of a run that a server reads at a restart."""
 
 
 class StateStore(Protocol):
-    """What a server saved in its former lives, and a thread that saves one group after the other. Runs go by names."""
+    """Saved state of a server, and a thread that saves one group after the other. Runs are given by name."""
 
     @property
     def epoch(self) -> int:
-        """Greater than in every former life."""
+        """Number of this start of the server, greater than those of all former starts."""
 
     @property
     def since(self) -> int:
-        """The epoch since which nothing was forgotten: that of the first life, or of the one after a backup was put
-        back.
+        """Epoch from which on the state is complete: that of the first start, or of the start after a backup was
+        restored.
         """
 
     def runs(self) -> Sequence[RunFacts]:
-        """All that there were, in the order in which they began."""
+        """Return all saved runs, in the order in which they began."""
 
     def accounts(self, run: str) -> KeptAccounts:
-        """Its clients' accounts, and those of other servers that were kept here."""
+        """Return the store of a run's accounts, own and inherited ones."""
 
     def line_count(self, run: str) -> int:
-        """Lines taken in all."""
+        """Return the number of all log lines of a run."""
 
     def search(self, run: str, wanted: LineFilter, *, most: int, newest_first: bool = False) -> Sequence[LogEntry]:
-        """Lines of the run, at most so many of those wanted."""
+        """Return at most `most` log lines of a run that meet a filter."""
 
     def models(self, run: str) -> Iterable[Model]:
-        """The newest of each topic."""
+        """Return the newest model of each topic of a run."""
 
     def versions(self) -> Mapping[str, int]:
-        """The highest version of each topic, over all runs."""
+        """Return the highest version of each topic, over all runs."""
 
     def settings(self) -> Mapping[str, str]:
-        """The small texts that the server wanted to find again."""
+        """Return the small texts that the server has saved, by name."""
 
     @property
     def name(self) -> str:
-        """Of the server whose folder it is."""
+        """Name of the server that owns the folder."""
 
     @property
     def folder(self) -> Path:
-        """Where its files are."""
+        """Path of the state folder."""
 
     @property
     def restored(self) -> int:
-        """How often a backup was put back into the folder."""
+        """Number of times that a backup was restored into the folder."""
 
     @property
     def missing(self) -> list[str]:
-        """Sentences, each of which names what was missing or damaged at the start. A server may add to them."""
+        """Sentences on data that was missing or damaged at the start, one for each. A server may add to them."""
 
     def start(
         self,
@@ -406,65 +406,65 @@ class StateStore(Protocol):
         failed: Callable[[Exception], None],
         delayed: Callable[[], None],
     ) -> None:
-        """Begin to save. The four are called on the thread: for what is to be saved, when it is on disk, once when
-        nothing can be saved any more, ever, and each time when saving has to wait until the disk has room again.
+        """Start the thread that saves, which calls `collect` for a group, `done` once the group is on disk, `failed`
+        once if saving has failed for good, and `delayed` each time that saving waits for free space on the disk.
         """
 
     def rows(self, table: str) -> Iterator[tuple[int, bytes, bytes | None]]:
-        """What a table has saved as it happened: kind, key and body of each row."""
+        """Yield the saved changes of a table in order: kind, key and body of each row."""
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the disk now, for people; empty when nothing is."""
+        """Current trouble with the disk, for people; empty if the disk works."""
 
     @property
     def is_healthy(self) -> bool:
-        """Whether what is given to it is saved without delay."""
+        """True if new groups are saved without delay."""
 
     def space(self) -> FolderStats:
-        """What the folder takes, and what is left."""
+        """Return the sizes of the folder and its disk."""
 
     def wake(self) -> None:
-        """Somebody waits for what changed. What nobody waits for is collected within 0.2 s."""
+        """Save changes now, for a reply that waits. Other changes are collected within 0.2 s."""
 
     def close(self, timeout: float) -> bool:
-        """Save what is left, and let go of the folder; False when not all of it could be saved in time."""
+        """Save the remaining changes and release the folder; return False if the time did not suffice."""
 
 
 @dataclass(slots=True)
 class Run:
-    """One run as it is counted here; the dispatcher's lock guards it."""
+    """State of one run at a server; guarded by the dispatcher's lock."""
 
     name: str
     began: float
     kept: KeptAccounts
-    """Accounts that are not in memory, and those that servers which were drained have brought here."""
+    """Store of accounts that are not in memory, and of accounts inherited from drained servers."""
     ledger: Ledger
     ended: float = 0.0
-    """When another run began; 0 while this one is counted."""
+    """Begin of the next run; 0 for the current run."""
     finished: bool = False
     logbook: Logbook = field(default_factory=Logbook)
     is_used: bool = True
-    """Whether somebody has asked for it since it was looked at last; see `Runs.rest`."""
+    """True if the run was accessed since the last call of `Runs.rest`."""
     inherited: int = 0
-    """How often accounts of other servers came here, since this process began."""
+    """Number of times that accounts of other servers arrived, since this process started."""
     number: int = field(init=False)
-    """What headers say for it."""
+    """Number of the run in headers."""
 
     def __post_init__(self) -> None:
         self.number = name_hash(self.name)
 
     @property
     def facts(self) -> RunFacts:
-        """What is saved of it beside its accounts and lines."""
+        """Facts of the run for saving, without accounts and lines."""
         return RunFacts(self.name, self.finished, self.began, self.ended)
 
     def live(self, home: int) -> Rows:
-        """Rows of the accounts that are in memory now, in order."""
+        """Return rows of the accounts that are in memory now, in order."""
         return merge(rows_of(row_of(account, home) for account in self.ledger))
 
     def pages(self, live: Rows) -> Iterator[Rows]:
-        """Every account that is here, in pages that follow each other; see `page`."""
+        """Yield all accounts of the run in consecutive pages; see `page`."""
         after, more = b"", True
         while more:
             rows, more = self.page(live, after)
@@ -472,16 +472,16 @@ class Run:
             after = key_of(rows[-1:]) if len(rows) else b""
 
     def inherit(self, rows: Rows) -> None:
-        """Keep accounts of other servers, as `accounts.merge` gives them."""
+        """Store accounts of other servers, rows of `merge`."""
         self.kept.inherit(rows)
         self.inherited += 1
 
     def page(self, live: Rows, after: bytes, most: int = PAGE_ROWS) -> tuple[Rows, bool]:
-        """A page of every account that is here, and whether there are more.
+        """Return a page of the run's accounts, and True if more accounts follow.
 
         Args:
             live: Rows of the accounts that were in memory when the first page was read, in order.
-            after: Key of the last row of the page before.
+            after: Key of the last row of the former page.
         """
         mine, has_more = page(live, after, most)
         rows = merge(mine, self.kept.rows(after, most + 1))
@@ -489,13 +489,13 @@ class Run:
 
 
 class Runs:
-    """All runs of a server. Not thread-safe: the owner locks.
+    """Current and former runs of a server. Not thread-safe: the owner locks.
 
     Args:
-        name: Of the run that is counted.
-        past: Where former ones are read from.
-        epoch: Of the server as it runs now.
-        home: `identity.name_hash` of the server's name.
+        name: Name of the current run.
+        past: Store that former runs are read from.
+        epoch: Current epoch of the server.
+        home: `frames.name_hash` of the server's name.
         may_open, forget, room: See `Ledger`.
         line_room: See `Logbook`.
     """
@@ -523,45 +523,45 @@ class Runs:
         self._numbers = {name_hash(saved): saved for saved in self._saved}
         self._order = list(self._saved)
         self._open: dict[str, Run] = {}
-        self.current = self._enter(name, now)
+        self.current = self._activate(name, now)
 
     def __iter__(self) -> Iterator[Run]:
-        """Those that are in memory."""
+        """Iterate over the runs that are in memory."""
         return iter(list(self._open.values()))
 
     def find(self, number: int) -> Run | None:
-        """The run of this number; None where there never was one here."""
+        """Return the run with this number, or None if the server never had it; 0 is the current run."""
         if number in (0, self.current.number):
             return self.current
         name = self._numbers.get(number)
         return None if name is None else self.named(name)
 
     def named(self, name: str) -> Run | None:
-        """The run of this name; None where there never was one here."""
+        """Return the run with this name, or None if the server never had it."""
         if name not in self._open and name in self._saved:
-            self._open[name] = self._read(self._saved[name])
+            self._open[name] = self._load(self._saved[name])
         run = self._open.get(name)
         if run is not None:
             run.is_used = True
         return run
 
     def begin(self, name: str, now: float) -> Run:
-        """Count this run from now on: a new one, or one that goes on; returns the run that was counted before."""
+        """Make a new or former run the current one; return the run that was current before."""
         former = self.current
         if name != former.name:
             former.ended = now
-            self.current = self._enter(name, now)
+            self.current = self._activate(name, now)
         return former
 
     def keep(self, name: str, finished: bool, now: float) -> Run:
-        """A run that was counted at another server, and is kept here as a former one."""
+        """Add a run of another server as a former run, and return it."""
         self._order.insert(0, name)
-        run = self._open[name] = self._make(RunFacts(name, finished, now, now))
+        run = self._open[name] = self._create(RunFacts(name, finished, now, now))
         self._numbers[run.number] = name
         return run
 
     def rest(self, is_saved: Callable[[Run], bool]) -> None:
-        """Let former runs leave memory that nobody has asked for since the last call, and that are all on disk."""
+        """Evict former runs that are saved, and that were not accessed since the last call, from memory."""
         if self._past is None:
             return
         for run in self:
@@ -571,29 +571,29 @@ class Runs:
                 self._saved[run.name] = run.facts
             run.is_used = False
 
-    def _enter(self, name: str, now: float) -> Run:
+    def _activate(self, name: str, now: float) -> Run:
         run = self.named(name)
         if run is None:
-            run = self._open[name] = self._make(RunFacts(name, began=now))
+            run = self._open[name] = self._create(RunFacts(name, began=now))
             self._numbers[run.number] = name
         run.ended = 0.0
         self._order = [known for known in self._order if known != name] + [name]
         return run
 
-    def _make(self, facts: RunFacts) -> Run:
+    def _create(self, facts: RunFacts) -> Run:
         kept = MemoryAccounts(self._home) if self._past is None else self._past.accounts(facts.name)
         since = 0 if self._past is None else self._past.since
         may: dict[str, Any] = {"may_open": self._may_open, "forget": self._forget, "room": self._room}
         ledger = Ledger(epoch=self._epoch, since=since, store=kept, **may)
         return Run(facts.name, facts.began, kept, ledger, facts.ended, facts.finished, Logbook(room=self._line_room))
 
-    def _read(self, facts: RunFacts) -> Run:
+    def _load(self, facts: RunFacts) -> Run:
         assert self._past is not None
-        run = self._make(facts)
+        run = self._create(facts)
         newest = self._past.search(facts.name, LineFilter(), most=RECENT_LINES, newest_first=True)
         run.logbook.restore(self._past.line_count(facts.name), reversed(newest))
         return run
 
     def facts(self) -> list[RunFacts]:
-        """All runs, the one that began last at the end."""
+        """Return the facts of all runs, the one that began last at the end."""
         return [self._open[name].facts if name in self._open else self._saved[name] for name in self._order]

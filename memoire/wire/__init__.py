@@ -1,1 +1,1 @@
-"""The bytes of messages and of containers. docs/wire.md describes them."""
+"""Wire format: messages and containers as bytes. docs/wire.md describes both."""

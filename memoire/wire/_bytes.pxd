@@ -1,4 +1,4 @@
-"""Numbers out of bytes of any alignment, and the checksum of messages."""
+"""Readers of numbers at any alignment in bytes, and the checksum of messages."""
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy

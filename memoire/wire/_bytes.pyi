@@ -1,4 +1,4 @@
-"""What reads bytes: the checksum of messages, the shape of msgpack, and packed counts."""
+"""Kernels over bytes: checksum and header of messages, shape of msgpack values, packed counts."""
 
 from collections.abc import Sequence
 from typing import Any

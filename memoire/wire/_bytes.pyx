@@ -1,11 +1,11 @@
-"""What reads bytes: the checksum of messages, the shape of msgpack, and packed counts."""
+"""Kernels over bytes: checksum and header of messages, shape of msgpack values, packed counts."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-# Checksum of every message: XXH3, by the fastest way in which this processor can take stripes (xxh3.h).
+# Checksum of every message: XXH3, by the fastest implementation that this processor supports (xxh3.h).
 
 cdef extern from "xxh3.h":
     ctypedef void (*Way "memoire_stripes")(uint64_t*, const uint8_t*, size_t, const uint8_t*, uint8_t*, int) noexcept nogil
@@ -14,18 +14,17 @@ cdef extern from "xxh3.h":
 
 cdef extern from "Python.h":
     bytes PyBytes_FromStringAndSize(const char* source, Py_ssize_t size)
-    char* PyBytes_AsString(object made) except NULL
+    char* PyBytes_AsString(object data) except NULL
 
 cdef enum:
-    HEADER_SIZE = 96  # of frame 0 of a message, before its tail
+    HEADER_SIZE = 96  # bytes of frame 0 of a message, before its tail
     CLIENT_SIZE = 16
 
 cdef Way FASTEST = _way(0)
 
 
 cdef uint64_t xxh3(const uint8_t* source, size_t size, uint64_t seed, uint8_t* target) noexcept nogil:
-    """XXH3 of `size` bytes; `source` may have any alignment. They are copied to `target` in the same pass, unless that is
-    NULL."""
+    """Return the XXH3 of `size` bytes at any alignment, and copy them to `target` in the same pass unless it is NULL."""
     return _xxh3(FASTEST, source, size, seed, target)
 
 
@@ -39,7 +38,7 @@ cdef uint64_t _checksum(const Py_buffer* view, uint64_t seed):
 
 
 def checksum(data, uint64_t seed=0):
-    """XXH3 (64 bits) of a buffer's bytes. The GIL is released for anything longer than a few kilobytes."""
+    """Return the XXH3 (64 bits) of a buffer's bytes. The GIL is released for 4096 bytes and more."""
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
@@ -49,7 +48,7 @@ def checksum(data, uint64_t seed=0):
 
 
 def copied(data):
-    """A copy of a buffer's bytes, and their XXH3, in one pass. The GIL is released meanwhile."""
+    """Return a copy of a buffer's bytes, and their XXH3, in one pass. The GIL is released meanwhile."""
     cdef Py_buffer view
     cdef uint64_t total
     cdef uint8_t* target
@@ -65,7 +64,7 @@ def copied(data):
 
 
 def checksums(data, uint64_t seed=0):
-    """`checksum` by each way that this processor has, the fastest first: all must be equal."""
+    """Return `checksum` by each implementation that this processor supports, the fastest first; all must be equal."""
     cdef Py_buffer view
     cdef int number = 0
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
@@ -80,9 +79,9 @@ def checksums(data, uint64_t seed=0):
 
 
 def copies(data):
-    """By each way that this processor has: `checksum`, and the copy that it made, bytes. All must be equal.
+    """Return (checksum, copy) by each implementation that this processor supports; all must be equal.
 
-    Half of the copies begin with a cache line, where bytes may be stored past the cache.
+    Each implementation copies twice: to a target aligned to a cache line, whose stores may bypass the cache, and to another.
     """
     cdef Py_buffer view
     cdef uint8_t* room = NULL
@@ -108,7 +107,7 @@ def copies(data):
 
 
 def header_checksum(frame):
-    """What frame 0 of a message has to say in bytes 88 to 95: XXH3 of what follows them, seeded with that of what stands before."""
+    """Return the checksum for bytes 88 to 95 of frame 0: XXH3 of the bytes behind them, seeded with XXH3 of the bytes before."""
     cdef Py_buffer view
     PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
     try:
@@ -119,7 +118,7 @@ def header_checksum(frame):
         PyBuffer_Release(&view)
 
 
-# Frame 0 of a message, as docs/wire.md has it bit by bit. Python reads one that is wrong once more, to say what is.
+# Frame 0 of a message; docs/wire.md has the layout bit by bit. Python checks an invalid frame again, to find the reason.
 
 cdef packed struct Header:
     uint8_t magic[4]
@@ -145,13 +144,13 @@ cdef uint64_t _header_checksum(const uint8_t* frame, Py_ssize_t size) noexcept n
 
 def write_header(bytes magic not None, uint16_t version, uint16_t type, uint32_t table, bytes client not None, uint64_t run, uint64_t home,
                  uint64_t sequence, uint64_t fingerprint, payload, payload_checksum, bytes tail not None):
-    """Frame 0 of a message, bytes: its header, with its checksum, and the tail.
+    """Return frame 0 of a message as bytes: the header, with its checksum, and the tail.
 
     Args:
         payload: A buffer, or None.
-        payload_checksum: If it is known already; None computes it.
+        payload_checksum: Checksum of the payload if the caller knows it; None computes it.
 
-    Raises OverflowError for a number without room, ValueError unless `magic` has 4 bytes and `client` 16.
+    Raises OverflowError if a number does not fit its field, ValueError unless `magic` has 4 bytes and `client` 16.
     """
     cdef Header header
     cdef Py_buffer view
@@ -159,7 +158,7 @@ def write_header(bytes magic not None, uint16_t version, uint16_t type, uint32_t
     cdef bytes frame
     cdef uint8_t* target
     if len(magic) != 4 or len(client) != CLIENT_SIZE:
-        raise ValueError(f"{len(magic)} bytes of magic and {len(client)} of a client's id; 4 and {CLIENT_SIZE} belong there")
+        raise ValueError(f"magic has {len(magic)} bytes and client {len(client)}, expected 4 and {CLIENT_SIZE}")
     memset(&header, 0, sizeof(Header))
     memcpy(header.magic, PyBytes_AsString(magic), 4)
     memcpy(header.client, PyBytes_AsString(client), CLIENT_SIZE)
@@ -184,7 +183,7 @@ def write_header(bytes magic not None, uint16_t version, uint16_t type, uint32_t
 
 
 cdef tuple _header_in(const Py_buffer* view, bytes magic, uint16_t version, uint64_t most):
-    """What `read_header` returns."""
+    """Return the fields of a header, as `read_header`."""
     cdef Header header
     if view.len < HEADER_SIZE or len(magic) != 4:
         return None
@@ -200,10 +199,10 @@ cdef tuple _header_in(const Py_buffer* view, bytes magic, uint16_t version, uint
 
 
 def read_header(frame, bytes magic not None, uint16_t version, uint64_t most):
-    """What a header says: type, table, client, run, home, sequence, fingerprint, bytes of the payload, its checksum.
+    """Return a header's fields: type, table, client, run, home, sequence, fingerprint, bytes and checksum of the payload.
 
-    None if anything is wrong: another magic or version, a tail of more than `most` bytes or another size than it says, bits that must be
-    0, the checksum.
+    Return None if magic, version, flags, reserved bits or checksum are wrong, if the tail has more than `most` bytes, or if its size
+    differs from the header's.
     """
     cdef Py_buffer view
     PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
@@ -214,9 +213,10 @@ def read_header(frame, bytes magic not None, uint16_t version, uint64_t most):
 
 
 def read_message(frame, payload, bytes magic not None, uint16_t version, uint64_t most, uint64_t most_payload):
-    """What `read_header` returns, and the tail, bytes, of a message whose payload has the size and the checksum that its header says.
+    """Return the header's fields, as `read_header`, and the tail, bytes, of a message with a payload; check all of it.
 
-    None if anything is wrong, or the payload is empty or longer than `most_payload`, or the tail is not one plain msgpack value.
+    Return None if the header is invalid, the payload's size or checksum differs from the header's, the payload is empty or longer than
+    `most_payload`, or the tail is not one plain msgpack value.
     """
     cdef Py_buffer view
     cdef tuple found
@@ -239,7 +239,7 @@ def read_message(frame, payload, bytes magic not None, uint16_t version, uint64_
 
 
 def renumbered(bytes frame not None, uint64_t sequence, bytes payload not None):
-    """Frame 0 of a message, bytes, as it is with another sequence number and payload."""
+    """Return a copy of frame 0 of a message, bytes, with another sequence number, payload size and checksums."""
     cdef Header* header
     cdef bytes made
     if len(frame) < HEADER_SIZE:
@@ -253,12 +253,12 @@ def renumbered(bytes frame not None, uint64_t sequence, bytes payload not None):
 
 
 def is_answer(frame, payload, bytes expected not None, uint64_t sequence, uint64_t most):
-    """Whether two frames are a whole message that is nothing else than what was expected: of its magic, version, type, client and
-    fingerprint, with this sequence number.
+    """Return True if two frames are a valid message with this sequence number and the magic, version, type, client and fingerprint of
+    the header `expected`.
 
     Args:
-        expected: 96 bytes, a header.
-        most: Bytes of its tail.
+        expected: Header, 96 bytes.
+        most: Most bytes of the tail.
     """
     cdef Header wanted, header
     cdef Py_buffer view
@@ -289,8 +289,8 @@ def is_answer(frame, payload, bytes expected not None, uint64_t sequence, uint64
         PyBuffer_Release(&view)
 
 
-# Shape of a msgpack message, before any decoder sees it: a container may not declare more elements than bytes are left, nothing
-# nests deeper than SCAN_DEPTH, nothing follows the first value. A decoder then never allocates for a size nobody sent.
+# Shape of a msgpack message, checked before decoding: a container may not declare more elements than bytes follow, no value nests
+# deeper than SCAN_DEPTH, no byte follows the first value. So a decoder never allocates memory for a size that is only declared.
 
 cdef enum:
     SCAN_DEPTH = 12
@@ -305,9 +305,7 @@ cdef uint64_t _big_endian(const uint8_t* source, int width) noexcept nogil:
 
 
 cdef uint64_t _scan_msgpack(const uint8_t* source, uint64_t size) noexcept nogil:
-    """How many values there are within the one msgpack value that the bytes are, itself counted; 0 if they are not
-    exactly one of sane shape.
-    """
+    """Return the number of values within the one msgpack value in `source`, itself included; 0 if the shape is invalid."""
     cdef uint64_t values = 0
     cdef uint64_t waiting[SCAN_DEPTH + 1]  # elements still to come at each depth
     cdef uint64_t at = 0, skip, elements
@@ -350,7 +348,7 @@ cdef uint64_t _scan_msgpack(const uint8_t* source, uint64_t size) noexcept nogil
         elif tag >= 0xDC:
             width = 2 << (tag & 1)
         else:
-            return 0  # reserved, or an extension: no message has one
+            return 0  # reserved tag, or an extension, which messages do not use
         if width:
             if <uint64_t>width > size - at:
                 return 0
@@ -379,28 +377,26 @@ cdef uint64_t _values_of(data):
 
 
 def is_plain_msgpack(data):
-    """Whether `data` is one msgpack value without extensions whose declared sizes its bytes can hold."""
+    """Return True if `data` is one msgpack value without extensions, and its declared sizes fit into its bytes."""
     return _values_of(data) != 0
 
 
 def count_values(data):
-    """How many msgpack values there are within `data`, which is one without extensions whose declared sizes its bytes
-    can hold; itself, and keys of maps, are counted. 0 if it is not.
-    """
+    """Return the number of msgpack values within `data`, with itself and the keys of maps; 0 unless `is_plain_msgpack`."""
     return _values_of(data)
 
 
-# Counts as they are kept: one bit for each says whether it is above 0, then those that are, seven bits a byte, lowest first.
+# Packed counts: one bit for each count, 1 if it is above 0; then the counts above 0, seven bits a byte, lowest first.
 #
 #     0, 300, 0, 5    0b1010  0xAC 0x02  0x05         300 = 0b10_0101100: seven low bits with a "more" bit, then the rest
 
 cdef enum:
     MAX_COUNTS = 64
-    VARINT_BYTES = 10  # of 64 bits
+    VARINT_BYTES = 10  # most bytes of a count of 64 bits
 
 
 cdef Py_ssize_t _unpack_counts(const uint8_t* source, Py_ssize_t size, uint64_t* counts, int number) noexcept nogil:
-    """How many bytes `number` counts took; -1 where they are cut short or have more than 64 bits."""
+    """Unpack `number` counts; return the bytes that they take, or -1 if they are truncated, too large or not canonical."""
     cdef Py_ssize_t at = (number + 7) // 8
     cdef int place, shift
     cdef uint64_t count
@@ -424,7 +420,7 @@ cdef Py_ssize_t _unpack_counts(const uint8_t* source, Py_ssize_t size, uint64_t*
             if byte < 128:
                 break
         if count == 0:
-            return -1  # its bit says that it is above 0: nobody writes this
+            return -1  # its bit says that it is above 0: `pack_counts` never writes this
         counts[place] = count
     if number & 7 and source[number >> 3] >> (number & 7):
         return -1
@@ -432,9 +428,9 @@ cdef Py_ssize_t _unpack_counts(const uint8_t* source, Py_ssize_t size, uint64_t*
 
 
 def pack_counts(counts):
-    """The bytes of at most 64 whole numbers from 0 to 2**64 - 1; `unpack_counts` reads them.
+    """Pack at most 64 integers from 0 to 2**64 - 1 as bytes for `unpack_counts`.
 
-    Raises OverflowError for another number, ValueError for too many of them.
+    Raises OverflowError for a number outside of that range, ValueError for more than 64 numbers.
     """
     cdef uint8_t packed[8 + MAX_COUNTS * VARINT_BYTES]
     cdef int number = len(counts), place = 0
@@ -456,9 +452,9 @@ def pack_counts(counts):
 
 
 def unpack_counts(packed, int number):
-    """So many counts from the beginning of `packed`, as a list, and how many bytes they took.
+    """Return `number` counts from the beginning of `packed`, as a list, and the number of bytes that they take.
 
-    Raises ValueError where `pack_counts` cannot have written that.
+    Raises ValueError for bytes that `pack_counts` does not write.
     """
     cdef uint64_t counts[MAX_COUNTS]
     cdef Py_buffer view
@@ -472,5 +468,5 @@ def unpack_counts(packed, int number):
     finally:
         PyBuffer_Release(&view)
     if used < 0:
-        raise ValueError("packed counts that are cut short, or that nobody packs so")
+        raise ValueError("the packed counts are truncated, or not in the form that pack_counts writes")
     return [counts[place] for place in range(number)], used

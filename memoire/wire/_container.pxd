@@ -1,20 +1,20 @@
-"""Layouts of containers, and those that a server holds."""
+"""Layouts of containers, and received containers."""
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-# Numbers of the wire. `container` has them from here.
+# Numbers of the wire, which `parts` imports.
 
 cdef enum:
     HEAD_BYTES = 64
     ROW_BYTES = 32
     MAX_PARTS = 32
-    ZERO_FRAME = 0xFFFFFFFF  # container has its own: exported it would be a C int, -1
+    ZERO_FRAME = 0xFFFFFFFF  # `parts` has its own: exported it would be a C int, -1
 
 cpdef enum:
     ALIGNMENT = 64
     BOOKKEEPING = 0xFFFF
 
-cpdef enum:  # what a container holds
+cpdef enum:  # kinds of containers
     KIND_CACHE = 1
     KIND_EPISODE = 2
     KIND_FEEDBACK = 3
@@ -23,7 +23,7 @@ cpdef enum:  # what a container holds
     KIND_DRAWN_SEQUENCES = 6
     KIND_ROWS = 7
 
-cpdef enum:  # what a block holds; docs/wire.md says shape and range of each
+cpdef enum:  # parts: contents of blocks; docs/wire.md has the shape and range of each
     PART_PREV = 1
     PART_NEXT = 2
     PART_FRAMES = 3
@@ -53,7 +53,7 @@ cpdef enum:  # what a block holds; docs/wire.md says shape and range of each
     PART_FINAL = 28
     PART_TD_ERROR = 29
 
-cpdef enum:  # how many rows a block has
+cpdef enum:  # extents: numbers of rows of a block
     PER_SAMPLE = 0
     PER_FRAME = 1
     PER_OWNER = 2
@@ -73,31 +73,31 @@ cdef struct Block:
     uint16_t column
     uint8_t part
     uint8_t extent
-    int lengths  # of a ragged column: the block of its values' lengths; FIXED: it is not ragged; WHOLE: it holds one value
-    uint64_t row_bytes  # of a ragged column: of one element
+    int lengths  # for a ragged column, the block of its values' lengths; FIXED: not ragged; WHOLE: the block is one value
+    uint64_t row_bytes  # for a ragged column, bytes of one element
 
 cdef struct Field:
-    int block       # where its rows are
-    int index       # block of the u32 indices into them, -1: row i is sample i's
+    int block       # block of its rows
+    int index       # block of the u32 indices into the rows, -1: row i belongs to sample i
     size_t each     # indices of one sample
-    size_t frames   # rows of one sample: row j is the one at index j / stack + j % stack, so that stacks of a sequence overlap
+    size_t frames   # rows of one sample: row j has index number j / stack + j % stack, so that stacks of a sequence overlap
     size_t stack
-    size_t size     # bytes of one row, of a ragged column those of an element
+    size_t size     # bytes of one row; for a ragged column, of one element
 
 
 cdef class Layout:
     cdef Block* block
-    cdef Field* field  # those of ragged columns behind the others
-    cdef int of_part[MAX_PARTS]  # block of each bookkeeping part, -1: not there
+    cdef Field* field  # fields of ragged columns come last
+    cdef int of_part[MAX_PARTS]  # block of each bookkeeping part, -1: no such block
     cdef readonly int kind, blocks, fields, frame_stack, reward_size, length, ragged_fields
-    cdef bint is_cache, is_drawn  # has sums of its own; has chances and owners in their place
-    cdef int otherwise  # the kind where transitions are sequences, and the other way round; 0: there is none
+    cdef bint is_cache, is_drawn  # containers with sums in the head; containers with chances and owners instead
+    cdef int otherwise  # kind for sequences instead of transitions, or the reverse; 0: no such kind
 
 
 cdef struct View:
-    # What kernels need of a held cache; it lives as long as its HeldCache.
+    # Data of a held cache for kernels; it lives as long as its HeldCache.
     const uint8_t** block   # begin of each block's raw bytes
-    uint64_t** begins       # of each block of a ragged column: where its values begin, and where the last one ends; else NULL
+    uint64_t** begins       # for a block of a ragged column, offsets of its values and of the end; else NULL
     uint32_t samples
     double total_weight     # S_k, N_k
     double positives
@@ -109,15 +109,15 @@ cdef class HeldCache:
     cdef bint is_held
     cdef View view
     cdef list unpacked
-    # Samples are drawn in the order in which they lie; once some were passed over (they are too old) or used up, in that of `left`.
+    # Samples are drawn in their order in the container; once some were passed over (too old) or used up, in the order of `left`.
     cdef uint32_t used            # samples already drawn, of `count`
     cdef uint32_t count
-    cdef uint32_t* left           # [count] the samples that are left, drawn ones included; NULL: all
-    cdef uint32_t* times          # with reuse and a limit: how often each sample was drawn; NULL: none yet
-    cdef int64_t again            # how often its samples may be drawn yet, all together, with such a limit
-    cdef double eldest            # least moment at which a sample's entry was recorded, or before; by the pool's clock
-    cdef int64_t least_model      # least version of the models that made its samples, or less
-    cdef double whole             # N_k, while `view.positives` is that of what is not passed over
+    cdef uint32_t* left           # [count] remaining samples, drawn ones included; NULL: all samples
+    cdef uint32_t* times          # with reuse and a limit: number of draws of each sample; NULL: all 0
+    cdef int64_t again            # with reuse and a limit: further draws of all its samples together
+    cdef double eldest            # lower bound of the times at which the samples' entries were recorded, by the pool's clock
+    cdef int64_t least_model      # lower bound of the model versions of its samples
+    cdef double whole             # N_k of the whole cache; `view.positives` is that of the samples not passed over
     cdef readonly Layout layout
     cdef readonly Py_ssize_t nbytes
     cdef readonly uint64_t making
@@ -131,5 +131,5 @@ cdef class HeldCache:
 
 
 cdef inline uint32_t sample_at(HeldCache cache, uint32_t place) noexcept nogil:
-    """The sample in this place of those that are left."""
+    """Return the number of the remaining sample in this place."""
     return cache.left[place] if cache.left != NULL else place

@@ -1,4 +1,4 @@
-"""Containers as they are made and received: written in place, and checked completely before anything is read."""
+"""Kernels for containers: write a payload in place, and check a received one completely before any value is used."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import disjoint_base
 
-# Numbers of the wire; what they mean is said in `container`.
+# Numbers of the wire; `parts` describes them.
 ALIGNMENT: int
 BOOKKEEPING: int
 WHOLE: int

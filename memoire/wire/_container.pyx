@@ -1,4 +1,4 @@
-"""Containers as they are made and received: written in place, and checked completely before anything is read."""
+"""Kernels for containers: write a payload in place, and check a received one completely before any value is used."""
 
 cimport cython
 cimport numpy as cnp
@@ -22,11 +22,11 @@ cnp.import_array()
 
 cdef extern from "Python.h":
     bytes PyBytes_FromStringAndSize(const char* source, Py_ssize_t size)
-    char* PyBytes_AsString(object made) except NULL
+    char* PyBytes_AsString(object data) except NULL
 
-# A container: head (64 bytes), block table (32 bytes a block), blocks at multiples of 64, zeros between them, nothing behind.
-# docs/wire.md has every bit of it. Which blocks there are follows from the schema and the parameters alone, so a container is
-# compared with a `ContainerLayout`, the list of blocks that must be there, and everything else is refused.
+# A container: head (64 bytes), block table (32 bytes a block), blocks at multiples of 64, zeros between blocks, no byte behind the last.
+# docs/wire.md describes every bit. Schema and parameters alone determine the blocks. So a container is compared with a
+# `ContainerLayout`, the list of blocks that it must have, and any difference is refused.
 #
 #     head | table: (0xFFFF PREV_INDEX) (0xFFFF WEIGHT) (0 FRAMES) (1 PREV) | 0 0 | index | 0 0 | weights | frames of column 0 | ...
 
@@ -65,31 +65,31 @@ cdef enum:
     BAD_LENGTHS
 
 _FAULTS = {
-    BAD_CHECKSUM: ("payload", "the payload's checksum is {found:#x}, the header says {expected:#x}; it changed on the way"),
+    BAD_CHECKSUM: ("payload", "the payload's checksum is {found:#x}, but its header says {expected:#x}; it changed on the way"),
     BAD_SIZE: ("container", "{found} bytes are too few for a head and its table, which need {expected}"),
     BAD_HEAD: ("container", "bytes of the head that must be 0 are {found:#x}"),
     BAD_KIND: ("container", "kind {found}, expected {expected}"),
-    BAD_BLOCKS: ("parameters", "{found} blocks, but the schema and parameters here ask for {expected}"),
-    BAD_STACK: ("parameters", "frame_stack {found}, but it is {expected} here"),
-    BAD_STEPS: ("container", "multi_step {found}, expected at least 1 (exactly 1 where there are no windows)"),
-    BAD_CUT: ("parameters", "kind {found}, but the parameters here ask for {expected} (1 and 4: transitions, 5 and 6: sequences)"),
-    BAD_LENGTH: ("parameters", "sequences of {found} entries, but sequence_length is {expected} here"),
-    BAD_TOTAL: ("value", "the total weight must be finite and positive (0 where a container has none)"),
+    BAD_BLOCKS: ("parameters", "the container has {found} blocks, but this node's schema and parameters require {expected}"),
+    BAD_STACK: ("parameters", "frame_stack is {found}, but this node's parameters say {expected}"),
+    BAD_STEPS: ("container", "multi_step is {found}, expected at least 1 (exactly 1 in a container without windows)"),
+    BAD_CUT: ("parameters", "kind {found}, but this node's parameters require {expected} (1 and 4: transitions, 5 and 6: sequences)"),
+    BAD_LENGTH: ("parameters", "sequences have {found} entries, but this node's sequence_length is {expected}"),
+    BAD_TOTAL: ("value", "the total weight must be finite and positive (0 in a container other than a cache)"),
     BAD_POSITIVE: ("value", "{found} entries of positive weight, expected at least {expected}"),
-    BAD_MINIMUM: ("value", "the smallest weight must be positive and at most the total weight (0 where a container has none)"),
-    BAD_TIME: ("value", "the time at which it was made must be finite and not negative"),
-    BAD_ENTRY: ("parameters", "block {block} is {found:#x} (column * 256 + part), but {expected:#x} belongs there"),
+    BAD_MINIMUM: ("value", "the smallest weight must be positive and at most the total weight"),
+    BAD_TIME: ("value", "the time of packing must be finite and not negative"),
+    BAD_ENTRY: ("parameters", "block {block} is {found:#x} (column * 256 + part), expected {expected:#x}"),
     BAD_CODEC: ("codec", "block {block} has codec {found}, expected at most {expected}"),
-    BAD_ROWS: ("container", "block {block} has {found} rows, expected {expected} (or at least 1 and no more than that)"),
-    BAD_RAW: ("schema", "block {block} is {found} bytes raw, but the schema makes it {expected}"),
+    BAD_ROWS: ("container", "block {block} has {found} rows, expected {expected} (blocks of frames, entries and owners: 1 to {expected})"),
+    BAD_RAW: ("schema", "block {block} has {found} raw bytes, but the schema requires {expected}"),
     BAD_STORED: ("container", "block {block} is stored in {found} bytes, expected {expected}"),
     BAD_OFFSET: ("container", "block {block} begins at byte {found}, expected {expected}"),
-    BAD_END: ("container", "block {block} ends behind the payload or short of its end: {found} bytes, expected {expected}"),
-    BAD_PADDING: ("container", "bytes in front of block {block} that must be 0 are not"),
-    BAD_EXPANSION: ("too_large", "unpacked it has {found} bytes; {expected} are allowed (message_bytes)"),
+    BAD_END: ("container", "block {block} does not end at the end of the payload: {found} bytes, expected {expected}"),
+    BAD_PADDING: ("container", "the padding in front of block {block} must be 0"),
+    BAD_EXPANSION: ("too_large", "the unpacked container has {found} bytes; the limit is {expected} (message_bytes)"),
     BAD_INDEX: ("index", "block {block} holds {found}, expected less than {expected}"),
-    BAD_VALUE: ("value", "row {found} of block {block} is outside of its range"),
-    BAD_LENGTHS: ("index", "the lengths of block {block} reach {found} bytes, but it has {expected} raw (and a value at most 2**26)"),
+    BAD_VALUE: ("value", "the value in row {found} of block {block} is out of range"),
+    BAD_LENGTHS: ("index", "values of block {block} take {found} bytes by their lengths; the block has {expected} (a value at most 2**26)"),
 }
 
 
@@ -100,14 +100,14 @@ _OTHERWISE = {
 
 @cython.auto_pickle(False)
 cdef class Layout:
-    """Blocks that a container must have, and the arrays that its samples are gathered into. Unchangeable; made by container.py.
+    """Blocks that a container must have, and the arrays of a batch of its samples. Unchangeable; created by layout.py.
 
     Args:
-        blocks: (column, part, extent, bytes of a row) in the order of the container; of ragged columns the bytes of an element.
+        blocks: (column, part, extent, bytes of a row) in the order of the container; for ragged columns the bytes of an element.
         fields: (block, index block or -1, rows of a sample, of these side by side in the index, bytes of a row) for each array of a batch.
         length: Entries of a sequence; 0: samples are transitions.
-        ragged: Number of each block of a ragged column's values -> that of their lengths, or WHOLE, -2.
-        ragged_fields: As fields, for the arrays of ragged columns.
+        ragged: Block of a ragged column's values -> block of their lengths, or WHOLE, -2.
+        ragged_fields: Like fields, for the arrays of ragged columns.
     """
 
     def __cinit__(self, int kind, int frame_stack, int reward_size, list blocks, list fields, int length, dict ragged, list ragged_fields):
@@ -126,15 +126,15 @@ cdef class Layout:
         for i, (column, part, extent, row_bytes) in enumerate(blocks):
             self.block[i] = Block(column, part, extent, ragged.get(i, FIXED), row_bytes)
             if not WHOLE <= self.block[i].lengths < self.blocks:
-                raise IndexError("lengths in a block that is not there")
+                raise IndexError(f"block {i} has its lengths in block {self.block[i].lengths} of {self.blocks}")
             if column == BOOKKEEPING:
                 self.of_part[<int>part] = i
         for i, (block, index, frames, stack, size) in enumerate(fields + ragged_fields):
             if not (0 <= block < self.blocks and -1 <= index < self.blocks):
-                raise IndexError("a field of a block that is not there")
+                raise IndexError(f"field {i} refers to blocks {block} and {index} of {self.blocks}")
             each = self.block[<int>index].row_bytes // 4 if index >= 0 else 1
             if frames < 1 or frames % stack or frames // stack + stack - 1 > each:
-                raise IndexError("a field with more rows than its index")
+                raise IndexError(f"field {i} has more rows for each sample than its index block {index}")
             self.field[i] = Field(block, index, each, frames, stack, size)
 
     def __dealloc__(self):
@@ -143,7 +143,7 @@ cdef class Layout:
 
 
 cdef uint64_t _end_of(Layout layout, const uint64_t* of_extent, dict packed, dict elements) except 0:
-    """Bytes of a container with so many rows of each extent."""
+    """Return the bytes of a container with these numbers of rows, by extent."""
     cdef uint64_t stored, at = HEAD_BYTES + <uint64_t>ROW_BYTES * layout.blocks
     cdef int i
     for i in range(EXTENTS):
@@ -161,7 +161,7 @@ cdef uint64_t _end_of(Layout layout, const uint64_t* of_extent, dict packed, dic
 def container_bytes(
     Layout layout not None, uint64_t samples, uint64_t frames, uint64_t owners, uint64_t entries, dict elements
 ):
-    """Bytes of the payload that `container` makes of these if nothing is compressed."""
+    """Return the bytes of the payload that `container` allocates for these numbers of rows without compression."""
     cdef uint64_t of_extent[EXTENTS]
     of_extent[PER_SAMPLE], of_extent[PER_FRAME], of_extent[PER_OWNER], of_extent[SINGLE] = samples, frames, owners, 1
     of_extent[PER_ENTRY] = entries
@@ -169,10 +169,10 @@ def container_bytes(
 
 
 def container(Layout layout not None, uint64_t samples, uint64_t frames, uint64_t owners, uint64_t entries, dict packed, dict elements):
-    """A payload, uint8 [n] that begins with a cache line, with its block table and paddings; head and blocks are for the caller.
+    """Allocate a payload, uint8 [n] aligned to 64 bytes, and write block table, padding and packed blocks; the caller writes the rest.
 
-    packed: block -> (codec, bytes) of those that are stored compressed; these are written. Others are filled by `fill`.
-    elements: block -> elements of all its values, for each block of a ragged column's values.
+    packed: block -> (codec, bytes) for the compressed blocks. `fill` writes the others.
+    elements: block -> number of elements of all its values, for each block of a ragged column's values.
     """
     cdef uint64_t of_extent[EXTENTS]
     cdef uint64_t rows, raw, stored, at, end = HEAD_BYTES + <uint64_t>ROW_BYTES * layout.blocks
@@ -210,7 +210,7 @@ def container(Layout layout not None, uint64_t samples, uint64_t frames, uint64_
 
 
 def fill(Layout layout not None, cnp.ndarray payload not None, dict arrays):
-    """Copy contiguous arrays into blocks of a payload that `container` made: block -> array of just its bytes."""
+    """Copy contiguous arrays into blocks of a payload that `container` allocated: block -> array of exactly its bytes."""
     cdef cnp.ndarray array
     cdef uint8_t* begin = <uint8_t*>target_of(payload, payload.size)
     cdef const uint8_t* row
@@ -229,7 +229,7 @@ def fill(Layout layout not None, cnp.ndarray payload not None, dict arrays):
 
 
 cdef inline bint _may_be_packed(int kind, int part) noexcept nogil:
-    """Whether a block may be compressed: frames, and an episode's columns."""
+    """Return True if a block may be compressed: frames, and an episode's columns."""
     if kind == KIND_EPISODE:
         return part == PART_PREV
     return part == PART_FRAMES or part == PART_PREV_FRAMES or part == PART_NEXT_FRAMES
@@ -286,7 +286,7 @@ cdef int _check_head(Layout layout, const uint8_t* source, uint64_t size, Fault*
 
 
 cdef int _check_table(Layout layout, const uint8_t* source, uint64_t size, uint64_t limit, Fault* fault) noexcept nogil:
-    """Every row of the block table against the layout and the bytes that are there."""
+    """Check every row of the block table against the layout and the size of the payload."""
     cdef uint64_t at = HEAD_BYTES + <uint64_t>ROW_BYTES * layout.blocks, begin, stored, raw, rows, most
     cdef uint64_t samples = read32(source), frames = 0, entries = 0, unpacked = size
     cdef const uint8_t* row
@@ -345,7 +345,7 @@ cdef int _check_table(Layout layout, const uint8_t* source, uint64_t size, uint6
 
 
 cdef int _check_words(const uint8_t* words, uint64_t count, uint32_t bound, bint zero, int block, Fault* fault) noexcept nogil:
-    """Whether all u32 are below `bound`, or ZERO_FRAME where `zero` allows it."""
+    """Check that all u32 are below `bound`, or ZERO_FRAME if `zero` allows it."""
     cdef uint64_t i
     cdef uint32_t word
     for i in range(count):
@@ -356,7 +356,7 @@ cdef int _check_words(const uint8_t* words, uint64_t count, uint32_t bound, bint
 
 
 cdef int _check_doubles(const uint8_t* values, uint64_t count, double low, double high, int block, Fault* fault) noexcept nogil:
-    """Whether all float64 are in (low, high] and finite."""
+    """Check that all float64 are in (low, high] and finite."""
     cdef uint64_t i
     cdef double value
     for i in range(count):
@@ -367,7 +367,7 @@ cdef int _check_doubles(const uint8_t* values, uint64_t count, double low, doubl
 
 
 cdef int _check_floats(const uint8_t* values, uint64_t count, double low, double high, int block, Fault* fault) noexcept nogil:
-    """Whether all float32 are in [low, high] and finite."""
+    """Check that all float32 are in [low, high] and finite."""
     cdef uint64_t i
     cdef double value
     for i in range(count):
@@ -378,7 +378,7 @@ cdef int _check_floats(const uint8_t* values, uint64_t count, double low, double
 
 
 cdef int _check_part(Layout layout, const uint8_t* source, int i, const uint32_t* of_extent, Fault* fault) noexcept nogil:
-    """What bookkeeping block `i` holds."""
+    """Check the values of bookkeeping block `i`."""
     cdef const uint8_t* row = source + HEAD_BYTES + ROW_BYTES * i
     cdef const uint8_t* data = source + read64(row + 8)
     cdef uint64_t samples = read32(row + 4), each = layout.block[i].row_bytes, j
@@ -421,7 +421,7 @@ cdef int _check_part(Layout layout, const uint8_t* source, int i, const uint32_t
 
 
 cdef int _check_lengths(Layout layout, const uint8_t* source, int i, Fault* fault) noexcept nogil:
-    """Whether the values of a ragged column's block `i` are as long as their lengths say, and none is longer than an entry may be."""
+    """Check that the lengths of a ragged column's values add up to the size of block `i`, and that no value exceeds MAX_VALUE_BYTES."""
     cdef const Block* block = &layout.block[i]
     cdef const uint8_t* row = source + HEAD_BYTES + ROW_BYTES * i
     cdef const uint8_t* words
@@ -439,7 +439,7 @@ cdef int _check_lengths(Layout layout, const uint8_t* source, int i, Fault* faul
 
 
 cdef int _check_container(Layout layout, const uint8_t* source, uint64_t size, uint64_t limit, Fault* fault) noexcept nogil:
-    cdef uint32_t of_extent[EXTENTS]  # rows of the blocks of each
+    cdef uint32_t of_extent[EXTENTS]  # rows of the blocks, by extent
     cdef int i
     fault.status = GOOD
     memset(of_extent, 0, sizeof(of_extent))
@@ -463,18 +463,18 @@ cdef inline bint _is_within(const View* view, const uint8_t* age, const uint8_t*
 
 @cython.auto_pickle(False)
 cdef class HeldCache:
-    """A received container, checked completely; rows are gathered straight from it.
+    """Received container, checked completely; batches gather rows in place.
 
     Args:
-        payload: Anything with contiguous bytes.
-        expected: XXH3 of the payload, which is then copied; or None where it was compared already: then a reference is kept, and the
-            payload must not change afterwards. A copy costs nothing beside the checksum, and what was received is free for the next
-            message: memory that is in the processor's cache, and that the system has not to clear.
-        limit: Bytes that payload and unpacked blocks may have together.
-        unpack: Called as unpack(codec, stored bytes, raw size) for each packed block; returns bytes of that size.
+        payload: Object with the buffer protocol and contiguous bytes.
+        expected: XXH3 of the payload, which is compared while the payload is copied. None if the caller has compared it: a reference is
+            kept, and the payload must not change afterwards. The copy costs nothing beside the checksum, and frees the receive buffer,
+            which is in the processor's cache, for the next message.
+        limit: Most bytes of payload and unpacked blocks together.
+        unpack: Called as unpack(codec, stored bytes, raw size) for each packed block; returns bytes of the raw size.
 
     Raises:
-        ProtocolError: and nothing else, whatever the bytes.
+        ProtocolError: the container is invalid. No bytes raise any other error.
     """
 
     def __cinit__(self, payload, Layout layout not None, expected, uint64_t limit, unpack):
@@ -528,7 +528,7 @@ cdef class HeldCache:
             PyBuffer_Release(&self.buffer)
 
     cdef _sum_lengths(self, const uint8_t* source, int i):
-        """Note where each value of a ragged column's block begins."""
+        """Record the offset of each value of a ragged column's block."""
         cdef const uint8_t* row = source + HEAD_BYTES + ROW_BYTES * i
         cdef const Block* block = &self.layout.block[i]
         cdef uint64_t rows = read32(row + 4), j
@@ -545,7 +545,7 @@ cdef class HeldCache:
             begins[j + 1] = begins[j] + block.row_bytes * read32(self.view.block[block.lengths] + 4 * j)
 
     cdef _locate(self, const uint8_t* source, unpack):
-        """Note where each block's raw bytes are, unpacking those that are packed."""
+        """Record the address of each block's raw bytes, and unpack packed blocks."""
         cdef const uint8_t* row
         cdef Py_ssize_t stored, raw
         cdef int i
@@ -560,7 +560,7 @@ cdef class HeldCache:
                 stored, raw = read64(row + 16), read64(row + 24)
                 data = unpack(row[3], self.view.block[i][:stored], raw)
                 if type(data) is not bytes or len(data) != raw:
-                    raise ValueError("unpack returned something else than bytes of the size it was asked for")
+                    raise ValueError(f"unpack must return {raw} bytes for block {i}, got another size or type")
                 self.unpacked.append(data)
                 self.nbytes += raw
                 self.view.block[i] = <const uint8_t*><const char*>data
@@ -570,19 +570,19 @@ cdef class HeldCache:
 
     @property
     def samples(self):
-        """Samples it was pushed with."""
+        """Samples in the container, drawn ones included."""
         return self.view.samples
 
     @property
     def drawn(self):
-        """Samples that were drawn already, or passed over: those before this one."""
+        """Number of the first sample that was neither drawn nor passed over."""
         if self.used == self.count:
             return self.view.samples
         return self.left[self.used] if self.left != NULL else self.used
 
     @property
     def arrived(self):
-        """When it came, by the pool's clock."""
+        """Time at which the cache arrived, by the pool's clock."""
         return self.view.arrived
 
     @arrived.setter
@@ -591,18 +591,19 @@ cdef class HeldCache:
 
     @property
     def payload(self):
-        """The bytes as they came."""
+        """Bytes of the container as received."""
         return memoryview(<object>self.buffer.obj).toreadonly()
 
     def go_on_at(self, uint32_t drawn):
-        """Take this many samples for drawn, for a cache that was held before and is not pushed yet."""
+        """Mark the first `drawn` samples as drawn, to restore a cache before it is added to a pool."""
         if drawn > self.view.samples:
-            raise ValueError(f"{drawn} of {self.view.samples} samples cannot have been drawn")
+            raise ValueError(f"drawn is {drawn}, but the cache has {self.view.samples} samples")
         self.used = drawn
 
     def left_over(self):
-        """(samples uint32, times uint32, eldest, least_model, positives): the samples that are left, how often each was drawn (empty:
-        none was), and what `pass_over` found; None while all are left that were not drawn.
+        """Return the remaining samples for `go_on_with`: (samples uint32, times uint32, eldest, least_model, positives).
+
+        times: draws of each sample, or empty. The last three are bounds from `pass_over`. None if no sample was passed over or used up.
         """
         if self.left == NULL:
             return None
@@ -611,19 +612,19 @@ cdef class HeldCache:
         return samples, times, self.eldest, self.least_model, self.view.positives
 
     def go_on_with(self, bytes samples not None, bytes times not None, double eldest, int64_t least_model, double positives):
-        """Take up what `left_over` said, for a cache that is not pushed yet. Raises ValueError for what cannot be."""
+        """Restore the state from `left_over` before the cache is added to a pool. Raises ValueError for an invalid state."""
         cdef uint32_t i
         cdef size_t size = len(samples)
         if size % sizeof(uint32_t) or size > self.view.samples * sizeof(uint32_t):
-            raise ValueError("more samples are left than there were")
+            raise ValueError(f"{size} bytes of remaining samples, expected at most {self.view.samples} numbers of 4 bytes")
         if len(times) not in (0, self.view.samples * sizeof(uint32_t)) or not 1.0 <= positives <= 9007199254740992.0 or eldest != eldest:
-            raise ValueError("what is known of the samples that are left cannot be")
+            raise ValueError("the draws, positives or eldest of the remaining samples are invalid")
         self.list_left()
         memcpy(self.left, <const char*>samples, size)
         self.used, self.count = 0, <uint32_t>(size // sizeof(uint32_t))
         for i in range(self.count):
             if self.left[i] >= self.view.samples:
-                raise ValueError("a sample is left that there never was")
+                raise ValueError(f"sample {self.left[i]} remains, but the cache has {self.view.samples} samples")
         if times:
             self.times = <uint32_t*>malloc(len(times))
             if self.times == NULL:
@@ -633,16 +634,16 @@ cdef class HeldCache:
 
     @property
     def total_weight(self):
-        """S_k: total weight of the client's memory when the cache was drawn."""
+        """S_k: total weight of the client's memory at the draw of the cache."""
         return self.view.total_weight
 
     @property
     def positives(self):
-        """N_k: entries of positive weight then."""
+        """N_k: entries of positive weight in the client's memory at the draw of the cache."""
         return <uint64_t>self.whole
 
     cdef int list_left(self) except -1:
-        """Have `left` name all samples that are left: they are not all any more."""
+        """Allocate `left`, the list of remaining samples, if it is still NULL."""
         cdef uint32_t i
         if self.left == NULL:
             self.left = <uint32_t*>malloc(max(1, self.view.samples) * sizeof(uint32_t))
@@ -653,11 +654,10 @@ cdef class HeldCache:
         return 0
 
     cdef uint32_t pass_over(self, double oldest, int64_t oldest_model) except? 0xFFFFFFFF:
-        """Let samples go whose entries were recorded before `oldest`, or by a model before `oldest_model`; returns how many that were
-        not drawn yet.
+        """Drop samples whose entries were recorded before `oldest`, or by a model before `oldest_model`.
 
-        What is left of the cache stands for those of the client's entries that are within the limits. What share of S_k and of N_k
-        they had is not known here, but its samples say: by weight as many of them as are left, by number those times 1 / w.
+        Return the number of dropped samples that were not drawn yet. The remaining samples represent the client's entries within the
+        limits. Their share of S_k and N_k is estimated from the samples: of S_k by the number of samples, of N_k by their sum of 1 / w.
         """
         cdef const uint8_t* age = self.view.block[self.layout.of_part[PART_AGE]]
         cdef const uint8_t* model = self.view.block[self.layout.of_part[PART_MODEL]]
@@ -689,19 +689,19 @@ cdef class HeldCache:
         return before - kept
 
     def part(self, int part):
-        """Bytes of a bookkeeping block (a copy), or None where the layout has none: for tests and tools."""
+        """Return a copy of the bytes of a bookkeeping block, or None if the layout does not have it."""
         cdef int i = self.layout.of_part[part] if 0 <= part < MAX_PARTS else -1
         return None if i < 0 else self.block(i)
 
     def block(self, int i):
-        """Raw bytes of block `i` (a copy)."""
+        """Return a copy of the raw bytes of block `i`."""
         if not 0 <= i < self.layout.blocks:
             raise IndexError(i)
         cdef const uint8_t* row = <const uint8_t*>self.buffer.buf + HEAD_BYTES + ROW_BYTES * i
         return self.view.block[i][:<Py_ssize_t>read64(row + 24)]
 
 
-# Rows of one schema and number: all bytes of their containers but the columns' own are the same.
+# Containers of one schema and number of rows differ in the bytes of the columns alone.
 #
 #     head, table | obs  0.1 0.2 | padding | action  3 | padding
 #     -- known -- |              | -known- |           | -known-
@@ -712,22 +712,22 @@ cdef enum:
 cdef struct RowColumn:
     int64_t begin                       # first byte in the container
     int64_t size
-    int number                          # of its dtype, as NumPy counts
+    int number                          # NumPy's number of its dtype
     int axes
     cnp.npy_intp shape[MAX_ROW_AXES]    # [rows, *F]
-    Check check                         # whether its values are finite; NULL: they need not be
+    Check check                         # returns True if its values are finite; NULL: they need not be
 
 
 @cython.auto_pickle(False)
 cdef class RowForm:
-    """Containers of one schema without ragged columns, and of one number of rows: filled in, and compared, without a layout.
+    """Form of containers of one schema without ragged columns and one number of rows: packs and unpacks without a layout.
 
     Args:
-        blank: One of them, not compressed, with zeros in its columns.
-        columns: Of each column its name, first byte, dtype and shape [rows, *F], and whether it must be finite; in the order of their bytes.
+        blank: Container of the form, not compressed, with zeros in its columns.
+        columns: (name, first byte, dtype, shape [rows, *F], True if it must be finite) of each column, in the order of their bytes.
 
     Raises:
-        ValueError: a column has a dtype or a number of axes that this cannot compare.
+        ValueError: a column has an unsupported dtype or number of axes.
     """
     cdef bytes blank
     cdef list names
@@ -743,7 +743,7 @@ cdef class RowForm:
             raise MemoryError()
         for i, (name, begin, dtype, shape, is_finite) in enumerate(columns):
             if dtype.kind not in "biuf" or not dtype.isnative or not 1 <= len(shape) <= MAX_ROW_AXES or shape[0] < 1:
-                raise ValueError(f"no form for column {name!r}, {dtype}{list(shape)}")
+                raise ValueError(f"a form does not support column {name!r} of {dtype}{list(shape)}")
             column = &self.column[i]
             column.begin, column.number, column.axes, column.size = begin, dtype.num, len(shape), dtype.itemsize
             for axis in range(column.axes):
@@ -752,17 +752,17 @@ cdef class RowForm:
             if is_finite and dtype.kind == "f" and column.size:
                 column.check = check_of(dtype.itemsize, column.size)
             if begin < (self.column[i - 1].begin + self.column[i - 1].size if i else 0) or begin + column.size > len(blank):
-                raise ValueError(f"column {name!r} does not lie where it can")
+                raise ValueError(f"column {name!r} overlaps another column or the end of the container")
             self.names.append(name)
 
     def __dealloc__(self):
         free(self.column)
 
     def pack(self, dict columns not None, int64_t first=-1):
-        """The container, bytes. None if a value is no array in exactly its dtype and shape, or is not finite where it must be.
+        """Return the container, bytes, or None if a value is not an array of exactly its dtype and shape, or not finite as required.
 
         Args:
-            columns: Arrays [rows, *F]; or [more, *F], of which these are the rows from `first` on.
+            columns: Arrays [rows, *F]; or longer arrays, of which the rows from `first` on are packed.
         """
         cdef bytes made
         cdef uint8_t* target
@@ -780,7 +780,7 @@ cdef class RowForm:
         return made
 
     def unpack(self, payload):
-        """The columns, arrays [rows, *F] of their own. None if a container has another form, or values that are not finite."""
+        """Return copies of the columns, arrays [rows, *F], or None if a container has another form or values that are not finite."""
         cdef Py_buffer view
         PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
         try:
@@ -789,7 +789,7 @@ cdef class RowForm:
             PyBuffer_Release(&view)
 
     cdef bint _fits(self, const uint8_t* source, int64_t size):
-        """Whether these bytes are a container of this form."""
+        """Return True if the bytes are a container of this form."""
         cdef const uint8_t* blank = <const uint8_t*>PyBytes_AsString(self.blank)
         cdef int64_t end = 0
         cdef int i
@@ -817,7 +817,7 @@ cdef class RowForm:
 
 
 cdef const char* _rows_in(value, const RowColumn* column, int64_t first) except? NULL:
-    """Where the rows of one column begin; NULL if the value is not exactly an array of them."""
+    """Return the address of the rows of one column, or NULL if the value is not an array of exactly its dtype and shape."""
     cdef cnp.ndarray array
     cdef const char* source
     cdef int axis

@@ -1,5 +1,5 @@
-"""The bytes that one process holds for its peers, in one budget: each holder asks it before it allocates a size that a
-peer chose. And tables of what it keeps for each peer, which have a bound.
+"""Budget for the bytes that a process holds for its peers: each holder reserves bytes before it allocates a size that a
+peer chose. And bounded tables with one value for each peer.
 """
 
 from __future__ import annotations
@@ -18,89 +18,89 @@ V = TypeVar("V")
 
 
 class ByteBudget:
-    """Bytes that one process holds for its peers, in all and by holder. Thread-safe; its lock is held for no call.
+    """Budget of bytes that one process holds for its peers. Thread-safe; callbacks run without its lock.
 
         budget 64 MiB ─┬─ holder "table default"   40 MiB   overwrites its oldest if there is no room
-                       ├─ holder "keyed rows"      20 MiB   asks: `take` raises "busy" before anything is copied
+                       ├─ holder "keyed rows"      20 MiB   `take` raises "busy" before anything is copied
                        └─ free                      4 MiB
 
     Args:
-        limit: Bytes that all holders may have together, beside what some bring with them (`own`).
+        limit: Bytes that all holders may have together, beside the holders' `own` bytes.
     """
 
     def __init__(self, limit: int) -> None:
         self._lock = threading.Lock()
         self._limit = limit
         self._holders: dict[str, ByteHolder] = {}
-        # The same, for those who ask for each message: with a count, and with a measure.
-        self._counting: list[ByteHolder] = []
-        self._measuring: list[tuple[Callable[[], int], int]] = []
+        # The same holders again, for `_free`, which runs for each message: with a count, and with a measure.
+        self._counted_holders: list[ByteHolder] = []
+        self._measured_holders: list[tuple[Callable[[], int], int]] = []
         self._reclaimers: list[Callable[[int], object]] = []
 
     def holder(
         self, name: str, *, own: int = 0, code: str = "busy", measure: Callable[[], int] | None = None
     ) -> ByteHolder:
-        """A new holder of that name.
+        """Add a holder.
 
         Args:
-            own: Bytes of it that do not count towards the limit.
-            code: Of refusals.
-            measure: Returns its bytes, without a lock, if it knows them itself; then it takes none.
+            own: Bytes of the holder that do not count towards the limit.
+            code: Code of the holder's refusals.
+            measure: Returns the holder's bytes, without a lock. A holder with a measure does not call `take`.
         """
-        made = ByteHolder(self, name, own, code, measure)
+        holder = ByteHolder(self, name, own, code, measure)
         with _core.Held(self._lock):
             assert name not in self._holders, name
-            self._holders[name] = made
+            self._holders[name] = holder
             if measure is None:
-                self._counting.append(made)
+                self._counted_holders.append(holder)
             else:
-                self._measuring.append((measure, own))
-        return made
+                self._measured_holders.append((measure, own))
+        return holder
 
     def add_reclaimer(self, reclaim: Callable[[int], object]) -> None:
-        """Ask this for bytes, with how many are missing, if there is no room: it overwrites what may be overwritten."""
+        """Add a function that is called with the number of missing bytes if there is no room, and frees old data."""
         self._reclaimers.append(reclaim)
 
     def set_limit(self, limit: int) -> None:
-        """Let all holders have at most this many bytes from now on. What is held stays."""
+        """Set the bytes that all holders may have together. Bytes that are held already stay."""
         with _core.Held(self._lock):
             self._limit = limit
 
     @property
     def most(self) -> int:
-        """Bytes that all holders may have together, beside what some bring with them."""
+        """Bytes that all holders may have together, beside their `own` bytes."""
         return self._limit
 
     @property
     def limit(self) -> int:
-        """The same, with those that some bring with them."""
+        """Bytes that all holders may have together, with their `own` bytes."""
         with _core.Held(self._lock):
             return self._limit + sum(holder.own for holder in self._holders.values())
 
     @property
     def used(self) -> int:
-        """Bytes that all of them have."""
+        """Bytes that all holders have together."""
         return sum(self.holders().values())
 
     def holders(self) -> dict[str, int]:
-        """Bytes of each holder, by name."""
+        """Return the bytes of each holder, by name."""
         with _core.Held(self._lock):
             return {name: holder.bytes for name, holder in self._holders.items()}
 
     @property
     def free(self) -> int:
-        """Bytes that may still be held; below 0 if some that measure themselves have more than there is room for.
+        """Bytes that may still be held; below 0 if holders with a measure exceed the limit.
 
-        Without the lock: whoever takes some asks again, with it.
+        Read without the lock: `take` compares again under the lock.
         """
         return self._free()
 
     def _free(self) -> int:
         free = self._limit
-        for holder in self._counting:  # asked for each message: a generator and max() would take twice as long
+        for holder in self._counted_holders:  # runs for each message: a generator and max() would take twice as long
             if (beyond := holder.count - holder.own) > 0:
                 free -= beyond
-        for measure, own in self._measuring:
+        for measure, own in self._measured_holders:
             if (beyond := measure() - own) > 0:
                 free -= beyond
         return free
@@ -125,34 +125,34 @@ class ByteBudget:
 
 
 class ByteHolder:
-    """One of those who hold bytes of a budget. Thread-safe."""
+    """Holder of bytes of a budget, such as a table or a queue of requests. Thread-safe."""
 
     __slots__ = ("_budget", "_measure", "code", "count", "name", "own")
 
     def __init__(self, budget: ByteBudget, name: str, own: int, code: str, measure: Callable[[], int] | None) -> None:
         self._budget, self.name, self.own, self.code, self._measure = budget, name, own, code, measure
         self.count = 0
-        """Bytes that were taken. Belongs to the budget's lock; any thread may read it."""
+        """Bytes that were taken. Guarded by the budget's lock; any thread may read it."""
 
     @property
     def bytes(self) -> int:
-        """That it has."""
+        """Bytes that the holder has, by its count or its measure."""
         return self.count if self._measure is None else self._measure()
 
     @property
     def room(self) -> int:
-        """Bytes that it could have more."""
+        """Further bytes that the holder could take."""
         return max(0, self._budget.free) + max(0, self.own - self.bytes)
 
     def take(self, size: int) -> None:
-        """Have so many bytes more; below 0 gives some back. Ask before they are allocated.
+        """Take `size` further bytes, before they are allocated; a negative size returns bytes.
 
         Raises:
-            ProtocolError: there is no room for them (the holder's code), nor ever will be (code "too_large"). Nothing
-                was taken.
+            ProtocolError: there is no room now (the holder's code), or the size exceeds the whole limit (code
+                "too_large"). Nothing was taken.
         """
         with _core.Held(self._budget._lock):
-            if size <= self.own - self.count:  # nearly always, of what is pushed
+            if size <= self.own - self.count:  # nearly always so for pushed messages
                 self.count += size
                 return
         if not self._budget._take(self, size):
@@ -161,38 +161,38 @@ class ByteHolder:
                 raise self.no_room(size)
 
     def add(self, size: int, also: Iterable[tuple[Callable[..., object], tuple[Any, ...]]] = ()) -> None:
-        """Have so many bytes more, or fewer, also if there is no room: they are there already, or were asked for.
+        """Take `size` further bytes, or return some, also if there is no room: for bytes that exist or were checked.
 
         Args:
-            also: Changes that are made with it, as one.
+            also: Calls that are made in the same step, without a switch of threads.
         """
         with _core.Held(self._budget._lock):
             _core.at_once([*_core.setting(self, count=self.count + size), *also])
 
     def check(self, size: int) -> None:
-        """Refuse so many bytes more if there is no room; for what measures itself, or is to `add` them. See `take`."""
+        """Raise ProtocolError, as `take`, if `size` further bytes have no room, but take none: `add` may follow."""
         if size > self.room:
             self._budget._reclaim(self, size)
             if size > self.room:
                 raise self.no_room(size)
 
     def try_take(self, size: int) -> bool:
-        """Have so many bytes more if there is room for them, without asking others to make some."""
+        """Take `size` further bytes if there is room, without calling reclaimers; return True if they were taken."""
         return self._budget._take(self, size)
 
     def no_room(self, size: int) -> ProtocolError:
-        """What a peer is answered whose bytes have no room, with the largest holders."""
+        """Return the refusal of `size` further bytes; its text names the four largest holders."""
         holders = sorted(self._budget.holders().items(), key=lambda each: -each[1])
         held = ", ".join(f"{name} {held:,}" for name, held in holders[:4] if held) or "nothing"
         text = (
-            f"{size:,} more bytes of {self.name} have no room: {self._budget.most:,} may be held (held_bytes), and "
-            f"these are: {held}. Use up or clear what is not needed any more, or set a larger held_bytes"
+            f"{size:,} more bytes of {self.name} have no room: the limit is {self._budget.most:,} (held_bytes), and "
+            f"the largest holders have: {held}. Consume or clear data that you do not need, or set a larger held_bytes"
         )
         return ProtocolError("too_large" if size > self._budget.most + self.own else self.code, text)
 
     @contextmanager
     def taken(self, size: int) -> Iterator[None]:
-        """Have so many bytes more for a while. Raises ProtocolError, as `take`."""
+        """Take `size` further bytes for the duration of a `with` block. Raises ProtocolError, as `take`."""
         self.take(size)
         try:
             yield
@@ -201,25 +201,25 @@ class ByteHolder:
 
 
 class PeerTable(Generic[K, V]):
-    """What a process keeps for each peer, as long as the peer is heard. A newcomer takes no place of one that is heard.
+    """Bounded table with one value for each peer. A new peer never evicts a peer that was heard recently.
 
-        full, some were heard 600 s ago   they leave, the newcomer gets a place
-        full, all were heard since then   the newcomer is refused ("busy"); the others keep what they have
+        full, some were last heard 600 s ago:  these rows expire, and the new peer gets a row
+        full, all were heard since then:       The new peer is refused ("busy"), and all rows stay.
 
     Not thread-safe: the owner locks.
 
     Args:
-        what: What a row stands for, in the plural, for refusals.
-        most: Rows at most.
-        idle_timeout: Seconds without a sign of life after which a row may leave.
-        on_leave: Called with key and value of a row that leaves because it is idle.
+        what: Name of the rows' peers, in the plural, for refusals.
+        most: Most rows.
+        idle_timeout: Seconds without a message of the peer after which a row may expire.
+        on_leave: Called with key and value of a row that expires.
     """
 
     def __init__(
         self, what: str, most: int, idle_timeout: float, on_leave: Callable[[K, V], object] = lambda key, value: None
     ) -> None:
         self._what, self._most, self._idle_timeout, self._on_leave = what, most, idle_timeout, on_leave
-        self._rows: OrderedDict[K, tuple[V, float]] = OrderedDict()  # value, and when it was heard; the idlest first
+        self._rows: OrderedDict[K, tuple[V, float]] = OrderedDict()  # value, and time last heard; the idlest first
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -228,16 +228,16 @@ class PeerTable(Generic[K, V]):
         return key in self._rows
 
     def items(self) -> list[tuple[K, V]]:
-        """All rows, the idlest first."""
+        """Return all rows, the idlest first."""
         return [(key, value) for key, (value, _) in list(self._rows.items())]
 
     def get(self, key: K) -> V | None:
-        """The value of this key; None if it has none."""
+        """Return the value of a key, or None if the key has no row."""
         row = self._rows.get(key)
         return None if row is None else row[0]
 
     def hear(self, key: K, now: float) -> V | None:
-        """The same, and this is a sign of life of its peer."""
+        """Return the value of a key, or None if the key has no row; record that the peer was heard now."""
         row = self._rows.get(key)
         if row is None:
             return None
@@ -246,21 +246,21 @@ class PeerTable(Generic[K, V]):
         return row[0]
 
     def put(self, key: K, value: V, now: float) -> None:
-        """Keep a value from now on, in place of the one that the key has.
+        """Set the value of a key, and record that the peer was heard now.
 
         Raises:
-            ProtocolError: (code "busy") the table is full of peers that are heard. Nothing was changed.
+            ProtocolError: (code "busy") the table is full of peers that were heard recently. Nothing was changed.
         """
         if key not in self._rows and len(self._rows) >= self._most:
             self.expire(now)
             if len(self._rows) >= self._most:
-                text = f"{self._most} {self._what} are known here, the most. Ask again: one that is not heard for "
-                raise ProtocolError("busy", f"{text}{self._idle_timeout:g} s leaves")
+                text = f"{self._most} {self._what} are known here, the most. Retry: an entry that is not heard for "
+                raise ProtocolError("busy", f"{text}{self._idle_timeout:g} s expires")
         self._rows[key] = value, now
         self._rows.move_to_end(key)
 
     def expire(self, now: float) -> None:
-        """Let the idle rows leave."""
+        """Remove the rows whose peers were not heard for `idle_timeout` seconds before `now`."""
         while self._rows:
             idlest, (value, heard) = next(iter(self._rows.items()))
             if now < heard + self._idle_timeout:
@@ -269,6 +269,6 @@ class PeerTable(Generic[K, V]):
             self._on_leave(idlest, value)
 
     def pop(self, key: K) -> V | None:
-        """Take a row out; None if there is none."""
+        """Remove a row and return its value, or None if the key has no row."""
         row = self._rows.pop(key, None)
         return None if row is None else row[0]

@@ -1,15 +1,15 @@
-"""Messages to frames and back: pure functions, one parser, so that every byte from outside is checked in one place.
+"""Conversion of messages to frames and back, by pure functions: one parser checks every byte that is received.
 
-Frame 0 is a header of 96 bytes and a msgpack tail, frame 1 the payload where a message has one; docs/wire.md has the
-layout bit by bit, `tests/vectors/` holds an example of every message. No socket, clock or file is touched here.
+Frame 0 is a header of 96 bytes and a msgpack tail; frame 1 is the payload, if the message has one. docs/wire.md has the
+layout bit by bit, and `tests/vectors/` an example of every message. The module uses no socket, clock or file.
 
-HELLO as the side that says it sees it: when the next one is due, and what its answer is. Pure: time is passed in.
+Schedule of HELLO for the sender, and the check of its answer. Pure: time is passed in.
 
 HELLO ──▶ open ──▶ WELCOME, or an error ──▶ HELLO again when it is due
 
-What names become on the wire: runs and homes, tables, topics, and the client that is nobody.
+Hashes of names for the wire: runs and homes, tables, topics; and the id for messages without a client.
 
-Why a message is refused: the codes of REFUSED, and which of them end by themselves.
+Codes of REFUSED, and the codes after which a client retries.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ NO_CLIENT: Final = bytes(16)
 
 
 def name_hash(name: str) -> int:
-    """What headers say for a run or a home: the first 8 bytes of BLAKE2b of its name, never 0 (0: not assigned)."""
+    """Return the number of a run or home in headers: 8 bytes of BLAKE2b of its name, never 0 (0: not assigned)."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") or 1
 
 
 DEFAULT_TABLE: Final = "default"
-"""Name of the table of a server that has one and was told no name."""
+"""Name of a server's only table if the server was started without a name for it."""
 ROUNDTRIP: Final = "memoire:roundtrip"
-"""A small table that every server has beside its own, for `memoire doctor --roundtrip`: no learner meets what is pushed
-there. It is found by name and number, but is none of the tables that a server lists, shows and saves."""
+"""Name of a small table that every server has beside its own, for `memoire doctor --roundtrip`. Learners do not draw
+from it. It can be addressed by name and number, but a server does not list, show or save it."""
 
 
 def table_number(name: str) -> int:
-    """What headers say for a table: 0 for `DEFAULT_TABLE`, else 4 bytes of BLAKE2b of its name, never 0. All servers of
-    a cluster agree on it, whatever the order of their tables.
+    """Return the number of a table in headers: 0 for `DEFAULT_TABLE`, else 4 bytes of BLAKE2b of its name, never 0.
+
+    All servers of a cluster give a name the same number, in whatever order they have their tables.
     """
     if name == DEFAULT_TABLE:
         return 0
@@ -55,11 +56,11 @@ def table_number(name: str) -> int:
 
 
 NEWS_FRAME: Final = b"\x00"
-"""Subscription and first frame of NEWS: no topic has it, since a topic has at least one character before its zero."""
+"""Subscription and first frame of NEWS. No topic has this frame: a topic has at least one character before its zero."""
 
 
 def topic_frame(topic: str) -> bytes:
-    """The subscription and first frame of a topic; the zero byte keeps "a" from matching "ab"."""
+    """Return the subscription and first frame of a topic; the zero byte keeps "a" from matching "ab"."""
     return topic.encode() + b"\x00"
 
 
@@ -67,30 +68,28 @@ MAGIC: Final = b"MEMR"
 HEADER_BYTES: Final = _limits.HEADER_BYTES
 
 Buffer: TypeAlias = Any
-"""Anything with the buffer protocol and contiguous bytes: bytes, memoryview, zmq.Frame, a NumPy array."""
+"""Object with the buffer protocol and contiguous bytes: bytes, memoryview, zmq.Frame, a NumPy array."""
 
 
 class MessageHeader(msgspec.Struct, frozen=True, gc=False):
-    """What stands in front of every message, in the order of its 96 bytes."""
+    """Header of a message: its fields in the order of the 96 bytes."""
 
     type: Type
     table: int
     client: bytes
-    """Id of the client that sent it; in a reply, that it is for. 16 zero bytes: nobody's (a notice)."""
+    """Id of the client that sent the message or receives the reply; 16 zero bytes in a notice, which has no client."""
     run: int
     home: int
     sequence: int
-    """Counts up over all messages of a client; a reply has its request's."""
+    """Number of the message, which counts up over all messages of a client; a reply has the request's number."""
     fingerprint: int
-    """Of the schema of the table; 0 where none is meant."""
+    """Fingerprint of the table's schema; 0 if the message does not depend on a schema."""
     payload_bytes: int
     payload_checksum: int
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message that `parse` found whole, but for a payload that it left to others. `payload` is the frame as it was
-    received, or None.
-    """
+    """Parsed message. `payload` is the frame as received, or None; `parse` may have left its checksum to the caller."""
 
     header: MessageHeader
     body: Body
@@ -98,15 +97,15 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def type(self) -> Type:
-        """Which message it is: the header's type, and its body's."""
+        """Type of the message, of its header and of its body."""
         return self.header.type
 
 
 Answer = Message | MemoireError
-"""How a request ends: its reply, or why there is none."""
+"""Result of a request: the reply, or the error that ended the request."""
 
 _HEADER: Final = struct.Struct("<4sHHII16sQQQQQQII")
-_SUMMED_HEADER: Final = struct.Struct(_HEADER.format + "Q")  # with its checksum
+_CHECKED_HEADER: Final = struct.Struct(_HEADER.format + "Q")  # with its checksum
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _UNDECODED: Final = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 _DEFAULTS: Final = Limits()
@@ -124,10 +123,10 @@ def encode(
     payload: Buffer | None = None,
     payload_checksum: int | None = None,
 ) -> list[Buffer]:
-    """Frames of a message: the header with its tail, and the payload as it is (not copied), unless it is empty.
+    """Return the frames of a message: the header with its tail, and the payload (not copied), unless it is empty.
 
     Args:
-        payload_checksum: `_bytes.checksum(payload)` if it is known already (a message handed on); computed otherwise.
+        payload_checksum: `_bytes.checksum(payload)` if the caller knows it (a forwarded message); None computes it.
     """
     size = 0 if payload is None else len(payload) if type(payload) is bytes else memoryview(payload).nbytes
     kind = body.type
@@ -146,7 +145,7 @@ def reply(
     fingerprint: int | None = None,
     **changed: int,
 ) -> list[Buffer]:
-    """Frames of the answer to a request: its client, sequence, run, home, table and fingerprint, unless `changed`."""
+    """Return the frames of a reply, with the client, sequence, run, home, table and fingerprint of the request."""
     facts: dict[str, Any] = {"client": request.client, "run": request.run, "home": request.home, "table": request.table}
     return encode(
         body,
@@ -158,21 +157,20 @@ def reply(
 
 
 def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payload: bool = True) -> Message:
-    """The message in one or two frames (envelope or topic taken off), completely checked.
+    """Check one or two frames (without envelope or topic) completely, and return the message in them.
 
-    Nothing is allocated for a size that a message only declares. The insides of containers are for `unpack.check`.
+    Allocates no memory for a size that a message only declares. `containers.check` checks the content of containers.
 
     Args:
-        frames: As received; frame 1 becomes `Message.payload` without a copy.
+        frames: Frames as received; frame 1 becomes `Message.payload` without a copy.
         limits: `tail_bytes`, `message_bytes` and `request_bytes` that this node allows.
-        verify_payload: Compare the payload's checksum (one pass over it, GIL released). A proxy that hands it on leaves
-            that to the end, a server to `unpack.check`, which is told the checksum, and a channel to whoever copies
-            the chunk of a model.
+        verify_payload: Compare the payload's checksum (one pass over it, GIL released). A proxy leaves the checksum to
+            the receiver, a server to `containers.check`, and a channel to the code that copies a chunk of a model.
 
     Raises:
-        ProtocolError: and nothing else, whatever the bytes; `code` is one of `CODES`.
+        ProtocolError: the message is invalid; `code` is one of `CODES`. No bytes raise any other error.
     """
-    whole = _whole(frames, limits) if verify_payload and len(frames) == 2 else None
+    whole = _parse_whole(frames, limits) if verify_payload and len(frames) == 2 else None
     if whole is not None:
         return whole
     header, tail = parse_header(frames, limits)
@@ -181,13 +179,13 @@ def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payloa
     return Message(header, _decode(header.type, tail), frames[1] if header.payload_bytes else None)
 
 
-def _whole(frames: Sequence[Buffer], limits: Limits) -> Message | None:
-    """The message in two frames, checked in one step; None if anything is wrong or large, which `parse` looks into."""
+def _parse_whole(frames: Sequence[Buffer], limits: Limits) -> Message | None:
+    """Return the message in two frames, checked in one step, or None if a check fails or the payload is large."""
     most = min(limits.tuning.request_bytes, limits.message_bytes)
-    found = _bytes.read_message(frames[0], frames[1], MAGIC, VERSION, limits.tuning.tail_bytes, most)
-    if found is None or (known := WITH_PAYLOAD.get(found[0][0])) is None:
+    parts = _bytes.read_message(frames[0], frames[1], MAGIC, VERSION, limits.tuning.tail_bytes, most)
+    if parts is None or (known := WITH_PAYLOAD.get(parts[0][0])) is None:
         return None
-    (facts, tail), (kind, decode) = found, known
+    (facts, tail), (kind, decode) = parts, known
     try:
         return Message(MessageHeader(kind, *facts[1:]), decode(tail), frames[1])
     except _UNDECODED:
@@ -195,37 +193,36 @@ def _whole(frames: Sequence[Buffer], limits: Limits) -> Message | None:
 
 
 def check_payload(payload: Buffer, checksum: int) -> None:
-    """Raise ProtocolError if the checksum of a payload is not the one in its header. Reads it once, without the GIL."""
+    """Raise ProtocolError if a payload's checksum differs from the header's. Reads the bytes once, without the GIL."""
     compare_checksum(_bytes.checksum(payload), checksum)
 
 
-def compare_checksum(found: int, checksum: int) -> None:
-    """Raise ProtocolError if the checksum that was found is not the one in the header."""
-    if found != checksum:
-        text = f"the payload's checksum is {found:#x}, the header says {checksum:#x}; it changed on the way"
+def compare_checksum(computed: int, checksum: int) -> None:
+    """Raise ProtocolError if the computed checksum of a payload differs from the header's."""
+    if computed != checksum:
+        text = f"the payload's checksum is {computed:#x}, but its header says {checksum:#x}; it changed on the way"
         raise ProtocolError("payload", text)
 
 
 def parse_notice(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> Message:
-    """`parse` for what a SUB socket received: [topic, frame 0, frame 1?]; its body is a `Notice` or `News`."""
+    """Parse the frames of a SUB socket, [topic, frame 0, frame 1?], to a `Notice` or `News`. Raises ProtocolError."""
     message = parse(frames[1:], limits)
     if isinstance(message.body, News):
         if bytes(frames[0]) != NEWS_FRAME:
-            raise ProtocolError("topic", "NEWS came on the topic of a model")
+            raise ProtocolError("topic", "NEWS was published on the topic of a model")
         return message
     if not isinstance(message.body, Notice):
-        raise ProtocolError("unexpected", f"{message.type.name} was published; only NOTICE and NEWS are")
+        raise ProtocolError("unexpected", f"{message.type.name} was published; only NOTICE and NEWS may be")
     if topic_frame(message.body.topic) != bytes(frames[0]):
-        raise ProtocolError("topic", f"a notice of {message.body.topic!r} came on another topic")
+        raise ProtocolError("topic", f"a notice of {message.body.topic!r} was published on another topic")
     return message
 
 
 def peek(frames: Sequence[Buffer]) -> MessageHeader | None:
-    """Who a refused message says it is from, unchecked: enough to answer that it was refused. None where it says
-    nothing.
+    """Parse the sender from a rejected header, without validation, to address the refusal.
 
-    The first 96 bytes mean the same in every version of the protocol, so that an old node can refuse a new one
-    politely.
+    Return None if the frame is too short or has another magic. The first 96 bytes mean the same in every version of the
+    protocol, so that an old node can refuse the messages of a new one.
     """
     frame = memoryview(frames[0]) if frames else memoryview(b"")
     if frame.nbytes < HEADER_BYTES:
@@ -237,21 +234,21 @@ def peek(frames: Sequence[Buffer]) -> MessageHeader | None:
 
 
 def refusal(refused: Sequence[Buffer], body: Refused) -> list[Buffer] | None:
-    """Frames that tell why a message was refused; None if it does not say who it is from."""
+    """Return the frames of a REFUSED for a message, or None if the message has no readable header."""
     header = peek(refused)
     return None if header is None else reply(header, body)
 
 
 def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[MessageHeader, memoryview]:
-    """Header and undecoded tail, both checked against their checksum: all that a proxy needs. Raises ProtocolError."""
+    """Return header and undecoded tail, both checked against their checksum, as a proxy needs. Raises ProtocolError."""
     if not 1 <= len(frames) <= 2:
         raise ProtocolError("frames", f"a message has 1 or 2 frames, got {len(frames)}")
     frame = memoryview(frames[0])
-    found = _bytes.read_header(frame, MAGIC, VERSION, limits.tuning.tail_bytes)
-    named = None if found is None else TYPES.get(found[0]) or find(found[0])
-    if found is None or named is None:
-        raise _wrong_header(frame, limits)
-    header = MessageHeader(named, *found[1:])
+    fields = _bytes.read_header(frame, MAGIC, VERSION, limits.tuning.tail_bytes)
+    named = None if fields is None else TYPES.get(fields[0]) or find(fields[0])
+    if fields is None or named is None:
+        raise _header_error(frame, limits)
+    header = MessageHeader(named, *fields[1:])
     size = header.payload_bytes
     is_small = 0 < size <= limits.tuning.request_bytes and named.payload is ALWAYS and not named.large
     if not is_small or len(frames) != 2 or len(frames[1]) != size:
@@ -259,8 +256,8 @@ def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[
     return header, frame[HEADER_BYTES:]
 
 
-def _wrong_header(frame: memoryview, limits: Limits) -> ProtocolError:
-    """What is wrong with frame 0, the first thing that is."""
+def _header_error(frame: memoryview, limits: Limits) -> ProtocolError:
+    """Return the error of the first check that frame 0 fails."""
     try:
         _check_header(frame, limits)
     except ProtocolError as error:
@@ -271,7 +268,7 @@ def _wrong_header(frame: memoryview, limits: Limits) -> ProtocolError:
 def _check_header(frame: memoryview, limits: Limits) -> None:
     if frame.nbytes < HEADER_BYTES:
         raise ProtocolError("short", f"frame 0 has {frame.nbytes} bytes, a header has {HEADER_BYTES}")
-    magic, version, number, flags, *_, tail_bytes, reserved, checksum = _SUMMED_HEADER.unpack_from(frame)
+    magic, version, number, flags, *_, tail_bytes, reserved, checksum = _CHECKED_HEADER.unpack_from(frame)
     if magic != MAGIC:
         raise ProtocolError("magic", f"expected {MAGIC!r}, got {magic!r}")
     if version != VERSION:
@@ -280,15 +277,15 @@ def _check_header(frame: memoryview, limits: Limits) -> None:
         )
     if tail_bytes > limits.tuning.tail_bytes:
         raise ProtocolError(
-            "too_large", f"a tail of {tail_bytes} bytes; {limits.tuning.tail_bytes} are allowed (tail_bytes)"
+            "too_large", f"a tail of {tail_bytes} bytes; the limit is {limits.tuning.tail_bytes} (tail_bytes)"
         )
     if frame.nbytes != HEADER_BYTES + tail_bytes:
         code = "short" if frame.nbytes < HEADER_BYTES + tail_bytes else "long"
-        raise ProtocolError(code, f"frame 0 has {frame.nbytes} bytes, its header says {HEADER_BYTES + tail_bytes}")
+        raise ProtocolError(code, f"frame 0 has {frame.nbytes} bytes, but its header says {HEADER_BYTES + tail_bytes}")
     if _bytes.header_checksum(frame) != checksum:
         raise ProtocolError("checksum", "the header's checksum is wrong; it changed on the way")
     if number not in TYPES:
-        raise ProtocolError("type", f"type {number}, which this node does not know. Upgrade the older of the two")
+        raise ProtocolError("type", f"message type {number} is unknown to this node. Upgrade the older of the two")
     if flags or reserved:
         raise ProtocolError("flags", f"flags {flags:#x} and reserved {reserved:#x} must be 0 in version {VERSION}")
 
@@ -299,37 +296,35 @@ def _check_payload(header: MessageHeader, frames: Sequence[Buffer], limits: Limi
         raise ProtocolError("frames", f"{header.type.name} with {len(frames)} frames and a payload of {size} bytes")
     if not size:
         if header.payload_checksum:
-            raise ProtocolError("size", f"{header.type.name} has a checksum for a payload it does not have")
+            raise ProtocolError("size", f"{header.type.name} has the checksum of a payload, but no payload")
         return
     allowed = limits.message_bytes if header.type.large else limits.tuning.request_bytes
     if size > allowed:
-        raise ProtocolError("too_large", f"{header.type.name} with a payload of {size} bytes; {allowed} are allowed")
-    if (given := memoryview(frames[1]).nbytes) != size:
-        raise ProtocolError("size", f"frame 1 has {given} bytes, the header says {size}")
+        raise ProtocolError("too_large", f"{header.type.name} with a payload of {size} bytes; the limit is {allowed}")
+    if (received := memoryview(frames[1]).nbytes) != size:
+        raise ProtocolError("size", f"frame 1 has {received} bytes, but the header says {size}")
 
 
 def encoded_bytes(part: Any) -> int:
-    """Bytes that a part of a body takes in its tail."""
+    """Return the bytes that a part of a body takes in its tail."""
     return len(_ENCODER.encode(part))
 
 
 def check_bounds(kind: Type, frame: Buffer) -> None:
-    """Raise ProtocolError (code "too_large") if a list, map or text of a tail that was made here is beyond its bound:
-    its receiver would throw it away.
-    """
+    """Raise ProtocolError (code "too_large") if a list, map or text of an encoded tail exceeds its bound."""
     try:
         DECODERS[kind].decode(memoryview(frame)[HEADER_BYTES:])
     except _UNDECODED as problem:
-        raise ProtocolError("too_large", f"a reply of {kind.name} is beyond what it may hold: {problem}") from None
+        raise ProtocolError("too_large", f"a reply of {kind.name} exceeds a bound of its fields: {problem}") from None
 
 
 def tail_of(body: Body) -> bytes:
-    """A body without its header, to be kept."""
+    """Return the encoded tail of a body, without a header."""
     return _ENCODER.encode(body)
 
 
 def update_of(tail: bytes) -> Update:
-    """The UPDATE whose tail was kept. Raises ProtocolError."""
+    """Decode the tail of an UPDATE that `tail_of` encoded. Raises ProtocolError."""
     update = _decode(types.UPDATE, memoryview(tail))
     assert isinstance(update, Update)
     return update
@@ -338,7 +333,7 @@ def update_of(tail: bytes) -> Update:
 def _decode(kind: Type, tail: memoryview) -> Body:
     decoder = DECODERS.get(kind)
     if decoder is None:
-        raise ProtocolError("type", f"{kind.name}, which this node passes on, but does not read")
+        raise ProtocolError("type", f"{kind.name}: this node forwards messages of this type, but cannot read them")
     if not _bytes.is_plain_msgpack(tail):
         raise ProtocolError("tail", f"{kind.name}: the tail is not one plain msgpack value")
     try:
@@ -348,50 +343,51 @@ def _decode(kind: Type, tail: memoryview) -> Body:
 
 
 class HelloSchedule:
-    """When the next HELLO to one address is due: one at a time."""
+    """Schedule of the HELLO messages to one address, of which at most one is open at a time."""
 
     def __init__(self, due: float = 0.0) -> None:
         self.is_open = False
-        """Whether one is on its way that has no answer yet."""
+        """True while a HELLO that was sent has no answer yet."""
         self.due = due
-        """When the next one is due, unless one is open then; infinity: not by itself."""
+        """Time of the next HELLO, unless one is open then; infinity: none is scheduled."""
 
     def next_time(self) -> float:
-        """When `is_due` becomes true by itself."""
+        """Return the time at which `is_due` becomes true; infinity while a HELLO is open."""
         return float("inf") if self.is_open else self.due
 
     def is_due(self, now: float) -> bool:
-        """Whether one is to be sent now."""
+        """Return True if a HELLO is to be sent now."""
         return now >= self.next_time()
 
     def begin(self, due: float = float("inf")) -> None:
-        """One is sent, and the next one is due then."""
+        """Record that a HELLO is sent now, and schedule the next one."""
         self.is_open, self.due = True, due
 
     def answered(self) -> None:
-        """It has its answer, or the error that ends it."""
+        """Record that the open HELLO has its answer, or ended with an error."""
         self.is_open = False
 
     def hurry(self) -> None:
-        """Something may have changed: the next one is due at once, or as soon as the one that is open has ended."""
+        """Make the next HELLO due at once, or as soon as the open one has ended."""
         self.due = 0.0
 
 
 class HelloAnswer(NamedTuple):
-    """The answer to a HELLO that was taken."""
+    """Header and body of the WELCOME that answered a HELLO."""
 
     header: MessageHeader
     told: messages.Welcome
 
 
 def welcome_of(answer: Answer, endpoint: str) -> HelloAnswer:
-    """What a HELLO was answered.
+    """Return the WELCOME that answered a HELLO.
 
     Args:
-        endpoint: Of whoever answered, for errors.
+        answer: Reply to the HELLO, or the error that ended the request.
+        endpoint: Address that the HELLO was sent to, for errors.
 
     Raises:
-        MemoireError: it was refused, or not answered, or by something else than WELCOME.
+        MemoireError: the HELLO was refused, not answered, or answered by a message other than WELCOME.
     """
     if isinstance(answer, MemoireError):
         raise answer
@@ -412,42 +408,42 @@ CODES: Final = {
     "tail": "a tail that is not this type's msgpack map",
     "size": "a payload of another size than the header says",
     "payload": "payload changed on the way",
-    "too_large": "larger than this node, or the client that asks, allows",
+    "too_large": "larger than the limit of this node, or of the client that sent the request",
     "topic": "topic frame and notice disagree",
     "unexpected": "a type of message that does not belong on this channel",
     "schema": "made for another schema",
     "table": "a table that this node does not have",
     "run": "made for another run",
-    "container": "a payload whose head, table or blocks are not as docs/wire.md says",
-    "index": "an index, count or step outside of what it points into",
+    "container": "a payload whose head, table or blocks are not as docs/wire.md describes",
+    "index": "an index, count or step that is out of range",
     "value": "a weight, total or discount that is not finite or not in its range",
     "codec": "a compression that this node does not have, or compressed bytes that are damaged",
     "client": "a client id that this node does not know, or that may not be used here",
-    "owner": "in the name of a client id that belongs to another key",
-    "role": "sent by the key of a role that may not send this",
-    "denied": "sent to a proxy that no server lets in",
-    "revoked": "sent by a key that is not authorized any more",
-    "passport": "passed on by a proxy that does not say for whom, or says it without being one",
+    "owner": "sent with a client id that belongs to another key",
+    "role": "sent with a key whose role may not send this type of message",
+    "denied": "sent to a proxy whose key no server accepts",
+    "revoked": "sent with a key that is not authorized any more",
+    "passport": "forwarded by a proxy without a passport, or sent with one by a process that is not a proxy",
     "parameters": "parameters that do not fit the schema",
-    "busy": "too much is waiting already",
-    "full": "no room among what stays here until it is cleared, such as keyed rows",
+    "busy": "too many requests or bytes are waiting already",
+    "full": "no room for data that is kept until it is cleared, such as keyed rows",
     "disk": "this node's state folder cannot be written, and nothing is acknowledged; the text says why and what to do",
     "closed": "this node is closing",
     "failed": "the function of this inference node raised an error, or its outputs do not fit their schema",
-    "cancelled": "for a job that is not wanted any more, or that somebody else has",
-    "session": "from a trainer whose place another one has taken, or that has not said where it goes on",
-    "missing": "asked for something that is not stored here (any more)",
+    "cancelled": "for a job that was cancelled, or that another worker has",
+    "session": "from a trainer that another trainer has replaced, or that has to call rewind or resume first",
+    "missing": "a request for data that this node does not store (any more)",
 }
-"""Every refusal code and what it says; a refusal's text adds which value and what was expected."""
+"""Meaning of every refusal code; the text of a refusal adds the value and the expected values."""
 PASSING: Final = ("busy", "closed", "denied", "disk")
-"""Codes of refusals that end by themselves: what was asked is asked again."""
+"""Codes of temporary refusals: the client retries the request."""
 TOO_LARGE: Final = ("too_large", "tail")
-"""Codes of refusals for a size: the same request would be refused again. "tail" is that of a list beyond its bound."""
+"""Codes of refusals for a size: a retry would be refused again. "tail" is the code of a list beyond its bound."""
 FOR_INFERENCE: Final = frozenset({types.INFER, types.WORK, types.RESULT})
-"""What only inference nodes and agents answer: nobody passes it on."""
+"""Types of messages that only inference nodes and agents answer; proxies do not forward them."""
 
 
 def no_inference(kind: Type) -> ProtocolError:
-    """Why a server or proxy refuses one of these."""
-    text = f"{kind.name} was sent to a server or proxy. Ask the address of the inference node or agent itself"
+    """Return the refusal of a message for an inference node or agent that a server or proxy received."""
+    text = f"{kind.name} was sent to a server or proxy. Send it to the address of the inference node or agent"
     return ProtocolError("unexpected", text)

@@ -1,4 +1,4 @@
-"""Which blocks a container has, which follows from the schema and the parameters, and the arrays its samples become."""
+"""Layouts of containers: their blocks and the arrays of a batch, as schema and parameters determine them."""
 
 import hashlib
 import json
@@ -41,35 +41,35 @@ from .parts import (
 
 
 class BatchArray(NamedTuple):
-    """An array of a batch; of a ragged column without the axis of its values' lengths."""
+    """Side, column name, shape and dtype of an array of a batch; the shape omits a ragged column's axis of lengths."""
 
     side: str
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     element: tuple[int, ...] | None = None
-    """Of a ragged column: the end of its shape, behind the lengths' axis."""
+    """Axes behind the axis of lengths of a ragged column; None for a column without one."""
 
 
 _Field: TypeAlias = tuple[int, int, int, int, int]
 
 
 class ContainerLayout:
-    """Which blocks the containers of a schema and parameters have, and the arrays their samples become. Unchangeable.
+    """Layout of containers: their blocks, and the arrays of a batch of their samples. Unchangeable.
 
-    Use `layout_of`, which makes each once. Two caches can be in one batch exactly if they have the same layout.
+    Use `layout_of`, which creates each layout once. Two caches can be in one batch exactly if they share a layout.
 
     Args:
-        schema: The columns.
+        schema: Columns of the entries.
         frame_stack: Frames of a sample's states.
         prev, next: Names of the columns of both sides.
         kind: CACHE or DRAWN (SEQUENCES or DRAWN_SEQUENCES: `SequenceLayout`); EPISODE (every column but the return, and
-            with `final` the final state); FEEDBACK; ROWS (every column, and nothing else).
-        final: Whether an episode has a final state.
+            with `final` the final state); FEEDBACK; ROWS (every column, without bookkeeping).
+        final: True if an episode has a final state.
     """
 
     length: int = 0
-    """Entries of a sequence; 0 where samples are transitions."""
+    """Entries of a sequence; 0 if samples are transitions."""
 
     def __init__(
         self,
@@ -91,26 +91,26 @@ class ContainerLayout:
         plain = [output for output in outputs if output.element is None]
         self._sides = [[each[1:4] for each in plain if each.side == side] for side in ("prev", "next")]
         self.ragged_outputs = [output for output in outputs if output.element is not None]
-        """Arrays of a batch that ragged columns become, in the order of the ragged fields of `core`."""
+        """Arrays of a batch for ragged columns, in the order of the ragged fields of `core`."""
         ragged_fields = [field for output, field in both if output.element is not None]
         fields = [field for output, field in both if output.element is None] + fields[len(outputs) :]
         forms = list(enumerate(self.blocks))
         self.facts = [(i, OF_WINDOWS[form.part]) for i, form in forms if form.part in OF_WINDOWS]
-        """Blocks that hold what a memory says of each sample, with its name in `DrawnWindows` or `DrawnSequences`."""
+        """Blocks filled from `DrawnWindows` or `DrawnSequences`: (block, name of the attribute)."""
         self.columns = [(i, form.part, schema.names[form.column]) for i, form in forms if form.column != BOOKKEEPING]
-        """Blocks that hold a column's values: (block, part, column)."""
+        """Blocks that belong to a column: (block, part, column's name)."""
         self.indices = tuple(part for part in INDICES if (BOOKKEEPING, part) in self._place)
-        """Parts that are indices into the frames, or into the entries of sequences."""
+        """Parts of the layout that hold indices into the frames, or into the entries of sequences."""
         rewards = max(1, self.length) * prod(self.reward_shape)
         self.ragged = {i: self._lengths_of(form) for i, form in forms if self._is_ragged(form)}
-        """Number of each block that has a ragged column's values -> that of their lengths, or -2: it is one value."""
+        """Block of a ragged column's values -> block of their lengths, or WHOLE (-2) if the block is one value."""
         blocks = list(self.blocks)
         self.core = _container.Layout(
             kind, frame_stack, rewards, blocks, fields, self.length, self.ragged, ragged_fields
         )
 
     def place(self, part: Part, name: str | None = None) -> int | None:
-        """Number of a block, or None where there is none; `name` is a column's, None means bookkeeping."""
+        """Return the number of a block, or None if the layout does not have it; name None means bookkeeping."""
         column = BOOKKEEPING if name is None else self.schema.names.index(name)
         return self._place.get((column, part))
 
@@ -123,11 +123,11 @@ class ContainerLayout:
         return self._place[form.column, LENGTHS_OF[form.part]] if form.part in LENGTHS_OF else WHOLE
 
     def bookkeeping(self, part: Part) -> int:
-        """Number of a block of bookkeeping that is there."""
+        """Return the number of a block of bookkeeping that the layout has."""
         return self._place[BOOKKEEPING, part]
 
     def allocate(self, samples: int) -> GatheredSamples:
-        """Arrays for a batch of `samples`: both sides in the order of the fields of `core`."""
+        """Allocate arrays for a batch of `samples`: both sides in the order of the fields of `core`."""
         return GatheredSamples.empty(samples, self._sides, self.reward_shape, ID, length=self.length)
 
     def _bookkeeping(self) -> list[BlockSpec]:
@@ -136,7 +136,7 @@ class ContainerLayout:
         return [BlockSpec(BOOKKEEPING, part, fact.extent, own.get(part, fact.row_bytes)) for part, fact in facts]
 
     def _row_bytes(self) -> dict[Part, int]:
-        """Bytes of a row of the bookkeeping that depends on schema and parameters."""
+        """Return the bytes of a row of each bookkeeping part that depends on schema and parameters."""
         per_reward = 4 * prod(self.reward_shape)
         return {
             Part.PREV_INDEX: 4 * self.frame_stack, Part.NEXT_INDEX: 4 * self.frame_stack,
@@ -178,7 +178,7 @@ class ContainerLayout:
         return forms
 
     def _parts_of(self, name: str, column: Column, final: bool) -> list[tuple[Part, RowCount]]:
-        """The blocks of one column, in order."""
+        """Return the parts of one column and the extent of their blocks, in order, without lengths."""
         if self.kind is ContainerKind.ROWS:
             return [(Part.PREV, RowCount.PER_SAMPLE)]
         if self.kind is ContainerKind.EPISODE:
@@ -212,17 +212,17 @@ class ContainerLayout:
         return outputs, fields
 
     def _rows_of(self, name: str, side: str, is_state: bool) -> int:
-        """Block of a column's rows for one side."""
+        """Return the number of the block that holds a column's rows for one side."""
         alone = (Part.PREV_FRAMES, Part.PREV) if side == "prev" else (Part.NEXT_FRAMES, Part.NEXT)
         candidates = (Part.FRAMES, alone[0]) if is_state else (alone[1],)
         return next(place for part in candidates if (place := self.place(part, name)) is not None)
 
 
 class SequenceLayout(ContainerLayout):
-    """The layout of sequences of `length` entries: kinds SEQUENCES and DRAWN_SEQUENCES.
+    """Layout of sequences of `length` entries: kinds SEQUENCES and DRAWN_SEQUENCES.
 
-    States are `prev` ones with the state after the last entry; other columns are unique entries and an index, or those
-    of the first entries alone. The reward is always there, whether it is among `prev` or not.
+    States are those of `prev`, with the state after the last entry. Other columns are unique entries and an index;
+    those in `first` are the values of the first entries alone. The reward is always included, whatever `prev` says.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class SequenceLayout(ContainerLayout):
         self.length, self.first = length, first
         super().__init__(schema, frame_stack, prev, (), kind)
         if any(form.row_bytes > MAX_ROW_BYTES for form in self.blocks):
-            most = f"such that what belongs to a sequence takes at most {MAX_ROW_BYTES} bytes in each block"
+            most = f"a length at which a sequence takes at most {MAX_ROW_BYTES:,} bytes in each block"
             raise ParameterError("sequence_length", length, most)
 
     def _row_bytes(self) -> dict[Part, int]:
@@ -309,9 +309,9 @@ def _sequence_layout(
 def layout_of(
     schema: Schema, parameters: Parameters, kind: ContainerKind = ContainerKind.CACHE, *, final: bool = False
 ) -> ContainerLayout:
-    """The layout of containers under `parameters`; the same object for equal arguments.
+    """Return the layout of containers for `parameters`; cached, so that equal arguments give the same object.
 
-    kind: CACHE and DRAWN are of sequences where the parameters ask for them (`sequence_length`).
+    Kinds CACHE and DRAWN become SEQUENCES and DRAWN_SEQUENCES if the parameters set `sequence_length`.
     """
     if kind in (ContainerKind.EPISODE, ContainerKind.FEEDBACK, ContainerKind.ROWS):
         return _layout(schema, 1, (), (), kind, final)
@@ -326,13 +326,13 @@ def layout_of(
 
 @lru_cache(maxsize=256)
 def making_of(schema: Schema, parameters: Parameters) -> int:
-    """A number for what samples of `schema` are made with (`Parameters.making`), as the head of a container says it."""
-    made = json.dumps(parameters.making(schema), sort_keys=True).encode()
-    return int.from_bytes(hashlib.blake2b(made, digest_size=8).digest(), "little")
+    """Return a hash of the parameters that shape samples of `schema` (`Parameters.making`), for a container's head."""
+    values = json.dumps(parameters.making(schema), sort_keys=True).encode()
+    return int.from_bytes(hashlib.blake2b(values, digest_size=8).digest(), "little")
 
 
 def frames_of(layout: ContainerLayout, multi_step: int) -> int:
-    """Different frames of one sample of a cache: those of both windows, or of all of a sequence."""
+    """Return the most different frames that one sample of a cache has: both windows, or the whole sequence."""
     stack = layout.frame_stack
     if layout.length:
         return stack + layout.length
@@ -340,11 +340,12 @@ def frames_of(layout: ContainerLayout, multi_step: int) -> int:
 
 
 def cache_bytes(schema: Schema, parameters: Parameters, capacity: int, samples: int) -> int:
-    """Bytes of a cache in which no two samples share a frame or an entry, which is the largest, before compression.
-    Values of ragged columns come on top.
+    """Return the bytes of the largest cache before compression: no two samples share a frame or an entry.
+
+    Values of ragged columns are not included.
 
     Args:
-        capacity: Entries that fit the memory it is drawn from; 0 is any number.
+        capacity: Entries that fit into the memory from which the cache is drawn; 0 is any number.
     """
     layout = layout_of(schema, parameters)
     frames, entries = samples * frames_of(layout, parameters.multi_step), samples * layout.length
@@ -354,18 +355,18 @@ def cache_bytes(schema: Schema, parameters: Parameters, capacity: int, samples: 
 
 
 def episode_bytes(schema: Schema, entries: int) -> int:
-    """Bytes of an episode with its final state, before compression; without the values of ragged columns."""
+    """Return the bytes of an episode with its final state, before compression, without values of ragged columns."""
     layout = _layout(schema, 1, (), (), ContainerKind.EPISODE, bool(schema.states))
     return _bytes_of(layout, {RowCount.PER_SAMPLE: entries})
 
 
 def rows_bytes(schema: Schema, rows: int) -> int:
-    """Bytes of a container of so many rows; without the values of ragged columns."""
+    """Return the bytes of a container of `rows` rows, without values of ragged columns."""
     return _bytes_of(_layout(schema, 1, (), (), ContainerKind.ROWS, False), {RowCount.PER_SAMPLE: rows})
 
 
 def most_fitting(size_of: Callable[[int], int], most: int) -> int:
-    """The largest number whose size, which grows with it, is at most so many bytes; 0 if there is none."""
+    """Return the largest number up to `most` whose size, which grows with it, is at most `most` bytes, or 0."""
     return bisect_right(range(1, most + 1), most, key=size_of)
 
 
@@ -378,5 +379,5 @@ def _bytes_of(layout: ContainerLayout, rows: Mapping[RowCount, int]) -> int:
 
 
 def usual_bytes(schema: Schema, parameters: Parameters) -> int:
-    """How large caches usually are; 0 if values have lengths of their own."""
+    """Return the bytes of a cache of `cache_size` samples by `cache_bytes`; 0 if the schema has ragged columns."""
     return 0 if schema.ragged else cache_bytes(schema, parameters, 0, parameters.cache_size)

@@ -1,7 +1,7 @@
-"""The messages: what the tail of each one holds, with all bounds in the types. Those of a kind of table are with it.
+"""Bodies of messages: the fields of each message's tail, with all bounds in the types.
 
-`frames` turns a message into bytes and back, `rows` is what some of them carry packed, `identity` how names are said.
-docs/wire.md has each message on its own.
+Table kinds define their own messages. `frames` converts messages to bytes and back; `rows` has the packed rows that
+some messages carry. docs/wire.md describes each message.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from .types import PayloadRule, Type
 
 VERSION: Final = 2
 
-# What tails are made of. All texts, lists and numbers have bounds; counts stay below 2**53, which a float64 holds.
+# Types of fields. All texts, lists and numbers have bounds; counts stay below 2**53, which a float64 holds exactly.
 
 MAX_INFERENCE = 64
-"""Addresses of inference nodes that a WELCOME has room for."""
+"""Most addresses of inference nodes in a WELCOME."""
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Parts: TypeAlias = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 Small: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -32,7 +32,7 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=2.0**40)]
 Weight: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.7976931348623157e308)]
 Signed: TypeAlias = Annotated[float, Meta(ge=-1.7976931348623157e308, le=1.7976931348623157e308)]
 Word: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Hash: TypeAlias = Annotated[int, Meta(ge=0)]  # of 64 bits, which is all that msgpack has
+Hash: TypeAlias = Annotated[int, Meta(ge=0)]  # 64 bits: msgpack has no larger numbers
 Name: TypeAlias = Annotated[str, Meta(max_length=256)]
 Text: TypeAlias = Annotated[str, Meta(max_length=16384)]
 ProcessName: TypeAlias = Annotated[str, Meta(max_length=253, pattern=rf"\A({NAME_OF_PROCESS})?\Z")]
@@ -45,109 +45,109 @@ Parameters: TypeAlias = Annotated[dict[Name, Parameter], Meta(max_length=64)]
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The tail of a message: a msgpack map of the fields that differ from their defaults; unknown ones are ignored."""
+    """Tail of a message: a msgpack map of the fields that differ from their defaults. Unknown fields are ignored."""
 
     type: ClassVar[Type]
     changes: ClassVar[bool] = False
-    """Whether its reply waits until what it changes is on disk."""
+    """True if the reply waits until the changes of this request are on disk."""
 
     @property
     def is_saved_first(self) -> bool:
-        """Whether a server takes it only while its state folder can be written."""
+        """True if a server accepts the request only while its state folder can be written."""
         return self.changes
 
 
 class PushedBody(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """The tail of a message that is pushed, and never answered: how a server counts what its clients push."""
+    """Tail of a message that is pushed and never answered, with totals by which a server counts lost messages."""
 
-    since: Word = 0  # the account that it belongs to, as WELCOME said; 0: whichever there is
-    number: Count = 0  # messages pushed to this home since then, this one included
-    pushed_bytes: Count = 0  # their payload bytes, this one's included
+    since: Word = 0  # account of the message, from WELCOME; 0: any account
+    number: Count = 0  # messages pushed to this home since then, with this message
+    pushed_bytes: Count = 0  # their payload bytes, with this message's
 
 
 _B = TypeVar("_B", bound=Body)
 BODIES: Final[dict[Type, type[Body]]] = {}
 DECODERS: Final[dict[Type, msgspec.msgpack.Decoder[Body]]] = {}
-"""By type, the bodies that this process has loaded, and what reads them."""
+"""Decoders of the bodies that this process has loaded, by type; `BODIES` has the classes."""
 WITH_PAYLOAD: Final[dict[int, tuple[Type, Callable[[Any], Body]]]] = {}
-"""By number, what reads those of messages that may have a payload: `frames` looks here first."""
+"""Types that may have a payload and the decoders of their bodies, by number, for the fast path of `frames.parse`."""
 
 
 def body(kind: Type) -> Callable[[type[_B]], type[_B]]:
-    """Decorates the class of a type's body: messages of this type can be made and read from then on.
+    """Return a decorator that registers a class as the body of a message type, so that messages can be read.
 
     Raises:
-        ParameterError: the type has a body already, or is pushed, and this is no `PushedBody`.
+        ParameterError: the type has a body already, or the type is pushed and the class is no `PushedBody`.
     """
 
-    def register(made: type[_B]) -> type[_B]:
-        if kind.pushed and not issubclass(made, PushedBody):
-            raise ParameterError("body", made, f"a PushedBody: messages of type {kind.name} are pushed")
+    def register(body_class: type[_B]) -> type[_B]:
+        if kind.pushed and not issubclass(body_class, PushedBody):
+            raise ParameterError("body", body_class, f"a PushedBody: messages of type {kind.name} are pushed")
         if kind in BODIES:
-            raise ParameterError("body", made, f"of a type without one; that of {kind.name} is {BODIES[kind]}")
-        decoder: msgspec.msgpack.Decoder[Body] = msgspec.msgpack.Decoder(made)
-        made.type, BODIES[kind], DECODERS[kind] = kind, made, decoder
+            raise ParameterError("body", body_class, f"the only body of {kind.name}, which has {BODIES[kind]}")
+        decoder: msgspec.msgpack.Decoder[Body] = msgspec.msgpack.Decoder(body_class)
+        body_class.type, BODIES[kind], DECODERS[kind] = kind, body_class, decoder
         if kind.payload is not PayloadRule.NEVER:
             WITH_PAYLOAD[kind.number] = kind, decoder.decode
-        return made
+        return body_class
 
     return register
 
 
 class TailRow(msgspec.Struct, frozen=True, array_like=True):
-    """A row inside of a tail: a msgpack array of all its fields; further elements are ignored."""
+    """Row inside a tail: a msgpack array of all its fields; further elements are ignored."""
 
 
 class ServerRate(TailRow, frozen=True, array_like=True):
-    """How drawing stands beside recording, as a server sees it; see `rate`."""
+    """State of the rate limiter of one server: samples drawn against entries recorded; see `rate`."""
 
     surplus: Signed
-    is_told: bool  # whether it is that of all servers, as a reader told
-    inserted: Count  # entries that clients of this server reported, since it began
-    drawn: Count  # samples that anybody drew here
-    ratio: Weight  # samples_per_insert and its tolerance, under which this is so
+    is_told: bool  # True if surplus is that of all servers, as a reader reported it
+    inserted: Count  # entries that clients of this server reported, since the server started
+    drawn: Count  # samples that all readers drew from this server
+    ratio: Weight  # samples_per_insert and its tolerance, at which surplus was computed
     tolerance: Weight
 
 
 class ClusterRate(TailRow, frozen=True, array_like=True):
-    """The same for all servers together, as a reader tells each of them."""
+    """State of the rate limiter of all servers together, as a reader reports it to each server."""
 
     surplus: Signed
-    inserted: Count  # what this server had said of its own when the reader knew that surplus
+    inserted: Count  # `inserted` and `drawn` of this server's ServerRate from which the reader computed surplus
     drawn: Count
-    entries: Count  # that can be drawn at the other servers
-    share: Annotated[float, Meta(ge=0.0, le=1.0)]  # of what may be recorded, for this server's clients
+    entries: Count  # entries that can be drawn from the other servers
+    share: Annotated[float, Meta(ge=0.0, le=1.0)]  # fraction of the entries to record that this server's clients get
     ratio: Weight
     tolerance: Weight
 
 
 @body(types.HELLO)
 class Hello(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """First request of a client, reader or publisher, answered by WELCOME. The header's home is 0 or its last one."""
+    """First request of a client, reader or publisher; answered by WELCOME. The header has 0 or the last home."""
 
     role: Annotated[str, Meta(max_length=16)] = "actor"  # actor, reader, publisher
-    table: Name = ""  # name of the table it wants; "": the first
-    label: Small = 0  # the 32-bit uuid of log lines
+    table: Name = ""  # name of the requested table; "": the first
+    label: Small = 0  # 32-bit uuid of log lines
     software: Name = ""  # "memoire 0.1.0"
     host: Name = ""
-    name: ProcessName = ""  # that a person or Kubernetes gave to the process; several may have the same
+    name: ProcessName = ""  # name of the process from a person or Kubernetes; need not be unique
     pid: Count = 0
-    codecs: Annotated[list[Name], Meta(max_length=8)] = []  # compressions it can undo and make
-    scalars: Annotated[dict[Name, float], Meta(max_length=64)] = {}  # of a reader: what its learner shows
-    figures: Annotated[dict[Name, float], Meta(max_length=32)] = {}  # of a reader: what it has counted by itself
-    inserted: Count = 0  # of an actor: steps of this run, less passed_steps, that it has recorded until now
-    takes: Annotated[dict[Name, Count], Meta(max_length=32)] = {}  # limits on replies to it that are not the default
+    codecs: Annotated[list[Name], Meta(max_length=8)] = []  # codecs that the client can pack and unpack
+    scalars: Annotated[dict[Name, float], Meta(max_length=64)] = {}  # from a reader: scalars that its learner reports
+    figures: Annotated[dict[Name, float], Meta(max_length=32)] = {}  # from a reader: its own counters
+    inserted: Count = 0  # from an actor: steps of this run that it has recorded, less passed_steps
+    takes: Annotated[dict[Name, Count], Meta(max_length=32)] = {}  # limits on replies that differ from the default
 
     @property
     def is_saved_first(self) -> bool:
-        """`memoire doctor` asks whether all is well. Clients that count are heard while a disk fails: one that is not
-        heard from has gone.
+        """True for `memoire doctor`, which checks the whole server. Other clients may send HELLO while a disk fails,
+        since a server takes silent clients for gone.
         """
         return self.role == "doctor"
 
 
 class Endpoints(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a client connects to; the first hop fills in its own."""
+    """Addresses that a client connects to; the first node on the way fills in its own addresses."""
 
     request: Annotated[str, Meta(max_length=1024)] = ""
     push: Annotated[str, Meta(max_length=1024)] = ""
@@ -156,40 +156,40 @@ class Endpoints(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @body(types.WELCOME)
 class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """All that a client needs to begin. The header's home, run and fingerprint are the ones it uses from now on."""
+    """Answer to HELLO: schema and parameters. The client uses the header's home, run and fingerprint from now on."""
 
     schema: Annotated[str, Meta(max_length=262144)]  # Schema.to_json()
     parameters: Parameters = {}  # Parameters.to_wire()
     parameters_version: Count = 0
-    max_step: Count = 0  # entries a client's memory has room for; 0: the client decides
+    max_step: Count = 0  # capacity of the client's memory in entries; 0: the client decides
     storage: Annotated[str, Meta(max_length=16)] = "caches"  # caches, episodes
     run_name: Name = ""
     home_name: Name = ""
     epoch: Word = 0  # grows at each start of the home
     servers: Annotated[list[Name], Meta(max_length=4096)] = []
     endpoints: Endpoints = Endpoints()
-    table: Small = 0  # the table's number, for headers
-    table_name: Name = ""  # its name
-    credit: Count = 0  # bytes of caches and episodes that may be on the way
+    table: Small = 0  # number of the table, for headers
+    table_name: Name = ""
+    credit: Count = 0  # bytes of caches and episodes that may be in flight
     models: Versions = {}
-    codecs: Annotated[list[Name], Meta(max_length=8)] = []  # those of the client's that this node has too
+    codecs: Annotated[list[Name], Meta(max_length=8)] = []  # codecs of the client that this node has too
     limits: Annotated[dict[Name, Count], Meta(max_length=32)] = {}  # message_bytes, request_bytes, tail_bytes, ...
     finished: bool = False
     software: Name = ""  # of the home
-    since: Word = 0  # epoch since which the home has forgotten nothing of this client: pushes are counted from then
-    durable: bool = False  # replies of this home mean "on disk"
-    leaving: Annotated[list[Name], Meta(max_length=4096)] = []  # those of the servers that take no new clients
+    since: Word = 0  # epoch in which the home opened the client's account: pushes are counted from then on
+    durable: bool = False  # replies of this home acknowledge data on disk
+    leaving: Annotated[list[Name], Meta(max_length=4096)] = []  # servers that accept no new clients
     granted_steps: Count = NO_LIMIT  # as in UPDATED
-    unmet: Annotated[list[Name], Meta(max_length=4096)] = []  # addresses behind proxies where nobody has answered yet
-    pages: Annotated[list[Name], Meta(max_length=4096)] = []  # of nodes on the way: "http://HOST:PORT"
-    outputs: Annotated[str, Meta(max_length=262144)] = ""  # RowSchema.to_json(), of an inference node
+    unmet: Annotated[list[Name], Meta(max_length=4096)] = []  # addresses behind proxies that have not answered yet
+    pages: Annotated[list[Name], Meta(max_length=4096)] = []  # web pages of nodes on the way: "http://HOST:PORT"
+    outputs: Annotated[str, Meta(max_length=262144)] = ""  # RowSchema.to_json(), from an inference node
     inference: Annotated[list[Name], Meta(max_length=MAX_INFERENCE)] = []  # addresses of nodes that act for actors
-    starts: Annotated[str, Meta(max_length=262144)] = ""  # RowSchema.to_json(), of an agent: where episodes begin
-    entries: Annotated[str, Meta(max_length=262144)] = ""  # Schema.to_json(), of an agent: what observers record
+    starts: Annotated[str, Meta(max_length=262144)] = ""  # RowSchema.to_json() of start states, from an agent
+    entries: Annotated[str, Meta(max_length=262144)] = ""  # Schema.to_json() of observers' entries, from an agent
 
 
 class Line(TailRow, frozen=True, array_like=True):
-    """One log line of a client, numbered from 1."""
+    """Log line of a client, numbered from 1."""
 
     number: Count
     time: Seconds  # unix
@@ -199,52 +199,52 @@ class Line(TailRow, frozen=True, array_like=True):
 
 TRAIN: Final = 0
 TEST: Final = 1
-"""Kinds of episodes."""
+"""Kinds of episodes: training (0) and test (1)."""
 
 
 class Ended(TailRow, frozen=True, array_like=True):
-    """One closed episode of a client, numbered from 1."""
+    """Closed episode of a client, numbered from 1."""
 
     number: Count
     time: Seconds  # unix
     length: Count
-    returned: float  # sum of its rewards (first reward dimension first, all added up)
-    kind: Small = 0  # 0 of training, 1 a test; only those of training count
+    returned: float  # sum of its rewards over steps and reward dimensions
+    kind: Small = 0  # TRAIN or TEST; only training episodes count
 
 
 @body(types.UPDATE)
 class Update(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything a client has done since it was made, cumulative, so that a resend or a lost reply changes nothing."""
+    """Report of a client's totals since its start, so that a resend or a lost reply changes nothing."""
 
-    epoch: Word = 0  # of the home, as last heard
+    epoch: Word = 0  # newest epoch of the home that the client knows
     episodes: Count = 0
     steps: Count = 0
-    passed_steps: Count = 0  # those of them that are no inserts: recorded beyond granted_steps, and not pushed
+    passed_steps: Count = 0  # steps that are no inserts: recorded beyond granted_steps, and not pushed
     caches: Count = 0  # and episodes pushed to this home
     cache_bytes: Count = 0  # payload bytes of caches and episodes pushed to this home
-    skipped: Count = 0  # caches not pushed for want of credit
+    skipped: Count = 0  # caches not pushed because the credit was used up
     generated_bytes: Count = 0  # bytes of all entries ever recorded
-    total_weight: Weight = 0.0  # S_c, N_c and the smallest positive weight, from one moment
+    total_weight: Weight = 0.0  # S_c, N_c and the smallest positive weight, all read at the same time
     positives: Count = 0
     minimum: Weight = 0.0
     parameters_version: Count = 0
-    models: Versions = {}  # version of each topic that it uses now
+    models: Versions = {}  # version of each topic that the client uses now
     scalars: Annotated[dict[Name, float], Meta(max_length=64)] = {}
     lines: Annotated[list[Line], Meta(max_length=4096)] = []  # not yet acknowledged
     dropped_lines: Count = 0  # dropped because too many waited
     ended: Annotated[list[Ended], Meta(max_length=4096)] = []  # not yet acknowledged
     applied: Count = 0  # feedback: samples whose priority was set, were gone, or could not be used
     stale: Count = 0
-    gone: Count = 0  # of the stale ones, those that were gone before the home was given their TD error
-    entries: Count = 0  # that its memory holds
+    gone: Count = 0  # stale samples whose entries were gone before the home received their TD errors
+    entries: Count = 0  # entries in its memory
     feedback_through: Count = 0  # number of the newest feedback that was applied
     leaving: bool = False
-    finished: bool = False  # it knows that the run is over
+    finished: bool = False  # the client knows that the run is over
 
 
 @body(types.UPDATED)
 class Updated(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """What the home has of a client. The payload, where there is one, is a feedback container for this client."""
+    """Answer to UPDATE: the totals that the home has of a client. A payload is a feedback container for the client."""
 
     epoch: Word = 0
     durable: bool = False  # totals and lines below are on disk, not only in memory
@@ -253,40 +253,40 @@ class Updated(Body, frozen=True, kw_only=True, omit_defaults=True):
     lines_through: Count = 0
     ended_through: Count = 0
     caches: Count = 0  # and episodes accepted
-    received_bytes: Count = 0  # payload bytes of caches and episodes that came, accepted or not
-    rejected: Annotated[dict[Name, Count], Meta(max_length=64)] = {}  # messages by code
-    lost: Count = 0  # messages that cannot come any more
+    received_bytes: Count = 0  # payload bytes of received caches and episodes, accepted or not
+    rejected: Annotated[dict[Name, Count], Meta(max_length=64)] = {}  # rejected messages by code
+    lost: Count = 0  # messages that cannot arrive any more
     lost_bytes: Count = 0
     credit: Count = 0
     parameters_version: Count = 0
     parameters: Parameters | None = None  # only when newer than the client's
     models: Versions = {}
     feedback_through: Count = 0  # number of the newest feedback in the payload
-    feedback_age: Seconds = 0.0  # since the home was given the oldest of it
-    feedback_waiting: Count = 0  # samples of feedback that wait beyond the payload: ask again at once
-    run_name: Name = ""  # the run that is counted now; UPDATE says the rest about a former one before HELLO
+    feedback_age: Seconds = 0.0  # since the home received the oldest feedback in the payload
+    feedback_waiting: Count = 0  # samples of feedback that do not fit into the payload: send UPDATE again at once
+    run_name: Name = ""  # current run; after a change, the client reports the end of the former run before HELLO
     finished: bool = False
     time: Seconds = 0.0  # unix, of the home's clock when it answered
-    leaving: bool = False  # the home is being drained: say HELLO to be given another one
-    granted_steps: Count = NO_LIMIT  # steps less passed_steps that it may come to before it has to ask again
-    wait: Text = ""  # why not more, where it may not go on
+    leaving: bool = False  # the home is being drained: send HELLO to get another home
+    granted_steps: Count = NO_LIMIT  # most steps, less passed_steps, that the client may record before it asks again
+    wait: Text = ""  # reason if the client may not go on
 
 
 @body(types.CACHE)
 class Cache(PushedBody, frozen=True, kw_only=True, omit_defaults=True):
-    """A cache on its way to the home; the payload is a container of kind CACHE. Pushed, never answered."""
+    """Cache that a client pushes to its home, without an answer; the payload is a container of kind CACHE."""
 
 
 @body(types.EPISODE)
 class Episode(PushedBody, frozen=True, kw_only=True, omit_defaults=True):
-    """A whole episode on its way to the home; the payload is a container of kind EPISODE. Pushed, never answered."""
+    """Whole episode that a client pushes to its home, without an answer; the payload is a container of kind EPISODE."""
 
-    has_final: bool = False  # FINAL blocks are there
+    has_final: bool = False  # the container has FINAL blocks
     multiplier: Weight = 1.0  # episodic weight multiplier
     update_value: bool = True
     update_weight: bool = True
-    terminated: bool | None = None  # None: nobody said how it ended
-    cut: bool = False  # by its writer: the episode goes on in the next one
+    terminated: bool | None = None  # None: unknown
+    cut: bool = False  # the writer cut the episode, which continues in the next one
     bootstrap: Annotated[list[float], Meta(max_length=65536)] | None = (
         None  # value of the final state, per reward dimension
     )
@@ -294,63 +294,63 @@ class Episode(PushedBody, frozen=True, kw_only=True, omit_defaults=True):
 
 @body(types.FEEDBACK)
 class Feedback(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """New TD errors for samples of one home's clients: a container of kind FEEDBACK. Answered by TAKEN."""
+    """TD errors for samples of one home's clients; the payload is a container of kind FEEDBACK. Answered by TAKEN."""
 
 
 @body(types.TAKEN)
 class Taken(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Answer to FEEDBACK and CONTROL."""
 
-    samples: Count = 0  # that were handed on
-    lost: Count = 0  # whose client is not known here (any more)
+    samples: Count = 0  # samples whose TD errors were accepted for their clients
+    lost: Count = 0  # samples whose client the server does not know (any more)
     parameters_version: Count = 0
     finished: bool = False
 
 
 @body(types.NOTICE)
 class Notice(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """A new version of a model, published; a body of at most `inline_model` bytes is the payload."""
+    """Notice of a new model version, published; the payload is the model if it has at most `inline_model` bytes."""
 
     topic: Topic
     version: Count
     size: Count
     checksum: Hash  # XXH3 of the body
-    text: bool = False  # it was published as str
+    text: bool = False  # the model was published as str
     epoch: Word = 0
 
 
 @body(types.FETCH)
 class Fetch(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Asks for a stretch of a model's body; answered by CHUNK, or REFUSED with code missing."""
+    """Request for a range of a model's bytes; answered by CHUNK, or by REFUSED with code missing."""
 
     topic: Topic
     version: Count = 0  # 0: the newest
     offset: Count = 0
-    size: Count = 0  # most bytes wanted; 0: as the node likes
+    size: Count = 0  # most bytes of the range; 0: the node decides
 
 
 @body(types.CHUNK)
 class Chunk(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """A stretch of a model's body, the payload; an empty body has none."""
+    """Answer to FETCH: a range of a model's bytes as the payload; an empty model has no payload."""
 
     topic: Topic
     version: Count
-    size: Count  # of the whole body, as its checksum
+    size: Count  # size and checksum of the whole model
     checksum: Hash
     offset: Count = 0
     text: bool = False
-    home: Hash = 0  # of the name of the server that it was published at, and its epoch, as in the notice
+    home: Hash = 0  # hash of the name of the server of the publication, and its epoch, as in the notice
     epoch: Word = 0
 
 
 @body(types.PUBLISH)
 class Publish(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Brings a stretch of a new model to a server; stretches come in order, each is answered by PUBLISHED."""
+    """Range of a new model's bytes for a server. Ranges come in order; PUBLISHED answers each of them."""
 
     changes: ClassVar = True
     topic: Topic
     size: Count
-    checksum: Hash  # XXH3 of the whole body
+    checksum: Hash  # XXH3 of the whole model
     offset: Count = 0
     text: bool = False
     version: Count = 0  # 0: the next one
@@ -358,7 +358,7 @@ class Publish(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 @body(types.PUBLISHED)
 class Published(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """How much of a model the server has; `version` is set when that is all of it and everyone is told."""
+    """Answer to PUBLISH: the bytes that the server has; `version` is set once the whole model is published."""
 
     topic: Topic
     received: Count = 0
@@ -367,15 +367,15 @@ class Published(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 @body(types.SUMS)
 class Sums(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """A reader asks for a server's clients and keeps samples for itself; answered by SUMMED."""
+    """Request of a reader for the sums of a server's clients, which also reserves samples; answered by SUMMED."""
 
-    reserve: Small = 0  # unused samples to hold back for this reader, over all clients
-    elsewhere: Count = 0  # samples that it has drawn from other servers so far
-    part: Small = 0  # its clients are every `of`-th one in the order in which they came, beginning with this one
+    reserve: Small = 0  # unused samples to reserve for this reader, over all clients
+    elsewhere: Count = 0  # samples that the reader has drawn from other servers so far
+    part: Small = 0  # the reader has every `of`-th client in the order of their registration, beginning with this one
     of: Parts = 1
-    wanted: Small = 0  # samples of a batch that cannot be drawn for want of entries or samples
-    band: ClusterRate | None = None  # how it stands with all servers, where that is limited
-    after: Annotated[bytes, Meta(max_length=16)] | None = None  # client of the last row that came; null: no pages
+    wanted: Small = 0  # size of a batch that cannot be drawn because entries or samples are missing
+    band: ClusterRate | None = None  # rate of all servers, if the rate is limited
+    after: Annotated[bytes, Meta(max_length=16)] | None = None  # client of the last received row; null: no pages
 
     def __post_init__(self) -> None:
         _check_part(self.part, self.of)
@@ -383,14 +383,14 @@ class Sums(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 @body(types.SUMMED)
 class Summed(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Answers SUMS: for each client of which the server holds samples, one row of `CLIENT_SUMS`, packed."""
+    """Answer to SUMS: one packed row of `CLIENT_SUMS` for each client of which the server holds samples."""
 
     epoch: Word = 0
     clients: Annotated[bytes, Meta(max_length=2**27)] = b""
     finished: bool = False
-    is_whole: bool = True  # whether no further rows are to be asked for
-    standing: ServerRate | None = None  # where drawing or recording is limited
-    parameters: Hash = 0  # fingerprint of those that the table has; 0: an older server does not say it
+    is_whole: bool = True  # True if these are the last rows
+    standing: ServerRate | None = None  # rate of this server, if drawing or recording is limited
+    parameters: Hash = 0  # fingerprint of the table's parameters; 0: from an older server
 
     def __post_init__(self) -> None:
         unpack_sums(self.clients)
@@ -398,7 +398,7 @@ class Summed(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 @body(types.DRAW)
 class Draw(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Takes samples of a server's clients: `CLIENT_COUNTS`, packed; answered by DRAWN. A resend has its sequence."""
+    """Request for samples by packed `CLIENT_COUNTS`; answered by DRAWN. A resend keeps its sequence number."""
 
     counts: Annotated[bytes, Meta(max_length=2**27)] = b""
     reserve: Small = 0
@@ -407,8 +407,8 @@ class Draw(Body, frozen=True, kw_only=True, omit_defaults=True):
     of: Parts = 1
     wanted: Small = 0
     band: ClusterRate | None = None
-    in_pages: bool = False  # the reply may have a part of the rows, and SUMS asks for the others
-    packed: bool = False  # where compression is "auto": this reader has found that packed frames come sooner
+    in_pages: bool = False  # the reply may have a part of the rows, and the reader requests the others by SUMS
+    packed: bool = False  # if compression is "auto": this reader measured that packed frames are faster
 
     def __post_init__(self) -> None:
         unpack_counts(self.counts)
@@ -417,25 +417,25 @@ class Draw(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 @body(types.DRAWN)
 class Drawn(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """The samples, a container of kind DRAWN (none when all clients were gone), and the sums after the draw."""
+    """Answer to DRAW: samples as a container of kind DRAWN (none if all clients were gone), and sums after the draw."""
 
     epoch: Word = 0
     clients: Annotated[bytes, Meta(max_length=2**27)] = b""
     finished: bool = False
-    is_whole: bool = True  # whether no further rows are to be asked for
-    standing: ServerRate | None = None  # where drawing or recording is limited
-    parameters: Hash = 0  # fingerprint of those that the samples were drawn by, as in SUMMED
+    is_whole: bool = True  # True if these are the last rows
+    standing: ServerRate | None = None  # rate of this server, if drawing or recording is limited
+    parameters: Hash = 0  # fingerprint of the parameters of the samples, as in SUMMED
 
     def __post_init__(self) -> None:
         unpack_sums(self.clients)
 
 
 class FragmentRow(TailRow, frozen=True, array_like=True):
-    """A fragment of rollouts: where its entries are from, and how it ends."""
+    """Fragment of a rollout: its client, its number, the size of its container, and its end."""
 
     client: Annotated[bytes, Meta(min_length=16, max_length=16)]
-    number: Count  # what its client calls it, the same after a split
-    bytes: Count  # of its container
+    number: Count  # number by its client, the same after a split
+    bytes: Count  # size of its container
     has_final: bool
     terminated: bool | None
     cut: bool
@@ -444,94 +444,94 @@ class FragmentRow(TailRow, frozen=True, array_like=True):
 
 @body(types.INFER)
 class Infer(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Asks an inference node for its function's value of some rows: a container of kind ROWS. Answered by INFERRED."""
+    """Request for an inference node's outputs of rows, a container of kind ROWS; answered by INFERRED."""
 
-    patience: Seconds  # after which whoever asks needs no answer any more
-    min_version: Count = 0  # of the weights: the rows wait until these are there
-    job: Count = 0  # that the rows are for, which goes on; 0: none
+    patience: Seconds  # after which the client needs no answer any more
+    min_version: Count = 0  # least version of the weights: the rows wait for it
+    job: Count = 0  # job of the rows, which is still running; 0: none
 
 
 @body(types.INFERRED)
 class Inferred(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """The value of each row, a container of kind ROWS of the outputs; all are of one version of the weights."""
+    """Answer to INFER: the outputs of the rows, a container of kind ROWS, all from one version of the weights."""
 
-    version: Count = 0  # of the weights; 0: nobody has said one
-    batch: Small = 0  # rows that were given to the function together
-    waited: Seconds = 0.0  # for others
+    version: Count = 0  # version of the weights; 0: unknown
+    batch: Small = 0  # rows of the batch that the function computed together
+    waited: Seconds = 0.0  # time in the queue until its batch began
 
 
 @body(types.WORK)
 class Work(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """An observer asks an agent for a job, or tells that it is still at one; answered by JOB, late if there is none."""
+    """Request of an observer for a job, or heartbeat of a job; answered by JOB, after a wait if no job is available."""
 
-    patience: Seconds  # after which the answer comes, although there is no job
-    job: Count = 0  # that goes on: it is told at once whether it is still wanted. 0: whatever it had is given up
+    patience: Seconds  # longest wait for a job
+    job: Count = 0  # running job: the answer comes at once and says if it is cancelled. 0: gives up a former job
 
 
 @body(types.JOB)
 class Job(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """A job, with its start as a container of kind ROWS if it has one; or that there is none."""
+    """Answer to WORK: a job, with its start state as a container of kind ROWS if it has one; or no job."""
 
-    number: Count = 0  # 0: there is none
-    lease: Seconds = 0.0  # after which it is somebody else's, unless something is heard of it before
+    number: Count = 0  # 0: no job
+    lease: Seconds = 0.0  # after which another observer may get the job, unless a heartbeat comes before
     options: Parameters = {}
-    cancelled: bool = False  # the job that WORK named is not wanted any more
-    leaving: bool = False  # the agent is closing: ask another one
+    cancelled: bool = False  # the job in WORK is cancelled
+    leaving: bool = False  # the agent is closing: ask another agent
 
 
 @body(types.RESULT)
 class Result(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of a job: containers of kind EPISODE, one after the other. Answered by TAKEN."""
+    """Result of a job: the payload is containers of kind EPISODE, one after the other. Answered by TAKEN."""
 
     job: Count
     status: Literal["done", "failed"] = "done"
-    text: Text = ""  # why it failed
+    text: Text = ""  # reason of a failure
     fragments: Annotated[list[FragmentRow], Meta(max_length=1024)] = []
 
 
 @body(types.CONTROL)
 class Control(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """A learner or operator changes parameters, begins or ends a run, or drains a server; answered by TAKEN."""
+    """Request of a learner or operator to change parameters, begin or end a run, or drain a server; gets TAKEN."""
 
     changes: ClassVar = True
-    parameters: Parameters = {}  # those to change
+    parameters: Parameters = {}  # parameters to change
     finish: bool = False
-    run: Name = ""  # begin this run, or go on with it
-    drain: bool = False  # give all clients to other servers
-    discard_mismatched: bool = False  # let caches go that were made with other values than these
+    run: Name = ""  # begin or continue this run
+    drain: bool = False  # move all clients to other servers
+    discard_mismatched: bool = False  # discard caches that were made with other parameters than the new ones
 
 
 @body(types.NEWS)
 class News(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Published to everyone by a server that has something to tell its clients: whoever hears it sends UPDATE soon."""
+    """Notice that a server publishes if it has news for its clients; its clients then send UPDATE soon."""
 
     epoch: Word = 0
 
 
 @body(types.LEDGER)
 class Ledger(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Asks a server what it has counted; answered by ACCOUNTS."""
+    """Request for a server's accounts; answered by ACCOUNTS."""
 
-    run: Name = ""  # of which run; "": the one that is counted now
-    after: Annotated[bytes, Meta(max_length=ACCOUNT_KEY_BYTES)] = b""  # key of the last row of the page before
+    run: Name = ""  # "": the current run
+    after: Annotated[bytes, Meta(max_length=ACCOUNT_KEY_BYTES)] = b""  # key of the last row of the former page
 
 
 @body(types.ACCOUNTS)
 class Accounts(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """A page of a server's accounts: one row for each client, home and since, `ACCOUNT`, packed, in ascending order."""
+    """Page of a server's accounts: one packed row of `ACCOUNT` for each client, home and since, in ascending order."""
 
     run_name: Name
     epoch: Word = 0
     finished: bool = False
     durable: bool = False
-    runs: Annotated[list[Name], Meta(max_length=1024)] = []  # all that this server knows, the newest last
+    runs: Annotated[list[Name], Meta(max_length=1024)] = []  # all runs that this server knows, the newest last
     accounts: Annotated[bytes, Meta(max_length=2**18)] = b""
-    more: bool = False  # ask for what comes after the last row
-    applied: Count = 0  # priorities that this server set of entries that it stores, since it began
-    stale: Count = 0  # and of entries that had made room
+    more: bool = False  # rows follow the last one
+    applied: Count = 0  # priorities that this server set for entries that it stores, since its start
+    stale: Count = 0  # TD errors for entries that were overwritten
     time: Seconds = 0.0  # unix, of the server's clock
-    guests: Count = 0  # clients that have counted nothing and were heard lately, and do not know that it is drained
-    unfinished: Count = 0  # what users of tables have yet to answer, draw, commit or clear
+    guests: Count = 0  # clients without counts, heard lately, that do not know yet that the server is drained
+    unfinished: Count = 0  # prompts or rows that users of tables have yet to answer, draw, commit or clear
 
     def __post_init__(self) -> None:
         unpack_accounts(self.accounts)
@@ -539,7 +539,7 @@ class Accounts(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 @body(types.INHERIT)
 class Inherit(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Brings accounts of a server that is being drained to another one, which keeps them; answered by TAKEN."""
+    """Transfer of accounts from a server that is being drained to a server that keeps them; answered by TAKEN."""
 
     changes: ClassVar = True
     run_name: Name
@@ -552,19 +552,19 @@ class Inherit(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 @body(types.TAKE_SNAPSHOT)
 class TakeSnapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Orders a snapshot of what a server holds, or asks how an order stands; answered by SNAPSHOT."""
+    """Request for a snapshot of a server's data, or for the progress of an earlier request; answered by SNAPSHOT."""
 
     name: Name  # of the file in the server's state folder
-    order: Annotated[bytes, Meta(min_length=16, max_length=16)]  # names the order: said again, it is the same one
+    order: Annotated[bytes, Meta(min_length=16, max_length=16)]  # id of the snapshot: a repeated id asks for progress
 
 
 @body(types.SNAPSHOT)
 class Snapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Answers TAKE_SNAPSHOT: how far the ordered snapshot is, and when it is done, what was written."""
+    """Answer to TAKE_SNAPSHOT: state of the snapshot and, once it is done, its path, size and contents."""
 
     name: Name
     state: Annotated[str, Meta(max_length=16)]  # writing, done, failed
-    text: Text = ""  # why it failed
+    text: Text = ""  # reason of a failure
     path: Text = ""
     bytes: Count = 0
     seconds: Seconds = 0.0
@@ -576,14 +576,14 @@ class Snapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 @body(types.REFUSED)
 class Refused(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Answer to a request that was understood, or not, and declined."""
+    """Answer to a request that a node rejects, with the reason."""
 
-    code: Annotated[str, Meta(max_length=64)]  # one of CODES, or of a newer node's
+    code: Annotated[str, Meta(max_length=64)]  # one of `frames.CODES`, or a code of a newer node
     text: Text = ""
     field: Name = ""
     limit: Count = 0
     versions: Annotated[list[Small], Meta(max_length=16)] = msgspec.field(default_factory=lambda: [VERSION])
-    """Of the protocol, that the refusing node speaks."""
+    """Versions of the protocol that the refusing node speaks."""
 
 
 def _check_part(part: int, of: int) -> None:

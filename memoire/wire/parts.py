@@ -1,4 +1,4 @@
-"""What containers are made of: kinds, parts, the head and the table, each with its number on the wire."""
+"""Elements of containers: kinds, parts, the head and the block table, each with its number on the wire."""
 
 import struct
 from enum import IntEnum
@@ -11,21 +11,21 @@ from . import _container
 
 Payload: TypeAlias = NDArray[np.uint8]
 HEAD: Final = struct.Struct("<IHHdQdQIIdQ")
-"""The first 64 bytes: samples, frame_stack, multi_step, total weight, positives, minimum, what its samples were made
-with (`layout.making_of`), blocks, kind, when it was made, zero.
+"""First 64 bytes of a container: samples, frame_stack, multi_step, total weight, positives, minimum, hash of the
+parameters behind the samples (`layout.making_of`), blocks, kind, Unix time of packing, zero.
 """
 ROW: Final = struct.Struct("<HBBIQQQ")
-"""A row of the table behind the head, as `BlockRow`."""
+"""Row of the block table behind the head, in the order of `BlockRow`."""
 ALIGNMENT: Final = _container.ALIGNMENT
-"""Each block begins at a multiple of it."""
+"""Each block begins at a multiple of this number of bytes."""
 BOOKKEEPING: Final = _container.BOOKKEEPING
-"""In place of a column's number."""
+"""Value in place of a column's number, for a block of bookkeeping."""
 ZERO_FRAME: Final = 0xFFFFFFFF
-"""In place of an index: a frame of zeros."""
+"""Value in place of an index, for a frame of zeros."""
 
 
 class ContainerKind(IntEnum):
-    """What a container holds."""
+    """Kind of a container; the number is on the wire."""
 
     CACHE = _container.KIND_CACHE
     EPISODE = _container.KIND_EPISODE
@@ -37,7 +37,7 @@ class ContainerKind(IntEnum):
 
 
 class Part(IntEnum):
-    """What a block holds; the number is on the wire. docs/wire.md says shape and range of each."""
+    """Content of a block; the number is on the wire. docs/wire.md has the shape and range of each part."""
 
     PREV = _container.PART_PREV
     NEXT = _container.PART_NEXT
@@ -70,7 +70,7 @@ class Part(IntEnum):
 
 
 class RowCount(IntEnum):
-    """How many rows a block has."""
+    """Number of rows of a block: one for each sample, frame, owner or entry, or a single one."""
 
     PER_SAMPLE = _container.PER_SAMPLE
     PER_FRAME = _container.PER_FRAME
@@ -80,7 +80,7 @@ class RowCount(IntEnum):
 
 
 class BlockSpec(NamedTuple):
-    """A block that a container must have."""
+    """Column, part, number of rows and bytes of a row of a block that a container must have."""
 
     column: int
     part: Part
@@ -89,16 +89,16 @@ class BlockSpec(NamedTuple):
 
 
 class BookkeepingBlock(NamedTuple):
-    """What a part of the bookkeeping looks like in every container that has it."""
+    """Dtype and rows of a part of the bookkeeping, the same in every container that has the part."""
 
     dtype: str
     values: int = 1
-    """Values in a row; 0 means that schema and parameters say how many."""
+    """Values in a row; 0 if the number depends on schema and parameters."""
     extent: RowCount = RowCount.PER_SAMPLE
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row; 0 as for `values`."""
+        """Bytes of a row; 0 if the number depends on schema and parameters."""
         return self.values * np.dtype(self.dtype).itemsize
 
 
@@ -121,26 +121,26 @@ FACTS: Final = {
     Part.INIT_WEIGHT: BookkeepingBlock("<f4"),
     Part.TD_ERROR: BookkeepingBlock("<f4"),
 }
-"""Bookkeeping: dtypes and rows, said here alone. docs/wire.md has the same table."""
+"""Dtypes and rows of the bookkeeping, by part. docs/wire.md has the same table."""
 
 LENGTH: Final = np.dtype("<u4")
-"""Of how many elements a value of a ragged column has."""
+"""Dtype of the lengths of a ragged column's values, in elements."""
 
 OF_WINDOWS: Final = {
     Part.NUMBER: "numbers", Part.WEIGHT: "weights", Part.REWARD_SUM: "reward", Part.DISCOUNT: "discount",
     Part.STEPS: "steps", Part.AGE: "ages", Part.MODEL: "model_versions", Part.BURN_IN: "burn_in",
 }  # fmt: skip
-"""Parts that hold what a memory says of each sample, and the name that it has there."""
+"""Attribute of `DrawnWindows` or `DrawnSequences` that fills each part that has one."""
 LENGTHS_OF: Final = {
     Part.PREV: Part.PREV_LENGTHS, Part.NEXT: Part.NEXT_LENGTHS, Part.FRAMES: Part.FRAMES_LENGTHS,
     Part.PREV_FRAMES: Part.FRAMES_LENGTHS, Part.NEXT_FRAMES: Part.FRAMES_LENGTHS, Part.ENTRIES: Part.ENTRIES_LENGTHS,
 }  # fmt: skip
-"""Parts of ragged columns, and the part that has their lengths."""
+"""Part that holds the lengths of a ragged column's values, by the part that holds the values."""
 LENGTHS: Final = frozenset(LENGTHS_OF.values())
 WHOLE: Final = _container.WHOLE
-"""In place of a block of lengths: the one value is as long as its block."""
+"""Value in place of the number of a block of lengths, for a block that holds a single value."""
 INDICES: Final = (Part.PREV_INDEX, Part.NEXT_INDEX, Part.ENTRY_INDEX)
-"""Parts that are indices into the frames, or into the entries of sequences."""
+"""Parts that hold indices into the frames, or into the entries of sequences."""
 OF_FEEDBACK: Final = frozenset({Part.NUMBER, Part.OWNER, Part.OWNERS, Part.TD_ERROR})
 """Bookkeeping of the containers of FEEDBACK messages."""
 OF_EPISODE: Final = frozenset({Part.AGE, Part.MODEL, Part.INIT_WEIGHT})
@@ -148,13 +148,13 @@ OF_EPISODE: Final = frozenset({Part.AGE, Part.MODEL, Part.INIT_WEIGHT})
 EPISODE_FACTS: Final = sum(FACTS[part].row_bytes for part in OF_EPISODE)
 """Bytes of bookkeeping that an episode's container has for each entry."""
 OF_DRAWN: Final = frozenset({Part.CHANCE, Part.POPULATION, Part.OWNER, Part.OWNERS})
-"""Bookkeeping that only containers of drawn samples have."""
+"""Bookkeeping that containers of kind DRAWN and DRAWN_SEQUENCES have beside that of caches."""
 MAX_ROW_BYTES: Final = 1 << 27
-"""Bytes of a block that belong to one sample."""
+"""Most bytes that one sample may have in one block."""
 
 
 class BlockRow(NamedTuple):
-    """A row of a block table."""
+    """Row of a block table: column, part, codec, rows, offset and stored bytes of a block, and its raw bytes."""
 
     column: int
     part: int

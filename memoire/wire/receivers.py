@@ -1,8 +1,8 @@
-"""What peers take in one reply: HELLO says it, and replies are made in pages, or refused, by it. Pure.
+"""Size limits of replies for each receiver, which HELLO declares, and pages of rows within the limits. Pure.
 
-fits into half of it       a page: rows until then, and where the next page begins
-one row is more than that  it goes alone, if it fits
-else                       REFUSED too_large, before anything has changed. It is final: no client asks that again
+rows up to half of the limit     one page, and the key after which the next page begins
+one row beyond half of it        a page of this row alone, if the limit allows it
+else                             REFUSED too_large, before anything has changed. It is final: no client repeats it
 """
 
 from __future__ import annotations
@@ -22,57 +22,57 @@ from .messages import Body, Hello
 from .types import Type
 
 MAX_RECEIVERS: Final = 1 << 16
-"""Peers that are known to take something else than others do."""
+"""Peers with limits other than the default that a node keeps."""
 IDLE_TIMEOUT: Final = 600.0
-"""Seconds without a reply after which such a peer may be forgotten."""
+"""Seconds without a reply after which the limits of a peer may be evicted."""
 ROW_PART: Final = 0.75
-"""Part of a tail that one row may take: the rest is for the tail's other fields."""
+"""Fraction of a tail that one row may take: the rest is for the tail's other fields."""
 MAX_ROWS: Final = 1 << 16
-"""Rows of one page: no list of rows in a tail may be longer."""
+"""Most rows of one page: no list of rows in a tail may be longer."""
 CHECKED_TAIL: Final = 128
-"""Bytes of a tail from which on the lengths of its lists are compared with their bounds: what is shorter cannot be
-beyond one that counts.
+"""Tails of more bytes than this have the lengths of their lists compared with the bounds; shorter tails cannot exceed
+a bound that counts.
 """
 _SUMS: Final = frozenset({types.SUMMED, types.DRAWN})  # their rows are one field, which the tail's bytes bound
 _DEFAULTS: Final = Limits()
 
 
 class Receiver(NamedTuple):
-    """Bytes that a peer takes of a reply: those of `Limits` that it was made with."""
+    """Size limits of replies to one peer, in bytes: the ones of the `Limits` that the peer was created with."""
 
     message_bytes: int = _DEFAULTS.message_bytes
     request_bytes: int = _DEFAULTS.tuning.request_bytes
     tail_bytes: int = _DEFAULTS.tuning.tail_bytes
 
     @classmethod
-    def of(cls, said: Mapping[str, int]) -> Receiver:
-        """What a HELLO said of its sender; a field that it does not name is the default."""
-        return cls(**{name: said[name] for name in cls._fields if name in said})
+    def of(cls, takes: Mapping[str, int]) -> Receiver:
+        """Return the limits in a HELLO's field `takes`; a limit that is missing has its default."""
+        return cls(**{name: takes[name] for name in cls._fields if name in takes})
 
     @classmethod
     def with_limits(cls, limits: Limits) -> Receiver:
-        """A peer that was made with these limits."""
+        """Return the limits of a peer that was created with this `Limits`."""
         return cls(int(limits.message_bytes), limits.tuning.request_bytes, limits.tuning.tail_bytes)
 
     def within(self, limits: Limits) -> Receiver:
-        """A peer that is reached through a proxy with these limits: the lower ones of both."""
+        """Return the limits of a peer behind a proxy with this `Limits`: of each limit the lower value."""
         return Receiver(*map(min, self, Receiver.with_limits(limits)))
 
     @property
     def takes(self) -> dict[str, int]:
-        """HELLO's field: what differs from the default."""
+        """Limits that differ from the default, for the field `takes` of HELLO."""
         return {
             name: value for name, value, default in zip(self._fields, self, Receiver(), strict=True) if value != default
         }
 
     def payload_bytes(self, kind: Type) -> tuple[int, str]:
-        """Bytes of the payload of such a message, and the limit's name."""
+        """Return the most payload bytes of a message of this type, and the name of the limit."""
         if kind.large:
             return self.message_bytes, "message_bytes"
         return self.request_bytes, "request_bytes"
 
     def check(self, client: bytes, body: Body, sent: Sequence[Any]) -> None:
-        """Raise ProtocolError (code "too_large") if the frames of a reply are not taken there."""
+        """Raise ProtocolError (code "too_large") if the frames `sent` of a reply to `client` exceed these limits."""
         tail = len(sent[0]) - frames.HEADER_BYTES
         if tail > self.tail_bytes:
             raise too_large(f"{body.type.name}, whose tail", tail, self.tail_bytes, "tail_bytes", client)
@@ -84,10 +84,10 @@ class Receiver(NamedTuple):
 
 
 class Receivers:
-    """What the clients of a node take. Those that take the default are not kept.
+    """Reply limits of a node's clients. Clients with the default limits are not kept.
 
     Args:
-        clock: Seconds.
+        clock: Returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -96,15 +96,15 @@ class Receivers:
             "clients that take other sizes than the default", MAX_RECEIVERS, IDLE_TIMEOUT
         )
 
-    def met(self, client: bytes, said: Hello) -> None:
-        """A client said HELLO. Raises ProtocolError, as `register`."""
-        self.register(client, Receiver.of(said.takes))
+    def met(self, client: bytes, hello: Hello) -> None:
+        """Register the limits in a client's HELLO. Raises ProtocolError, as `register`."""
+        self.register(client, Receiver.of(hello.takes))
 
     def register(self, client: bytes, receiver: Receiver) -> None:
-        """Know from now on what a client takes.
+        """Keep the limits of a client from now on.
 
         Raises:
-            ProtocolError: (code "busy") too many others are known.
+            ProtocolError: (code "busy") the table is full of other clients.
         """
         if receiver == self._default:
             self._others.pop(client)
@@ -112,18 +112,18 @@ class Receivers:
             self._others.put(client, receiver, self._clock())
 
     def of(self, client: bytes) -> Receiver:
-        """What a client takes."""
+        """Return the limits of a client: the default if none are registered."""
         if not len(self._others):
             return self._default
         return self._others.hear(client, self._clock()) or self._default
 
 
 class Page:
-    """Rows of one reply, as long as they fit into half of what its receiver takes.
+    """Room for the rows of one reply: half of the receiver's limits on tail and payload.
 
     Args:
         client: Id of the receiver, for the refusal.
-        payload_bytes: Most bytes of payload, if half of what the receiver takes is more.
+        payload_bytes: Most bytes of payload, if half of the receiver's limit is more.
     """
 
     def __init__(self, receiver: Receiver, kind: Type, client: bytes, *, payload_bytes: int | None = None) -> None:
@@ -131,35 +131,36 @@ class Page:
         self._most_tail, (self._most_payload, self._limit) = receiver.tail_bytes, receiver.payload_bytes(kind)
         half = self._most_payload // 2
         self.tail_room = self._most_tail // 2
-        """Bytes of the tail that are left."""
+        """Bytes of the tail that further rows may take."""
         self._payload_bytes = half if payload_bytes is None else min(half, payload_bytes)
         self._payload_room = self._payload_bytes
         self._rows = 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no row yet: the first one may take all of the payload's limit."""
+        """True if the page has no row yet: the first row may take all of the payload's limit."""
         return not self._rows
 
     @property
     def most_payload(self) -> int:
-        """Bytes of payload that its receiver takes."""
+        """Receiver's limit on the payload, in bytes."""
         return self._most_payload
 
     @property
     def payload_room(self) -> int:
-        """Bytes of payload that are left."""
+        """Bytes of payload that further rows may take."""
         return max(0, self._payload_room)
 
     def takes(self, what: str, row: Any = None, payload: int = 0) -> bool:
-        """Whether a further row fits, with its part of the payload; it is in the reply then.
+        """Count a row and its part of the payload if both fit into the page; return True if they do.
 
         Args:
-            what: What it is, if it is to be refused.
-            row: What stands of it in the tail; None: nothing does.
+            what: Name of the row in a refusal.
+            row: Fields of the row in the tail; None if the tail has none.
+            payload: Bytes of the row in the payload.
 
         Raises:
-            ProtocolError: (code "too_large") it fits into no reply to this receiver.
+            ProtocolError: (code "too_large") the row fits into no reply to this receiver.
         """
         tail = 0 if row is None else frames.encoded_bytes(row)
         if tail > self.tail_room or payload > self._payload_room or self._rows == MAX_ROWS:
@@ -177,7 +178,7 @@ class Page:
         return True
 
     def may_expand(self, packed: Mapping[int, tuple[int, bytes]], size: int) -> bool:
-        """Whether the receiver has room for these compressed blocks of a container beside what it makes of them.
+        """Return True if the receiver has room for these compressed blocks of a container and their raw bytes.
 
         Args:
             packed: Number of each block -> (codec, bytes).
@@ -186,31 +187,31 @@ class Page:
         return size + sum(len(data) for _, data in packed.values()) <= self._most_payload
 
     def refused(self, what: str, payload: int) -> ProtocolError:
-        """Why a reply without pages is refused whose payload would have so many bytes beside those that it has."""
+        """Return the refusal of a reply without pages, whose payload would need `payload` further bytes."""
         half = self._payload_bytes - self._payload_room + payload
         text = f"{self._kind.name} of {what}, which without pages"
         return too_large(text, half, self._payload_bytes, self._limit, self._client)
 
 
 def too_large(what: str, size: int, most: int, limit: str, client: bytes) -> ProtocolError:
-    """Why a reply is refused, and what to do: who asked takes no more."""
+    """Return the refusal of a reply whose size exceeds the client's limit; the text says what to do."""
     text = (
-        f"a reply of {what} takes {size} bytes; client {client.hex()[:8]} has room for {most} ({limit}). Ask for less "
-        f"at once, or make the client, and proxies before it, with a larger Limits({limit}=...)"
+        f"a reply of {what} takes {size} bytes; client {client.hex()[:8]} has room for {most} ({limit}). Request less "
+        f"at once, or create the client, and the proxies before it, with a larger Limits({limit}=...)"
     )
     return ProtocolError("too_large", text)
 
 
 def introduced(hello: Hello, limits: Limits) -> Hello:
-    """A HELLO that says what its sender takes, which was made with these limits."""
-    return _saying(hello, Receiver.with_limits(limits))
+    """Return a HELLO that declares its sender's limits."""
+    return _with_takes(hello, Receiver.with_limits(limits))
 
 
 def passed_on(hello: Hello, limits: Limits) -> Hello:
-    """A HELLO as a proxy with these limits hands it on: replies come back through the proxy."""
-    return _saying(hello, Receiver.of(hello.takes).within(limits))
+    """Return a HELLO as a proxy forwards it, with the lower limits of client and proxy: replies pass the proxy."""
+    return _with_takes(hello, Receiver.of(hello.takes).within(limits))
 
 
-def _saying(hello: Hello, receiver: Receiver) -> Hello:
+def _with_takes(hello: Hello, receiver: Receiver) -> Hello:
     takes = receiver.takes
     return msgspec.structs.replace(hello, takes=takes) if takes != hello.takes else hello

@@ -1,6 +1,6 @@
-"""Rows that messages carry packed: what each client has, is asked for and has done. A row is a NumPy record.
+"""Packed rows of messages: sums, requested counts and accounts, one row for each client. A row is a NumPy record.
 
-Each kind is unpacked in one place, which checks what its columns may hold.
+One function unpacks each kind of row and checks the values of its columns.
 """
 
 from typing import Final
@@ -9,23 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_RETURN: Final = 1e280
-"""Most that one episode may have returned, either way: sums over all episodes of all clients stay finite."""
+"""Largest absolute return of one episode: sums over all episodes of all clients stay finite."""
 MAX_RETURNS: Final = 1e300
-"""The same of all episodes of one client."""
+"""Largest absolute sum of the returns of one client's episodes."""
 
 ACCOUNT_KEY_BYTES: Final = 32
-"""What an `ACCOUNT` begins with: client, home and since."""
+"""Bytes of the key at the beginning of an `ACCOUNT` row: client, home and since."""
 
 CLIENT_SUMS: Final = np.dtype(
     [
         ("client", "<u8", (2,)),  # the client id's 16 bytes
-        ("sequence", "<u8"),  # of the message its sums came with: readers of two homes take the newest
+        ("sequence", "<u8"),  # of the message that brought its sums: a reader that asks two homes takes the newest
         ("total_weight", "<f8"),  # S_c
         ("positives", "<u8"),  # N_c
-        ("minimum", "<f8"),  # smallest positive weight, 0 when there is none
+        ("minimum", "<f8"),  # smallest positive weight; 0 if no weight is positive
         ("drawn_between", "<f8"),  # D_c, scaled: u_c / drawn_between is the cap of its share
-        ("reserved", "<u4"),  # u_c: unused samples that are this reader's
-        ("flags", "<u4"),  # 1: reuse_cache, can serve any count
+        ("reserved", "<u4"),  # u_c: unused samples reserved for this reader
+        ("flags", "<u4"),  # 1: reuse_cache: it can serve any count
     ]
 )
 CLIENT_COUNTS: Final = np.dtype([("client", "<u8", (2,)), ("count", "<u4"), ("zero", "<u4")])
@@ -33,8 +33,8 @@ ACCOUNT: Final = np.dtype(
     [
         ("client", "<u8", (2,)),
         ("home", "<u8"),  # hash of the name of the server that counted this
-        ("since", "<u8"),  # epoch of that server in which it opened the account: one that it opened later is another
-        ("episodes", "<u8"),  # cumulative since the client was made: of two accounts' rows the greater counts
+        ("since", "<u8"),  # epoch of that server when it opened the account: a later account has another one
+        ("episodes", "<u8"),  # up to stale: cumulative since the client began, of which `merge` takes the newest
         ("steps", "<u8"),
         ("generated_bytes", "<u8"),
         ("skipped", "<u8"),
@@ -43,7 +43,7 @@ ACCOUNT: Final = np.dtype(
         ("ended_through", "<u8"),
         ("applied", "<u8"),
         ("stale", "<u8"),
-        ("lost_feedback", "<u8"),  # from here on for this account alone: rows add up
+        ("lost_feedback", "<u8"),  # from this column on: counted for this account alone; `merge` adds rows up
         ("pushed_caches", "<u8"),
         ("pushed_bytes", "<u8"),
         ("received_caches", "<u8"),
@@ -59,7 +59,7 @@ ACCOUNT: Final = np.dtype(
         ("first_seen", "<f8"),  # unix
         ("last_seen", "<f8"),
         ("label", "<u4"),
-        ("flags", "<u4"),  # 1: said goodbye
+        ("flags", "<u4"),  # 1: the client left
     ]
 )
 _ACCOUNT_COUNTS: Final = [
@@ -68,7 +68,7 @@ _ACCOUNT_COUNTS: Final = [
 
 
 def unpack_sums(packed: bytes) -> NDArray[np.void]:
-    """Rows of `CLIENT_SUMS` for C clients, [C], read-only, totals checked: finite, not negative. Raises ValueError."""
+    """Return rows of `CLIENT_SUMS`, [C], read-only. Raises ValueError unless totals are finite and not negative."""
     rows = _unpack(packed, CLIENT_SUMS)
     for name in ("total_weight", "minimum", "drawn_between"):
         if len(rows) and not (rows[name].min() >= 0.0 and rows[name].max() < np.inf):  # NaN is neither
@@ -77,30 +77,30 @@ def unpack_sums(packed: bytes) -> NDArray[np.void]:
 
 
 def unpack_counts(packed: bytes) -> NDArray[np.void]:
-    """Rows of `CLIENT_COUNTS` for C clients, [C], read-only, each client once at most. Raises ValueError."""
+    """Return rows of `CLIENT_COUNTS`, [C], read-only. Raises ValueError if a client occurs more than once."""
     rows = _unpack(packed, CLIENT_COUNTS)
     if rows["zero"].any():
-        raise ValueError("bytes that must be 0 are not")
+        raise ValueError("the padding of a row of client counts must be 0")
     row, size = CLIENT_COUNTS.itemsize, CLIENT_COUNTS["client"].itemsize
     if len({packed[at : at + size] for at in range(0, len(packed), row)}) != len(rows):
-        raise ValueError("a client is named twice")
+        raise ValueError("a client occurs twice in the client counts")
     return rows
 
 
 def sums_of(packed: bytes) -> NDArray[np.void]:
-    """Rows of `CLIENT_SUMS`, [C], read-only, of a message that was parsed: they were checked there."""
+    """Return rows of `CLIENT_SUMS`, [C], read-only, of a parsed message; parsing has checked them."""
     return np.frombuffer(packed, CLIENT_SUMS)
 
 
 def counts_of(packed: bytes) -> NDArray[np.void]:
-    """Rows of `CLIENT_COUNTS`, [C], read-only, of a message that was parsed: they were checked there."""
+    """Return rows of `CLIENT_COUNTS`, [C], read-only, of a parsed message; parsing has checked them."""
     return np.frombuffer(packed, CLIENT_COUNTS)
 
 
 def unpack_accounts(packed: bytes) -> NDArray[np.void]:
-    """Rows of `ACCOUNT` for A accounts, [A], read-only. Raises ValueError.
+    """Return rows of `ACCOUNT`, [A] for A accounts, read-only.
 
-    Counts are below 2**53, times are finite, sums are within `MAX_RETURNS`.
+    Raises ValueError unless counts are below 2**53, times finite and sums of returns within `MAX_RETURNS`.
     """
     rows = _unpack(packed, ACCOUNT)
     for name in _ACCOUNT_COUNTS:
@@ -114,7 +114,7 @@ def unpack_accounts(packed: bytes) -> NDArray[np.void]:
     if (np.abs(rows["returns_sum"]) > MAX_RETURNS).any():
         raise ValueError(f"returns_sum of a client is beyond {MAX_RETURNS:g}")
     if (rows["flags"] > 1).any():
-        raise ValueError("flags of a client that this version does not have")
+        raise ValueError("a client has flags that this version does not know")
     return rows
 
 

@@ -1,10 +1,10 @@
-"""The types of messages: one page of numbers, which are never reused.
+"""Message types: one list of numbers, which are never reused.
 
-A type says what a node has to know of a message that it passes on: whether it has a payload, how large that may be, and
-whose keys may send it. What the tail holds is said by a body (`messages.body`), which only those load who read it.
+A type holds the facts that a node needs to forward a message: whether the message has a payload, how large the payload
+may be, and which keys may send it. A body class (`messages.body`) describes the tail; a proxy does not load it.
 
-    1 to 127      of memoire
-    128 to 4095   of kinds of tables that others add
+    1 to 127      types of memoire
+    128 to 4095   types of table kinds that other packages add
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from memoire.errors import ParameterError
 
 
 class PayloadRule(enum.Enum):
-    """Whether a message has frame 1."""
+    """Rule for the payload of a message type: whether frame 1 is forbidden, optional or required."""
 
     NEVER = 0
     MAYBE = 1
@@ -34,26 +34,26 @@ READERS: Final = LEARNERS | {"reader"}
 ACTORS: Final = LEARNERS | {"actor"}
 USERS: Final = READERS | ACTORS
 EVERYBODY: Final = USERS | {"proxy", "inference"}
-"""Roles of keys that may send a type of message. What learners may, servers may, too."""
+"""Sets of key roles that may send a type of message. A server's key may send everything that a learner's key may."""
 
 TYPES: Final[dict[int, Type]] = {}
-"""By number, all that this process knows."""
+"""Message types that this process knows, by number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Type:
-    """One type of message. There is one object of each, so that `is` compares them.
+    """Type of message. A process has one object for each type, so that `is` compares types.
 
     Args:
-        number: In headers.
-        sent_by: Roles of keys that may send it to a server, proxy or inference node; none: it is a reply or published.
-        large: Whether the payload may have `message_bytes`; else `request_bytes` at most.
-        kept: Newest replies to each client's requests of this type that are kept. A request that comes again is given
-            its reply, and changes nothing. 0: none, since it may be granted twice.
-        pushed: Whether it comes without a reply going back.
+        number: Number of the type in headers.
+        sent_by: Roles of keys that may send it to a server, proxy or inference node; empty for replies and notices.
+        large: True if the payload may have `message_bytes`; False if it may have `request_bytes`.
+        kept: Number of newest replies that a server keeps for each client's requests of this type. A repeated request
+            gets the kept reply and changes nothing. 0: no reply is kept, since a repeated request does no harm.
+        pushed: True if the receiver sends no reply.
 
     Raises:
-        ParameterError: another type has this number or name, or there is no such number.
+        ParameterError: another type has this number or name, or the number is not in 1 to 4095.
     """
 
     number: int
@@ -69,44 +69,43 @@ class Type:
             raise ParameterError("number", self.number, f"1 to 4095 for the type {self.name}")
         for other in TYPES.values():
             if self.number == other.number or self.name == other.name:
-                expected = f"of another number and name than the type {other.name} ({other.number})"
+                expected = f"a number and a name that differ from those of the type {other.name} ({other.number})"
                 raise ParameterError("Type", f"{self.name} ({self.number})", expected)
         TYPES[self.number] = self
 
     def __reduce__(self) -> str:
-        return self.name  # a copy is the type itself
+        return self.name  # copy and pickle return the one object
 
 
 GROUP: Final = "memoire.tables"
-"""Entry points of kinds of tables that installed packages add: each is a `Kind`, whose module makes its types."""
+"""Entry point group of table kinds that installed packages add: each is a `Kind`, whose module creates its types."""
 FIRST_ADDED: Final = 128
 _log = logging.getLogger(__name__)
 
 
 def find(number: int) -> Type | None:
-    """The type of this number; None if there is none here. The first number of an added kind that is not known has the
-    kinds of installed packages loaded: a proxy has no table that names them.
+    """Return the type with this number, or None if this process has no such type.
+
+    The first unknown number from 128 on loads the table kinds of installed packages: a proxy has no table to name them.
     """
     if number >= FIRST_ADDED and number not in TYPES:
-        _load_added()
+        _load_entry_points()
     return TYPES.get(number)
 
 
 @functools.lru_cache(1)
-def _load_added() -> None:
+def _load_entry_points() -> None:
     for point in importlib.metadata.entry_points(group=GROUP):
         try:
             point.load()
         except Exception:
             _log.exception(
-                "the kind of table %r of %s cannot be loaded: its messages are refused", point.name, point.value
+                "cannot load the table kind %r from %s: this process refuses its messages", point.name, point.value
             )
 
 
 DRAWS_IN_FLIGHT: Final = 2
-"""Draws that a reader may have on their way to one server: the replies to these are kept, so that a resend eats
-nothing.
-"""
+"""Draws that a reader may have in flight to one server, which keeps the replies: a resend draws no new samples."""
 MAX_KEPT_REPLIES: Final = 64
 
 HELLO: Final = Type(1, "HELLO", EVERYBODY)
@@ -124,9 +123,9 @@ PUBLISH: Final = Type(12, "PUBLISH", LEARNERS, MAYBE, kept=MAX_KEPT_REPLIES)
 PUBLISHED: Final = Type(13, "PUBLISHED")
 SUMS: Final = Type(14, "SUMS", READERS)
 SUMMED: Final = Type(15, "SUMMED")
-DRAW: Final = Type(16, "DRAW", READERS, kept=DRAWS_IN_FLIGHT)  # batches: only as many as can be on their way
+DRAW: Final = Type(16, "DRAW", READERS, kept=DRAWS_IN_FLIGHT)  # large replies: only as many as can be in flight
 DRAWN: Final = Type(17, "DRAWN", payload=MAYBE, large=True)
-CONTROL: Final = Type(18, "CONTROL", LEARNERS, kept=MAX_KEPT_REPLIES)  # one sent again must not undo a later one
+CONTROL: Final = Type(18, "CONTROL", LEARNERS, kept=MAX_KEPT_REPLIES)  # a repeated request must not undo a later one
 REFUSED: Final = Type(19, "REFUSED")
 NEWS: Final = Type(20, "NEWS")
 LEDGER: Final = Type(21, "LEDGER", READERS)
@@ -139,7 +138,7 @@ INFERRED: Final = Type(27, "INFERRED", payload=ALWAYS)
 WORK: Final = Type(28, "WORK", ACTORS)
 JOB: Final = Type(29, "JOB", payload=MAYBE)
 RESULT: Final = Type(30, "RESULT", ACTORS, MAYBE)
-TAKE: Final = Type(31, "TAKE", READERS, kept=1)  # one at a time: the next one says that this one's reply came
+TAKE: Final = Type(31, "TAKE", READERS, kept=1)  # one at a time: the next TAKE acknowledges this reply
 ROLLOUTS: Final = Type(32, "ROLLOUTS", payload=MAYBE, large=True)
 PROMPTS: Final = Type(33, "PROMPTS", USERS)
 ANSWERS: Final = Type(34, "ANSWERS", ACTORS, MAYBE)

@@ -1,9 +1,9 @@
-"""Plain values and arrays as bytes, and back.
+"""Conversion of plain values and arrays to bytes and back.
 
     (1, np.float32([2.0]))    Ext 3 with [1, Ext 1: "<f4", shape [1], bytes of the values]
 
-The bytes are MessagePack; arrays, numbers of NumPy and tuples are extensions of it, and an `other` of the caller's may
-add some. Nothing in them can run anything. Samples of trainers and fields of keyed rows are written so.
+The bytes are MessagePack. Arrays, NumPy numbers and tuples are extensions of MessagePack; the caller's `other` may add
+more extensions. Unpacking runs no code from the bytes. Trainers' samples and fields of keyed rows have this form.
 """
 
 from __future__ import annotations
@@ -20,46 +20,49 @@ from memoire.arguments import text
 from memoire.errors import DataError, ParameterError
 
 MAX_DEPTH: Final = 64
-"""Containers within each other."""
+"""Deepest nesting of lists, tuples and dicts within each other."""
 KINDS: Final = "biufcSUmM"
-"""Kinds of dtypes that travel: no objects."""
+"""Kinds of dtypes (`dtype.kind`) that can be packed: no objects."""
 MAX_HEADS: Final = 4096
-"""Forms of arrays that are remembered: further ones take longer."""
+"""Entries of each cache of array heads. A dtype and shape beyond them is packed and unpacked without the cache."""
 ARRAY, SCALAR, TUPLE, WHOLE = 1, 2, 3, 4
-"""Numbers of the extensions."""
-_HEADS: Final[dict[tuple[np.dtype[Any], tuple[int, ...]], bytes]] = {}  # what arrays of a form begin with
-_READ: Final[dict[bytes, tuple[np.dtype[Any], tuple[int, ...], int]]] = {}  # the same, from bytes to form
+"""MessagePack extension numbers of arrays, NumPy numbers, tuples and integers beyond 64 bits."""
+_HEADS: Final[dict[tuple[np.dtype[Any], tuple[int, ...]], bytes]] = {}  # head bytes by dtype and shape
+_PARSED_HEADS: Final[dict[bytes, tuple[np.dtype[Any], tuple[int, ...], int]]] = {}  # form by head bytes
 
 
 Other: TypeAlias = Callable[[Any], Any]
-"""Gives what a tuple, or a value of another type, is packed as: a plain value or an `Ext`; or the value itself."""
+"""Function that replaces a tuple or an unknown value by a plain value or an `Ext`, or returns the value unchanged."""
 OtherExt: TypeAlias = Callable[[int, memoryview], Any]
-"""Reads an extension of such an `Ext`: its number and bytes. Raises ValueError: there is no such number."""
+"""Function that unpacks an `Ext` from its number and bytes. Raises ValueError if it does not know the number."""
 
 
 def pack(value: Any, what: str = "sample", other: Other | None = None) -> bytes:
-    """None, booleans, numbers, text, bytes, arrays, and tuples, lists and dicts of these, as bytes; types stay.
+    """Pack None, booleans, numbers, text, bytes, arrays, and tuples, lists and dicts of these; types are kept.
 
-    Tensors travel as arrays, unless `other` knows them.
+    Tensors are packed as arrays, unless `other` replaces them.
 
     Args:
-        what: What errors call it.
+        what: Name of the value in errors.
 
     Raises:
-        ParameterError: something else is in it; says where.
+        ParameterError: the value contains an object of another type; the error says where.
     """
     try:
         return ENCODER.encode(_Packing(other).plain(value, what, 0))
     except UnicodeEncodeError as error:
-        text(what, error.object)  # raises: it says which character
+        text(what, error.object)  # raises an error that names the character
         raise
 
 
 def unpack(body: bytes | memoryview, what: str = "a sample", other: OtherExt | None = None) -> Any:
-    """What `pack` packed; arrays are the caller's own.
+    """Return the value that `pack` packed; its arrays are copies that belong to the caller.
+
+    Args:
+        what: Name of the bytes in errors.
 
     Raises:
-        DataError: these are other bytes; calls them `what`.
+        DataError: `pack` did not write these bytes.
     """
     try:
         return (_DECODER if other is None else _decoder(other)).decode(body)
@@ -68,20 +71,20 @@ def unpack(body: bytes | memoryview, what: str = "a sample", other: OtherExt | N
 
 
 ENCODER: Final = msgspec.msgpack.Encoder()
-_SAME: Final = frozenset((type(None), bool, float, str, bytes))
-_KEYS: Final = (type(None), bool, int, float, str, bytes, np.generic)
+_UNCHANGED_TYPES: Final = frozenset((type(None), bool, float, str, bytes))
+_KEY_TYPES: Final = (type(None), bool, int, float, str, bytes, np.generic)
 
 
 class _Packing:
-    """Values on their way into MessagePack."""
+    """Conversion of values to types that MessagePack has."""
 
     def __init__(self, other: Other | None) -> None:
         self._other = other
 
     def plain(self, value: Any, where: str, depth: int) -> Any:
-        """The value as MessagePack has it."""
+        """Return the value as MessagePack values and extensions; `where` is its place in the packed value."""
         kind = type(value)
-        if kind in _SAME or (kind is int and -(2**63) <= value < 2**64):
+        if kind in _UNCHANGED_TYPES or (kind is int and -(2**63) <= value < 2**64):
             return value
         if kind is np.ndarray and value.dtype.kind in KINDS:
             return msgspec.msgpack.Ext(ARRAY, array_bytes(value, where))
@@ -91,24 +94,24 @@ class _Packing:
             raise ParameterError(where, f"{depth} containers within each other", f"at most {MAX_DEPTH}")
         if kind is list or kind is dict or (kind is tuple and self._other is None):
             return self._container(value, kind, where, depth + 1)
-        made = value if self._other is None else self._other(value)
-        return self._unusual(value, where, depth) if made is value else self._made(made, where, depth)
+        result = value if self._other is None else self._other(value)
+        return self._convert_rare(value, where, depth) if result is value else self._encode(result, where, depth)
 
-    def _made(self, made: Any, where: str, depth: int) -> Any:
-        return made if isinstance(made, msgspec.msgpack.Ext) else self.plain(made, where, depth + 1)
+    def _encode(self, result: Any, where: str, depth: int) -> Any:
+        return result if isinstance(result, msgspec.msgpack.Ext) else self.plain(result, where, depth + 1)
 
     def _container(self, value: Any, kind: type, where: str, depth: int) -> Any:
         if kind is dict:
-            if any(not isinstance(key, _KEYS) for key in value):
-                key = next(key for key in value if not isinstance(key, _KEYS))
+            if any(not isinstance(key, _KEY_TYPES) for key in value):
+                key = next(key for key in value if not isinstance(key, _KEY_TYPES))
                 raise ParameterError(where, f"the key {key!r}", "keys that are text, bytes or numbers")
             pairs = ((key, self.plain(each, f"{where}[{key!r}]", depth)) for key, each in value.items())
             return {key if type(key) is str else self.plain(key, where, depth): each for key, each in pairs}
         parts = [self.plain(each, where, depth) for each in value]
         return msgspec.msgpack.Ext(TUPLE, ENCODER.encode(parts)) if kind is tuple else parts
 
-    def _unusual(self, value: Any, where: str, depth: int) -> Any:
-        """Tensors, and subclasses of containers and numbers."""
+    def _convert_rare(self, value: Any, where: str, depth: int) -> Any:
+        """Return a tensor, or an instance of a subclass of a container or number, as MessagePack values."""
         if hasattr(value, "detach"):
             return self.plain(np.asarray(value.detach().cpu()), where, depth)
         if isinstance(value, np.ndarray):
@@ -126,7 +129,7 @@ class _Packing:
 
 
 def array_bytes(array: NDArray[Any] | np.generic, where: str) -> bytes:
-    """The content of an `Ext`: dtype's length, dtype, dimensions, shape, values. Raises ParameterError: of objects."""
+    """Return length of the dtype, dtype, dimensions, shape and values as bytes. Raises ParameterError for objects."""
     head = _HEADS.get((array.dtype, array.shape))
     if head is None:
         head = _new_head(array, where)
@@ -146,28 +149,28 @@ def _new_head(array: NDArray[Any] | np.generic, where: str) -> bytes:
 
 
 def array_of(data: memoryview) -> NDArray[Any]:
-    """The array [*F] in the bytes of an `Ext`, in memory of its own. Raises ValueError, IndexError: these are none."""
+    """Return the array [*F] in the bytes of an `Ext`, as a copy. Raises ValueError or IndexError for other bytes."""
     dimensions = data[1 + data[0]]
     begin = 2 + data[0] + 4 * dimensions
     head = bytes(data[:begin])
-    known = _READ.get(head)
+    known = _PARSED_HEADS.get(head)
     if known is None:
         known = _read_head(head, dimensions)
-        if len(_READ) < MAX_HEADS:
-            _READ[head] = known
+        if len(_PARSED_HEADS) < MAX_HEADS:
+            _PARSED_HEADS[head] = known
     dtype, shape, size = known
     if len(data) - begin != size:
-        raise ValueError(f"an array of {dtype} and shape {shape} has other bytes")
+        raise ValueError(f"an array of {dtype} and shape {shape} has {size} bytes, got {len(data) - begin}")
     return np.ndarray(shape, dtype, bytearray(data[begin:]))
 
 
 def _read_head(head: bytes, dimensions: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Dtype, shape and bytes of the values."""
+    """Return dtype, shape and number of bytes of the values."""
     name_end = 1 + head[0]
     dtype = np.dtype(head[1:name_end].decode())
     shape = tuple(np.frombuffer(head[name_end + 1 : name_end + 1 + 4 * dimensions], "<u4").tolist())
     if dtype.kind not in KINDS or not dtype.itemsize:
-        raise ValueError(f"an array of {dtype}")
+        raise ValueError(f"arrays of {dtype} cannot be unpacked")
     return dtype, shape, math.prod(shape) * dtype.itemsize
 
 
@@ -182,7 +185,7 @@ def _decoder(other: OtherExt | None) -> msgspec.msgpack.Decoder[Any]:
         if code == WHOLE:
             return int(bytes(data))
         if other is None:
-            raise ValueError(f"extension {code} of {len(data)} bytes")
+            raise ValueError(f"unknown MessagePack extension {code} of {len(data)} bytes")
         return other(code, data)
 
     decoder = msgspec.msgpack.Decoder(ext_hook=read)

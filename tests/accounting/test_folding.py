@@ -332,7 +332,7 @@ def test_bytes_that_nobody_packed_are_refused_or_pack_to_the_same(packed, number
     try:
         numbers, used = _bytes.unpack_counts(packed, number)
     except ValueError as error:
-        assert "cut short" in str(error)
+        assert "truncated" in str(error)
     else:
         assert _bytes.unpack_counts(_bytes.pack_counts(numbers), number)[0] == numbers and used <= len(packed)
 

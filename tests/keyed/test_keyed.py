@@ -45,7 +45,7 @@ def test_what_does_not_fit_is_refused_and_nothing_of_it_is_written():
     store = store_of(3000)
     put(store, "a", x=bytes(600))
     with pytest.raises(
-        ProtocolError, match=r"more bytes of keyed rows have no room: 3,000 may be held .*: keyed rows 1"
+        ProtocolError, match=r"more bytes of keyed rows have no room: the limit is 3,000 .*: keyed rows 1"
     ) as why:
         store.put("p", [keyed.PutRow("b", {}, {"x": bytes(500)}), keyed.PutRow("c", {}, {"x": bytes(500)})])
     assert store.find("p", ["b", "c"]) == [None, None] and why.value.code == "full"

@@ -335,7 +335,7 @@ def test_a_holder_without_room_is_refused_by_name_and_the_oldest_caches_give_way
     own.take(100)
     rows.take(600)
     with pytest.raises(
-        ProtocolError, match=r"401 more bytes of requests have no room: 1,000 .*: rows 600, requests 100"
+        ProtocolError, match=r"401 more bytes of requests have no room: the limit is 1,000 .*: rows 600, requests 100"
     ) as why:
         own.take(401)
     assert why.value.code == "busy" and (budget.used, budget.limit, budget.free) == (700, 1100, 400)

@@ -504,7 +504,7 @@ def test_a_frame_is_packed_once_for_a_reader() -> None:
 def test_more_than_a_cache_has_cannot_have_been_drawn() -> None:
     held = made(5)
     held.go_on_at(5)
-    with pytest.raises(ValueError, match="6 of 5 samples"):
+    with pytest.raises(ValueError, match="drawn is 6, but the cache has 5 samples"):
         held.go_on_at(6)
     assert (held.drawn, held.samples) == (5, 5)
 

@@ -185,7 +185,7 @@ def test_a_compression_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPa
     assert codecs() == ["zlib"]
     with pytest.raises(ValueError, match="compression must be one of none, zlib, which are available here, got 'lz4'"):
         containers.build(memory_of(STACKED), 5, now=0.0, compression="lz4")
-    with pytest.raises(ProtocolError, match="lz4 is not installed here: pip install"):
+    with pytest.raises(ProtocolError, match="packed by lz4, which is not installed: pip install"):
         containers.check(payload, layout_of(SCHEMA, STACKED))
 
 

@@ -79,14 +79,14 @@ def test_the_types_are_those_of_the_list() -> None:
 
 def test_a_number_and_a_name_belong_to_one_type_and_a_type_has_one_body() -> None:
     for number, name, expected in (
-        (16, "NEW", "of another number and name than the type DRAW (16)"),
-        (130, "DRAW", "of another number and name than the type DRAW (16)"),
+        (16, "NEW", "a number and a name that differ from those of the type DRAW (16)"),
+        (130, "DRAW", "a number and a name that differ from those of the type DRAW (16)"),
         (4096, "NEW", "1 to 4095 for the type NEW"),
     ):
         with pytest.raises(ParameterError) as caught:
             types.Type(number, name)
         assert caught.value.expected == expected
-    with pytest.raises(ParameterError, match="of a type without one; that of DRAW is"):
+    with pytest.raises(ParameterError, match="the only body of DRAW, which has"):
         messages.body(types.DRAW)(messages.Draw)
 
 
@@ -323,7 +323,7 @@ def test_the_page_lists_every_code_and_row() -> None:
 )  # fmt: skip
 def test_a_header_takes_only_numbers_that_have_room_and_ids_of_their_size(place, value, error):
     facts = (b"MEMR", 2, 26, 7, b"c" * 16, 1, 2, 3, 2**64 - 1, b"12345", 6)
-    with pytest.raises(error, match="large|negative|belong there"):
+    with pytest.raises(error, match="large|negative|expected 4"):
         _bytes.write_header(*facts[:place], value, *facts[place + 1 :], b"")
 
 
