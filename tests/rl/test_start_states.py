@@ -111,7 +111,7 @@ def test_start_states_go_on_as_told_and_another_seed_is_refused(caplog):
     assert other.keep == 7 and len(caplog.messages) == 3
     settings = "keep = 7", "temperature = 0.25", "action = ['step', 'jump']"
     for told, line in zip(settings, caplog.messages, strict=True):
-        assert f"going on with {told}, as this 'numbers' was told; the checkpoint has" in line
+        assert f"going on with {told}, as set on this StartStates 'numbers'; the checkpoint has" in line
     with pytest.raises(ParameterError, match="^seed must be 3, as in the checkpoint, or left out, got 4"):
         made(seed=4).restore(saved)
 
@@ -133,7 +133,7 @@ def damaged(**changed):
         (damaged(links=np.frombuffer(b"[1]", np.uint8)), "holds no states"),
         (damaged(settings=text_of([7])), "holds no states"),
         (damaged(settings=text_of(made().settings | {"depth": 3})), "seed, depth, and here they are keep, temperature"),
-        (damaged(settings=text_of({"keep": 5, "seed": None})), "has the settings keep, seed, and here they are"),
+        (damaged(settings=text_of({"keep": 5, "seed": None})), "has the settings keep, seed; expected"),
     ],
 )
 def test_states_of_something_else_are_refused(arrays, text):

@@ -389,7 +389,7 @@ def test_what_is_told_beside_functions_of_the_user_stays_and_the_log_names_both(
             assert len(lines) == is_new and all(re.search(said, line) for line in lines)
         with trainer(server.port, **options, training_cls=told(agent=agent, epochs=3, steps=7)) as third:
             assert (third.loop.plan.epochs, third.loop.plan.steps) == (3, 7)
-        assert "going on with steps = 7, as this trainer was told; the checkpoint has 20" in caplog.messages
+        assert "going on with steps = 7, as set on this trainer; the checkpoint has 20" in caplog.messages
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
