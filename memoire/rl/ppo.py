@@ -131,7 +131,7 @@ class PPO:
         return next(self._plain.parameters()).device
 
     def _tensors(self, arrays: Any) -> Any:
-        """Return tensors on the network's device, nested as the arrays are. On the CPU they share the arrays' memory."""
+        """Return tensors on the network's device, nested as the arrays are. On the CPU they share memory with them."""
         return mapped(lambda array: torch.from_numpy(array).to(self.device), arrays)
 
     @property
@@ -249,7 +249,7 @@ class PPO:
         return np.where(rollouts.terminated, 0.0, ends).astype(np.float32)
 
     def _step(self, batch: PreparedBatch, index: NDArray[np.int64]) -> torch.Tensor:
-        """Make one gradient step; return the means [6] of `update`, in the order of its names, on the network's device."""
+        """Make one gradient step; return the means [6] of `update`, in its order, on the network's device."""
         action, old, weight, advantage, returns = batch.rows(index)
         distribution, values = self.forward(batch, index)
         log_ratio = distribution.log_prob(action) - old
