@@ -201,7 +201,7 @@ class SAC(TrainingAgent):
         return figures | {"priorities": td} if is_table else figures
 
     def _compared(self, batch: Any) -> float | None:
-        """Return `gamma` if a batch was made with it; None without non-terminal states. Raises ParameterError if not."""
+        """Return `gamma` if a batch was made with it; None if no step shows it. Raises ParameterError otherwise."""
         assert self.gamma is not None
         goes_on = batch.discount != 0.0
         steps = batch.steps[goes_on].double() if hasattr(batch, "steps") else 1.0

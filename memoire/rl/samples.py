@@ -460,7 +460,7 @@ class EpisodeReturns:
         self._open = {bytes.fromhex(client): (length, returned) for client, length, returned in state}
 
     def figures(self) -> dict[str, float]:
-        """Return means by name (return_train, return_test, episode_length_train, episode_length_test), and reset them."""
+        """Return the means (return_train, return_test, episode_length_train, episode_length_test) and reset them."""
         figures = {}
         for kind, episodes in self._ended.items():
             if episodes:

@@ -310,8 +310,7 @@ class StartStates:
         return self._states[ids[int(np.searchsorted(sums, self._rng.random() * sums[-1], side="right"))]]
 
     def lineage(self, state: int | None = None) -> list[tuple[int, Mapping[str, Any]]]:
-        """Return the path to a state, by default the best: ids from the first state on, each with the action before
-        it."""
+        """Return the path to a state, by default the best: ids from the first state on, with the actions between."""
         state = self.best.id if state is None else state
         if state not in self._links:
             raise NoSuchField("start states", str(state), (), ())

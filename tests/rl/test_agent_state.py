@@ -237,7 +237,7 @@ def test_a_run_begins_anew_only_after_a_yes(tmp_path, answer, got):
     files, asked = [tmp_path / "run.cpt", tmp_path / "run.pth", tmp_path / "absent"], []
     for path in files[:2]:
         path.write_text("former")
-    says = f"--fresh must be the answer yes at a terminal, or --yes beside it, got {got}"
+    says = f"--fresh must be answered with yes at a terminal, or combined with --yes, got {got}"
     with pytest.raises(ParameterError, match=says):
         begin_fresh(files, ask=lambda text: asked.append(text) or answer(text))
     assert len(asked) == 1 and "run.cpt" in asked[0] and "absent" not in asked[0]

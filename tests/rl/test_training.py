@@ -100,7 +100,7 @@ def test_a_pause_is_explained() -> None:
 
     samples.wait = wait  # type: ignore[method-assign]
     made.run_epoch()
-    assert said == ["waiting for samples: 3 of start_training=10 are there"] and made.explain() == ""
+    assert said == ["waiting for samples: 3 of start_training=10 available"] and made.explain() == ""
 
 
 def test_the_scheduler_comes_first_and_priorities_go_back() -> None:
