@@ -333,7 +333,7 @@ def partial(func: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
         raise WrongType("func", "a class or another callable", type(func).__name__)
     for name, value in kwargs.items():
         if isinstance(value, Partial) and value.func is _Unnamed:
-            kwargs[name] = partial(_default_of(func, name), *value.args, **value.keywords)
+            kwargs[name] = partial(_default_class(func, name), *value.args, **value.keywords)
     _check(func, args, kwargs, is_complete=False)
     return Partial(func, *args, **kwargs)
 
@@ -342,7 +342,7 @@ class _Unnamed:
     """Placeholder for the default class of a keyword of the outer partial."""
 
 
-def _default_of(func: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _default_class(func: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return the class that is a callable's default for an argument; raises WrongType if no class is."""
     parameter = inspect.signature(func).parameters.get(name)
     if parameter is None or not callable(parameter.default):
@@ -367,7 +367,7 @@ def _check(
     try:
         (signature.bind if is_complete else signature.bind_partial)(*args, **kwargs)
     except TypeError as error:
-        received = ", ".join([*map(_shown, args), *(f"{name}={_shown(value)}" for name, value in kwargs.items())])
+        received = ", ".join([*map(_shorten, args), *(f"{name}={_shorten(value)}" for name, value in kwargs.items())])
         expected = f"called as {_name(func)}{signature} ({error})"
         raise WrongType(_name(func), expected, f"({received})", "No object was created.") from cause
 
@@ -376,7 +376,7 @@ def _name(func: Callable[..., Any]) -> str:
     return getattr(func, "__qualname__", type(func).__qualname__)
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 

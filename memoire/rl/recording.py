@@ -173,7 +173,7 @@ class Packets(Recorder):
     def _keep(self, sample: Sample) -> None:
         """Compress a sample and keep it. `info` repeats the truncation, for memories of five values."""
         raw = sample._replace(info=dict(sample.info))
-        packed = self._compressed(raw)
+        packed = self._compress(raw)
         if sample.is_reset and isinstance(self._compressor, Codec):
             packed = packed._replace(info=self._compressor.marked(packed.info))
         if sample.is_reset and self._preprocessor:
@@ -184,7 +184,7 @@ class Packets(Recorder):
         # Copies, since environments may write into the arrays that they returned.
         self._samples.append(packed._replace(act=copied(packed.act), obs=copied(packed.obs)))
 
-    def _compressed(self, raw: Sample) -> Sample:
+    def _compress(self, raw: Sample) -> Sample:
         """Return a sample as it is sent. Raises WrongType if the compressor returns a tuple of another length, or no
         tuple.
         """

@@ -150,7 +150,7 @@ class SAC(TrainingAgent):
         if seed is not None:
             torch.manual_seed(seed)
         self.gamma, self.polyak, self.alpha, self.learn_entropy_coef = gamma, polyak, alpha, learn_entropy_coef
-        self._agreed: float | None = None  # the gamma that was compared with a batch's
+        self._checked_gamma: float | None = None  # the gamma that was compared with a batch's
         self.action_bounds = [np.ravel(getattr(action_space, name)).tolist() for name in ("low", "high")]
         dimensions = math.prod(action_space.shape)
         self.target_entropy = -float(dimensions) if target_entropy is None else float(target_entropy)
@@ -182,8 +182,8 @@ class SAC(TrainingAgent):
             ParameterError: the batch has another discount than `gamma`, or is a tuple while `gamma` is None.
         """
         is_table = not isinstance(batch, tuple)
-        if is_table and self.gamma != self._agreed:
-            self._agreed = self._compared(batch)
+        if is_table and self.gamma != self._checked_gamma:
+            self._checked_gamma = self._check_discount(batch)
         batch = batch if is_table else _named(batch, self.gamma)
         td, critic_loss = self._learn_critic(batch)
         policy_loss, logp = self._learn_policy(batch.obs)
@@ -200,7 +200,7 @@ class SAC(TrainingAgent):
         figures["entropy_coef"] = self.log_alpha.detach().exp()[0]
         return figures | {"priorities": td} if is_table else figures
 
-    def _compared(self, batch: Any) -> float | None:
+    def _check_discount(self, batch: Any) -> float | None:
         """Return `gamma` if a batch was made with it; None if no step shows it. Raises ParameterError otherwise."""
         assert self.gamma is not None
         goes_on = batch.discount != 0.0

@@ -149,7 +149,7 @@ def restore(
     merge = _Merge(path, frozenset(getattr(owner, "fixed", ())))
     for name in now.keys() - saved.keys():
         if _kind(now[name]) in (*ARRAYS, "state"):
-            raise DataError(path, f"has no {name!r}, which this agent has as {_shown(now[name])}")
+            raise DataError(path, f"has no {name!r}, which this agent has as {_describe(now[name])}")
     merged = {name: merge(form.get(name, MISSING), node, now.get(name, MISSING), name) for name, node in saved.items()}
     reader = _Reader(owner, arrays, path)
     # Modules come first: lists and optimizers hold their parameters.
@@ -313,7 +313,7 @@ class _Merge:
         """Return the node to restore, with KEEP for unchanged parts. `first` and `saved` are the former object's."""
         kind, form = _kind(now), _form(saved)
         if _kind(saved) in ("module", "state") and _kind(now) != _kind(saved):
-            problem = f"holds {name!r} as {_shown(saved)}, but this agent has {_shown(now)}"
+            problem = f"holds {name!r} as {_describe(saved)}, but this agent has {_describe(now)}"
             raise DataError(self._path, f"{problem}: create it in the agent's __init__, so that a restart can fill it")
         if now is MISSING or _same(form, now) or (_same(first, now) and kind not in ("module", "state")):
             return saved
@@ -334,14 +334,14 @@ class _Merge:
         if kind == _kind(saved) == "module":
             name, saved, now = _first_difference(name, saved, now)
         if {kind, _kind(saved)} & {*ARRAYS, "generator"} or name.endswith("['params']"):
-            raise DataError(self._path, f"holds {name!r} as {_shown(saved)}, but this agent has {_shown(now)}")
+            raise DataError(self._path, f"holds {name!r} as {_describe(saved)}, but this agent has {_describe(now)}")
         if first is not MISSING and _same(form, first):
-            self.kept.append(f"going on with {name} = {_shown(now)}, as set on this agent; "
-                             f"{self._path} has {_shown(saved)}")  # fmt: skip
+            self.kept.append(f"going on with {name} = {_describe(now)}, as set on this agent; "
+                             f"{self._path} has {_describe(saved)}")  # fmt: skip
             return KEEP
         if first is MISSING:
-            self.kept.append(f"going on with {name} = {_shown(saved)} of {self._path}; this agent was created with "
-                             f"{_shown(now)}")  # fmt: skip
+            self.kept.append(f"going on with {name} = {_describe(saved)} of {self._path}; this agent was created with "
+                             f"{_describe(now)}")  # fmt: skip
             return saved
         raise ParameterError(name, _value(now), self._expected(first, saved))
 
@@ -358,10 +358,10 @@ class _Merge:
 
     def _expected(self, first: Node, saved: Node) -> str:
         if _same(_form(saved), first):
-            return f"{_shown(saved)}, as in {self._path}: it cannot be changed"
+            return f"{_describe(saved)}, as in {self._path}: it cannot be changed"
         return (
-            f"{_shown(first)}, its value when the agent of {self._path} was created; training has changed it to "
-            f"{_shown(saved)} since. Set it after the trainer is created, or move the checkpoint away"
+            f"{_describe(first)}, its value when the agent of {self._path} was created; training has changed it to "
+            f"{_describe(saved)} since. Set it after the trainer is created, or move the checkpoint away"
         )
 
 
@@ -376,7 +376,7 @@ class _Reader:
 
     def __init__(self, owner: Any, arrays: Mapping[str, NDArray[Any]], path: str) -> None:
         self._owner, self._arrays, self._path = owner, arrays, path
-        self._made: dict[str, Any] = {}  # decoded values by path
+        self._decoded: dict[str, Any] = {}  # decoded values by path
         self._filled: dict[int, Any] = {}  # values that already belong to a node, by id
 
     def value(self, now: Any, node: Node, path: str) -> Any:
@@ -387,19 +387,19 @@ class _Reader:
         if kind == "keep":
             return now
         if kind == "same":
-            return self._made[node["of"]]
+            return self._decoded[node["of"]]
         if kind == "parameter":
             name, key = node["of"]
             return dict(getattr(self._owner, name).named_parameters())[key]
         former = None if id(now) in self._filled else now
-        self._made[path] = value = getattr(self, f"_{kind}")(former, node, path)
+        self._decoded[path] = value = getattr(self, f"_{kind}")(former, node, path)
         self._filled[id(value)] = value
         return value
 
     def _module(self, now: Any, node: Node, path: str) -> Any:
         for key, tensor in now.state_dict().items():
             if [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] != node["arrays"].get(key):
-                raise DataError(self._path, f"holds {path!r} as {_shown(node)}, but this agent has another module")
+                raise DataError(self._path, f"holds {path!r} as {_describe(node)}, but this agent has another module")
             self._fill(tensor, f"{path}.{key}", node["arrays"][key])
         return now
 
@@ -437,7 +437,7 @@ class _Reader:
         for key, each in node["items"]:
             name = self.value(None, key, path)
             items[name] = self.value(present.get(name), each, f"{path}[{name!r}]")
-        return _refilled(now, items, dict)
+        return _refill(now, items, dict)
 
     def _list(self, now: Any, node: Node, path: str) -> Any:
         kind = CONTAINERS[node["kind"]]
@@ -446,7 +446,7 @@ class _Reader:
             self.value(None if present is None else present[place], each, f"{path}[{place}]")
             for place, each in enumerate(node["items"])
         ]
-        return _refilled(now, deque(items, node["room"]) if kind is deque else kind(items), kind)
+        return _refill(now, deque(items, node["room"]) if kind is deque else kind(items), kind)
 
     _tuple = _set = _frozenset = _deque = _list
 
@@ -465,7 +465,7 @@ class _Reader:
         return tensor if tensor.dtype == dtype else tensor.reshape(-1).view(dtype).reshape(form[1])
 
 
-def _refilled(now: Any, new: Any, kind: Any) -> Any:
+def _refill(now: Any, new: Any, kind: Any) -> Any:
     """Return a list, dict or deque with new content if its type fits, else the new object."""
     if type(now) is not kind or kind not in (list, dict, deque) or getattr(now, "maxlen", None) != getattr(
         new, "maxlen", None
@@ -495,7 +495,7 @@ def _same(one: Node, other: Node) -> bool:
 
 def _value(node: Node) -> Any:
     """Return a node as errors show it."""
-    return _Shown(_shown(node)) if isinstance(node, dict) else node.item() if isinstance(node, np.generic) else node
+    return _Shown(_describe(node)) if isinstance(node, dict) else node.item() if isinstance(node, np.generic) else node
 
 
 class _Shown(str):
@@ -505,7 +505,7 @@ class _Shown(str):
         return str(self)
 
 
-def _shown(node: Node) -> str:
+def _describe(node: Node) -> str:
     if not isinstance(node, dict):
         return repr(_value(node))
     kind = node["kind"]
@@ -517,9 +517,9 @@ def _shown(node: Node) -> str:
         forms = ", ".join(f"{key} {dtype}{shape}" for key, (dtype, shape) in node["arrays"].items())
         return f"a module of {forms or 'no arrays'}"
     if kind == "dict":
-        return "{" + ", ".join(f"{_shown(key)}: {_shown(each)}" for key, each in node["items"]) + "}"
+        return "{" + ", ".join(f"{_describe(key)}: {_describe(each)}" for key, each in node["items"]) + "}"
     if "items" in node:
-        return f"{kind}({', '.join(map(_shown, node['items']))})"
+        return f"{kind}({', '.join(map(_describe, node['items']))})"
     return f"a {node.get('of', kind)}" if kind != "generator" else f"a generator of {node['of']}"
 
 

@@ -62,12 +62,12 @@ def observation_in(space: Space[Any], value: Any, where: str = "obs") -> Any:
         return _array_in(space, value, where)
     if isinstance(space, spaces.Tuple):
         if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
-            raise _misfit(where, f"{len(space.spaces)} parts", value)
+            raise _entry_error(where, f"{len(space.spaces)} parts", value)
         parts = zip(space.spaces, value, strict=True)
         return tuple(observation_in(part, each, f"{where}[{place}]") for place, (part, each) in enumerate(parts))
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
-            raise _misfit(where, f"parts called {', '.join(space.spaces)}", value)
+            raise _entry_error(where, f"parts called {', '.join(space.spaces)}", value)
         return {name: observation_in(part, value[name], f"{where}[{name!r}]") for name, part in space.spaces.items()}
     return value
 
@@ -121,18 +121,18 @@ def default_action(env: Any) -> Any:
     action = getattr(inner, "default_action", None)
     if action is not None:
         return action
-    return _rest(env.action_space)
+    return _zero_action(env.action_space)
 
 
-def _rest(space: Space[Any]) -> Any:
+def _zero_action(space: Space[Any]) -> Any:
     if isinstance(space, spaces.Box):
         return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
         return np.zeros(space.shape, space.dtype)
     if isinstance(space, spaces.Tuple):
-        return tuple(_rest(part) for part in space.spaces)
+        return tuple(_zero_action(part) for part in space.spaces)
     if isinstance(space, spaces.Dict):
-        return {name: _rest(part) for name, part in space.spaces.items()}
+        return {name: _zero_action(part) for name, part in space.spaces.items()}
     return 0
 
 
@@ -142,10 +142,10 @@ def _array_in(space: spaces.Box, value: Any, where: str) -> Any:
         fitting = array if array.shape == space.shape else array.reshape(space.shape)
         return fitting if fitting.dtype == space.dtype else fitting.astype(space.dtype)
     except (TypeError, ValueError) as error:
-        raise _misfit(where, f"numbers of shape {space.shape}", value) from error
+        raise _entry_error(where, f"numbers of shape {space.shape}", value) from error
 
 
-def _misfit(where: str, expected: str, value: Any) -> EntryError:
+def _entry_error(where: str, expected: str, value: Any) -> EntryError:
     shape = getattr(value, "shape", None)
     if shape is not None:
         received = f"an array of shape {shape}"

@@ -304,7 +304,7 @@ class StartStates:
     def sample(self) -> Start:
         """Draw a start state, by the probabilities of the class."""
         if self._weights is None:
-            self._weights = self._weighed()
+            self._weights = self._cumulative_weights()
         self._draws += 1
         ids, sums = self._weights
         return self._states[ids[int(np.searchsorted(sums, self._rng.random() * sums[-1], side="right"))]]
@@ -467,7 +467,7 @@ class StartStates:
         self._weights = None
         self._links = self._paths([*self._states, self.best.id])
 
-    def _weighed(self) -> tuple[list[int], NDArray[np.float64]]:
+    def _cumulative_weights(self) -> tuple[list[int], NDArray[np.float64]]:
         costs = np.array([each.cost for each in self._states.values()])
         above = costs - costs.min()
         scaled = (above == 0.0) if self._temperature == 0.0 else np.exp(-above / self._temperature)

@@ -194,8 +194,8 @@ class Trainer(ClosingContext):
         self._stopped = threading.Event()
         self._over = threading.Event()  # of the newest call of `run`
         self._checkpoint_path = None if checkpoint_path is None else Path(checkpoint_path).absolute()
-        self._made_as: Any = None  # form of the agent before its training; None if nothing is saved
-        self._said: set[str] = set()  # attributes of which the log has warned
+        self._first_form: Any = None  # form of the agent before its training; None if nothing is saved
+        self._warned: set[str] = set()  # attributes of which the log has warned
         self._profiles = Path(profile_folder or ".").absolute()
         self._held = contextlib.ExitStack()  # resources that `close` releases
         try:
@@ -252,7 +252,7 @@ class Trainer(ClosingContext):
             on_epoch: Called with the number of epochs that are done, and the figures of the last one.
         """
         _log.info("training on %s, from epoch %d", self.agent.device or "the CPU", self.loop.state.epoch)
-        with self._told():
+        with self._report_figures():
             self.loop.publish()
             while not (self.loop.is_done or self.is_stopping):
                 rows = self._epoch(on_round)
@@ -300,19 +300,19 @@ class Trainer(ClosingContext):
         traced.export_chrome_trace(str(self._profiles / f"epoch-{epoch}.json"))
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _report_figures(self) -> Iterator[None]:
         """Report the trainer's figures to the servers, and log its waits, while the block runs."""
         self._over = is_over = threading.Event()
-        thread = threading.Thread(target=self._tell, args=(is_over,), name="memoire-trainer-figures", daemon=True)
+        thread = threading.Thread(target=self._report, args=(is_over,), name="memoire-trainer-figures", daemon=True)
         thread.start()
         try:
             yield
         finally:
             is_over.set()
             thread.join()
-            self._tell_last()
+            self._report_failure()
 
-    def _tell(self, is_over: threading.Event) -> None:
+    def _report(self, is_over: threading.Event) -> None:
         logged_at = 0.0
         while not is_over.wait(FIGURES_INTERVAL) and self._over is is_over:  # else an interrupted run's thread
             try:
@@ -346,7 +346,7 @@ class Trainer(ClosingContext):
             getattr(checks, "passed", 0), getattr(checks, "failed", 0),
         )  # fmt: skip
 
-    def _tell_last(self) -> None:
+    def _report_failure(self) -> None:
         """Report a failed check to the servers, since this process exits now and cannot be asked later."""
         if self._checks is not None and self._checks.failed:
             with contextlib.suppress(MemoireError):
@@ -381,9 +381,9 @@ class Trainer(ClosingContext):
         self.save_model()
         if self._checkpoint_path is not None:
             self._warn_of_unsaved()
-            created = save_agent(self._checkpoint_path, self.agent, self._made_as, self._facts())
-            if new := set(created) - self._said:
-                self._said |= new
+            created = save_agent(self._checkpoint_path, self.agent, self._first_form, self._facts())
+            if new := set(created) - self._warned:
+                self._warned |= new
                 _log.warning("the agent created %s during training, so a restart will fail. Create them in "
                              "its __init__", ", ".join(sorted(new)))  # fmt: skip
 
@@ -396,8 +396,8 @@ class Trainer(ClosingContext):
         }  # fmt: skip
 
     def _warn_of_unsaved(self) -> None:
-        if new := set(unsaved(self.agent)) - self._said:
-            self._said |= new
+        if new := set(unsaved(self.agent)) - self._warned:
+            self._warned |= new
             _log.warning("checkpoints do not hold these attributes of the agent: %s", ", ".join(sorted(new)))
 
     def save_model(self) -> None:
@@ -417,7 +417,7 @@ class Trainer(ClosingContext):
         facts = None
         if self._checkpoint_path is not None:
             self._warn_of_unsaved()
-            self._made_as = form_of(self.agent)
+            self._first_form = form_of(self.agent)
             facts = load_agent(self._checkpoint_path, self.agent)
         if facts is not None:
             self.loop.state = TrainingState(**facts["state"])

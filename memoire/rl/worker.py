@@ -323,14 +323,14 @@ class RolloutWorker(ClosingContext):
             while count < nb_episodes and not self.is_stopping:
                 if test_episode_interval and count % test_episode_interval == 0 and not is_expert:
                     test()
-                for _ in self._pauses():
+                for _ in self._pause():
                     if time.monotonic() - tested_at >= test_pause and not is_expert:
                         test()
                 if not self.is_stopping:
                     on_episode("train", self.run_episode(train=True))
                     count += 1
 
-    def _pauses(self) -> Iterator[None]:
+    def _pause(self) -> Iterator[None]:
         """Yield between pauses of a paced worker while learners are behind; an episode without room would be wasted."""
         while self._is_paced and not self.is_stopping and self.client is not None and self.client.room <= 0:
             with contextlib.suppress(MemoireError):
@@ -361,14 +361,14 @@ class RolloutWorker(ClosingContext):
         """Run a loop in this block: signals end it in order. At its end samples are sent and the device rests."""
         if self._cpus is not None:
             pin(self._cpus)
-        with self._signals_noted():
+        with self._delay_signals():
             try:
                 yield
             finally:
                 self.flush()
 
     @contextlib.contextmanager
-    def _signals_noted(self) -> Iterator[None]:
+    def _delay_signals(self) -> Iterator[None]:
         """Delay the first SIGINT or SIGTERM in the main thread to the end of the block, where it has its usual effect.
 
         Raises:

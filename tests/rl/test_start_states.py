@@ -148,7 +148,7 @@ def test_a_lineage_that_runs_in_a_circle_is_refused():
     one = other.add(state(4), other.first)
     links = [[one, one + 1, {}], [one + 1, one, {}], [other.first, 0, {}]]
     arrays = other.arrays() | {"links": np.frombuffer(pack(links), np.uint8)}
-    with pytest.raises(DataError, match="circle"):
+    with pytest.raises(DataError, match="a cycle"):
         starts.restore(arrays)
 
 
