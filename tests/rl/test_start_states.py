@@ -132,7 +132,7 @@ def damaged(**changed):
         (damaged(states=np.zeros(7, np.uint8)), "holds no states"),
         (damaged(links=np.frombuffer(b"[1]", np.uint8)), "holds no states"),
         (damaged(settings=text_of([7])), "holds no states"),
-        (damaged(settings=text_of(made().settings | {"depth": 3})), "seed, depth, and here they are keep, temperature"),
+        (damaged(settings=text_of(made().settings | {"depth": 3})), "seed, depth; expected keep, temperature"),
         (damaged(settings=text_of({"keep": 5, "seed": None})), "has the settings keep, seed; expected"),
     ],
 )
