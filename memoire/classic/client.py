@@ -19,7 +19,7 @@ class ClientMemory(ReplayMemory):
     __slots__ = ("_client",)
 
     def __init__(self, client: Client) -> None:
-        self._settle(client.schema, client.uuid, client.client_id)
+        self._set_up(client.schema, client.uuid, client.client_id)
         self._client = client
 
     @property
@@ -29,10 +29,10 @@ class ClientMemory(ReplayMemory):
 
     def close_episode(self, *flags: Any, lane: int = 0, **ending: Any) -> None:
         """Close the open episode as `ReplayMemory` does, and count the episode for the server."""
-        length, earned = self.memory.open_length(lane), self.memory.open_return(lane)
+        length, episode_return = self.memory.open_length(lane), self.memory.open_return(lane)
         super().close_episode(*flags, lane=lane, **ending)
         self._client.on_entries(length)
-        self._client.on_episode(lane, length, earned)
+        self._client.on_episode(lane, length, episode_return)
 
 
 class ReplayMemoryClient(ClosingContext, StrictAttributes):

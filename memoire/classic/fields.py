@@ -122,15 +122,15 @@ def sides_of(flags: Iterable[Any], schema: Schema) -> dict[str, tuple[str, ...]]
     values = flags.tolist() if isinstance(flags, np.ndarray) else flags
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise ParameterError("cache_flags", flags, expected)
-    listed = list(values)
-    if listed and all(isinstance(each, str) for each in listed):
-        on = set(listed)
-        if len(on) != len(listed) or not on <= set(FLAGS):
+    flags_or_names = list(values)
+    if flags_or_names and all(isinstance(each, str) for each in flags_or_names):
+        on = set(flags_or_names)
+        if len(on) != len(flags_or_names) or not on <= set(FLAGS):
             raise ParameterError("cache_flags", flags, expected)
-    elif len(listed) == len(FLAGS) and all(
-        isinstance(each, bool | int | np.bool_) and each in (0, 1) for each in listed
+    elif len(flags_or_names) == len(FLAGS) and all(
+        isinstance(each, bool | int | np.bool_) and each in (0, 1) for each in flags_or_names
     ):
-        on = {name for name, each in zip(FLAGS, listed, strict=True) if each}
+        on = {name for name, each in zip(FLAGS, flags_or_names, strict=True) if each}
     else:
         raise ParameterError("cache_flags", flags, expected)
     return {
@@ -177,17 +177,17 @@ def _side(schema: Schema, columns: dict[str, NDArray[Any]], stack: int) -> Batch
 
 def _fill(out: ReplayBatch | Sequence[Any], batch: ReplayBatch) -> ReplayBatch:
     """Copy a batch into the caller's (prev, next, weight); all arrays are compared before one is written."""
-    places, arrays = dict(_walk("out", tuple(out))), dict(_walk("out", tuple(batch)))
+    targets, arrays = dict(_walk("out", tuple(out))), dict(_walk("out", tuple(batch)))
     if isinstance(out, ReplayBatch):
-        places |= vars(out)
+        targets |= vars(out)
         arrays |= vars(batch)
     for name, array in arrays.items():
-        place = places.get(name)
-        if place is None or place.shape != array.shape or place.dtype != array.dtype:
-            received = None if place is None else f"{place.dtype}{list(place.shape)}"
+        target = targets.get(name)
+        if target is None or target.shape != array.shape or target.dtype != array.dtype:
+            received = None if target is None else f"{target.dtype}{list(target.shape)}"
             raise ParameterError(name, received, f"an array {array.dtype}{list(array.shape)}")
     for name, array in arrays.items():
-        np.copyto(places[name], array)
+        np.copyto(targets[name], array)
     if isinstance(out, ReplayBatch):
         return out
     filled = ReplayBatch((BatchSide(*out[0]), BatchSide(*out[1]), out[2]))

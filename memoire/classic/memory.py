@@ -74,10 +74,10 @@ class ReplayMemory(StrictAttributes):
     ) -> None:
         buffers = (state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf)
         schema = seven_fields(buffers)
-        self._settle(schema, uuid_of(input_uuid), secrets.token_bytes(16))
+        self._set_up(schema, uuid_of(input_uuid), secrets.token_bytes(16))
         self._memory = Memory(schema, whole("max_step", max_step, 1), defaults(schema), seed=seed)
 
-    def _settle(self, schema: Schema, uuid: int, client_id: bytes) -> None:
+    def _set_up(self, schema: Schema, uuid: int, client_id: bytes) -> None:
         self._schema, self._uuid, self._client_id = schema, uuid, client_id
         self._annealing = Annealing()
         templates = {name: np.zeros(column.shape, column.dtype) for name, column in schema.items()}

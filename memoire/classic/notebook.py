@@ -221,8 +221,8 @@ class PrioritizedReplayBuffer(StrictAttributes):
     def __getstate__(self) -> dict[str, Any]:
         with Held(self._lock):
             facts = {name: value for name, value in vars(self).items() if name not in ("_lock", "_tree")}
-            own = {"data": list(self.data), "_handles": self._handles.copy(), "_rng": copy.copy(self._rng)}
-            return facts | own | {"weights": self._tree.get(np.arange(self.capacity))}
+            copies = {"data": list(self.data), "_handles": self._handles.copy(), "_rng": copy.copy(self._rng)}
+            return facts | copies | {"weights": self._tree.get(np.arange(self.capacity))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         weights = state.pop("weights")

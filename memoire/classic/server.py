@@ -35,7 +35,7 @@ class ServerMemory(ReplayMemory):
     __slots__ = ("_max_step", "_server")
 
     def __init__(self, server: Server, schema: Schema, max_step: int) -> None:
-        self._settle(schema, uuid_of(0), secrets.token_bytes(16))
+        self._set_up(schema, uuid_of(0), secrets.token_bytes(16))
         self._server, self._max_step = server, max_step
 
     @property
@@ -232,8 +232,8 @@ class ReplayMemoryServer(ClosingContext, StrictAttributes):
             NotEnoughSamples: (a RuntimeError) there are fewer samples; says how many, and takes none.
             Closed: the server was closed, perhaps while this call waited.
         """
-        drawn = self._server.get_batch(whole("batch_size", batch_size, 1), timeout=timeout)
-        return batch_of(self._rem.schema, self._server.parameters, drawn.gathered, drawn.importance, out)
+        samples = self._server.get_batch(whole("batch_size", batch_size, 1), timeout=timeout)
+        return batch_of(self._rem.schema, self._server.parameters, samples.gathered, samples.importance, out)
 
     def pub_bytes(self, topic: str, message: bytes | str) -> None:
         """Publish a message of any size. `sub_bytes(topic)` returns it in its own type; late ones get the newest."""

@@ -42,7 +42,7 @@ from memoire.errors import ParameterError, WrongType
 from memoire.launching import Child, Launcher, LocalRun, Nodes, say, with_keys
 
 from .policies import TOPIC, MlpPolicy, Policy, observations_of, policy_rows, rollout_schema
-from .training import LEAD, Training, check_gamma
+from .training import MAX_LEAD_STEPS, Training, check_gamma
 
 TABLE: Final = "replay"
 
@@ -159,7 +159,7 @@ class ReplayTable:
         return discount[0] if isinstance(discount, tuple) and len(discount) == 1 else discount
 
     def table(self, env: Any, discount: Any, training: Training, is_paced: bool) -> Table:
-        """Make the table for an environment. Paced workers record at most `LEAD` steps without training steps for them.
+        """Make the table for an environment. Paced workers record at most `MAX_LEAD_STEPS` untrained steps.
 
         Args:
             discount: Discount of the table; None takes the one in `fields`, or else the default of `Table`.
@@ -169,7 +169,7 @@ class ReplayTable:
             ratio = training.batch_size * training.max_training_steps_per_env_step
             fields = {
                 "min_size": training.start_training, "samples_per_insert": ratio,
-                "samples_per_insert_tolerance": ratio * LEAD + 4 * training.batch_size,
+                "samples_per_insert_tolerance": ratio * MAX_LEAD_STEPS + 4 * training.batch_size,
             } | fields  # fmt: skip
         return Table(Schema.from_env(env), storage="episodes", capacity=self.capacity, sampler=self.sampler, **fields)
 
@@ -381,7 +381,7 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
-TURN: Final = 0.25
+CHECK_INTERVAL: Final = 0.25
 """Seconds between two checks of the run."""
 PRINT_INTERVAL: Final = 10.0
 FINISH_TIMEOUT: Final = 30.0
@@ -435,7 +435,7 @@ class Progress:
         """Return the mean return of the newest test episodes, as text."""
         count = self.goal.episodes if self.goal else 5
         newest = self.returns[-count:]
-        return f"{np.mean(newest):.1f} over {len(newest)}" if newest else "none yet"
+        return f"{np.mean(newest):.1f} over {len(newest)} episodes" if newest else "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -473,7 +473,7 @@ class Run:
         self.path = os.path.abspath(path)
         self._limit = np.inf if seconds is None else seconds
         self._accidents = list(accidents)
-        self._wants_dashboard, self._say = dashboard, say
+        self._has_dashboard, self._say = dashboard, say
         self._workers: list[Child] = []
 
     @functools.cached_property
@@ -492,7 +492,7 @@ class Run:
         """
         with Launcher(lambda name, line: self._say(f"{name}: {line}"), say=self._say) as launcher:
             began = time.monotonic()
-            run = LocalRun(launcher, PipelineNodes(proxies=0, file=self.path), dashboard=self._wants_dashboard)
+            run = LocalRun(launcher, PipelineNodes(proxies=0, file=self.path), dashboard=self._has_dashboard)
             # This process and the server read the file at the same time, since each may import torch.
             if not run.begin(lambda: self.pipeline) or run.cluster is None:
                 return 128 + (launcher.stop_signal or signal.SIGTERM)
@@ -537,7 +537,7 @@ class Run:
                 return now - began < self._limit
             return False
 
-        run.watch(goes_on, TURN)
+        run.watch(goes_on, CHECK_INTERVAL)
         return is_over
 
     def _kill_by_accident(self, launcher: Launcher, trainer: Child) -> None:
@@ -552,7 +552,7 @@ class Run:
         reports = trainer.reports
         return (
             f"{seconds:5.0f} s: {reports.get('samples', 0)} samples, {reports.get('updates', 0)} training steps, "
-            f"mean test return {self._progress.mean()} episodes, {len(self._progress.tests)} test episodes in all"
+            f"mean test return {self._progress.mean()}, {len(self._progress.tests)} test episodes in all"
             + (f"; the trainer is {reports['waits']}" if reports.get("waits") else "")
         )
 
@@ -561,15 +561,15 @@ class Run:
         if stop_signal:
             return 128 + stop_signal
         if goal is None:
-            self._say(f"finished after {seconds:.1f} s: mean test return {mean} episodes")
+            self._say(f"finished after {seconds:.1f} s: mean test return {mean}")
             return 0 if is_over else 1
         word = "reached" if is_over else "not reached"
         suffix = "" if not self._accidents else f"; {len(self._accidents)} planned accidents did not happen"
         if not is_over and not self._progress.tests:
             suffix += f". If run {self.pipeline.run!r} was already finished, start it again with --fresh"
         self._say(
-            f"goal {word} after {seconds:.1f} s: mean test return {mean} episodes, goal {goal.test_return:g} over "
-            f"{goal.episodes}{suffix}. Models: {self.pipeline.path / 'model.safetensors'}"
+            f"goal {word} after {seconds:.1f} s: mean test return {mean}, goal {goal.test_return:g} over "
+            f"{goal.episodes} episodes{suffix}. Models: {self.pipeline.path / 'model.safetensors'}"
         )
         return 0 if is_over else 1
 

@@ -132,7 +132,7 @@ class Moments:
             return None
         forms = {name: statistics[name].shape for name in statistics}
         if len(statistics) < len(NAMES) or forms["mean"] != forms["variance"] or forms["count"] != ():
-            raise WrongModel("this model", f"has statistics of {prefix} as {forms}", "Publish mean, variance, count.")
+            raise WrongModel("this model", f"has statistics of {prefix}: {forms}", "Publish mean, variance, count.")
         moments = cls(forms["mean"])
         mean, variance = statistics["mean"], statistics["variance"]
         moments.mean, moments.variance = np.asarray(mean, np.float64), np.asarray(variance, np.float64)
@@ -160,9 +160,9 @@ class Moments:
         if not self.count:
             self.mean, self.variance, self.count = other.mean.copy(), other.variance.copy(), other.count
             return
-        part, apart = other.count / total, other.mean - self.mean
-        self.variance = self.variance + part * (other.variance - self.variance) + part * (1.0 - part) * apart**2
-        self.mean, self.count = self.mean + part * apart, total
+        share, difference = other.count / total, other.mean - self.mean
+        self.variance = self.variance + share * (other.variance - self.variance) + share * (1.0 - share) * difference**2
+        self.mean, self.count = self.mean + share * difference, total
 
     def normalize(self, values: NDArray[Any]) -> NDArray[np.float32]:
         """Return values [N, *F] in standard deviations from the mean: float32 [N, *F] in [-CLIP, CLIP]."""
@@ -286,9 +286,9 @@ class MlpPolicy:
     def _inputs(self, observations: Any) -> Float32Array:
         if not self._policy:
             raise ParameterError("policy", "no model", "loaded first: policy.load(body, version)")
-        inputs, wanted = flat(observations), self._policy[0][0].shape[1]
-        if inputs.shape[1] != wanted:
-            raise ParameterError("observations", f"{inputs.shape[1]} numbers each", f"of {wanted} numbers each")
+        inputs, size = flat(observations), self._policy[0][0].shape[1]
+        if inputs.shape[1] != size:
+            raise ParameterError("observations", f"{inputs.shape[1]} numbers each", f"of {size} numbers each")
         return inputs if self._moments is None else self._moments.normalize(inputs)
 
     def _discrete(self, logits: Float32Array, is_greedy: bool) -> tuple[NDArray[np.int64], Float32Array]:

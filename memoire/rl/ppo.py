@@ -208,22 +208,22 @@ class PPO:
         """Compute the inputs of an update from rollouts [N], by the network before the update."""
         if "logp" not in rollouts:
             raise NoSuchField("rollouts", "'logp'", (), tuple(rollouts.columns))
-        action, acted = self._tensors(rollouts["action"]), self._tensors(rollouts["logp"])
+        action, acted_logp = self._tensors(rollouts["action"]), self._tensors(rollouts["logp"])
         with torch.no_grad():
             distribution, predicted, final = self.evaluate(rollouts)
-            start = distribution.log_prob(action)
+            start_logp = distribution.log_prob(action)
         values = predicted.cpu().numpy()
         ends = self._ends(rollouts, values, final.cpu().numpy())
-        advantage, returns = self._targets(rollouts, values, ends, (start - acted).cpu().numpy())
-        around, weight = acted, torch.ones_like(acted)
+        advantage, returns = self._targets(rollouts, values, ends, (start_logp - acted_logp).cpu().numpy())
+        reference, weight = acted_logp, torch.ones_like(acted_logp)
         if self.correction == "decoupled":
-            around, weight = start, (start - acted).exp().clamp(max=1.0)
+            reference, weight = start_logp, (start_logp - acted_logp).exp().clamp(max=1.0)
         elif self.correction == "vtrace":  # advantages have the ratio in them
-            around = start
+            reference = start_logp
         spread = float(np.var(returns))
         explained = 1.0 - float(np.var(returns - values)) / spread if spread > 0.0 else 0.0
         tensors = self._tensors(advantage), self._tensors(returns)
-        return PreparedBatch(self._tensors(rollouts["obs"]), action, around, weight, *tensors, explained)
+        return PreparedBatch(self._tensors(rollouts["obs"]), action, reference, weight, *tensors, explained)
 
     def _targets(
         self, rollouts: Rollouts, values: NDArray[Any], ends: NDArray[Any], log_ratios: NDArray[Any]
@@ -231,7 +231,7 @@ class PPO:
         """Return advantages and returns [N]."""
         name, scaler = rollouts.schema.reward, getattr(self._plain, "rewards", None)
         if name is None or rollouts.schema.reward_shape != ():
-            raise ParameterError("schema", f"rewards of shape {rollouts.schema.reward_shape}", "one number an entry")
+            raise ParameterError("schema", f"rewards of shape {rollouts.schema.reward_shape}", "one number per entry")
         rewards = rollouts.columns[name] if scaler is None else scaler.scale(rollouts.columns[name])
         gamma = rollouts.gamma(self.gamma, "gamma")
         if self.correction != "vtrace":
@@ -285,14 +285,14 @@ class RecurrentPPO(PPO):
     def minibatches(self, rollouts: Rollouts) -> Iterator[NDArray[np.int64]]:
         """Yield indices [B] of the entries of whole fragments; each entry is in one minibatch."""
         ends = np.cumsum(rollouts.lengths)
-        chosen: list[NDArray[np.int64]] = []
+        indices: list[NDArray[np.int64]] = []
         for fragment in self.random.permutation(len(ends)):
-            chosen.append(np.arange(ends[fragment] - rollouts.lengths[fragment], ends[fragment]))
-            if sum(map(len, chosen)) >= self.minibatch:
-                yield np.concatenate(chosen)
-                chosen = []
-        if chosen:
-            yield np.concatenate(chosen)
+            indices.append(np.arange(ends[fragment] - rollouts.lengths[fragment], ends[fragment]))
+            if sum(map(len, indices)) >= self.minibatch:
+                yield np.concatenate(indices)
+                indices = []
+        if indices:
+            yield np.concatenate(indices)
 
     def evaluate(self, rollouts: Rollouts) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
         """Return the network's distribution and values of all entries [N], and its values of the final states [F]."""

@@ -113,11 +113,10 @@ class _Captured(NamedTuple):
 
 
 class RealTimeEnv(gymnasium.Env[Any, Any]):
-    """A Gymnasium environment around an interface to a device, with time steps of a fixed length.
+    """Gymnasium environment around an interface to a device, with time steps of a fixed length.
 
-    If a step is late by at most `time_step_timeout_factor` time steps, the clock goes on and the next steps are
-    shorter.
-    A thread takes each observation at its time, even if the policy is late.
+    If a step is late by at most `time_step_timeout_factor` time steps, the clock goes on, and the next steps are
+    shorter. A thread takes each observation at its time, even if the policy is late.
 
     Args:
         config: Settings by name, as in DEFAULTS; "interface" is a class, or another callable that makes an interface.
@@ -150,11 +149,11 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
                 "a Tuple of spaces: return gymnasium.spaces.Tuple((space,)), and each observation in a list, [obs]"
             )
             raise ParameterError("get_observation_space()", str(self._device_space), expected)
-        self._kept = values["act_buf_len"] if values["act_in_obs"] else 0
-        self.observation_space = spaces.Tuple((*self._device_space.spaces, *[self.action_space] * self._kept))
+        self._num_actions = values["act_buf_len"] if values["act_in_obs"] else 0
+        self.observation_space = spaces.Tuple((*self._device_space.spaces, *[self.action_space] * self._num_actions))
         self.times = StepTimes()
         """Durations of time steps, and counts of late steps."""
-        self._actions = deque([self.default_action] * self._kept, maxlen=self._kept)
+        self._actions = deque([self.default_action] * self._num_actions, maxlen=self._num_actions)
         duration = values["time_step_duration"]
         elasticity = duration * values["time_step_timeout_factor"]
         self._steps = ElasticClock(duration, values["start_obs_capture"], elasticity)
@@ -181,7 +180,7 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         self._prepare()
         if self.config["reset_act_buf"]:
-            self._actions.extend([self.default_action] * self._kept)
+            self._actions.extend([self.default_action] * self._num_actions)
         elif not self.config["last_act_on_reset"]:
             if self._is_unsent and self._actions:
                 self._actions.pop()
@@ -518,7 +517,7 @@ class DummyDrone:
     ) -> None:
         low, high = delays
         if not 0.0 <= low <= high:
-            raise ParameterError("delays", delays, "seconds (at least, at most), neither below 0")
+            raise ParameterError("delays", delays, "(least, greatest) seconds, with 0 <= least <= greatest")
         self._delays, self._clock, self._random = delays, clock, ForkedGenerator(seed)
         self._lock = threading.Lock()  # guards the attributes below
         # (time, velocity x, velocity y) in order; _start is the position at the time of the first leg.
@@ -546,17 +545,17 @@ class DummyDrone:
         """Drop legs that ended before a time, and move _start to the end of the last of them."""
         while len(self._legs) > 1 and self._legs[1][0] <= before:
             (begin, *velocity), end = self._legs[0], self._legs[1][0]
-            self._start = _moved(self._start, velocity, end - begin)
+            self._start = _move(self._start, velocity, end - begin)
             self._legs.popleft()
 
     def _position(self, at: float) -> tuple[float, float]:
-        place, legs = self._start, list(self._legs)
+        position, legs = self._start, list(self._legs)
         for (begin, *velocity), end in zip(legs, [*(leg[0] for leg in legs[1:]), at], strict=True):
-            place = _moved(place, velocity, max(0.0, min(end, at) - begin))
-        return place
+            position = _move(position, velocity, max(0.0, min(end, at) - begin))
+        return position
 
 
-def _moved(place: tuple[float, float], velocity: list[float], seconds: float) -> tuple[float, float]:
+def _move(position: tuple[float, float], velocity: list[float], seconds: float) -> tuple[float, float]:
     """Return the position after `seconds` at this velocity; it stops at the border."""
-    x, y = (min(max(p + v * seconds, -BORDER), BORDER) for p, v in zip(place, velocity, strict=True))
+    x, y = (min(max(p + v * seconds, -BORDER), BORDER) for p, v in zip(position, velocity, strict=True))
     return x, y

@@ -142,8 +142,8 @@ class Packets(Recorder):
     def begin(self, action: Any, obs: Any, info: dict[str, Any]) -> None:
         """Record the reset as a sample, which counts as no step."""
         self._episode, self._step, self._returned = self._episode + 1, 0, 0.0
-        tested, self._tested = self._tested, (0, 0.0)
-        self._keep(Sample(action, obs, 0.0, False, False, info, True, self._episode, 0, 0.0, *tested))
+        test_result, self._tested = self._tested, (0, 0.0)
+        self._keep(Sample(action, obs, 0.0, False, False, info, True, self._episode, 0, 0.0, *test_result))
 
     def record(self, step: Step) -> None:
         """Record one step as a sample; send samples if `stream` is set and enough are held."""
@@ -264,5 +264,5 @@ def connected(
             is_passing = isinstance(error, MemoireTimeout) or error.code in PASSING
             if seconds <= interval or not is_passing:
                 raise
-            why = "" if isinstance(error, MemoireTimeout) else f", which refuses so far: {error.text}"
-            _log.warning("waiting for the server at %s%s; giving up in %.0f s", url, why, seconds - interval)
+            refusal = "" if isinstance(error, MemoireTimeout) else f", which refuses so far: {error.text}"
+            _log.warning("waiting for the server at %s%s; giving up in %.0f s", url, refusal, seconds - interval)

@@ -184,7 +184,7 @@ class SAC(TrainingAgent):
         is_table = not isinstance(batch, tuple)
         if is_table and self.gamma != self._checked_gamma:
             self._checked_gamma = self._check_discount(batch)
-        batch = batch if is_table else _named(batch, self.gamma)
+        batch = batch if is_table else _with_names(batch, self.gamma)
         td, critic_loss = self._learn_critic(batch)
         policy_loss, logp = self._learn_policy(batch.obs)
         figures: dict[str, Any] = {"loss_critic": critic_loss, "loss_actor": policy_loss}
@@ -195,21 +195,21 @@ class SAC(TrainingAgent):
             self.alpha_optimizer.step()
             figures["loss_entropy_coef"] = loss.detach()
         with torch.no_grad():
-            mine, targets = list(self.critic.parameters()), list(self.target.parameters())
-            torch._foreach_lerp_(targets, mine, 1.0 - self.polyak)
+            critics, targets = list(self.critic.parameters()), list(self.target.parameters())
+            torch._foreach_lerp_(targets, critics, 1.0 - self.polyak)
         figures["entropy_coef"] = self.log_alpha.detach().exp()[0]
         return figures | {"priorities": td} if is_table else figures
 
     def _check_discount(self, batch: Any) -> float | None:
-        """Return `gamma` if a batch was made with it; None if no step shows it. Raises ParameterError otherwise."""
+        """Return `gamma` if the batch has it; None if no step shows a discount. Raises ParameterError otherwise."""
         assert self.gamma is not None
-        goes_on = batch.discount != 0.0
-        steps = batch.steps[goes_on].double() if hasattr(batch, "steps") else 1.0
-        made_by = batch.discount[goes_on].double() ** (1.0 / steps)
-        if not torch.allclose(made_by, torch.full_like(made_by, self.gamma), rtol=1e-5):
-            expected = f"{float(made_by.mean()):.6g}, the discount of the batches, or left out"
+        has_next = batch.discount != 0.0
+        steps = batch.steps[has_next].double() if hasattr(batch, "steps") else 1.0
+        batch_gamma = batch.discount[has_next].double() ** (1.0 / steps)
+        if not torch.allclose(batch_gamma, torch.full_like(batch_gamma, self.gamma), rtol=1e-5):
+            expected = f"{float(batch_gamma.mean()):.6g}, the discount of the batches, or left out"
             raise ParameterError("gamma", self.gamma, expected)
-        return self.gamma if len(made_by) else None
+        return self.gamma if len(batch_gamma) else None
 
     def _learn_critic(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Make a gradient step of the critics; return TD errors [B] and the loss."""
@@ -237,7 +237,7 @@ class SAC(TrainingAgent):
         return loss.detach(), logp.detach()
 
 
-def _named(batch: tuple[Any, ...], gamma: float | None) -> SimpleNamespace:
+def _with_names(batch: tuple[Any, ...], gamma: float | None) -> SimpleNamespace:
     """Return a tuple of tensors under the names of a table's batch. Raises ParameterError if gamma is None."""
     if gamma is None:
         raise ParameterError("gamma", None, "a number in [0, 1]: batches that are tuples have no discount")

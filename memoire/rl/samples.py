@@ -96,7 +96,7 @@ class Sample(NamedTuple):
     test_return: float = 0.0
     """Return of the test episode that the worker ran before this reset; test_length 0 means no test episode."""
     client: bytes = b""
-    """Id of the client that sent it; b"" before it is sent."""
+    """Id of the client that sent the sample; b"" before that."""
 
 
 def columns_of(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -132,11 +132,11 @@ def samples_of(rollouts: Rollouts) -> list[Sample]:
         [client for client, count in zip(clients, rollouts.lengths.tolist(), strict=True) for _ in range(count)]
     )
     body, ends, samples = memoryview(packed.values.tobytes()), np.cumsum(packed.lengths).tolist(), []
-    for begin, end, more in zip([0, *ends], ends, zip(*facts, strict=True), strict=False):
+    for begin, end, values in zip([0, *ends], ends, zip(*facts, strict=True), strict=False):
         parts = unpack(body[begin:end])
         if not isinstance(parts, tuple) or len(parts) != 6:
             raise DataError("a sample", "holds something else than act, obs, rew, terminated, truncated and info")
-        samples.append(Sample._make(parts + more))
+        samples.append(Sample._make(parts + values))
     return samples
 
 
@@ -156,9 +156,9 @@ MAX_WAITING: Final = 100_000
 """Samples that may wait for the memory; further samples stay on the servers."""
 MAX_TAKE: Final = 8192
 """Samples that one take asks for."""
-QUICK: Final = 0.05
-"""Seconds that a take waits if it asks for more than the least."""
-PAUSE: Final = 0.05
+EXTRA_TAKE_TIMEOUT: Final = 0.05
+"""Timeout in seconds of a take that asks for more than the least number."""
+RETRY_INTERVAL: Final = 0.05
 """Seconds until the thread tries again after an error, or while too many samples wait."""
 
 
@@ -201,7 +201,7 @@ class SampleTaker:
     def _run(self) -> None:
         while not self._is_closing:
             if self._count >= MAX_WAITING:
-                time.sleep(PAUSE)
+                time.sleep(RETRY_INTERVAL)
                 continue
             try:
                 samples = self._take()
@@ -210,7 +210,7 @@ class SampleTaker:
             except MemoireError as error:
                 if not isinstance(error, MemoireTimeout | NotEnoughSamples):
                     _log.warning("cannot take samples, will try again: %s", error)
-                    time.sleep(PAUSE)
+                    time.sleep(RETRY_INTERVAL)
                 continue
             with self._changed.held():
                 self._waiting.append(samples)
@@ -221,7 +221,9 @@ class SampleTaker:
         """Take at least `least` samples, or fewer after `patience` seconds."""
         wanted, self._size = max(self._least, self._size), 0
         try:
-            rollouts = self._reader.take(wanted, QUICK if wanted > self._least else self._patience, exact=False)
+            rollouts = self._reader.take(
+                wanted, EXTRA_TAKE_TIMEOUT if wanted > self._least else self._patience, exact=False
+            )
         except NotEnoughSamples as short:
             if not short.unused or (wanted > self._least > short.unused):
                 raise
@@ -236,7 +238,7 @@ class SampleTaker:
 
 
 KIND: Final = FileKind(b"memojrnl", 5, "a trainer's journal of samples")
-PARTS: Final = 32
+JOURNAL_FILES: Final = 32
 """Number of files over which a full memory's samples are spread."""
 MAX_PENDING: Final = 4096
 """Most samples that may wait for a write; a killed process loses at most these."""
@@ -245,11 +247,11 @@ SUFFIX: Final = ".samples"
 
 @dataclass
 class KeptBuffer:
-    """Buffer of one worker's samples, as a memory takes it."""
+    """Buffer of one worker's samples, in the form for a memory."""
 
     memory: list[Any]
     starts: list[bool] | None = None
-    """For each sample, True if it is a reset's; None if unknown."""
+    """For each sample, True if a reset gave the sample; None if unknown."""
     continues: bool = False
     """True if the first sample directly follows the last sample of the buffer before."""
 
@@ -273,7 +275,7 @@ class SampleJournal(ClosingContext):
 
     def __init__(self, folder: str | Path, capacity: int, *, at: Fault = no_fault) -> None:
         self._capacity = whole("capacity", capacity, 1)
-        self._part = max(1, capacity // PARTS)
+        self._file_samples = max(1, capacity // JOURNAL_FILES)
         self._pending: list[KeptBuffer] = []
         self._pending_samples = 0
         self._log = RecordLog(folder, KIND, SUFFIX, at=at)
@@ -289,7 +291,7 @@ class SampleJournal(ClosingContext):
 
     @property
     def series(self) -> str:
-        """Id of this journal, in hex; a checkpoint names its journal by it."""
+        """Id of this journal, in hex; a checkpoint names the journal that belongs to the checkpoint."""
         return self._log.series
 
     @property
@@ -319,7 +321,7 @@ class SampleJournal(ClosingContext):
 
     def write_if_many(self) -> None:
         """Write the waiting buffers if they hold many samples. Raises OSError as `keep` does."""
-        if self._pending_samples >= min(MAX_PENDING, self._part):
+        if self._pending_samples >= min(MAX_PENDING, self._file_samples):
             self._write()
 
     def commit(self) -> None:
@@ -330,7 +332,7 @@ class SampleJournal(ClosingContext):
         """
         self._write()
         samples = [sum(file.tags) for file in self._log.files]
-        spare = sum(samples) - self._capacity - self._part
+        spare = sum(samples) - self._capacity - self._file_samples
         count = 0
         while count < len(samples) - 1 and samples[count] <= spare:
             spare -= samples[count]
@@ -365,7 +367,7 @@ class SampleJournal(ClosingContext):
     def _write(self) -> None:
         """Append one record for each waiting buffer."""
         if self._pending_samples:
-            if self._log.files and sum(self._log.files[-1].tags) >= self._part:
+            if self._log.files and sum(self._log.files[-1].tags) >= self._file_samples:
                 self._log.begin_file()
             written = setting(self, _pending=[], _pending_samples=0)
             self._log.append([(len(each), packed_buffer(each)) for each in self._pending], written)
@@ -385,7 +387,7 @@ def packed_buffer(buffer: KeptBuffer) -> bytes:
     for structure, samples in groupby(buffer.memory, structure_of):
         rows = [leaves_of(sample) for sample in samples]
         paths = paths_of(structure, "sample")
-        columns = [_column([row[place] for row in rows], path) for place, path in enumerate(paths)]
+        columns = [_column([row[index] for row in rows], path) for index, path in enumerate(paths)]
         runs.append((len(rows), assembled(structure, [None] * len(columns)), columns))
     return pack((runs, buffer.starts, buffer.continues))
 
@@ -421,7 +423,7 @@ def _samples(count: int, template: Any, columns: list[tuple[int, bytes]], what: 
     for kind, data in columns:
         rows = unpack(data, what)
         # Indexing with "..." keeps an array without dimensions an array.
-        leaves.append([rows[place, ...] for place in range(len(rows))] if kind == ARRAYS else list(rows))
+        leaves.append([rows[index, ...] for index in range(len(rows))] if kind == ARRAYS else list(rows))
     if len(leaves) != len(leaves_of(template)) or any(len(each) != count for each in leaves):
         raise ValueError("the columns do not fit the samples' structure")
     structure = structure_of(template)
@@ -495,23 +497,23 @@ class MemoryExperience:
         """Steps of environments that were received, without resets."""
         self._take = getattr(memory, "append", None) or memory.append_buffer
         self._last: Sample | None = None  # last sample in the memory
-        self._coming: deque[list[Sample]] = deque()  # runs of consecutive samples that the memory gets next
+        self._incoming: deque[list[Sample]] = deque()  # runs of consecutive samples that the memory gets next
         self.returns = EpisodeReturns()
         """Returns of the received episodes."""
         self._batches: Iterator[Any] = iter(())
 
     def update(self) -> None:
         """Add the received samples to the memory: one buffer for each run of consecutive samples."""
-        self._taker.take_into(self._coming)
-        while self._coming:
-            self._append(self._coming[0])
+        self._taker.take_into(self._incoming)
+        while self._incoming:
+            self._append(self._incoming[0])
 
     def _append(self, samples: list[Sample]) -> None:
         """Add the first waiting run to the memory. The run waits until the memory has it, also after an interrupt."""
         continues = self._last is not None and _follows(self._last, samples[0])
         buffer = self._buffer(samples, continues)
         received = self.received + sum(not sample.is_reset for sample in samples)
-        moved = [(self._coming.popleft, ()), *setting(self, _last=samples[-1], received=received)]
+        moved = [(self._incoming.popleft, ()), *setting(self, _last=samples[-1], received=received)]
         noted = () if self._journal is None else self._journal.noting(buffer)
         at_once([(self._take, (buffer,)), *moved, *self.returns.adding(samples), *noted])
         if self._journal is not None:

@@ -165,8 +165,8 @@ def restore(
 def unsaved(owner: Any, skipped: Collection[str] = LEFT_OUT) -> list[str]:
     """Return attributes that no checkpoint holds, with their types. Functions and classes are not listed."""
     nodes = _Writer(owner).attributes(skipped)
-    left = [(name, node) for name, node in nodes if isinstance(node, _NotHeld) and not callable(getattr(owner, name))]
-    return [f"{name} ({node})" for name, node in left]
+    lost = [(name, node) for name, node in nodes if isinstance(node, _NotHeld) and not callable(getattr(owner, name))]
+    return [f"{name} ({node})" for name, node in lost]
 
 
 def packed_tree(tree: Any) -> NDArray[np.uint8]:
@@ -267,7 +267,7 @@ class _Writer:
         name = type(value).__name__
         if CONTAINERS.get(name) is type(value):
             each: Any = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
-            items = [self.node(item, f"{path}[{place}]") for place, item in enumerate(each)]
+            items = [self.node(item, f"{path}[{index}]") for index, item in enumerate(each)]
             return {"kind": name, "items": items, "room": getattr(value, "maxlen", None)}
         if type(value) is dict or name in ("OrderedDict", "defaultdict"):
             pairs = [[self.node(key, path), self.node(each, f"{path}[{key!r}]")] for key, each in value.items()]
@@ -330,7 +330,7 @@ class _Merge:
             len(first["items"]) == len(saved["items"]) == len(now["items"])
         ):  # fmt: skip
             rows = enumerate(zip(first["items"], saved["items"], now["items"], strict=True))
-            return saved | {"items": [self(*three, f"{name}[{place}]") for place, three in rows]}
+            return saved | {"items": [self(*three, f"{name}[{index}]") for index, three in rows]}
         if kind == _kind(saved) == "module":
             name, saved, now = _first_difference(name, saved, now)
         if {kind, _kind(saved)} & {*ARRAYS, "generator"} or name.endswith("['params']"):
@@ -443,8 +443,8 @@ class _Reader:
         kind = CONTAINERS[node["kind"]]
         present = list(now) if isinstance(now, list | tuple | deque) and len(now) == len(node["items"]) else None
         items = [
-            self.value(None if present is None else present[place], each, f"{path}[{place}]")
-            for place, each in enumerate(node["items"])
+            self.value(None if present is None else present[index], each, f"{path}[{index}]")
+            for index, each in enumerate(node["items"])
         ]
         return _refill(now, deque(items, node["room"]) if kind is deque else kind(items), kind)
 

@@ -64,7 +64,7 @@ def observation_in(space: Space[Any], value: Any, where: str = "obs") -> Any:
         if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
             raise _entry_error(where, f"{len(space.spaces)} parts", value)
         parts = zip(space.spaces, value, strict=True)
-        return tuple(observation_in(part, each, f"{where}[{place}]") for place, (part, each) in enumerate(parts))
+        return tuple(observation_in(part, each, f"{where}[{index}]") for index, (part, each) in enumerate(parts))
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
             raise _entry_error(where, f"parts called {', '.join(space.spaces)}", value)

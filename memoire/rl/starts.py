@@ -63,9 +63,9 @@ class Start:
     """The state's columns, [*F] each."""
     cost: float
     parent: int
-    """Id of the state before it; 0 for the first state, or if unknown."""
+    """Id of the parent, the state before; 0 for the first state, or if unknown."""
     action: Mapping[str, Any]
-    """The action that led here from the parent: some columns of the entry."""
+    """Action that led from the parent to this state: some columns of the entry."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ class ObservedEpisode:
     job: int
     """Number of the observer's job."""
     fragment: Fragment
-    """The episode's entries; `Rollouts` are made of fragments."""
+    """Entries of the episode; `Rollouts` are made of fragments."""
     options: Mapping[str, Any]
     start: Start | None = None
-    """Start state of the episode; None if it was not drawn."""
+    """Start state of the episode; None if the start was not drawn."""
     source: Origin | None = None
     """Source from which the start state was drawn."""
 
@@ -275,7 +275,7 @@ class StartStates:
 
     def id_of(self, columns: Mapping[str, Any]) -> int:
         """Return the id of a state [*F], kept or not; never 0."""
-        return self._packed(columns)[0]
+        return self._pack_state(columns)[0]
 
     def add(self, columns: Mapping[str, Any], parent: int = 0, action: Mapping[str, Any] | None = None) -> int:
         """Keep a state [*F] if it is new and good enough; return its id.
@@ -284,7 +284,7 @@ class StartStates:
             parent: Id of the state before it, which is kept, or an ancestor of a kept state.
             action: The action that led from the parent to the state.
         """
-        state, rows = self._packed(columns)
+        state, rows = self._pack_state(columns)
         self._keep(Start(state, rows, self.cost_of(columns), parent, dict(action or {})))
         self._trim()
         return state
@@ -292,14 +292,14 @@ class StartStates:
     def take_in(self, episode: ObservedEpisode) -> int:
         """Keep those states of an episode that are new and good enough; return how many were added."""
         parent = 0 if episode.start is None else episode.start.id
-        there = set(self._states)
+        before = set(self._states)
         for i, columns in enumerate(episode.states()):
             action = {name: np.asarray(episode.columns[name][i]).tolist() for name in self._action}
-            state, rows = self._packed(columns)
+            state, rows = self._pack_state(columns)
             self._keep(Start(state, rows, self.cost_of(columns), parent, action))
             parent = state
         self._trim()
-        return len(self._states.keys() - there)
+        return len(self._states.keys() - before)
 
     def sample(self) -> Start:
         """Draw a start state, by the probabilities of the class."""
@@ -336,7 +336,7 @@ class StartStates:
         )
 
     def _best_and_links(self) -> tuple[Start, Mapping[int, Link]]:
-        """Return the best state and the links from it to the first one; also while another thread replaces them."""
+        """Return the best state and the links from that state to the first one; also while other threads write."""
         while True:
             best, links = self.best, self._links
             if best.id in links:  # then its ancestors are, too, since only whole paths are evicted
@@ -351,8 +351,8 @@ class StartStates:
 
     def body(self, most: int = 64) -> bytes:
         """Return a body of the best states and their lineages, to publish on `topic` and to `merge` on other ranks."""
-        chosen = sorted(self._states.values(), key=_rank)[: whole("most", most, 1)]
-        return weights.pack(self._arrays(chosen))
+        best = sorted(self._states.values(), key=_sort_key)[: whole("most", most, 1)]
+        return weights.pack(self._arrays(best))
 
     def merge(self, body: bytes) -> int:
         """Add the states of another rank's `body`; return how many are new.
@@ -364,8 +364,8 @@ class StartStates:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the whole state as named arrays [*F], for a checkpoint."""
-        own = {"rng": packed_tree(self._rng.bit_generator.state), "settings": packed_tree(self.settings)}
-        return self._arrays(list(self._states.values())) | own
+        random_state = {"rng": packed_tree(self._rng.bit_generator.state), "settings": packed_tree(self.settings)}
+        return self._arrays(list(self._states.values())) | random_state
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> int:
         """Add the states of `arrays` and continue its random draws; return how many states are new.
@@ -379,8 +379,8 @@ class StartStates:
         try:
             settings = dict(unpack(arrays["settings"].tobytes()))
             seed = settings["seed"]
-            drawn = np.random.default_rng()
-            drawn.bit_generator.state = unpack(arrays["rng"].tobytes())
+            generator = np.random.default_rng()
+            generator.bit_generator.state = unpack(arrays["rng"].tobytes())
         except (KeyError, ValueError, TypeError) as error:
             raise DataError(self.topic, f"holds no states of {self.name!r} ({error})") from error
         if settings.keys() != self.settings.keys():
@@ -391,7 +391,7 @@ class StartStates:
         added = self._take(arrays)
         warn_of_told({**self.settings, "seed": seed}, settings, f"StartStates {self.name!r}")
         self.settings["seed"] = seed
-        self._rng.bit_generator.state = drawn.bit_generator.state
+        self._rng.bit_generator.state = generator.bit_generator.state
         return added
 
     def _take(self, arrays: Mapping[str, NDArray[Any]]) -> int:
@@ -405,7 +405,7 @@ class StartStates:
             raise DataError(self.topic, f"has another first state than these StartStates {self.name!r}")
         before = len(self._states)
         for columns in states:
-            self._adopt(self._packed(columns)[0], columns, links)
+            self._adopt(self._pack_state(columns)[0], columns, links)
         self._trim()
         return len(self._states) - before
 
@@ -424,9 +424,9 @@ class StartStates:
         parent, action = self._links[state]
         self._keep(Start(state, columns, self.cost_of(columns), parent, action))
 
-    def _arrays(self, chosen: Sequence[Start]) -> dict[str, NDArray[Any]]:
-        links = self._paths([*(each.id for each in chosen), self.first])
-        columns = {name: [each.columns[name] for each in chosen] for name in self.schema.names}
+    def _arrays(self, states: Sequence[Start]) -> dict[str, NDArray[Any]]:
+        links = self._paths([*(each.id for each in states), self.first])
+        columns = {name: [each.columns[name] for each in states] for name in self.schema.names}
         rows = {name: each if name in self.schema.ragged else np.stack(each) for name, each in columns.items()}
         _, payload = packed_rows(self.schema, rows)
         link_rows = [[state, parent, action] for state, (parent, action) in links.items()]
@@ -441,7 +441,7 @@ class StartStates:
                 state = links[state][0]
         return links
 
-    def _packed(self, columns: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    def _pack_state(self, columns: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         payload = packed_row(self.schema, {name: columns[name] for name in columns if name in self.schema})
         digest = hashlib.blake2b(payload, digest_size=7).digest()  # 56 bits, which fit any integer of JSON
         return int.from_bytes(digest, "little") or 1, unpacked(payload, self.schema)[0]
@@ -462,8 +462,8 @@ class StartStates:
         """Evict the worst states beyond `keep`, and links without states."""
         if len(self._states) <= self.keep:
             return
-        ranked = sorted(self._states.values(), key=lambda each: (each.id != self.first, *_rank(each)))
-        self._states = {each.id: each for each in sorted(ranked[: self.keep], key=_rank)}
+        ranked = sorted(self._states.values(), key=lambda each: (each.id != self.first, *_sort_key(each)))
+        self._states = {each.id: each for each in sorted(ranked[: self.keep], key=_sort_key)}
         self._weights = None
         self._links = self._paths([*self._states, self.best.id])
 
@@ -474,5 +474,5 @@ class StartStates:
         return list(self._states), np.cumsum(scaled.astype(np.float64))
 
 
-def _rank(state: Start) -> tuple[float, int]:
+def _sort_key(state: Start) -> tuple[float, int]:
     return state.cost, state.id

@@ -68,7 +68,7 @@ class ElasticClock:
         self.begin, self.capture_at, self.end = now, now + self._capture, now + self.duration
 
     def begin_next(self, now: float) -> bool:
-        """Begin a step at the end of the last one and return True; else, after too long, begin it now."""
+        """Begin a step at the end of the last one and return True; if that is too old, begin now, return False."""
         is_in_time = now < self.end + self._timeout
         self.begin_anew(self.end if is_in_time else now)
         return is_in_time
@@ -171,7 +171,7 @@ class Traces:
     def rows(self) -> Mapping[str, Mapping[str, NDArray[np.float64]]]:
         """Return seconds [T]: "clock" has begins and ends by the names in `CLOCKS`, "deltas" the durations."""
         times = {name: np.array(each, np.float64).reshape(-1, 2) for name, each in self._times.items()}
-        clock = {key: times[name][:, place] for name, keys in CLOCKS.items() for place, key in enumerate(keys) if key}
+        clock = {key: times[name][:, index] for name, keys in CLOCKS.items() for index, key in enumerate(keys) if key}
         return {"clock": clock, "deltas": {name: each[:, 1] - each[:, 0] for name, each in times.items()}}
 
 
@@ -183,12 +183,12 @@ class WorkerStanding:
     episodes: Annotated[int, counter("worker_episodes", "Episodes", "Training episodes that ended.")]
     steps: Annotated[int, counter("worker_steps", "Steps", "Steps of training episodes.")]
     tests: Annotated[int, counter("worker_test_episodes", "Test episodes", "Test episodes.")]
-    version: Annotated[int, gauge("worker_model_version", "Version", "Version of the model that acts; 0 is none.")]
+    version: Annotated[int, gauge("worker_model_version", "Version", "Version of the model that acts; 0 without one.")]
     step_times: Annotated[StepTimes | None, histogram("client_step_seconds", "Time of a step",
         "Seconds of a time step of a real-time environment, from control to control.")]
     """None without a real-time environment."""
-    late: Annotated[dict[str, int], counter("client_late_steps", "Late steps", "Time steps that were late, by what "
-        "made them so.", label="cause")]
+    late: Annotated[dict[str, int], counter("client_late_steps", "Late steps", "Late time steps by cause.",
+        label="cause")]
     """{} without a real-time environment."""
     role: str = "worker"
     # fmt: on
@@ -199,22 +199,22 @@ class TrainerStanding:
     """Figures of a trainer: its progress, and the reason for which it waits."""
 
     # fmt: off
-    updates: Annotated[int, counter("trainer_updates", "Training steps", "Training steps, those of former processes "
-        "included.")]
-    samples: Annotated[int, counter("trainer_samples", "Samples", "Samples that came, those of former processes "
-        "included.")]
-    epoch: Annotated[int, gauge("trainer_epoch", "Epoch", "Epochs that are over.")]
-    ratio: Annotated[float, gauge("trainer_ratio", "Steps per sample", "Training steps for each sample that came to "
-        "this process.", formula="training steps ÷ samples", docs="trainers.md", unit="")]
-    idle: Annotated[dict[str, float], counter("trainer_idle_seconds", "Idle", "Seconds of pauses, by what they waited "
-        "for.", label="reason")]
+    updates: Annotated[int, counter("trainer_updates", "Training steps", "Training steps, with those of former "
+        "processes.")]
+    samples: Annotated[int, counter("trainer_samples", "Samples", "Samples that the trainer received, with those of "
+        "former processes.")]
+    epoch: Annotated[int, gauge("trainer_epoch", "Epoch", "Epochs that are done.")]
+    ratio: Annotated[float, gauge("trainer_ratio", "Steps per sample", "Training steps for each sample that this "
+        "process received.", formula="training steps ÷ samples", docs="trainers.md", unit="")]
+    idle: Annotated[dict[str, float], counter("trainer_idle_seconds", "Idle", "Seconds of pauses by reason.",
+        label="reason")]
     waits: Annotated[dict[str, float], gauge("trainer_waits", "Trainer", "1 while training pauses for this reason, "
-        "else 0. It pauses until start_training samples have come, and while it has made "
-        "max_training_steps_per_env_step steps for each sample.", label="reason", docs="trainers.md")]
-    crc_passed: Annotated[int, counter("crc_passed", "Rebuilt alike", "Transitions that were rebuilt as their worker "
-        "had recorded them.")]
-    crc_failed: Annotated[int, counter("crc_failed", "Rebuilt otherwise", "Transitions that were rebuilt as something "
-        "else.")]
+        "else 0. Training pauses until start_training samples have arrived, and after "
+        "max_training_steps_per_env_step training steps for each sample.", label="reason", docs="trainers.md")]
+    crc_passed: Annotated[int, counter("crc_passed", "Rebuilt correctly", "Transitions that were rebuilt equal to "
+        "their worker's record.")]
+    crc_failed: Annotated[int, counter("crc_failed", "Rebuilt wrongly", "Transitions that were rebuilt different "
+        "from their worker's record.")]
     role: str = "trainer"
     # fmt: on
 

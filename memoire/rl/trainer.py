@@ -30,7 +30,7 @@ from .saving import form_of, load_agent, save_agent, unsaved, warn_of_told
 from .spaces import with_actions
 from .step_clock import TrainerStanding
 from .training import (
-    LEAD,
+    MAX_LEAD_STEPS,
     REASONS,
     Experience,
     RoundStats,
@@ -50,7 +50,7 @@ COUNT_INTERVAL: Final = 0.25
 """Seconds between two requests for the servers' count of steps."""
 FIGURES_INTERVAL: Final = 1.0
 """Seconds between two reports of the trainer's figures to the servers."""
-HEARD_WITHIN: Final = 2.5
+REPORT_DELAY: Final = 2.5
 """Seconds until servers have received figures: a reader sends them every two seconds."""
 DRAW_TIMEOUT: Final = 60.0
 """Seconds to wait for a batch after enough samples have arrived."""
@@ -90,7 +90,7 @@ class DrawnBatches:
 
     @property
     def received(self) -> int:
-        """Steps of environments since this trainer began, which counts from `begin_at`."""
+        """Steps of environments in this run, counted from the number that `begin_at` set."""
         return max(0, self._steps - max(0, self._first))
 
     def begin_at(self, steps: int) -> None:
@@ -139,7 +139,7 @@ class DrawnBatches:
             except Closed:
                 return
             except MemoireError as error:
-                _log.debug("no counts: %s", error)
+                _log.debug("cannot read the servers' count of steps: %s", error)
             else:
                 with self._changed.held():
                     self._steps = max(self._steps, steps)
@@ -192,23 +192,23 @@ class Trainer(ClosingContext):
         plan = training or Training()
         urls = [url] if isinstance(url, str) else list(url)
         self._stopped = threading.Event()
-        self._over = threading.Event()  # of the newest call of `run`
+        self._run_is_over = threading.Event()  # of the newest call of `run`
         self._checkpoint_path = None if checkpoint_path is None else Path(checkpoint_path).absolute()
         self._first_form: Any = None  # form of the agent before its training; None if nothing is saved
         self._warned: set[str] = set()  # attributes of which the log has warned
         self._profiles = Path(profile_folder or ".").absolute()
-        self._held = contextlib.ExitStack()  # resources that `close` releases
+        self._resources = contextlib.ExitStack()  # resources that `close` releases
         try:
             self._files = ModelFiles(model_path, role="trainer")
-            self._held.callback(self._files.close)
+            self._resources.callback(self._files.close)
             if (lock := self._lock_checkpoint()) is not None:
-                self._held.callback(lock.release)
+                self._resources.callback(lock.release)
             self.reader = connected(
                 lambda patience: Reader(urls, table=table, keys=keys, name=name, timeout=patience), urls[0], timeout
             )
-            self._held.callback(self.reader.close)
+            self._resources.callback(self.reader.close)
             self.experience = self._make_experience(plan)
-            self._held.callback(self.experience.close)
+            self._resources.callback(self.experience.close)
             self.loop = TrainingLoop(agent, self.experience, self._publish, plan, is_over=lambda: self.is_stopping)
             self._resume()
             self.reader.program = self.standing
@@ -217,14 +217,14 @@ class Trainer(ClosingContext):
             raise
 
     def _make_experience(self, plan: Training) -> Experience:
-        self._takes_gamma = getattr(self.agent, "gamma", 0.0) is None
-        self._agree_with(self.reader.parameters)
-        return DrawnBatches(self.reader, plan.batch_size, self.agent.device, self._agree_with)
+        self._sets_gamma = getattr(self.agent, "gamma", 0.0) is None
+        self._adopt_parameters(self.reader.parameters)
+        return DrawnBatches(self.reader, plan.batch_size, self.agent.device, self._adopt_parameters)
 
-    def _agree_with(self, parameters: Parameters) -> None:
+    def _adopt_parameters(self, parameters: Parameters) -> None:
         """Set the table's discount on an agent without one. Raises ParameterError if a setting of both differs."""
         discount = parameters.discount
-        if self._takes_gamma:
+        if self._sets_gamma:
             vars(self.agent)["gamma"] = discount[0] if len(set(discount)) == 1 else discount
         check_gamma(self.agent, discount)
         check_model_topic(parameters, self.topic)
@@ -274,7 +274,7 @@ class Trainer(ClosingContext):
         return rows
 
     def _episode_figures(self) -> dict[str, float]:
-        """Return the figures of the episodes in this epoch, if the experience counts them."""
+        """Return the figures of this epoch's episodes; {} if the experience counts no episodes."""
         returns = getattr(self.experience, "returns", None)
         return {} if returns is None else dict(returns.figures())
 
@@ -302,7 +302,7 @@ class Trainer(ClosingContext):
     @contextlib.contextmanager
     def _report_figures(self) -> Iterator[None]:
         """Report the trainer's figures to the servers, and log its waits, while the block runs."""
-        self._over = is_over = threading.Event()
+        self._run_is_over = is_over = threading.Event()
         thread = threading.Thread(target=self._report, args=(is_over,), name="memoire-trainer-figures", daemon=True)
         thread.start()
         try:
@@ -314,13 +314,13 @@ class Trainer(ClosingContext):
 
     def _report(self, is_over: threading.Event) -> None:
         logged_at = 0.0
-        while not is_over.wait(FIGURES_INTERVAL) and self._over is is_over:  # else an interrupted run's thread
+        while not is_over.wait(FIGURES_INTERVAL) and self._run_is_over is is_over:  # else an interrupted run's thread
             try:
                 self.reader.scalars(self.figures())
             except Closed:
                 return
             except MemoireError as error:
-                _log.debug("no figures: %s", error)
+                _log.debug("cannot report figures: %s", error)
             reason = self.loop.explain()
             if reason and time.monotonic() - logged_at >= 10.0:
                 logged_at = time.monotonic()
@@ -351,7 +351,7 @@ class Trainer(ClosingContext):
         if self._checks is not None and self._checks.failed:
             with contextlib.suppress(MemoireError):
                 self.reader.scalars(self.figures())
-                time.sleep(HEARD_WITHIN)
+                time.sleep(REPORT_DELAY)
 
     def figures(self) -> dict[str, float]:
         """Return the trainer's progress and pauses as figures by name."""
@@ -428,7 +428,7 @@ class Trainer(ClosingContext):
     def _begin_count(self, facts: Mapping[str, Any] | None) -> None:
         """Set the step from which samples count: 0 in a new run, the present one after a restart.
 
-        After a restart the newest untrained steps, at most LEAD, count as well, because paced workers wait for them.
+        After a restart the newest untrained steps, at most MAX_LEAD_STEPS, count, too: paced workers wait for them.
 
         Args:
             facts: State in the checkpoint, as `_facts` returns it; None in a new run.
@@ -438,18 +438,18 @@ class Trainer(ClosingContext):
         if facts is not None:
             steps = max(0, experience.await_count(DRAW_TIMEOUT))
             untrained = steps - self.loop.state.updates / self.loop.plan.max_training_steps_per_env_step
-            first = steps - max(0, min(LEAD, int(untrained)))
+            first = steps - max(0, min(MAX_LEAD_STEPS, int(untrained)))
         experience.begin_at(first)
         self.loop.state.samples = first
 
     def close(self) -> None:
-        """End the connection; the run is not finished by it."""
+        """End the connection to the servers; the run is not finished by this call."""
         self.stop()
-        self._held.close()
+        self._resources.close()
 
 
 def mean_rows(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Return the means of figures over rounds, by name; rounds without a figure do not count for it."""
+    """Return the means of figures over rounds, by name; a mean covers the rounds that have the figure."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: float(np.mean([row[name] for row in rows if name in row])) for name in names}
 
@@ -468,7 +468,7 @@ RESUMES: Final = ("all", "memory", "weights", "none")
 
 
 def checked_resume(value: Any) -> str:
-    """Return the value as one of RESUMES. Raises ParameterError if it is not one."""
+    """Return `value` if it is one of RESUMES; else raise ParameterError."""
     if value not in RESUMES:
         raise ParameterError("resume", value, one_of(value, RESUMES))
     return str(value)

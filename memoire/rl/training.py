@@ -22,7 +22,7 @@ import numpy as np
 from memoire import Parameters
 from memoire.errors import ParameterError
 
-LEAD: Final = 1000
+MAX_LEAD_STEPS: Final = 1000
 """Most steps that paced workers record ahead of the trainer, and that a restarted trainer still counts."""
 REASONS: Final = ("start", "ratio")
 """Reasons of a pause: too few samples for the start, or too many training steps for the received samples."""
@@ -111,13 +111,13 @@ class RatioGate:
     """
 
     def __init__(self, most: float) -> None:
-        self._most = most
+        self._limit = most
         self.updates = 0
         """Training steps since the gate was created."""
 
     def is_open(self, received: int) -> bool:
         """Return True if the ratio allows another step, after `received` samples since the gate was created."""
-        return self.updates + 1 <= self._most * received
+        return self.updates + 1 <= self._limit * received
 
     def ratio(self, received: int) -> float:
         """Return the training steps for each sample so far."""
@@ -245,7 +245,7 @@ class TrainingLoop:
     def _step(self) -> None:
         began = self._clock()
         batch = self.experience.batch()
-        drawn = self._clock()
+        drawn_at = self._clock()
         figures = dict(self.agent.train(batch) or {})
         priorities = figures.pop("priorities", None)
         if priorities is not None:
@@ -253,8 +253,8 @@ class TrainingLoop:
         stats = self._stats
         stats.add(figures)
         stats.steps += 1
-        stats.sampling += drawn - began
-        stats.training += self._clock() - drawn
+        stats.sampling += drawn_at - began
+        stats.training += self._clock() - drawn_at
         self.state.updates += 1
         self.gate.updates += 1
         if self._is_due():
@@ -274,7 +274,7 @@ class TrainingLoop:
 
     def _await_turn(self) -> bool:
         """Pause while there are too few samples. Return False if training has to end."""
-        while (reason := self._why_wait()) and not self._is_over():
+        while (reason := self._wait_reason()) and not self._is_over():
             began, self.reason = self._clock(), reason
             self.experience.wait(self.plan.longest_wait)
             self.experience.update()
@@ -285,7 +285,7 @@ class TrainingLoop:
         self.reason = ""
         return not is_over
 
-    def _why_wait(self) -> str:
+    def _wait_reason(self) -> str:
         if not self._has_begun:
             self._has_begun = len(self.experience) >= max(1, self.plan.start_training)
         if not self._has_begun:
@@ -357,21 +357,18 @@ class TrainingAgent(ABC):
 
 
 def check_gamma(owner: Any, discount: Sequence[float]) -> None:
-    """Raise ParameterError if an agent or algorithm has another discount than its table, which makes the batches by it.
+    """Raise ParameterError if an agent or algorithm has another discount than the table that makes its batches.
 
     Args:
         discount: Discount of the table: one per reward dimension, or one for all.
-
-    Raises:
-        ParameterError: the discounts differ; names both.
     """
     for name in GAMMA:
         value: Any = getattr(owner, name, None)
         is_number = isinstance(value, Real | list | tuple | np.ndarray)
         numbers = np.ravel(value if is_number else ())
         if numbers.size and not np.all(numbers == (discount if numbers.size == len(discount) else discount[0])):
-            own = discount[0] if len(set(discount)) == 1 else tuple(discount)
-            raise ParameterError(name, value, f"{own}, which the table has, or left out")
+            table_discount = discount[0] if len(set(discount)) == 1 else tuple(discount)
+            raise ParameterError(name, value, f"{table_discount}, which the table has, or left out")
 
 
 def check_model_topic(parameters: Parameters, topic: str) -> None:

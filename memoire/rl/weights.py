@@ -40,7 +40,7 @@ _MARK: Final = b'{"__metadata__":{"memoire.xxh3":"'
 """Begin of a file's header; 16 digits follow: the body's checksum, computed with zeros in their place."""
 _ZEROS: Final = b"0" * 16
 _DIGITS: Final = slice(8 + len(_MARK), 8 + len(_MARK) + len(_ZEROS))
-KEPT: Final = 2
+KEPT_FILES: Final = 2
 """Number of numbered files that are kept: the newest and the one before."""
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -94,9 +94,9 @@ def save(
         ParameterError: as in `pack`.
     """
     body = bytearray(tensors.with_facts(pack(arrays), {_CHECKSUM: _ZEROS.decode(), **(facts or {})}))
-    body[_DIGITS], place = f"{checksum(body):016x}".encode(), Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(place, body, at=at)
+    body[_DIGITS], file = f"{checksum(body):016x}".encode(), Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, body, at=at)
 
 
 def load(path: str | Path) -> dict[str, NDArray[Any]]:
@@ -149,7 +149,7 @@ class NumberedFiles:
         """Write a file of arrays [*F] (on disk on return), and delete all but the newest two. Raises as `save`."""
         path = self.path(number)
         save(path, arrays)
-        for old in sorted(self._numbers())[:-KEPT]:
+        for old in sorted(self._numbers())[:-KEPT_FILES]:
             self.path(old).unlink(missing_ok=True)
         return path
 
@@ -205,7 +205,7 @@ class ModelFiles:
         self._history = None if history is None else os.path.join(os.getcwd(), history)  # may end with /
         self._now = now
         self._since = 0  # models since the last one in the history
-        self._lock = None if self.path is None else _locked(self.path, role)
+        self._lock = None if self.path is None else _lock_path(self.path, role)
         if self._every and (folder := Path(f"{self._history}x").parent).is_dir():
             remove_abandoned_in(folder, ".pth")
 
@@ -253,10 +253,10 @@ def read_model(path: str | Path) -> bytes:
     """
     with Path(path).open("rb") as file:
         is_torch = file.read(len(ZIP)) == ZIP
-    return _of_torch(Path(path)) if is_torch else read(path)
+    return _read_torch(Path(path)) if is_torch else read(path)
 
 
-def _of_torch(path: Path) -> bytes:
+def _read_torch(path: Path) -> bytes:
     """Return the state_dict in a file of torch, as a body. Raises DataError."""
     try:
         import torch
@@ -278,7 +278,7 @@ def _of_torch(path: Path) -> bytes:
     return bridge.body_of(state)
 
 
-def _locked(path: Path, role: str) -> FileLock:
+def _lock_path(path: Path, role: str) -> FileLock:
     """Lock a path by a file beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.lock")

@@ -157,7 +157,7 @@ class RolloutWorker(ClosingContext):
         return actor_of(actor, device)
 
     def _load_file(self, path: str | Path | None, is_alone: bool) -> None:
-        """Load the model of the file, if there is one. Raises ParameterError for a worker without server and file."""
+        """Load the model of the file, if the file exists. Raises ParameterError without both server and file."""
         if path is None or not isinstance(self.actor, Learns):
             return
         if Path(path).exists():
@@ -165,7 +165,7 @@ class RolloutWorker(ClosingContext):
             self._check_model(body)
             self.actor.adopt(self.actor.prepare(body, 0))
         elif is_alone:
-            expected = "the path of a model's file, because this worker has no server (url=None)"
+            expected = "an existing file of a model, since this worker has no server (url=None)"
             raise ParameterError("model_path", str(path), expected)
 
     def _check_model(self, body: bytes) -> None:
@@ -261,7 +261,7 @@ class RolloutWorker(ClosingContext):
         return result
 
     def ended(self, result: EpisodeResult, kind: str) -> None:
-        """End the recording of an episode, which may be incomplete; log and report its result if it is complete."""
+        """End the recording of an episode, also of an incomplete one; log and report the result of a complete one."""
         if kind == "train":
             self._recorder.end()
             self.episodes += result.is_complete
@@ -277,7 +277,7 @@ class RolloutWorker(ClosingContext):
             self.client.report(result.length, result.returned, kind="test")
 
     def follow(self) -> None:
-        """Switch to the newest model if it is ready; returns at once."""
+        """Switch to the newest model if a newer one is ready; returns at once."""
         if self._follower is not None and not self._is_expert:
             ready = self._follower.newest()
             if ready is not None:

@@ -49,7 +49,7 @@ class ForwardedNames:
         if name.partition(".")[0] not in ("tmrl", "rtgym"):
             return None
         if name not in self._names:
-            raise ModuleNotFoundError(f"memoire.tmrl has no module like {name!r}", name=name)
+            raise ModuleNotFoundError(f"memoire.tmrl has no module for {name!r}", name=name)
         return importlib.util.spec_from_loader(name, self, is_package=name in PACKAGES)  # type: ignore[arg-type]
 
     def create_module(self, spec: object) -> ModuleType:

@@ -138,15 +138,15 @@ def _columns_in(path: str | Path) -> list[Any]:
     """Return the arrays of a data set as lists, in the order of the file; [] without a path."""
     if not str(path):
         return []
-    place = Path(path)
-    pickles = [each for each in (place, place / "data.pkl") if each.suffix in PICKLES and each.is_file()]
-    if place.is_dir() and not pickles:
-        place = place / "data.npz"
+    file = Path(path)
+    pickles = [each for each in (file, file / "data.pkl") if each.suffix in PICKLES and each.is_file()]
+    if file.is_dir() and not pickles:
+        file = file / "data.npz"
     if pickles:
         problem = "is a pickle, which can run anything. Convert it with numpy.savez (docs/real-time.md)"
         raise DataError(str(pickles[0]), problem)
     try:
-        with np.load(place, allow_pickle=False) as arrays:
+        with np.load(file, allow_pickle=False) as arrays:
             return [list(arrays[name]) for name in arrays.files]
     except (OSError, ValueError, KeyError, EOFError) as error:
-        raise DataError(str(place), f"cannot be read as arrays of NumPy ({error})") from error
+        raise DataError(str(file), f"cannot be read as arrays of NumPy ({error})") from error

@@ -72,8 +72,8 @@ class TrainingOffline:
 
     def plan(self) -> Training:
         """Return the settings of the training."""
-        own, all_ = ({each.name for each in fields(cls)} for cls in (TrainingOffline, Training))
-        settings: dict[str, Any] = {name: getattr(self, name) for name in own & all_}
+        names, training_names = ({each.name for each in fields(cls)} for cls in (TrainingOffline, Training))
+        settings: dict[str, Any] = {name: getattr(self, name) for name in names & training_names}
         return Training(longest_wait=self.sleep_between_buffer_retrieval_attempts, **settings)
 
 

@@ -19,7 +19,7 @@ from memoire.errors import DataError, ParameterError, PathHeld, StateLocked
 from memoire.rl import weights
 from memoire.rl.saving import form_of, load_agent, save_agent, unsaved
 from memoire.rl.trainer import RESUMES, begin_fresh, checked_resume, lock_checkpoint, put_aside
-from memoire.rl.weights import KEPT, ModelFiles, read_model
+from memoire.rl.weights import KEPT_FILES, ModelFiles, read_model
 
 # --- An agent's state by its attributes, without torch: what is saved is what comes back, and what was told stays
 
@@ -129,7 +129,7 @@ def test_the_newest_checkpoints_stay(tmp_path: Path) -> None:
         agent.rate = float(number)
         saved(tmp_path, agent, epoch=number)
     again = Agent()
-    assert len(list(tmp_path.iterdir())) == KEPT
+    assert len(list(tmp_path.iterdir())) == KEPT_FILES
     assert load_agent(tmp_path, again) == {"epoch": 4} and again.rate == 4.0
 
 

@@ -162,7 +162,7 @@ class Constants(Mapping[str, Any]):
             except (OSError, ValueError) as error:
                 raise DataError(str(path), f"cannot be read as JSON ({error})") from error
             if not isinstance(config, dict):
-                raise DataError(str(path), "holds something else than constants by name")
+                raise DataError(str(path), "holds something else than a JSON object of constants")
             self._file = config
         return self._file
 
