@@ -105,8 +105,7 @@ class ReplayMemoryClient(ClosingContext, StrictAttributes):
         """Fetch sizes and all parameters again, and begin an empty local memory of `max_step` entries.
 
         The given `max_step` replaces the server's. Entries of the old memory are discarded; totals are kept. Returns
-        when the
-        server has answered.
+        when the server has answered.
 
         Raises:
             MemoireTimeout: no server answered; the memory is not changed.
@@ -128,9 +127,8 @@ class ReplayMemoryClient(ClosingContext, StrictAttributes):
             timeout: Seconds to wait for room if too many bytes wait to be sent.
 
         Returns:
-                0, or -1 if nothing was pushed; `push_failure` says why. The state of the memory, the network or the
-                server
-                raises no exception.
+            0, or -1 if nothing was pushed; `push_failure` says why. The state of the memory, the network or the server
+            raises no exception.
         """
         try:
             pushed = self._client.push_cache(timeout)
@@ -153,8 +151,7 @@ class ReplayMemoryClient(ClosingContext, StrictAttributes):
         """Return the next message of a topic, of any size, in the type in which it was published.
 
         The first call subscribes and returns the newest message, if there was one. Later calls return the following
-        messages
-        in order; a client that is too slow misses some.
+        messages in order; a client that is too slow misses some.
 
         Args:
             timeout: Seconds to wait; None waits without limit.

@@ -45,8 +45,7 @@ class ReplayBatch(tuple[BatchSide, BatchSide, NDArray[np.float32]]):
     """
 
     importance: NDArray[np.float32]
-    """[B] in (0, 1]: factor of each sample's loss, (population * probability) ** -importance_exponent over its
-    maximum."""
+    """[B] in (0, 1], factor of the loss: (population * probability) ** -importance_exponent over its maximum."""
     ids: NDArray[Any]
     """[B] id of each sample's entry, never reused; pass ids to `update_priorities`."""
     reward: NDArray[np.float32]

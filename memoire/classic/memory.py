@@ -37,10 +37,8 @@ class ReplayMemory(StrictAttributes):
 
     Args:
         state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf: Templates: arrays with the dtype
-            and
-            shape (without a batch axis) of every entry. A Gymnasium space, a structured dtype's array, or a dict or
-            tuple
-            of templates is accepted, too. reward, value and qvest are float32 of one shape, prob has shape ().
+            and shape (without a batch axis) of every entry. A Gymnasium space, a structured dtype's array, or a dict or
+            tuple of templates is accepted, too. reward, value and qvest are float32 of one shape, prob has shape ().
         max_step: Number of entries that fit; any number.
         input_uuid: Label of this memory in log lines: a number below 2**32, or an IPv4 address as text. 0 draws one.
         seed: Makes draws repeatable.
@@ -263,8 +261,7 @@ class ReplayMemory(StrictAttributes):
             do_update_weight: False leaves weights at init_w times the multiplier.
             final_state: The state after the last entry. Without it, and without `terminated`, the last multi_step
                 entries are never drawn, as in the seed. With it every entry can be drawn, and next.state is this state
-                if a
-                window reaches the end.
+                if a window reaches the end.
             terminated: True if the episode terminated (discount 0 at its end), False if it was truncated.
             bootstrap_value: Value of the final state, in the shape of the reward; None is 0.
             lane: Number of the open episode.
@@ -302,9 +299,7 @@ class ReplayMemory(StrictAttributes):
         self.memory.add(lane, values, init_w)
 
     def add_entries(self, s: Any, a: Any, r: Any, p: Any, v: Any, i: Any, init_w: Any = 1.0, *, lane: int = 0) -> None:
-        """Add T entries at once: values [T, *F], init_w [T] or a number. Errors as in `add_entry`; then none is
-        added.
-        """
+        """Add T entries at once: values [T, *F], init_w [T] or a number. On an error of `add_entry`, none is added."""
         values = (s, a, r, p, v, i) if self._is_flat else self._leaves(s, a, r, p, v, i)
         self.memory.extend(lane, values, init_w)
 

@@ -1,5 +1,4 @@
-"""Prioritized replay buffer of the seed's notebook: any Python objects in slots, drawn in proportion to priority **
-alpha.
+"""Prioritized replay buffer of the seed's notebook: Python objects in slots, drawn in proportion to priority ** alpha.
 
 The names and numbers are the notebook's, over the engine's sum tree: any capacity, batches without a Python loop over
 tree levels, and a defined result for every edge case. For arrays, windows, n-step returns and actors see `Buffer`.
@@ -67,8 +66,7 @@ class PrioritizedReplayBuffer(StrictAttributes):
 
     Thread-safe. A copy or pickle continues the random draws. Attributes: `data` (the slots), `next_idx` (the next slot
     to write), `size` (number of filled slots), `max_priority` (largest priority so far, 1 at first, which new
-    transitions
-    get).
+    transitions get).
 
     Args:
         capacity: Number of transitions that fit, at least 1.
@@ -78,6 +76,12 @@ class PrioritizedReplayBuffer(StrictAttributes):
 
     Raises:
         ParameterError: capacity or alpha is out of its range.
+
+    Example:
+        buffer = PrioritizedReplayBuffer(1000, alpha=0.6)
+        buffer.extend(Transition(reward=float(step)) for step in range(10))
+        samples = buffer.sample(4, beta=0.4)
+        buffer.update_priorities(samples["indexes"], [1.0, 2.0, 0.5, 3.0], samples["handles"])
     """
 
     def __init__(self, capacity: int, alpha: float, *, seed: int | None = None, stratified: bool = False) -> None:
@@ -134,11 +138,9 @@ class PrioritizedReplayBuffer(StrictAttributes):
     _sum, _min = priority_sum, priority_min
 
     def find_prefix_sum_idx(self, prefix_sum: float) -> int:
-        """Return the largest slot i for which the priorities ** alpha of the slots before i sum to at most
-        `prefix_sum`.
+        """Return the largest slot i so that priority ** alpha, summed over the slots before i, is at most `prefix_sum`.
 
-        A slot of priority 0 is never returned: a prefix of the whole sum, or beyond, gives the last slot with a
-            priority.
+        A slot of priority 0 is never returned: a prefix of at least the whole sum gives the last slot with a priority.
 
         Raises:
             EmptyMemory: no stored transition has a priority above 0.
@@ -194,8 +196,7 @@ class PrioritizedReplayBuffer(StrictAttributes):
             (applied, stale): the numbers of updated and of skipped slots.
 
         Raises:
-            ParameterError: a slot is empty, a priority is out of its range, or the lengths differ. Nothing was
-                changed.
+            ParameterError: a slot is empty, a priority is out of its range, or the lengths differ. Nothing was changed.
         """
         slots = np.asarray(indexes)
         values = np.asarray(priorities, np.float64)

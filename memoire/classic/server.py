@@ -85,12 +85,10 @@ class ReplayMemoryServer(ClosingContext, StrictAttributes):
         context: ZeroMQ context; None is the process's own. inproc:// addresses do not cross contexts.
         seed: Makes draws repeatable.
         options: Other arguments of `server.Server`, such as `cache_size`. Large observations need it here, since 256
-            samples
-            may fit no message, and `rem.cache_size` can be set only after the server is created.
+            samples may fit no message, and `rem.cache_size` can be set only after the server is created.
 
     The `*_main` loops block; call each in a thread of its own. `close`, from any thread, ends them. All methods are
-    safe
-    to call from several threads.
+    safe to call from several threads.
 
     Raises:
         SchemaError, ParameterError: a template or number is wrong, or a cache of `cache_size` samples fits no message.
@@ -192,8 +190,7 @@ class ReplayMemoryServer(ClosingContext, StrictAttributes):
             self._server.wait_closed()
 
     def pull_worker_main(self, endpoint: str, mode: Mode | str) -> None:
-        """Receive clients' caches on an endpoint; returns when the server is closed. Several such loops may run at
-        once.
+        """Receive clients' caches on an endpoint; returns when the server is closed. Several loops may run at once.
 
         Raises:
             ParameterError: mode is not 'Bind' or 'Conn'.
@@ -217,8 +214,7 @@ class ReplayMemoryServer(ClosingContext, StrictAttributes):
     def get_batch(
         self, batch_size: int, *, timeout: float | None = None, out: ReplayBatch | Sequence[Any] | None = None
     ) -> ReplayBatch:
-        """Draw a batch from the held caches, as if from all clients' memories at once; takes no sample if they are too
-        few.
+        """Draw a batch from the held caches, as if from all clients' memories at once; takes none if they are too few.
 
         Args:
             batch_size: Number of samples, at least 1.

@@ -2,8 +2,8 @@
 
     pipeline = rl.Pipeline(run="a", env=..., policy=..., agent=..., training=rl.Training(...))
 
-Every process of the run reads the file and takes its part. The server takes the table, workers take the environment
-and the policy, and the trainer takes the agent.
+Every process of the run reads the file and takes its part. The server takes the table, workers take the environment and
+the policy, and the trainer takes the agent.
 
 A file of an on-policy run has these names, for collectors, inference nodes and observers:
 
@@ -487,8 +487,8 @@ class Run:
         return Progress(self.pipeline.goal)
 
     def run(self) -> int:
-        """Run all processes; return 0 if the goal was reached (without a goal: all epochs done), else 1, or 128 + n
-        after signal n.
+        """Run all processes until the end; return 0 on success (goal or last epoch reached), 1, or 128 + n after signal
+        n.
         """
         with Launcher(lambda name, line: self._say(f"{name}: {line}"), say=self._say) as launcher:
             began = time.monotonic()
@@ -515,9 +515,7 @@ class Run:
         return launcher.start(name, PROGRAM, verb, url, self.path, *options, *with_keys(self.pipeline.keys, role))
 
     def _watch(self, run: LocalRun, launcher: Launcher, trainer: Child, began: float) -> bool:
-        """Watch the run until its end. Return False if a signal or the time limit ended it before the goal or the last
-        epoch.
-        """
+        """Watch the run until the end. Return False if a signal or the time limit ended the run too early."""
         printed, is_over = began, False
 
         def goes_on() -> bool:

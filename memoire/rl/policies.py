@@ -103,6 +103,11 @@ class Moments:
     Attributes:
         mean, variance: float64 [*F].
         count: Number of merged values.
+
+    Example:
+        moments = Moments((3,))
+        moments.merge(Moments.of(observations))
+        inputs = moments.normalize(observations)
     """
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
@@ -121,8 +126,7 @@ class Moments:
 
     @classmethod
     def read(cls, arrays: Mapping[str, NDArray[Any]], prefix: str) -> Self | None:
-        """Return the moments among a body's arrays "PREFIX.mean", "PREFIX.variance" and "PREFIX.count"; None without
-        them.
+        """Return the moments among a body's arrays "PREFIX.mean", "PREFIX.variance" and "PREFIX.count", or None.
 
         Raises:
             WrongModel: an array is missing, or their shapes do not fit each other.
@@ -193,9 +197,9 @@ class Policy(Protocol):
     def act(self, observations: Any) -> Mapping[str, Any]:
         """Return columns [N, ...] by name: "action", its log probability "logp", more of the table's, and "version".
 
-        "value" is one of them for most learners. "version" is a number: the version of the model that acted.
-        If the table has a column memory, the policy also receives `memory=` [N, *M], which is zero at the start of an
-        episode, and returns the next memory by this name.
+        "value" is one of them for most learners. "version" is a number: the version of the model that acted. If the
+        table has a column memory, the policy also receives `memory=` [N, *M], which is zero at the start of an episode,
+        and returns the next memory by this name.
 
         Args:
             observations: [N, *F], or dicts and tuples of such arrays, as environments return them.
@@ -263,7 +267,7 @@ class MlpPolicy:
         self.version = version
 
     def act(self, observations: Any, *, is_greedy: bool = False) -> dict[str, Any]:
-        """Return actions for observations [N, *F], and the columns of `Policy`.
+        """Return the columns of `Policy` for observations [N, *F].
 
         "action" is int64 [N], or float32 [N, A] in a Box, not clipped to it. "logp" and "value" are float32 [N]; models
         without a value network give no "value".

@@ -4,9 +4,8 @@ Schulman et al., Proximal Policy Optimization Algorithms, 2017. Corrections for 
 
     "vtrace"      targets and advantages by V-trace (Espeholt et al., IMPALA, ICML 2018); ratios are clipped around
                   the policy at the update's start
-    "decoupled"   ratios are clipped around the policy at the update's start, and weighted by its ratio to the policy
-                  that acted, truncated at 1 (Hilton et al., Batch size-invariance for policy optimization, NeurIPS
-                  2022)
+    "decoupled"   ratios are clipped around the policy at the update's start, and weighted by its ratio to the acting
+                  policy, up to 1 (Hilton et al., Batch size-invariance for policy optimization, NeurIPS 2022)
     "none"        ratios are clipped around the policy that acted
 
 `RecurrentPPO` trains a recurrent network: each fragment is unrolled from the memory at its start.
@@ -76,8 +75,7 @@ class PPO:
 
     Args:
         net: Network: called with observations [N, *F], it returns a distribution of actions and values [N].
-            `ActorCritic`,
-            or a module of your own, also inside of DistributedDataParallel.
+            `ActorCritic`, or a module of your own, also inside of DistributedDataParallel.
         rate: Adam's step size; `ppo.rate` may be set between updates.
         epochs: Times that each entry is used.
         minibatch: Entries of one gradient step.
@@ -88,8 +86,7 @@ class PPO:
         max_grad_norm: Limit of the gradient's norm; a longer gradient is scaled down to it.
         target_kl: The update ends early after an epoch with much more divergence; None never ends it early.
         correction: Correction for rollouts of older models, see above. None takes the `correction` of `net`; without
-            one,
-            such rollouts raise ParameterError.
+            one, such rollouts raise ParameterError.
         seed: Seed of the order of entries; None takes entropy from the system. A checkpoint of another seed is refused.
 
     Raises:
@@ -228,7 +225,6 @@ class PPO:
     def _targets(
         self, rollouts: Rollouts, values: NDArray[Any], ends: NDArray[Any], log_ratios: NDArray[Any]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return advantages and returns [N]."""
         name, scaler = rollouts.schema.reward, getattr(self._plain, "rewards", None)
         if name is None or rollouts.schema.reward_shape != ():
             raise ParameterError("schema", f"rewards of shape {rollouts.schema.reward_shape}", "one number per entry")
@@ -241,9 +237,7 @@ class PPO:
         return corrected, targets
 
     def _ends(self, rollouts: Rollouts, values: NDArray[Any], final: NDArray[Any]) -> NDArray[np.float32]:
-        """Return [F] values after each fragment: 0 if terminated, else of the final state, or of the last one if that
-        is unknown.
-        """
+        """Return [F] values after each fragment: 0 if terminated, else of the final state, or of the last entry."""
         last = values[np.cumsum(rollouts.lengths) - 1]
         ends = np.where(rollouts.has_final, final, last)
         return np.where(rollouts.terminated, 0.0, ends).astype(np.float32)

@@ -120,8 +120,8 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
 
     Args:
         config: Settings by name, as in DEFAULTS; "interface" is a class, or another callable that makes an interface.
-        cpus: Processors for the calling thread and the thread of observations, from the first reset on; None
-            leaves that to the system.
+        cpus: Processors for the calling thread and the thread of observations, from the first reset on; None leaves
+            that to the system.
         timeout: Seconds that a step waits for the interface's observation.
         clock, sleep: Functions for monotonic seconds and for waiting. A simulated clock needs "async_threading": False.
 
@@ -174,8 +174,7 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; return (observation, info).
 
-        The device gets its default action. With "last_act_on_reset" and without "reset_act_buf" it gets the last
-        action.
+        The device gets its default action. With "last_act_on_reset", without "reset_act_buf": the last action.
         """
         super().reset(seed=seed)
         self._prepare()
@@ -270,8 +269,7 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         Args:
             mode: Not used.
             join_thread: Wait until the observation of the current time step is taken, so that only the calling thread
-                uses
-                the interface.
+                uses the interface.
 
         Raises:
             MemoireTimeout: the interface gave no observation in time.
@@ -499,14 +497,19 @@ BORDER: Final = 1.0
 class DummyDrone:
     """Simulated drone behind a slow radio: each command and each position is delayed by a random time.
 
-    It moves in a square, at the velocities that it receives, without a thread, a window or a device.
-    Safe to call from several threads. Positions are computed at each call from the commands and their times.
+    It moves in a square, at the velocities that it receives, without a thread, a window or a device. Safe to call from
+    several threads. Positions are computed at each call from the commands and their times.
 
     Args:
         delays: Least and greatest seconds that a command takes to the drone, and a position back. A later command never
             arrives before a former one.
         seed: Seed of the delays; None takes entropy from the system.
         clock: Function that returns monotonic seconds.
+
+    Example:
+        drone = DummyDrone(delays=(0.01, 0.02), seed=1)
+        drone.send_control(0.5, -0.5)
+        x, y = drone.get_observation()
     """
 
     def __init__(

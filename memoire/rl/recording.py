@@ -185,9 +185,7 @@ class Packets(Recorder):
         self._samples.append(packed._replace(act=copied(packed.act), obs=copied(packed.obs)))
 
     def _compress(self, raw: Sample) -> Sample:
-        """Return a sample as it is sent. Raises WrongType if the compressor returns a tuple of another length, or no
-        tuple.
-        """
+        """Return a sample as it is sent. Raises WrongType if the compressor changes the number of values."""
         if self._compressor is None:
             return _with_no_done(raw)
         raw = raw if self._has_six else _with_no_done(raw)

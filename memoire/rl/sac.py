@@ -112,8 +112,7 @@ class SAC(TrainingAgent):
         observation_space, action_space, device: See `TrainingAgent`.
         policy: Called with both spaces; makes the policy. Its `forward(obs)` returns actions and log probabilities.
         critic: Called with both spaces; makes the twin critics. Their `forward(obs, action)` returns [2, B]. None makes
-            a
-            `TwinCritic`.
+            a `TwinCritic`.
         hidden: Widths of the hidden layers of a `TwinCritic`.
         gamma: Discount; None takes the table's; another one raises ParameterError. Batches that are tuples need it.
         polyak: Share of the target critics' weights that is kept at each step.

@@ -6,8 +6,7 @@
     queue of servers ──take──▶ a thread ──▶ waiting buffers ──update──▶ memory.append_buffer ──▶ batches
 
 One table of rollouts holds the samples, so a server needs no schema of the environment. `append_buffer` of the
-trainer's
-memory takes them.
+trainer's memory takes them.
 
 A journal stores them on disk, unchanged and in order: a checkpoint writes only new samples, and any memory can be
 rebuilt from them. Each buffer is a record of a `RecordLog`. A file is removed after its samples have left the memory.
@@ -156,7 +155,7 @@ MAX_WAITING: Final = 100_000
 """Samples that may wait for the memory; further samples stay on the servers."""
 MAX_TAKE: Final = 8192
 """Samples that one take asks for."""
-EXTRA_TAKE_TIMEOUT: Final = 0.05
+MORE_TIMEOUT: Final = 0.05
 """Timeout in seconds of a take that asks for more than the least number."""
 RETRY_INTERVAL: Final = 0.05
 """Seconds until the thread tries again after an error, or while too many samples wait."""
@@ -221,9 +220,7 @@ class SampleTaker:
         """Take at least `least` samples, or fewer after `patience` seconds."""
         wanted, self._size = max(self._least, self._size), 0
         try:
-            rollouts = self._reader.take(
-                wanted, EXTRA_TAKE_TIMEOUT if wanted > self._least else self._patience, exact=False
-            )
+            rollouts = self._reader.take(wanted, MORE_TIMEOUT if wanted > self._least else self._patience, exact=False)
         except NotEnoughSamples as short:
             if not short.unused or (wanted > self._least > short.unused):
                 raise
@@ -340,8 +337,7 @@ class SampleJournal(ClosingContext):
         self._log.remove(count)
 
     def buffers(self) -> Iterator[KeptBuffer]:
-        """Yield the buffers on disk, oldest first, with one in memory at a time. Buffers that wait for a write are left
-        out.
+        """Yield the buffers on disk, oldest first, with one in memory at a time; leave out those that wait for a write.
 
         Raises:
             DataError: a file was changed since the journal was opened.
@@ -478,8 +474,7 @@ class MemoryExperience:
     Args:
         taker: Source of the samples.
         memory: Memory of the samples: `append` or `append_buffer` adds a buffer, its length is the number of samples
-            that
-            can be drawn, and iterating over it yields the batches of a round.
+            that can be drawn, and iterating over it yields the batches of a round.
         buffer: Called with consecutive samples of a worker, and True if the first one follows the memory's last sample;
             returns a buffer for the memory.
         journal: Journal that stores each buffer of the memory; None stores nothing.

@@ -78,8 +78,7 @@ def save_agent(folder: Path, agent: Any, form: Node, facts: Mapping[str, Any]) -
 
 
 def load_agent(folder: Path, agent: Any) -> dict[str, Any] | None:
-    """Restore an agent that was just created from the newest checkpoint; return the trainer's counters, or None without
-    one.
+    """Restore a new agent from the newest checkpoint; return the trainer's counters, or None without a checkpoint.
 
     Raises:
         DataError: the checkpoint is damaged, or of another agent.
@@ -132,8 +131,7 @@ def restore(
     owner: Any, arrays: Mapping[str, NDArray[Any]], tree: Mapping[str, Any], form: Node, path: str,
     skipped: Collection[str] = LEFT_OUT,
 ) -> list[str]:  # fmt: skip
-    """Restore an object that was just created, and the global generators, from `state_of` a former one: arrays [*F],
-    tree.
+    """Restore a new object, and the global generators, from `state_of` a former object: arrays [*F] and tree.
 
     Args:
         made: `form_of` the former object at its creation.

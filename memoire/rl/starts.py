@@ -167,10 +167,7 @@ def padded_columns(columns: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 
 
 def masked(logits: ArrayLike, mask: ArrayLike, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Sample an allowed action for each row of logits by their softmax: int64 [*N], and its log probability float32
-    [*N].
-
-    The softmax runs over the allowed actions only.
+    """Sample an allowed action per row, by the softmax of allowed logits: int64 [*N], and its log in float32 [*N].
 
     Args:
         logits: [*N, A].

@@ -409,7 +409,6 @@ class Trainer(ClosingContext):
         return with_actions(body_of(self.agent.get_actor()), self.agent)
 
     def _lock_checkpoint(self) -> FileLock | None:
-        """Lock the folder of the checkpoints and return the lock; None without a folder."""
         return None if self._checkpoint_path is None else lock_checkpoint(self._checkpoint_path)
 
     def _resume(self) -> None:

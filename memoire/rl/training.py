@@ -103,8 +103,7 @@ class RatioGate:
     """Limit on training steps for each received sample.
 
     Both counts begin with the gate. After a restart a trainer that draws from servers makes no steps for earlier
-    samples,
-    and evicted samples hold no step back. A trainer with a memory of its own restores both counts.
+    samples, and evicted samples hold no step back. A trainer with a memory of its own restores both counts.
 
     Args:
         most: Most training steps for each sample.
@@ -345,8 +344,7 @@ class TrainingAgent(ABC):
 
         Returns:
             Figures by name, as numbers or tensors of one element. "priorities" is not a figure but TD errors [B], which
-            set
-            the priorities of these samples.
+            set the priorities of these samples.
         """
         raise NotImplementedError
 
@@ -372,8 +370,7 @@ def check_gamma(owner: Any, discount: Sequence[float]) -> None:
 
 
 def check_model_topic(parameters: Parameters, topic: str) -> None:
-    """Raise ParameterError for models of another topic than the table's, if the table limits the age of entries'
-    models.
+    """Raise ParameterError for models of another topic than the table's, if the table limits models' age.
 
     Raises:
         ParameterError: the topics differ; names both.

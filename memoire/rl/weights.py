@@ -78,8 +78,7 @@ def save(
     *,
     at: Fault = no_fault,
 ) -> None:
-    """Write arrays [*F] to a file, on disk as a whole when the call returns; else the former file stays. Makes the
-    folder.
+    """Write arrays [*F] to a file, on disk as a whole on return; on an error the former file stays. Makes the folder.
 
     The file has a checksum, which tools of safetensors ignore.
 
@@ -279,7 +278,6 @@ def _read_torch(path: Path) -> bytes:
 
 
 def _lock_path(path: Path, role: str) -> FileLock:
-    """Lock a path by a file beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.lock")
     return FileLock(

@@ -75,8 +75,7 @@ class RolloutWorker(ClosingContext):
             `observation_space` and `action_space`. A torch module, or a policy with `load(body, version)`, gets the
             newest models.
         url: Address of a server or proxy; None connects to no server. The worker tries several addresses in random
-            order
-            and takes the first that answers.
+            order and takes the first that answers.
         table, keys, name: Passed to `memoire.connect`.
         topic: Topic of the models.
         recording: Makes the recorder of the samples; by default a writer of the table's columns.
@@ -169,7 +168,6 @@ class RolloutWorker(ClosingContext):
             raise ParameterError("model_path", str(path), expected)
 
     def _check_model(self, body: bytes) -> None:
-        """Raise ParameterError if a model was trained for another action space than the environment's."""
         check_actions(body, self.env.action_space)
 
     def _connect(

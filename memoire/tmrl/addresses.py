@@ -14,7 +14,7 @@ from memoire.errors import ParameterError, WrongType
 _log = logging.getLogger(__name__)
 
 
-ORDER_ADVICE: Final = "Arguments have the order of TMRL before 0.7: give them by name."
+ADVICE: Final = "Arguments have the order of TMRL before 0.7: give them by name."
 
 
 def port_of(
@@ -45,7 +45,7 @@ def check_paths(**paths: Any) -> None:
     """Raise WrongType if a value is not a path, since TMRL 0.7 has other arguments at these positions."""
     for name, path in paths.items():
         if not isinstance(path, str | Path | None):
-            raise WrongType(name, "a path or None", type(path).__name__, ORDER_ADVICE)
+            raise WrongType(name, "a path or None", type(path).__name__, ADVICE)
 
 
 def urls_of(server_ip: str | Sequence[str] | None, default: str, **options: Any) -> list[str]:
@@ -72,9 +72,7 @@ def url_of(server_ip: str | None, default: str, *, role: str, keys: Any, port: i
     """
     address = default if server_ip is None else server_ip
     if not isinstance(address, str):
-        raise WrongType(
-            "server_ip", "a name, an address, a URL, or a list of these", type(address).__name__, ORDER_ADVICE
-        )
+        raise WrongType("server_ip", "a name, an address, a URL, or a list of these", type(address).__name__, ADVICE)
     if "://" in address:
         url, host = address, address.partition("://")[2].rpartition(":")[0]
     else:

@@ -30,11 +30,9 @@ class MemoryDataloading(ABC):
         memory_size: Samples that are kept. `append_buffer` has to remove the rest.
         batch_size: Transitions of a batch.
         dataset_path: A NumPy file (.npz), or a folder with "data.npz": its arrays, as lists, become the first
-            `self.data`.
-            "" begins with an empty list.
+            `self.data`. "" begins with an empty list.
         crc_debug: Compare each drawn transition with its worker's record; n > 1 expects checksums of one in n, as set
-            at the
-            workers.
+            at the workers.
 
     Raises:
         DataError: the data set cannot be read, or is a pickle.

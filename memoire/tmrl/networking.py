@@ -117,8 +117,7 @@ class Server(ClosingContext):
         min_samples_per_server_packet: Samples for which the trainer waits before it takes some.
         port: Port for requests; the next two are for samples and notices. None takes the configured ports, 0 free ones.
         keys: Folder of a server's keys; None takes $MEMOIRE_KEYS. With keys it listens at all addresses of this
-            machine;
-            without keys, at 127.0.0.1.
+            machine; without keys, at 127.0.0.1.
         insecure: True listens at all addresses without keys.
         capacity: Samples that may wait for a trainer; above that, the oldest are evicted.
         state_dir: Folder in which models and totals outlive the server; None keeps them in memory.
@@ -330,8 +329,8 @@ class Trainer(NativeTrainer):
 
     Raises:
         ParameterError: the server is on another machine and there are no keys; or a setting differs from the
-            checkpoint's
-            or loaded training's, and training has changed it; or the server's configuration has another RUN_NAME.
+            checkpoint's or loaded training's, and training has changed it; or the server's configuration has another
+            RUN_NAME.
         MemoireTimeout: no server answered.
         DataError: the checkpoint is damaged, or of another agent.
     """

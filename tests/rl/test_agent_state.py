@@ -135,7 +135,7 @@ def test_the_newest_checkpoints_stay(tmp_path: Path) -> None:
 
 def test_another_agents_checkpoint_is_refused_with_its_path(tmp_path: Path) -> None:
     saved(tmp_path, Agent())
-    with pytest.raises(DataError, match=r"agent-1\.safetensors holds 'weights' as float64\[3\] .* float64\[4\]"):
+    with pytest.raises(DataError, match=r"agent-1\.safetensors holds 'weights' as float64\[3\], .* float64\[4\]"):
         load_agent(tmp_path, Agent(4))
     with pytest.raises(DataError, match="has no 'more', which this agent has as float64"):
         load_agent(tmp_path, Agent(more=np.zeros(2)))

@@ -126,9 +126,7 @@ class Constants(Mapping[str, Any]):
         return len(TABLE)
 
     def use(self, values: Mapping[str, Any]) -> None:
-        """Set constants; they replace all other sources. Raises UnknownName or ParameterError, and then changes
-        nothing.
-        """
+        """Set constants, above all other sources. If one is wrong, raise UnknownName or ParameterError, set none."""
         refuse_unknown("use", values, [name for name in TABLE if name not in _DERIVED])
         checked = {name: _converted(name, TABLE[name].kind, value) for name, value in values.items()}
         for name, other in OTHER_NAMES.items():
