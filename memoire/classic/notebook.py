@@ -239,4 +239,4 @@ class PrioritizedReplayBuffer(StrictAttributes):
 
 
 PriorityExperienceReplayBuffer = PrioritizedReplayBuffer
-"""Notebook's name of `PrioritizedReplayBuffer`."""
+"""Name of `PrioritizedReplayBuffer` in the seed's notebook."""

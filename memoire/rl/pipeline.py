@@ -1,4 +1,4 @@
-"""A run in one file: environment, policy, agent and training. `python -m memoire.rl up FILE` starts the run.
+"""Pipeline of a run in one file: environment, policy, agent and training. `python -m memoire.rl up FILE` starts the run.
 
     pipeline = rl.Pipeline(run="a", env=..., policy=..., agent=..., training=rl.Training(...))
 
@@ -296,11 +296,11 @@ def read_file(path: str | os.PathLike[str], name: str) -> Any:
 
 
 MAX_SHOWN: Final = 60
-"""Characters of a value that an error shows."""
+"""Most characters of a value in an error message."""
 
 
 class Partial(functools.partial[Any]):
-    """A callable with some of its arguments. A call adds the others; its errors show all arguments."""
+    """Callable with some arguments already set. A call adds the others; errors of the call show all arguments."""
 
     __slots__ = ()
 
@@ -391,7 +391,7 @@ PROGRAM: Final = "memoire.rl"
 
 @dataclass(frozen=True)
 class Accident:
-    """A process that is killed on purpose after `updates` training steps."""
+    """Process that is killed on purpose, after `updates` training steps."""
 
     name: str
     updates: int

@@ -195,7 +195,7 @@ class Policy(Protocol):
     """Policy of N environments at once."""
 
     def act(self, observations: Any) -> Mapping[str, Any]:
-        """Return columns [N, ...] by name: "action", its log probability "logp", more of the table's, and "version".
+        """Act, and return columns [N, ...]: "action", its log probability "logp", others of the table, and "version".
 
         "value" is one of them for most learners. "version" is a number: the version of the model that acted. If the
         table has a column memory, the policy also receives `memory=` [N, *M], which is zero at the start of an episode,

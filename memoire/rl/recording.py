@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 CONNECT_INTERVAL: Final = 10.0
 """Seconds between two log lines about a server that does not answer yet."""
 STREAM_TIMEOUT: Final = 0.0
-"""Seconds that a step waits for room to send: none, because a device cannot wait."""
+"""Seconds that a step waits for room to send: 0, because a device cannot wait."""
 FLUSH_TIMEOUT: Final = 10.0
 """Seconds that a flush waits for room."""
 
@@ -61,7 +61,7 @@ class Recorder:
         """Record one step of the open episode."""
 
     def end(self) -> None:
-        """End the open episode, also if it was cut."""
+        """End the open episode, complete or not."""
 
     def tested(self, length: int, returned: float) -> None:
         """Note a test episode, which has no samples; its length and return may be reported."""
@@ -82,7 +82,7 @@ class Columns(Recorder):
         self.end()
 
     def record(self, step: Step) -> None:
-        """Write one entry."""
+        """Write the step as an entry of the table."""
         self._writer.step(
             step.obs, step.action, step.reward, step.terminated, step.truncated, step.next_obs, step.info,
             model_version=step.version,

@@ -165,7 +165,7 @@ class SAC(TrainingAgent):
         self.alpha_optimizer = adam([self.log_alpha])
 
     def get_actor(self) -> torch.nn.Module:
-        """Return the policy."""
+        """Return the policy, whose weights are published."""
         return self.policy
 
     def train(self, batch: Any) -> dict[str, Any]:

@@ -154,7 +154,7 @@ Calls: TypeAlias = Iterable[tuple[Callable[..., object], tuple[Any, ...]]]
 MAX_WAITING: Final = 100_000
 """Samples that may wait for the memory; further samples stay on the servers."""
 MAX_TAKE: Final = 8192
-"""Samples that one take asks for."""
+"""Most samples that one take asks for."""
 MORE_TIMEOUT: Final = 0.05
 """Timeout in seconds of a take that asks for more than the least number."""
 RETRY_INTERVAL: Final = 0.05
@@ -564,7 +564,7 @@ class MemoryExperience:
         self._taker.wait(timeout)
 
     def close(self) -> None:
-        """Close the `SampleTaker`."""
+        """Close the `SampleTaker`, whose thread then ends."""
         self._taker.close()
 
 

@@ -63,7 +63,7 @@ def save_agent(folder: Path, agent: Any, form: Node, facts: Mapping[str, Any]) -
     """Write a checkpoint; it is on disk as a whole when the call returns. Raises OSError.
 
     Args:
-        made: `form_of` the agent before its training.
+        form: `form_of` the agent before its training.
         facts: Counters of the trainer.
 
     Returns:
@@ -134,7 +134,7 @@ def restore(
     """Restore a new object, and the global generators, from `state_of` a former object: arrays [*F] and tree.
 
     Args:
-        made: `form_of` the former object at its creation.
+        form: `form_of` the former object at its creation.
         path: Name of the checkpoint in errors.
 
     Returns:

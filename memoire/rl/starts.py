@@ -167,7 +167,7 @@ def padded_columns(columns: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 
 
 def masked(logits: ArrayLike, mask: ArrayLike, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Sample an allowed action per row, by the softmax of allowed logits: int64 [*N], and its log in float32 [*N].
+    """Return sampled actions int64 [*N] and their log probabilities float32 [*N], by the softmax of allowed logits.
 
     Args:
         logits: [*N, A].
@@ -299,7 +299,7 @@ class StartStates:
         return len(self._states.keys() - before)
 
     def sample(self) -> Start:
-        """Draw a start state, by the probabilities of the class."""
+        """Draw a start state; a state of low cost is drawn more often."""
         if self._weights is None:
             self._weights = self._cumulative_weights()
         self._draws += 1

@@ -96,7 +96,7 @@ class Experience(Protocol):
         """Wait until samples arrive, for at most `timeout` seconds."""
 
     def close(self) -> None:
-        """Stop receiving samples."""
+        """Stop receiving samples; the source is not used any more."""
 
 
 class RatioGate:

@@ -56,7 +56,7 @@ Recording = Callable[[Client], Recorder]
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """Result of one episode."""
+    """Result of one episode: length, return, model version and completeness."""
 
     length: int
     returned: float

@@ -166,7 +166,7 @@ class Server(ClosingContext):
         return self.server.wait_closed(timeout)
 
     def close(self) -> None:
-        """Stop the server."""
+        """Stop the server and release its ports."""
         self.server.close()
 
 

@@ -22,7 +22,7 @@ def env_id() -> str:
 
 
 def make_env() -> Any:
-    """Make the configured environment."""
+    """Make the environment that the configuration file names."""
     from memoire.tmrl.envs import GenericGymEnv
 
     return GenericGymEnv(id=env_id())
