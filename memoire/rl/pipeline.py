@@ -1,4 +1,4 @@
-"""Pipeline of a run in one file: environment, policy, agent and training. `python -m memoire.rl up FILE` starts the run.
+"""Pipeline of a run in one file: environment, policy, agent, training. `python -m memoire.rl up FILE` starts the run.
 
     pipeline = rl.Pipeline(run="a", env=..., policy=..., agent=..., training=rl.Training(...))
 

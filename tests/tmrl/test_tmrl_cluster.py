@@ -365,9 +365,9 @@ def told(memory: Any = None, agent: Any = None, **plan: Any) -> Any:
 @pytest.mark.parametrize(
     ("agent", "found", "said"),
     [
-        ({"rate": 0.25}, {"options": {"step": 0.25}}, r"options\['step'\] = 0\.25, as this agent .* has 0\.5"),
-        ({"layers": (4, 8)}, {"widths": [4, 8]}, r"widths\[1\] = 8, as this agent was made with; .* has 4"),
-        ({"layers": (9,)}, {"widths": [9]}, r"widths = list\(9\), as this agent .* has list\(4, 4\)"),
+        ({"rate": 0.25}, {"options": {"step": 0.25}}, r"options\['step'\] = 0\.25, as set on this agent; .* has 0\.5"),
+        ({"layers": (4, 8)}, {"widths": [4, 8]}, r"widths\[1\] = 8, as set on this agent; .* has 4"),
+        ({"layers": (9,)}, {"widths": [9]}, r"widths = list\(9\), as set on this agent; .* has list\(4, 4\)"),
     ],
 )
 def test_what_is_told_beside_functions_of_the_user_stays_and_the_log_names_both(
