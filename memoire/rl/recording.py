@@ -251,7 +251,7 @@ def connected(
 
     Raises:
         MemoireTimeout: no server answered in `timeout` seconds.
-        Refused: the server refused for good, or was full during all of `timeout`.
+        Refused: the server refused for good, or for a passing reason during all of `timeout`.
     """
     deadline = time.monotonic() + timeout
     while True:

@@ -156,7 +156,7 @@ class RolloutWorker(ClosingContext):
         return actor_of(actor, device)
 
     def _load_file(self, path: str | Path | None, is_alone: bool) -> None:
-        """Load the model of the file, if the file exists. Raises ParameterError without both server and file."""
+        """Load the model of the file, if the file exists. Raises ParameterError if server and file are missing."""
         if path is None or not isinstance(self.actor, Learns):
             return
         if Path(path).exists():
