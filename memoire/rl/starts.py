@@ -365,7 +365,7 @@ class StartStates:
         return self._arrays(list(self._states.values())) | random_state
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> int:
-        """Add the states of `arrays` and continue its random draws; return how many states are new.
+        """Add the states of arrays [*F] from `arrays` and continue its random draws; return how many states are new.
 
         Settings that differ keep their new values; the log names both values.
 
