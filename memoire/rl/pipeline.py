@@ -87,8 +87,8 @@ class Collection:
             return policy
 
         def act(columns: Mapping[str, Any], policy: Any) -> dict[str, Any]:
-            columns = policy.act(observations_of(inputs, columns))
-            return {root: columns[root] for root in outputs.roots}
+            actions = policy.act(observations_of(inputs, columns))
+            return {root: actions[root] for root in outputs.roots}
 
         return Inference(endpoint, inputs, outputs, act, load, topic, url, keys=keys)
 

@@ -155,8 +155,8 @@ class SAC(TrainingAgent):
         self.target_entropy = -float(dimensions) if target_entropy is None else float(target_entropy)
         spaces = {"observation_space": observation_space, "action_space": action_space}
         self.policy = policy(**spaces).to(device)
-        critic = TwinCritic(numbers_of(observation_space) + dimensions, hidden) if critic is None else critic(**spaces)
-        self.critic = critic.to(device)
+        critics = TwinCritic(numbers_of(observation_space) + dimensions, hidden) if critic is None else critic(**spaces)
+        self.critic = critics.to(device)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = torch.tensor([math.log(alpha)], device=device, requires_grad=learn_entropy_coef)
         adam = functools.partial(torch.optim.Adam, lr=rate, fused=torch.device(device or "cpu").type in FUSED)
