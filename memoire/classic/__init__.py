@@ -1,9 +1,9 @@
-"""The seed documents' classes over today's engine, so that a script written from their API page runs.
+"""Classic API of the seed documents over today's engine; a script written from its API page runs unchanged.
 
-`ReplayMemory`, `ReplayMemoryServer` and `ReplayMemoryClient` keep that page's names, argument order and return values,
-and hold no logic of their own: entries, windows and weights are `replay.memory.Memory`'s, sockets are
-`server.server.Server`'s and `client.client.Client`'s. What the page leaves open is settled in docs/contract.md, row by
-row. New programs are shorter with `Buffer`, `connect` and `Server`.
+`ReplayMemory`, `ReplayMemoryServer` and `ReplayMemoryClient` keep that page's names, argument order and return values.
+They hold no logic of their own: `replay.memory.Memory` stores entries, `server.server.Server` and
+`client.client.Client` own the sockets. docs/contract.md settles, row by row, the cases that the page leaves open. New
+programs are shorter with `Buffer`, `connect` and `Server`.
 """
 
 from .fields import FLAGS as FLAGS

@@ -1,4 +1,4 @@
-"""The page's `ReplayMemoryClient` over `client.Client`, and the `rem` that records its episodes."""
+"""Classic client over `client.Client`: `ReplayMemoryClient`, and its local memory `rem`."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from .memory import ReplayMemory, uuid_of
 
 
 class ClientMemory(ReplayMemory):
-    """A client's `rem`: its memory of the moment, which `sync_sizes` replaces, with every closed episode counted."""
+    """Local memory of a client, which counts every closed episode. `sync_sizes` replaces the engine's memory."""
 
     __slots__ = ("_client",)
 
     def __init__(self, client: Client) -> None:
-        self._settle(client.schema, client.uuid, client.client_id)
+        self._set_up(client.schema, client.uuid, client.client_id)
         self._client = client
 
     @property
     def memory(self) -> Memory:
-        """The engine that the client holds now."""
+        """Memory of the engine that the client holds now."""
         return self._client.memory
 
     def close_episode(self, *flags: Any, lane: int = 0, **ending: Any) -> None:
-        """As of `ReplayMemory`; the client counts the episode."""
-        length, earned = self.memory.open_length(lane), self.memory.open_return(lane)
+        """Close the open episode as `ReplayMemory` does, and count the episode for the server."""
+        length, episode_return = self.memory.open_length(lane), self.memory.open_return(lane)
         super().close_episode(*flags, lane=lane, **ending)
         self._client.on_entries(length)
-        self._client.on_episode(lane, length, earned)
+        self._client.on_episode(lane, length, episode_return)
 
 
 class ReplayMemoryClient(ClosingContext, StrictAttributes):
-    """The actor's side: a local memory, from which caches are drawn and pushed to the server.
+    """Actor's client: a local memory, from which caches are drawn and pushed to the server.
 
     Args:
-        sub_endpoint: Where the server publishes.
-        req_endpoint: Where a request worker, or a proxy in front of several, answers.
-        push_endpoint: Where a pull worker, or a proxy in front of several, takes caches.
-        input_uuid: What log lines call this client: a number below 2**32, or an IPv4 address as text. 0 draws one.
-        timeout: Seconds that this and each later call may wait for the server, unless it is told otherwise.
+        sub_endpoint: Address at which the server publishes.
+        req_endpoint: Address of a request worker, or of a proxy in front of several.
+        push_endpoint: Address of a pull worker for caches, or of a proxy in front of several.
+        input_uuid: Label of this client in log lines: a number below 2**32, or an IPv4 address as text. 0 draws one.
+        timeout: Seconds that this call and later calls without their own timeout may wait for the server.
         context: ZeroMQ context; None is the process's own. inproc:// addresses do not cross contexts.
         seed: Makes draws repeatable.
-        options: Whatever else `client.Client` takes.
+        options: Other arguments of `client.Client`.
 
     Sizes and every parameter come from the server. Methods are safe to call from several threads; a client does not
     survive a fork.
 
     Raises:
-        MemoireTimeout: (a TimeoutError) nobody answered at req_endpoint.
+        MemoireTimeout: (a TimeoutError) no server answered at req_endpoint.
         SchemaError: the server stores other columns than the seven fields.
     """
 
@@ -86,49 +86,49 @@ class ReplayMemoryClient(ClosingContext, StrictAttributes):
             self._client.close(timeout=0)
             raise
         self._subscriptions: dict[str, Any] = {}
-        self._lock = threading.Lock()  # of _subscriptions
+        self._lock = threading.Lock()  # guards _subscriptions
         self.push_failure = ""
-        """Why the last `push_cache` returned -1; "" after one that returned 0."""
+        """Reason why the last `push_cache` returned -1; "" after one that returned 0."""
         self._guard()
 
     @property
     def rem(self) -> ReplayMemory:
-        """The local memory."""
+        """Local memory of the client."""
         return self._rem
 
     @property
     def client(self) -> Client:
-        """The client itself, for whatever the page has no word for."""
+        """Underlying client, for functions that the classic API lacks."""
         return self._client
 
     def sync_sizes(self, max_step: int, *, timeout: float | None = None) -> None:
-        """Fetch sizes and every parameter again, and start a new local memory of `max_step` entries, whatever the
-        server's `max_step` is.
+        """Fetch sizes and all parameters again, and begin an empty local memory of `max_step` entries.
 
-        What the old one held is gone; totals go on. Returns when the server has answered.
+        The given `max_step` replaces the server's. Entries of the old memory are discarded; totals are kept. Returns
+        when the server has answered.
 
         Raises:
-            MemoireTimeout: nobody answered; the memory stays as it was.
+            MemoireTimeout: no server answered; the memory is not changed.
         """
         self._client.sync(whole("max_step", max_step, 1), timeout, overrides=True)
 
     def update_counter(self, *, timeout: float | None = None) -> None:
-        """Bring the server's totals up to date: to be called after each episode. Returns when the server has them.
+        """Report this client's totals to the server; to be called after each episode. Returns when the server has them.
 
         Raises:
-            MemoireTimeout: nobody answered. The totals are cumulative, so that the next call makes up for it.
+            MemoireTimeout: no server answered. Totals are cumulative, so the next call reports them in full.
         """
         self._client.update(timeout=timeout)
 
     def push_cache(self, *, timeout: float | None = None) -> int:
-        """Draw cache_size samples of the local memory, with replacement, in proportion to weight, and push them.
+        """Draw cache_size samples from the local memory, with replacement and in proportion to weight, and push them.
 
         Args:
-            timeout: Seconds to wait for room where too many bytes are on their way.
+            timeout: Seconds to wait for room if too many bytes wait to be sent.
 
         Returns:
-            0, or -1 when nothing was pushed; `push_failure` says why. Never an exception for the state of the memory,
-            the network or the server.
+            0, or -1 if nothing was pushed; `push_failure` says why. The state of the memory, the network or the server
+            raises no exception.
         """
         try:
             pushed = self._client.push_cache(timeout)
@@ -140,27 +140,27 @@ class ReplayMemoryClient(ClosingContext, StrictAttributes):
         return -1 if self.push_failure else 0
 
     def write_log(self, log_message: str, *, timeout: float | None = None) -> None:
-        """Have a line written to the server's log file. Lines are kept until the server has them.
+        """Send a line to the server's log file. Lines are kept until the server has them.
 
-        Waits only where very many are kept (the server is away for long), at most `timeout` seconds (None:
-        `limits.log_timeout`); then the line is dropped, counted and warned of.
+        Waits only if very many lines are kept (the server is away for long), at most `timeout` seconds (None:
+        `limits.log_timeout`); then the line is dropped, counted, and a warning is logged.
         """
         self._client.log(log_message, timeout)
 
     def sub_bytes(self, topic: str, *, timeout: float | None = None) -> bytes | str:
-        """The next message of a topic, of any size, as the type it was published as.
+        """Return the next message of a topic, of any size, in the type in which it was published.
 
-        The first call subscribes and gets the newest message, if there was one; later ones get every further message in
-        order, except where this client was too slow.
+        The first call subscribes and returns the newest message, if there was one. Later calls return the following
+        messages in order; a client that is too slow misses some.
 
         Args:
-            timeout: Seconds to wait; None waits for ever.
+            timeout: Seconds to wait; None waits without limit.
 
         Raises:
-            MemoireTimeout: nothing came.
+            MemoireTimeout: no message arrived.
             Closed: the client was closed while this call waited.
         """
-        self._client._check_open()  # before the lock: in a forked process nobody would give it back
+        self._client._check_open()  # before the lock, which a forked process would never release
         with Held(self._lock):
             subscription = self._subscriptions.get(topic)
             if subscription is None:
@@ -168,5 +168,5 @@ class ReplayMemoryClient(ClosingContext, StrictAttributes):
         return subscription.receive(timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Send what is still to be sent, for as long as `timeout` allows, and leave. Further calls do nothing."""
+        """Send waiting messages for at most `timeout` seconds, and disconnect. Further calls do nothing."""
         self._client.close(timeout)

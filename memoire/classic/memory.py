@@ -1,4 +1,4 @@
-"""The page's `ReplayMemory`: one memory of episodes in this process, over `replay.memory.Memory`."""
+"""Classic `ReplayMemory`: one memory of episodes in this process, over `replay.memory.Memory`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .fields import FIELDS, OWN_NAMES, ReplayBatch, batch_of, defaults, flags_of
 
 
 def _template(field: str, doc: str) -> Any:
-    """A read-only property: the template of a field."""
+    """Return a read-only property for the template of a field."""
     return property(lambda memory: memory._templates[field], doc=doc)
 
 
 def _parameter(name: str, doc: str) -> Any:
-    """A property that is a parameter of the memory; set, it is checked against the schema."""
+    """Return a property for a parameter of the memory; setting it checks the value against the schema."""
     return property(
         lambda memory: getattr(memory.parameters, name),
         lambda memory, value: memory._configure(**{name: value}),
@@ -33,20 +33,20 @@ def _parameter(name: str, doc: str) -> Any:
 
 
 class ReplayMemory(StrictAttributes):
-    """A local memory of episodes, from which samples are drawn in proportion to their weight.
+    """Local memory of episodes, from which samples are drawn in proportion to their weight.
 
     Args:
-        state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf: Templates: arrays whose dtype and
-            shape (without a batch axis) every entry has; a Gymnasium space, a structured dtype's array, or a dict or
-            tuple of templates will do too. reward, value and qvest are float32 of one shape, prob has shape ().
-        max_step: Entries that fit, exactly; any number.
-        input_uuid: What log lines call this memory: a number below 2**32, or an IPv4 address as text. 0 draws one.
+        state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf: Templates: arrays with the dtype
+            and shape (without a batch axis) of every entry. A Gymnasium space, a structured dtype's array, or a dict or
+            tuple of templates is accepted, too. reward, value and qvest are float32 of one shape, prob has shape ().
+        max_step: Number of entries that fit; any number.
+        input_uuid: Label of this memory in log lines: a number below 2**32, or an IPv4 address as text. 0 draws one.
         seed: Makes draws repeatable.
 
-    Thread safety is that of `memory.Memory`: any method from any thread; one lane's episode belongs to one thread.
+    Any method may be called from any thread, as in `memory.Memory`; the episode of a lane belongs to one thread.
 
     Raises:
-        SchemaError: a template cannot be stored; names the buffer, what was found and what is allowed.
+        SchemaError: a template cannot be stored; names the template, its dtype or shape, and the expected one.
         ParameterError: max_step or input_uuid is out of range.
     """
 
@@ -54,7 +54,7 @@ class ReplayMemory(StrictAttributes):
 
     _PARAMETERS = "Write rem.NAME = ... where the page has such a parameter."
     _OWN_NAMES = OWN_NAMES
-    _is_guarded = True  # all that is public is a property
+    _is_guarded = True  # all public attributes are properties
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class ReplayMemory(StrictAttributes):
     ) -> None:
         buffers = (state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf)
         schema = seven_fields(buffers)
-        self._settle(schema, uuid_of(input_uuid), secrets.token_bytes(16))
+        self._set_up(schema, uuid_of(input_uuid), secrets.token_bytes(16))
         self._memory = Memory(schema, whole("max_step", max_step, 1), defaults(schema), seed=seed)
 
-    def _settle(self, schema: Schema, uuid: int, client_id: bytes) -> None:
+    def _set_up(self, schema: Schema, uuid: int, client_id: bytes) -> None:
         self._schema, self._uuid, self._client_id = schema, uuid, client_id
         self._annealing = Annealing()
         templates = {name: np.zeros(column.shape, column.dtype) for name, column in schema.items()}
@@ -106,49 +106,49 @@ class ReplayMemory(StrictAttributes):
 
     @property
     def entry_size(self) -> int:
-        """Bytes of one (s, a, r, p, v, q, i)."""
+        """Size of one entry (s, a, r, p, v, q, i) in bytes."""
         return self._schema.entry_bytes
 
     @property
     def max_step(self) -> int:
-        """Entries that fit, exactly."""
+        """Number of entries that fit."""
         return self.memory.capacity
 
     @property
     def uuid(self) -> int:
-        """The 32 bits that log lines show as '%08x': drawn by chance, or `input_uuid`. Not unique: `client_id` is."""
+        """Label of 32 bits that log lines show as '%08x': random, or `input_uuid`. Not unique, unlike `client_id`."""
         return self._uuid
 
     @property
     def client_id(self) -> bytes:
-        """16 random bytes that no other memory has: what counting and ids go by."""
+        """Unique id of this memory, 16 random bytes; counts and ids of entries refer to it."""
         return self._client_id
 
     @property
     def schema(self) -> Schema:
-        """The seven fields as the columns that the engine stores."""
+        """Schema of the seven fields, as the engine stores them."""
         return self._schema
 
     @property
     def memory(self) -> Memory:
-        """The engine itself, for whatever the page has no word for."""
+        """Underlying memory of the engine, for functions that the classic API lacks."""
         return self._memory
 
     @property
     def parameters(self) -> Parameters:
-        """Every read-write property below in one frozen value."""
+        """All read-write properties below, as one frozen value."""
         return self.memory.parameters
 
     # ----------------------------------------------------------------------------------------- read-write properties
 
     priority_exponent: float = _parameter(
         "priority_exponent",
-        "Exponent of priorities, the alpha of Schaul et al. (the page calls it beta). At least 0; default 0.6.",
+        "Exponent of priorities, the alpha of Schaul et al. (beta in the seed documents). At least 0; default 0.6.",
     )
 
     importance_exponent: float = _parameter(
         "importance_exponent",
-        "Exponent of the correction, the beta of Schaul et al. (not on the page). In [0, 1]; default 0.4.",
+        "Exponent of the correction, the beta of Schaul et al. (not in the seed documents). In [0, 1]; default 0.4.",
     )
 
     mix_lambda: float = _parameter("mix_lambda", "Lambda of the TD(lambda) return. In [0, 1]; default 1.")
@@ -165,7 +165,7 @@ class ReplayMemory(StrictAttributes):
 
     reuse_cache: bool = _parameter(
         "reuse_cache",
-        "Whether a server draws from its caches with replacement, or each sample once (False, the default).",
+        "True draws from a server's caches with replacement; False (the default) draws each sample once.",
     )
 
     @property
@@ -188,10 +188,10 @@ class ReplayMemory(StrictAttributes):
 
     @property
     def cache_flags(self) -> tuple[bool, ...]:
-        """14 switches, prev s, a, r, p, v, q, i and next s, a, r, p, v, q, i: which fields come with samples. Default:
+        """14 switches of the fields that samples hold: prev s, a, r, p, v, q, i and next s, a, r, p, v, q, i. Default:
         all.
 
-        Set by 14 booleans (or 0 and 1), or by the names of those that are on, out of `FLAGS`: "prev_state" to
+        Set by 14 booleans (or 0 and 1), or by the names of the fields that are on, out of `FLAGS`: "prev_state" to
         "next_info".
         """
         return flags_of(self.parameters, self._schema)
@@ -202,39 +202,39 @@ class ReplayMemory(StrictAttributes):
 
     start: Start = _parameter(
         "start",
-        'Windows that reach before an episode\'s first entry: "skip" them (the default), "repeat" the '
-        'first, or "zero".',
+        'Rule for windows that reach before an episode: "skip" them (the default), "repeat" the first '
+        'entry, or fill with "zero".',
     )
 
     # ------------------------------------------------------------------------------------------------------- methods
 
     def print_info(self) -> None:
-        """Print `info()` to standard output, a line for each."""
+        """Print `info()` to standard output, one line for each value."""
         sys.stdout.write("".join(f"{name}: {value}\n" for name, value in self.info().items()))
 
     def info(self) -> dict[str, Any]:
-        """Sizes, counts and every parameter, by name."""
+        """Return sizes, counts and all parameters by name."""
         facts: dict[str, Any] = {"uuid": f"{self._uuid:08x}", "entry_size": self.entry_size, "max_step": self.max_step}
         facts |= {name: str(self._schema[name]) for name in self._schema}
         facts |= {name: getattr(self, name) for name in PROPERTIES}
         return facts | self._counts()
 
     def num_episode(self) -> int:
-        """Closed episodes that are stored now."""
+        """Return the number of closed episodes that are stored."""
         return self.memory.num_episodes
 
     def pub_bytes(self, topic: str, message: bytes | str) -> None:
-        """Publish `message`, where this memory is a server's `rem`. Raises MemoireError elsewhere."""
+        """Publish `message`, if this memory is a server's `rem`. Raises MemoireError for other memories."""
         raise MemoireError(
             f"cannot publish on {topic!r}: this memory belongs to no server. Call pub_bytes of a ReplayMemoryServer or "
             f"of its rem."
         )
 
     def new_episode(self, *, lane: int = 0) -> None:
-        """Open an episode; what was added to an unclosed one is discarded, and `num_episode()` stays as it is.
+        """Open an episode. Entries of an unclosed episode are discarded; `num_episode()` does not change.
 
         Args:
-            lane: Episodes of different lanes are open side by side: one for each environment of a vector environment.
+            lane: Number of the open episode; a vector environment has one lane for each environment.
         """
         self.memory.open(lane)
 
@@ -249,7 +249,7 @@ class ReplayMemory(StrictAttributes):
         bootstrap_value: Any = None,
         lane: int = 0,
     ) -> None:
-        """Close the open episode: compute its returns and weights, from when on its entries can be drawn.
+        """Close the open episode: compute its returns and weights. From now on its entries can be drawn.
 
         The return of the last entry T is r_T + gamma * bootstrap_value, and q_t = r_t + gamma * (lambda * q_{t+1} + (1
         - lambda) * v_{t+1}) before it. weight = init_w * episodic_weight_multiplier * (sum_j reward_coeff_j * |q_j -
@@ -257,18 +257,18 @@ class ReplayMemory(StrictAttributes):
 
         Args:
             episodic_weight_multiplier: Scales the weight of all entries of the episode. At least 0.
-            do_update_value: Off leaves qvest at 0.
-            do_update_weight: Off leaves weights at init_w times the multiplier.
+            do_update_value: False leaves qvest at 0.
+            do_update_weight: False leaves weights at init_w times the multiplier.
             final_state: The state after the last entry. Without it, and without `terminated`, the last multi_step
-                entries are never drawn, as in the seed; with it every entry can be, and next.state is this state where
-                a window ends.
-            terminated: Whether the episode ended for good (discount 0 at its end) or was cut off.
-            bootstrap_value: Value of the final state, in the shape of the reward; 0 where it is not given.
-            lane: Which open episode.
+                entries are never drawn, as in the seed. With it every entry can be drawn, and next.state is this state
+                if a window reaches the end.
+            terminated: True if the episode terminated (discount 0 at its end), False if it was truncated.
+            bootstrap_value: Value of the final state, in the shape of the reward; None is 0.
+            lane: Number of the open episode.
 
         Raises:
             EpisodeClosedError: there is no open episode.
-            EmptyEpisodeError: it has no entries; it stays open.
+            EmptyEpisodeError: the episode has no entries; it stays open.
             ParameterError: the multiplier is negative or not finite; the episode stays open.
         """
         state = None if final_state is None else tuple(map(np.asarray, self._schema.flatten("state", final_state)))
@@ -283,35 +283,32 @@ class ReplayMemory(StrictAttributes):
         )
 
     def add_entry(self, s: Any, a: Any, r: Any, p: Any, v: Any, i: Any, init_w: float = 1.0, *, lane: int = 0) -> None:
-        """Add an entry to the open episode; the oldest episodes are evicted where there is no room for it.
+        """Add an entry to the open episode; if there is no room, the oldest episodes are evicted.
 
         Args:
-            s, a, r, p, v, i: State, action, reward, prob, value, info, as their templates.
-            init_w: Factor of the entry's weight, normally 1; 0 is never drawn.
-            lane: Which open episode.
+            s, a, r, p, v, i: State, action, reward, prob, value, info, in the form of their templates.
+            init_w: Factor of the entry's weight, normally 1. An entry with 0 is never drawn.
+            lane: Number of the open episode.
 
         Raises:
             EntryError: a value does not match its template; names the field. Nothing was added.
             EpisodeClosedError: there is no open episode.
-            EpisodeTooLong: the episode alone fills the memory; it stays as it was.
+            EpisodeTooLong: the episode alone fills the memory; the episode is not changed.
         """
         values = (s, a, r, p, v, i) if self._is_flat else self._leaves(s, a, r, p, v, i)
         self.memory.add(lane, values, init_w)
 
     def add_entries(self, s: Any, a: Any, r: Any, p: Any, v: Any, i: Any, init_w: Any = 1.0, *, lane: int = 0) -> None:
-        """Add T entries at once: every value [T, *F], init_w [T] or a number. Errors as `add_entry`; all or none are
-        added.
-        """
+        """Add T entries at once: values [T, *F], init_w [T] or a number. On an error of `add_entry`, none is added."""
         values = (s, a, r, p, v, i) if self._is_flat else self._leaves(s, a, r, p, v, i)
         self.memory.extend(lane, values, init_w)
 
     def get_batch(self, batch_size: int, *, out: ReplayBatch | Sequence[Any] | None = None) -> ReplayBatch:
-        """Draw a batch from this memory, with replacement, in proportion to weight: what a program of one process
-        needs.
+        """Draw a batch from this memory, with replacement and in proportion to weight, for programs of one process.
 
         Args:
-            batch_size: Samples, at least 1.
-            out: An earlier batch, or (prev, next, weight), whose arrays are filled and returned.
+            batch_size: Number of samples, at least 1.
+            out: An earlier batch, or (prev, next, weight); its arrays are filled and returned.
 
         Raises:
             EmptyMemory: (a RuntimeError) no entry has a positive weight.
@@ -326,16 +323,14 @@ class ReplayMemory(StrictAttributes):
         return batch_of(self._schema, parameters, sample.gathered, factor, out)
 
     def update_priorities(self, ids: NDArray[np.int64], td_errors: Any) -> tuple[int, int]:
-        """Set priorities of what was drawn to abs(td_errors): [B]. Returns how many were applied, and how many are
-        gone.
-        """
+        """Set drawn entries' priorities to abs(td_errors), [B]. Return the counts of updated and of evicted entries."""
         return self.memory.update_priorities(ids, td_errors)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._uuid:08x}: {self._schema!r}>"
 
     def _configure(self, **changes: Any) -> None:
-        """Set parameters, checked against the schema; nothing is half done."""
+        """Set parameters, checked against the schema; an error changes nothing."""
         with renamed(**OWN_NAMES):
             self.memory.configure(**changes)
 
@@ -349,20 +344,20 @@ class ReplayMemory(StrictAttributes):
         }
 
     def _leaves(self, *values: Any) -> tuple[Any, ...]:
-        """The columns of nested values, in the schema's order."""
-        given = zip((field for field in FIELDS if field != "qvest"), values, strict=True)
-        return tuple(leaf for field, value in given for leaf in self._schema.flatten(field, value))
+        """Return the leaves of nested values in the schema's order."""
+        named = zip((field for field in FIELDS if field != "qvest"), values, strict=True)
+        return tuple(leaf for field, value in named for leaf in self._schema.flatten(field, value))
 
     def _per_dimension(self, values: tuple[float, ...]) -> tuple[float, ...]:
         return values * reward_size(self._schema) if len(values) == 1 else values
 
 
 PROPERTIES = tuple(name for name, each in vars(ReplayMemory).items() if isinstance(each, property) and each.fset)
-"""The read-write properties of `ReplayMemory`."""
+"""Names of the read-write properties of `ReplayMemory`."""
 
 
 def uuid_of(value: int | str) -> int:
-    """`input_uuid` as 32 bits: a number, or an IPv4 address as text; 0 draws one. Raises ParameterError."""
+    """Convert `input_uuid` to 32 bits: a number, or an IPv4 address as text; 0 draws one. Raises ParameterError."""
     if isinstance(value, str):
         try:
             value = int(ipaddress.IPv4Address(value))

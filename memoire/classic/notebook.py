@@ -1,7 +1,7 @@
-"""The notebook's prioritized replay buffer: any Python objects in slots, drawn in proportion to priority ** alpha.
+"""Prioritized replay buffer of the seed's notebook: Python objects in slots, drawn in proportion to priority ** alpha.
 
-The same names and numbers as in the seed's notebook, over the engine's tree: any capacity, batches without a Python
-loop over tree levels, and every odd case defined. For arrays, windows, n-step returns and actors see `Buffer`.
+The names and numbers are the notebook's, over the engine's sum tree: any capacity, batches without a Python loop over
+tree levels, and a defined result for every edge case. For arrays, windows, n-step returns and actors see `Buffer`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memoire.errors import EmptyMemory, ParameterError
 
 @dataclass
 class Transition:
-    """One step, with the notebook's fields; each one has arrays of its own."""
+    """One step with the notebook's fields; each instance has its own arrays."""
 
     current_state: NDArray[Any] = field(default_factory=lambda: np.zeros((1, 10)))
     action: int = 0
@@ -33,10 +33,10 @@ class Transition:
 
     @staticmethod
     def schema(state: ArrayLike | None = None) -> Schema:
-        """The same step as a schema for `Buffer`, which finds next_state and done by itself.
+        """Return the schema of this step for `Buffer`, which derives next_state and done itself.
 
         Args:
-            state: A state, for its dtype and shape; zeros (1, 10) as in the notebook where it is not given.
+            state: A state, for its dtype and shape; None takes the notebook's zeros (1, 10).
         """
         template = np.asarray(Transition().current_state if state is None else state)
         return Schema(
@@ -49,33 +49,39 @@ class Transition:
 
 
 class Samples(TypedDict):
-    """What `PrioritizedReplayBuffer.sample` returns. Shapes: B batch_size."""
+    """Samples that `PrioritizedReplayBuffer.sample` returns. Shapes: B batch_size."""
 
     weights: NDArray[np.float32]
-    """[B] (N P(i)) ** -beta over the largest there can be, in (0, 1]: what a loss is multiplied by."""
+    """[B] in (0, 1], factor of each sample's loss: (N P(i)) ** -beta over its largest possible value."""
     indexes: NDArray[np.int64]
     """[B] slots of `data`, for `update_priorities`."""
     handles: NDArray[np.int64]
-    """[B] numbers that `add` gave: never used again, so that an update of what was overwritten can be dropped."""
+    """[B] handles that `add` returned. They are never reused, so an update of an overwritten slot can be dropped."""
     transitions: list[Any]
-    """[B] what was added."""
+    """[B] the transitions, as they were added."""
 
 
 class PrioritizedReplayBuffer(StrictAttributes):
-    """A ring of `capacity` transitions with proportional prioritization. Schaul et al., ICLR 2016, section 3.3.
+    """Ring of `capacity` transitions with proportional prioritization. Schaul et al., ICLR 2016, section 3.3.
 
-    Thread-safe. A copy or pickle draws what this one would have drawn. Attributes: `data` (the slots), `next_idx` (the
-    one written next), `size` (how many are filled), `max_priority` (largest ever given, 1 at first: what a new
-    transition gets).
+    Thread-safe. A copy or pickle continues the random draws. Attributes: `data` (the slots), `next_idx` (the next slot
+    to write), `size` (number of filled slots), `max_priority` (largest priority so far, 1 at first, which new
+    transitions get).
 
     Args:
-        capacity: Transitions that fit, at least 1; any number.
-        alpha: 0 draws all alike, 1 follows the priorities fully. At least 0.
-        seed: Of the draws; None is different each time.
-        stratified: Whether the samples of a batch come from as many segments of equal probability, one each.
+        capacity: Number of transitions that fit, at least 1.
+        alpha: 0 draws all equally, 1 in proportion to the priorities. At least 0.
+        seed: Seed of the draws; None takes entropy from the system.
+        stratified: True draws one sample from each of `batch_size` segments of equal probability.
 
     Raises:
         ParameterError: capacity or alpha is out of its range.
+
+    Example:
+        buffer = PrioritizedReplayBuffer(1000, alpha=0.6)
+        buffer.extend(Transition(reward=float(step)) for step in range(10))
+        samples = buffer.sample(4, beta=0.4)
+        buffer.update_priorities(samples["indexes"], [1.0, 2.0, 0.5, 3.0], samples["handles"])
     """
 
     def __init__(self, capacity: int, alpha: float, *, seed: int | None = None, stratified: bool = False) -> None:
@@ -97,17 +103,17 @@ class PrioritizedReplayBuffer(StrictAttributes):
         return self.size
 
     def add(self, transition: Any) -> int:
-        """Write a transition into the next slot with the largest priority so far; its handle, 0, 1, 2, ..."""
+        """Write a transition into the next slot with the largest priority so far; return its handle, 0, 1, 2, ..."""
         return int(self.extend([transition])[0])
 
     def extend(self, transitions: Iterable[Any]) -> NDArray[np.int64]:
-        """Add several transitions at once; their handles, int64 [N]. Of more than `capacity` the last stay."""
-        given = list(transitions)
+        """Add several transitions at once; return their handles, int64 [N]. Of more than `capacity` the last stay."""
+        items = list(transitions)
         with Held(self._lock):
-            handles = np.arange(self._added, self._added + len(given))
-            slots, added = handles % self.capacity, self._added + len(given)
+            handles = np.arange(self._added, self._added + len(items))
+            slots, added = handles % self.capacity, self._added + len(items)
             facts = {"_added": added, "next_idx": added % self.capacity, "size": min(self.capacity, added)}
-            put = [(setitem, (self.data, slot, each)) for slot, each in zip(slots.tolist(), given, strict=True)]
+            put = [(setitem, (self.data, slot, each)) for slot, each in zip(slots.tolist(), items, strict=True)]
             at_once(
                 [
                     (self._tree.set, (slots, self.max_priority**self.alpha)),
@@ -119,25 +125,25 @@ class PrioritizedReplayBuffer(StrictAttributes):
             return handles
 
     def priority_sum(self) -> float:
-        """Sum of priority ** alpha over what is stored; 0 at first."""
+        """Return the sum of priority ** alpha over all stored transitions; 0 for an empty buffer."""
         return self._tree.total
 
     def priority_min(self) -> float:
-        """Least priority ** alpha above 0; infinity at first.
+        """Return the least priority ** alpha above 0; infinity for an empty buffer.
 
-        The notebook's is 0 while a priority is 0, and its `sample` divides by that.
+        The notebook returns 0 while a priority is 0, and its `sample` divides by that.
         """
         return self._tree.minimum
 
     _sum, _min = priority_sum, priority_min
 
     def find_prefix_sum_idx(self, prefix_sum: float) -> int:
-        """The largest slot i such that the priorities ** alpha of the slots before it sum to at most `prefix_sum`.
+        """Return the largest slot i so that priority ** alpha, summed over the slots before i, is at most `prefix_sum`.
 
-        Never a slot of priority 0: a prefix of the whole sum, or beyond, gives the last slot with a priority.
+        A slot of priority 0 is never returned: a prefix of at least the whole sum gives the last slot with a priority.
 
         Raises:
-            EmptyMemory: nothing with a priority is stored.
+            EmptyMemory: no stored transition has a priority above 0.
             ValueError: the prefix is negative or not finite.
         """
         if not self._tree.positive:
@@ -145,14 +151,14 @@ class PrioritizedReplayBuffer(StrictAttributes):
         return int(self._tree.find([float(prefix_sum)])[0])
 
     def sample(self, batch_size: int, beta: float) -> Samples:
-        """Draw with replacement, P(i) = priority_i ** alpha over their sum.
+        """Draw samples with replacement, P(i) = priority_i ** alpha over their sum.
 
         Args:
-            batch_size: At least 1.
-            beta: How far the weights correct for the drawing, in [0, 1].
+            batch_size: Number of samples, at least 1.
+            beta: Strength of the correction by weights, in [0, 1].
 
         Raises:
-            EmptyMemory: nothing with a priority is stored.
+            EmptyMemory: no stored transition has a priority above 0.
             ParameterError: an argument is out of its range.
         """
         batch_size = whole("batch_size", batch_size, 1)
@@ -167,7 +173,7 @@ class PrioritizedReplayBuffer(StrictAttributes):
             indexes = self._tree.draw(fractions)
             if self.stratified:
                 self._rng.shuffle(indexes)
-            # The population and the sum cancel in what is divided by the largest.
+            # The population and the sum cancel in the ratio to the largest weight.
             weights = (self._tree.get(indexes) / self._tree.minimum) ** -beta
             return {
                 "weights": weights.astype(np.float32),
@@ -179,46 +185,45 @@ class PrioritizedReplayBuffer(StrictAttributes):
     def update_priorities(
         self, indexes: ArrayLike, priorities: ArrayLike, handles: ArrayLike | None = None
     ) -> tuple[int, int]:
-        """Give slots new priorities; of a slot that is there twice, the last counts.
+        """Set new priorities of slots; if a slot is listed twice, its last priority counts.
 
         Args:
-            indexes: [B] slots that hold something.
-            priorities: [B], finite and at least 0; one of 0 is not drawn any more (add an epsilon).
-            handles: [B], as `sample` returned them: what was overwritten since is passed over.
+            indexes: [B] filled slots.
+            priorities: [B], finite and at least 0. A slot of priority 0 is never drawn (add an epsilon).
+            handles: [B], as `sample` returned them; slots that were overwritten since are skipped.
 
         Returns:
-            (applied, stale): how many counted, and how many were passed over.
+            (applied, stale): the numbers of updated and of skipped slots.
 
         Raises:
-            ParameterError: a slot is empty, a priority is out of its range, or the lengths differ. Nothing was
-                changed.
+            ParameterError: a slot is empty, a priority is out of its range, or the lengths differ. Nothing was changed.
         """
         slots = np.asarray(indexes)
-        given = np.asarray(priorities, np.float64)
+        values = np.asarray(priorities, np.float64)
         known = None if handles is None else np.asarray(handles, np.int64)
         if slots.ndim != 1 or (slots.size and slots.dtype.kind not in "iu"):
             raise ParameterError("indexes", indexes, "whole numbers of one dimension")
-        if given.shape != slots.shape or (known is not None and known.shape != slots.shape):
-            raise ParameterError("priorities", f"shape {given.shape}", f"as long as the indexes, {slots.shape}")
-        if not ((given >= 0.0) & np.isfinite(given)).all():
-            bad = int(np.flatnonzero(~((given >= 0.0) & np.isfinite(given)))[0])
-            raise ParameterError(f"priorities[{bad}]", float(given[bad]), "finite and at least 0")
+        if values.shape != slots.shape or (known is not None and known.shape != slots.shape):
+            raise ParameterError("priorities", f"shape {values.shape}", f"as long as the indexes, {slots.shape}")
+        if not ((values >= 0.0) & np.isfinite(values)).all():
+            bad = int(np.flatnonzero(~((values >= 0.0) & np.isfinite(values)))[0])
+            raise ParameterError(f"priorities[{bad}]", float(values[bad]), "finite and at least 0")
         with Held(self._lock):
             outside = (slots < 0) | (slots >= self.size)
             if outside.any():
                 raise ParameterError("indexes", int(slots[outside][0]), f"slots that are filled, 0 to {self.size - 1}")
             fresh = np.ones(len(slots), bool) if known is None else self._handles[slots] == known
             if fresh.any():
-                largest = max(self.max_priority, float(given[fresh].max()))
-                change = self._tree.set, (slots[fresh].astype(np.int64), given[fresh] ** self.alpha)
+                largest = max(self.max_priority, float(values[fresh].max()))
+                change = self._tree.set, (slots[fresh].astype(np.int64), values[fresh] ** self.alpha)
                 at_once([change, (vars(self).update, ({"max_priority": largest},))])
             return int(fresh.sum()), int((~fresh).sum())
 
     def __getstate__(self) -> dict[str, Any]:
         with Held(self._lock):
             facts = {name: value for name, value in vars(self).items() if name not in ("_lock", "_tree")}
-            own = {"data": list(self.data), "_handles": self._handles.copy(), "_rng": copy.copy(self._rng)}
-            return facts | own | {"weights": self._tree.get(np.arange(self.capacity))}
+            copies = {"data": list(self.data), "_handles": self._handles.copy(), "_rng": copy.copy(self._rng)}
+            return facts | copies | {"weights": self._tree.get(np.arange(self.capacity))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         weights = state.pop("weights")
@@ -226,7 +231,7 @@ class PrioritizedReplayBuffer(StrictAttributes):
         self._tree.set(np.arange(len(weights)), weights)
 
     def is_full(self) -> bool:
-        """Whether every slot is filled."""
+        """Return True if every slot is filled."""
         return self.capacity == self.size
 
     def __repr__(self) -> str:
@@ -234,4 +239,4 @@ class PrioritizedReplayBuffer(StrictAttributes):
 
 
 PriorityExperienceReplayBuffer = PrioritizedReplayBuffer
-"""As the notebook calls it."""
+"""Name of `PrioritizedReplayBuffer` in the seed's notebook."""

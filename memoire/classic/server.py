@@ -1,4 +1,4 @@
-"""The page's `ReplayMemoryServer` over `server.Server`, and the `rem` in which it has templates and parameters."""
+"""Classic server over `server.Server`: `ReplayMemoryServer`, and its `rem` with templates and parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .memory import ReplayMemory, uuid_of
 
 
 class Mode(enum.Enum):
-    """Whether a worker binds its endpoint or connects to one that somebody else binds."""
+    """Mode of a worker: Bind binds the endpoint, Conn connects to an endpoint that another party binds."""
 
     Bind = "Bind"
     Conn = "Conn"
@@ -30,22 +30,22 @@ Conn = Mode.Conn
 
 
 class ServerMemory(ReplayMemory):
-    """A server's `rem`: templates and parameters for it and all its clients. Entries are its clients'."""
+    """Memory `rem` of a server: templates and parameters for the server and all its clients, without entries."""
 
     __slots__ = ("_max_step", "_server")
 
     def __init__(self, server: Server, schema: Schema, max_step: int) -> None:
-        self._settle(schema, uuid_of(0), secrets.token_bytes(16))
+        self._set_up(schema, uuid_of(0), secrets.token_bytes(16))
         self._server, self._max_step = server, max_step
 
     @property
     def max_step(self) -> int:
-        """Entries that a client's memory has room for unless `sync_sizes` says otherwise; 0: what fits."""
+        """Capacity of each client's memory in entries, unless `sync_sizes` sets another; 0 lets memoire choose."""
         return self._max_step
 
     @property
     def memory(self) -> Memory:
-        """None: raises MemoireError, since what a server holds are its clients' caches."""
+        """No memory: raises MemoireError, since a server holds only its clients' caches."""
         raise MemoireError(
             "a server's rem holds templates and parameters, no entries: add entries to a ReplayMemoryClient's rem, and "
             "draw with the server's get_batch()."
@@ -53,15 +53,15 @@ class ServerMemory(ReplayMemory):
 
     @property
     def parameters(self) -> Parameters:
-        """What the server draws by, and what clients take over."""
+        """Parameters of the server's draws, which clients take over."""
         return self._server.parameters
 
     def num_episode(self) -> int:
-        """0: episodes are stored by clients; `total_episodes` counts them."""
+        """Return 0, since clients store the episodes; `total_episodes` counts them."""
         return 0
 
     def pub_bytes(self, topic: str, message: bytes | str) -> None:
-        """As the server's `pub_bytes`."""
+        """Publish a message as `ReplayMemoryServer.pub_bytes` does."""
         self._server.publish(topic, message)
 
     def _configure(self, **changes: Any) -> None:
@@ -73,21 +73,22 @@ class ServerMemory(ReplayMemory):
 
 
 class ReplayMemoryServer(ClosingContext, StrictAttributes):
-    """The learner's side: takes caches, counters and log lines of many clients, and hands out batches.
+    """Learner's server: receives caches, counters and log lines of many clients, and returns batches.
 
     Args:
-        state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf: As of `ReplayMemory`.
-        max_step: Entries that a client's memory has room for unless `sync_sizes` says otherwise; 0: as fit 256 MiB.
-        pub_endpoint: Where messages are published; bound at once.
-        n_caches: Caches held; the oldest of the largest holder is overwritten. With storage="episodes", episodes.
-        run: Name of the experiment that totals and log lines belong to.
+        state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf: See `ReplayMemory`.
+        max_step: Entries of a client's memory, unless `sync_sizes` sets another number; 0: as many as fit 256 MiB.
+        pub_endpoint: Address for published messages; bound at once.
+        n_caches: Caches that are held; a new one overwrites the oldest of the client with the most. With
+            storage="episodes" it counts episodes.
+        run: Name of the experiment to which totals and log lines belong.
         context: ZeroMQ context; None is the process's own. inproc:// addresses do not cross contexts.
         seed: Makes draws repeatable.
-        options: Whatever else `server.Server` takes, such as `cache_size`, which large observations need here:
-            `rem.cache_size` can be set only once there is a server, and 256 samples may fit no message.
+        options: Other arguments of `server.Server`, such as `cache_size`. Large observations need it here, since 256
+            samples may fit no message, and `rem.cache_size` can be set only after the server is created.
 
-    The `*_main` loops block; call each in a thread of its own. They end when `close` is called, from any thread. All
-    methods are safe to call from several threads.
+    The `*_main` loops block; call each in a thread of its own. `close`, from any thread, ends them. All methods are
+    safe to call from several threads.
 
     Raises:
         SchemaError, ParameterError: a template or number is wrong, or a cache of `cache_size` samples fits no message.
@@ -113,15 +114,15 @@ class ReplayMemoryServer(ClosingContext, StrictAttributes):
         **options: Any,
     ) -> None:
         buffers = (state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf)
-        schema, most = seven_fields(buffers), whole("n_caches", n_caches, 1)
+        schema, limit = seven_fields(buffers), whole("n_caches", n_caches, 1)
         table = Table(schema, **{name: options[name] for name in ("storage",) if name in options})
         stores_episodes = "DrawsEpisodes" in table.kind.offers
         self._server: Server = Server(
             Endpoints(None, publish=pub_endpoint),
             schema,
-            parameters=defaults(schema).replace(max_episode=most if stores_episodes else 0),
+            parameters=defaults(schema).replace(max_episode=limit if stores_episodes else 0),
             client_capacity=whole("max_step", max_step, 0),
-            cache_limit=0 if stores_episodes else most,
+            cache_limit=0 if stores_episodes else limit,
             run=run,
             process=Process(context=context),
             seed=seed,
@@ -132,12 +133,12 @@ class ReplayMemoryServer(ClosingContext, StrictAttributes):
 
     @property
     def rem(self) -> ReplayMemory:
-        """Templates and parameters; setting one reaches every client with its next `update_counter` or `sync_sizes`."""
+        """Templates and parameters; changes reach a client at its next `update_counter` or `sync_sizes`."""
         return self._rem
 
     @property
     def server(self) -> Server:
-        """The server itself, for whatever the page has no word for."""
+        """Underlying server, for functions that the classic API lacks."""
         return self._server
 
     @property
@@ -147,17 +148,17 @@ class ReplayMemoryServer(ClosingContext, StrictAttributes):
 
     @property
     def total_episodes(self) -> int:
-        """Episodes that clients of this run have closed."""
+        """Number of episodes that clients of this run have closed."""
         return self._server.total_episodes
 
     @property
     def total_caches(self) -> int:
-        """Caches accepted."""
+        """Number of caches that the server accepted."""
         return self._server.total_caches
 
     @property
     def total_steps(self) -> int:
-        """Entries of those episodes."""
+        """Number of entries in the episodes of `total_episodes`."""
         return self._server.total_steps
 
     def set_logfile(self, logfile_path: str | os.PathLike[str], mode: str) -> None:
@@ -167,12 +168,12 @@ class ReplayMemoryServer(ClosingContext, StrictAttributes):
         timer and at close.
 
         Args:
-            logfile_path: Its folder must exist.
-            mode: "w" begins a new file, "a" goes on with it; as in `man fopen`.
+            logfile_path: Path in an existing folder.
+            mode: "w" begins a new file, "a" appends, as in `man fopen`.
 
         Raises:
-            ParameterError: another mode.
-            OSError: the file cannot be opened; the one before stays.
+            ParameterError: mode is neither "w" nor "a".
+            OSError: the file cannot be opened; the former log file stays.
         """
         self._server.set_logfile(Path(logfile_path), mode)
 
@@ -184,63 +185,63 @@ class ReplayMemoryServer(ClosingContext, StrictAttributes):
             EndpointError: the endpoint cannot be bound or connected to.
         """
         bind = binds(mode)
-        with contextlib.suppress(Closed):  # a thread may be late: the loop is over before it began
+        with contextlib.suppress(Closed):  # the server may be closed before this thread begins
             self._server.add_request_worker(endpoint, bind=bind)
             self._server.wait_closed()
 
     def pull_worker_main(self, endpoint: str, mode: Mode | str) -> None:
-        """Take clients' caches on an endpoint; returns when the server is closed. Any number of these may run at once.
+        """Receive clients' caches on an endpoint; returns when the server is closed. Several loops may run at once.
 
         Raises:
             ParameterError: mode is not 'Bind' or 'Conn'.
             EndpointError: the endpoint cannot be bound or connected to.
         """
         bind = binds(mode)
-        with contextlib.suppress(Closed):  # a thread may be late: the loop is over before it began
+        with contextlib.suppress(Closed):  # the server may be closed before this thread begins
             self._server.add_pull_worker(endpoint, bind=bind)
             self._server.wait_closed()
 
     def rep_proxy_main(self, front_ep: str, back_ep: str) -> None:
-        """Share requests that come to `front_ep` among workers connected to `back_ep`. Binds both; ends on close."""
+        """Share requests to `front_ep` among workers connected to `back_ep`. Binds both; returns on `close`."""
         with contextlib.suppress(Closed):
             self._server.run_request_proxy(front_ep, back_ep)
 
     def pull_proxy_main(self, front_ep: str, back_ep: str) -> None:
-        """Hand caches that come to `front_ep` on to workers connected to `back_ep`. Binds both; ends on close."""
+        """Forward caches from `front_ep` to workers connected to `back_ep`. Binds both; returns on `close`."""
         with contextlib.suppress(Closed):
             self._server.run_pull_proxy(front_ep, back_ep)
 
     def get_batch(
         self, batch_size: int, *, timeout: float | None = None, out: ReplayBatch | Sequence[Any] | None = None
     ) -> ReplayBatch:
-        """Draw a batch from the held caches, as if from all clients' memories at once. All or nothing.
+        """Draw a batch from the held caches, as if from all clients' memories at once; takes none if they are too few.
 
         Args:
-            batch_size: Samples, at least 1.
+            batch_size: Number of samples, at least 1.
             timeout: Seconds to wait for enough samples; None does not wait.
-            out: An earlier batch, or (prev, next, weight), whose arrays are filled and returned.
+            out: An earlier batch, or (prev, next, weight); its arrays are filled and returned.
 
         Returns:
             (prev, next, weight), with attributes: see `ReplayBatch`.
 
         Raises:
-            NotEnoughSamples: (a RuntimeError) says how many are there; none was taken.
+            NotEnoughSamples: (a RuntimeError) there are fewer samples; says how many, and takes none.
             Closed: the server was closed, perhaps while this call waited.
         """
-        drawn = self._server.get_batch(whole("batch_size", batch_size, 1), timeout=timeout)
-        return batch_of(self._rem.schema, self._server.parameters, drawn.gathered, drawn.importance, out)
+        samples = self._server.get_batch(whole("batch_size", batch_size, 1), timeout=timeout)
+        return batch_of(self._rem.schema, self._server.parameters, samples.gathered, samples.importance, out)
 
     def pub_bytes(self, topic: str, message: bytes | str) -> None:
-        """Publish a message of any size; `sub_bytes(topic)` gets it as the type that it is, late comers the newest."""
+        """Publish a message of any size. `sub_bytes(topic)` returns it in its own type; late ones get the newest."""
         self._server.publish(topic, message)
 
     def close(self, timeout: float | None = None) -> None:
-        """End all loops, flush the log, give the addresses back, within `timeout` seconds. Further calls do nothing."""
+        """End all loops, flush the log and release addresses, within `timeout` seconds. Further calls do nothing."""
         self._server.close(timeout)
 
 
 def binds(mode: Mode | str) -> bool:
-    """Whether a mode is Bind. Raises ParameterError."""
+    """Return True if the mode is Bind. Raises ParameterError for an unknown mode."""
     try:
         return Mode(mode) is Mode.Bind
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What acts: a small protocol, and a perceptron in NumPy that loads what a learner publishes. No torch here.
+"""Policy protocols, a NumPy perceptron that loads published models, and running moments. Needs no torch.
 
 A body that `MlpPolicy` loads has these arrays, L layers of weights [outputs, inputs] and biases [outputs] each:
 
@@ -7,14 +7,12 @@ A body that `MlpPolicy` loads has these arrays, L layers of weights [outputs, in
     log_std                                           [A] of a Gaussian: then actions are in a Box
     observations.mean .variance .count                how observations are normalized; may be left out
 
-Between two layers is tanh. `memoire.rl.ActorCritic` has just these names.
+Between two layers is tanh. `memoire.rl.ActorCritic` publishes arrays of these names.
 
-What is in a table of rollouts, and which of it a policy is given and returns.
+`policy_rows` says which columns of a table of rollouts a policy receives, and which it returns.
 
-Running mean and variance of observations and returns, merged from parts: the same on every collector.
-
-A learner merges what its rollouts hold and publishes the result with its weights. Collectors only apply it, so that a
-policy sees the same numbers everywhere. Nobody has to agree on the order of parts.
+`Moments` are the running mean and variance of observations and returns. A learner merges the moments of its rollouts
+and publishes them with its weights; collectors only apply them, so that a policy sees the same numbers everywhere.
 """
 
 from __future__ import annotations
@@ -34,25 +32,25 @@ from . import weights
 from .codec import leaves_of
 
 DISCOUNTED: Final = "discounted"
-"""Column for the discounted sum of an episode's rewards so far: rewards are scaled by its spread."""
+"""Column for the discounted sum of an episode's rewards so far. Rewards are scaled by its standard deviation."""
 VERSION: Final = "version"
-"""What policies call the version of the model that acted."""
+"""Key of a policy's result that holds the version of the model that acted."""
 KNOWN: Final = ("obs", "reward", "terminated", "truncated")
-"""Columns of what the environment returns."""
+"""Columns that the environment returns."""
 MEMORY: Final = "memory"
-"""Column for what a recurrent policy remembers before an entry: zeros where an episode begins."""
+"""Column for the memory of a recurrent policy before an entry; zeros at the start of an episode."""
 
 
 def rollout_schema(env: Any, extra: Mapping[str, Any] | None = None, *, discounted: bool = False) -> Schema:
-    """The schema of a table that a `Collector` fills: what the environment has, and logp [] beside it.
+    """Return the schema of a table that a `Collector` fills: the environment's columns, logp [] and `extra`.
 
     Args:
-        env: An environment or vector environment, or anything with its two spaces.
-        extra: More columns that the policy returns; one called memory is what a recurrent policy remembers.
+        env: An environment or vector environment, or another object with its two spaces.
+        extra: More columns that the policy returns; "memory" holds the memory of a recurrent policy.
         discounted: Whether to store the discounted sums by which rewards are scaled.
 
     Raises:
-        SchemaError: one of the columns has a name that policies return something else by.
+        SchemaError: a column is called "version", by which policies return the model's version.
     """
     columns: dict[str, Any] = {"logp": np.float32} | dict(extra or {})
     schema = Schema.from_env(env, columns | ({DISCOUNTED: np.float32} if discounted else {}))
@@ -61,10 +59,10 @@ def rollout_schema(env: Any, extra: Mapping[str, Any] | None = None, *, discount
 
 
 def made_by_policies(schema: Schema) -> list[str]:
-    """Names of what neither the environment nor the collector knows: action, logp and others.
+    """Return the columns that only the policy can fill: action, logp and others.
 
     Raises:
-        SchemaError: one of them is what a policy returns beside its columns.
+        SchemaError: a column is called "version", by which policies return the model's version.
     """
     if VERSION in schema.roots:
         raise SchemaError(f"column {VERSION!r}: policies return their model's version by this name. Choose another.")
@@ -72,16 +70,16 @@ def made_by_policies(schema: Schema) -> list[str]:
 
 
 def policy_rows(schema: Schema) -> tuple[RowSchema, RowSchema]:
-    """Rows that a policy is given and returns, an inference node for instance, for each entry of such a table.
+    """Return the rows that a policy receives and those that it returns, for each entry of a table of this schema.
 
-    It is given the observation, and what a recurrent policy remembers. The memory that it returns is the next one.
+    A policy receives the observation and, if recurrent, its memory. It returns the memory of the next entry.
     """
-    given = [root for root in ("obs", MEMORY) if root in schema.roots]
-    return _rows(schema, given), _rows(schema, made_by_policies(schema))
+    inputs = [root for root in ("obs", MEMORY) if root in schema.roots]
+    return _rows(schema, inputs), _rows(schema, made_by_policies(schema))
 
 
 def observations_of(inputs: RowSchema, columns: Mapping[str, Any]) -> Any:
-    """The observations [B, *F] of rows that a policy is given, nested as the environment has them."""
+    """Return the observations [B, *F] in a policy's input rows, nested as in the environment."""
     return inputs.nest("obs", {leaf: columns[leaf] for leaf in inputs.leaves("obs")})
 
 
@@ -90,21 +88,26 @@ def _rows(schema: Schema, roots: Sequence[str]) -> RowSchema:
 
 
 EPSILON: Final = 1e-8
-"""Added to variances, so that a constant can be divided by its spread."""
+"""Constant added to variances, so that a constant column can be divided by its standard deviation."""
 CLIP: Final = 10.0
-"""Largest size of a normalized number, in standard deviations."""
+"""Largest absolute normalized value, in standard deviations."""
 NAMES: Final = ("mean", "variance", "count")
 
 
 class Moments:
-    """Count, mean and variance of what was merged so far; before that mean 0 and variance 1.
+    """Running count, mean and variance of the merged values. Without values the mean is 0 and the variance 1.
 
     Args:
-        shape: F, of one value.
+        shape: Shape F of one value.
 
     Attributes:
         mean, variance: float64 [*F].
-        count: Values that were merged.
+        count: Number of merged values.
+
+    Example:
+        moments = Moments((3,))
+        moments.merge(Moments.of(observations))
+        inputs = moments.normalize(observations)
     """
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
@@ -114,43 +117,44 @@ class Moments:
 
     @classmethod
     def of(cls, values: NDArray[Any]) -> Self:
-        """Those of values [N, *F]."""
-        made = cls(values.shape[1:])
+        """Return the moments of values [N, *F]."""
+        moments = cls(values.shape[1:])
         if len(values):
             exact = np.asarray(values, np.float64)
-            made.mean, made.variance, made.count = exact.mean(0), exact.var(0), float(len(exact))
-        return made
+            moments.mean, moments.variance, moments.count = exact.mean(0), exact.var(0), float(len(exact))
+        return moments
 
     @classmethod
     def read(cls, arrays: Mapping[str, NDArray[Any]], prefix: str) -> Self | None:
-        """Those [*F] among the arrays of a body, named "PREFIX.mean" and so on; None if they are not there.
+        """Return the moments among a body's arrays "PREFIX.mean", "PREFIX.variance" and "PREFIX.count", or None.
 
         Raises:
-            WrongModel: only some of them are there, or they do not fit each other.
+            WrongModel: an array is missing, or their shapes do not fit each other.
         """
-        found = {name: arrays[f"{prefix}.{name}"] for name in NAMES if f"{prefix}.{name}" in arrays}
-        if not found:
+        statistics = {name: arrays[f"{prefix}.{name}"] for name in NAMES if f"{prefix}.{name}" in arrays}
+        if not statistics:
             return None
-        forms = {name: found[name].shape for name in found}
-        if len(found) < len(NAMES) or forms["mean"] != forms["variance"] or forms["count"] != ():
-            raise WrongModel("this model", f"has statistics of {prefix} as {forms}", "Publish mean, variance, count.")
-        made = cls(forms["mean"])
-        made.mean, made.variance = np.asarray(found["mean"], np.float64), np.asarray(found["variance"], np.float64)
-        made.count = float(found["count"])
-        return made
+        forms = {name: statistics[name].shape for name in statistics}
+        if len(statistics) < len(NAMES) or forms["mean"] != forms["variance"] or forms["count"] != ():
+            raise WrongModel("this model", f"has statistics of {prefix}: {forms}", "Publish mean, variance, count.")
+        moments = cls(forms["mean"])
+        mean, variance = statistics["mean"], statistics["variance"]
+        moments.mean, moments.variance = np.asarray(mean, np.float64), np.asarray(variance, np.float64)
+        moments.count = float(statistics["count"])
+        return moments
 
     def arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
-        """What `read` reads: float64 [*F], [*F] and []."""
+        """Return the arrays that `read` reads: float64 [*F], [*F] and []."""
         values = (self.mean, self.variance, np.float64(self.count))
         return {f"{prefix}.{name}": np.asarray(value) for name, value in zip(NAMES, values, strict=True)}
 
     def merge(self, other: Moments) -> None:
-        """Take in what another one has seen.
+        """Merge the values of another `Moments` into these.
 
         Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
 
         Raises:
-            ParameterError: it is of values of another shape.
+            ParameterError: the other values have another shape.
         """
         if other.mean.shape != self.mean.shape:
             raise ParameterError("other", f"shape {other.mean.shape}", f"of shape {self.mean.shape}")
@@ -160,19 +164,19 @@ class Moments:
         if not self.count:
             self.mean, self.variance, self.count = other.mean.copy(), other.variance.copy(), other.count
             return
-        part, apart = other.count / total, other.mean - self.mean
-        self.variance = self.variance + part * (other.variance - self.variance) + part * (1.0 - part) * apart**2
-        self.mean, self.count = self.mean + part * apart, total
+        share, difference = other.count / total, other.mean - self.mean
+        self.variance = self.variance + share * (other.variance - self.variance) + share * (1.0 - share) * difference**2
+        self.mean, self.count = self.mean + share * difference, total
 
     def normalize(self, values: NDArray[Any]) -> NDArray[np.float32]:
-        """float32 [N, *F]: how many standard deviations values [N, *F] lie from the mean, at most `CLIP`."""
+        """Return values [N, *F] in standard deviations from the mean: float32 [N, *F] in [-CLIP, CLIP]."""
         spread = np.sqrt(self.variance + EPSILON).astype(np.float32)
-        found = (np.asarray(values, np.float32) - self.mean.astype(np.float32)) / spread
-        clipped: NDArray[np.float32] = np.clip(found, -CLIP, CLIP)
+        deviations = (np.asarray(values, np.float32) - self.mean.astype(np.float32)) / spread
+        clipped: NDArray[np.float32] = np.clip(deviations, -CLIP, CLIP)
         return clipped
 
     def scale(self, values: NDArray[Any]) -> NDArray[np.float32]:
-        """float32 [N]: values [N] over their standard deviation, at most `CLIP`; the mean stays, and so does zero."""
+        """Return values [N] over their standard deviation: float32 [N] in [-CLIP, CLIP]. The mean is not subtracted."""
         scaled = np.asarray(values, np.float32) / np.float32(np.sqrt(self.variance + EPSILON))
         clipped: NDArray[np.float32] = np.clip(scaled, -CLIP, CLIP)
         return clipped
@@ -181,21 +185,21 @@ class Moments:
 Float32Array = NDArray[np.float32]
 Layers = list[tuple[Float32Array, Float32Array]]
 TOPIC: Final = "policy"
-"""Topic of the models, unless another one is given."""
+"""Default topic of the models."""
 ADVICE: Final = "Publish a memoire.rl.ActorCritic.mlp, or give the collector a policy of your own."
 HALF_LOG_2PI: Final = 0.5 * math.log(2.0 * math.pi)
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """What acts for N environments at once."""
+    """Policy of N environments at once."""
 
     def act(self, observations: Any) -> Mapping[str, Any]:
-        """Columns [N, ...] by name: "action", its log probability "logp", often "value", and what else a table stores;
-        and "version": a number, of the model that acted.
+        """Act, and return columns [N, ...]: "action", its log probability "logp", others of the table, and "version".
 
-        If the table has a column memory, it is given `memory=` [N, *M], too: what a recurrent policy remembers, zeros
-        where an episode begins. It returns the next one by this name.
+        "value" is one of them for most learners. "version" is a number: the version of the model that acted. If the
+        table has a column memory, the policy also receives `memory=` [N, *M], which is zero at the start of an episode,
+        and returns the next memory by this name.
 
         Args:
             observations: [N, *F], or dicts and tuples of such arrays, as environments return them.
@@ -205,37 +209,37 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Asks(Protocol):
-    """A policy that computes elsewhere, while its caller steps other environments."""
+    """Policy that computes elsewhere, while its caller steps other environments."""
 
     def ask(self, observations: Any, *, min_version: int = 0) -> Any:
-        """An object at once, whose `result(timeout)` waits for what `act` would return, and raises MemoireTimeout.
+        """Return at once a handle whose `result(timeout)` waits for the columns of `act`, or raises MemoireTimeout.
 
         Args:
-            observations: [N, *F]; and `memory=`, as of `Policy.act`.
-            min_version: The model that acts must be this one or a newer one.
+            observations: [N, *F]; `memory=` may follow, as in `Policy.act`.
+            min_version: Lowest version of the model that may act.
         """
         ...
 
 
 @runtime_checkable
 class LoadsModels(Protocol):
-    """A policy that acts by models which somebody fetches for it."""
+    """Policy that acts by models which its caller fetches."""
 
     def load(self, body: bytes, version: int) -> None:
-        """Act by this published model from now on. Raises WrongModel: it does not fit, and nothing was changed."""
+        """Act by this published model from now on. If it does not fit, raise WrongModel and keep the former one."""
         ...
 
 
 class MlpPolicy:
-    """Samples actions from a perceptron whose weights were published.
+    """Policy that samples actions from a perceptron with published weights.
 
     Args:
         body: A published model; None waits for `load`.
-        version: Of that model.
-        seed: Of the samples; None takes entropy from the system.
+        version: Version of that model.
+        seed: Seed of the samples; None takes entropy from the system.
 
     Attributes:
-        version: Of the model that acts; 0 is none.
+        version: Version of the model that acts; 0 before the first model.
     """
 
     def __init__(self, body: bytes | None = None, version: int = 0, *, seed: int | None = None) -> None:
@@ -249,10 +253,10 @@ class MlpPolicy:
             self.load(body, version)
 
     def load(self, body: bytes, version: int) -> None:
-        """Act by this model from now on.
+        """Act by this model from now on, with this version.
 
         Raises:
-            WrongModel: it holds other arrays; the former model acts on.
+            WrongModel: its arrays are missing or do not fit each other. The former model stays.
         """
         arrays = weights.unpack(body, f"model version {version}")
         policy, value = _layers(arrays, "policy"), _layers(arrays, "value")
@@ -263,8 +267,10 @@ class MlpPolicy:
         self.version = version
 
     def act(self, observations: Any, *, is_greedy: bool = False) -> dict[str, Any]:
-        """Sampled actions for observations [N, *F]: "action" int64 [N], or float32 [N, A] in a Box, not clipped to it;
-        "logp" float32 [N], "value" float32 [N] if the model has it, and "version".
+        """Return the columns of `Policy` for observations [N, *F].
+
+        "action" is int64 [N], or float32 [N, A] in a Box, not clipped to it. "logp" and "value" are float32 [N]; models
+        without a value network give no "value".
 
         Args:
             is_greedy: Take the most probable action in place of a sample.
@@ -276,17 +282,17 @@ class MlpPolicy:
         outputs = _forward(self._policy, inputs)
         draw = self._discrete if self._log_std is None else self._continuous
         action, logp = draw(outputs, is_greedy)
-        found: dict[str, Any] = {"action": action, "logp": logp, "version": self.version}
+        columns: dict[str, Any] = {"action": action, "logp": logp, "version": self.version}
         if self._value:
-            found["value"] = _forward(self._value, inputs)[:, 0]
-        return found
+            columns["value"] = _forward(self._value, inputs)[:, 0]
+        return columns
 
     def _inputs(self, observations: Any) -> Float32Array:
         if not self._policy:
             raise ParameterError("policy", "no model", "loaded first: policy.load(body, version)")
-        inputs, wanted = flat(observations), self._policy[0][0].shape[1]
-        if inputs.shape[1] != wanted:
-            raise ParameterError("observations", f"{inputs.shape[1]} numbers each", f"of {wanted} numbers each")
+        inputs, size = flat(observations), self._policy[0][0].shape[1]
+        if inputs.shape[1] != size:
+            raise ParameterError("observations", f"{inputs.shape[1]} numbers each", f"of {size} numbers each")
         return inputs if self._moments is None else self._moments.normalize(inputs)
 
     def _discrete(self, logits: Float32Array, is_greedy: bool) -> tuple[NDArray[np.int64], Float32Array]:
@@ -306,14 +312,14 @@ class MlpPolicy:
 
 
 def flat(observations: Any) -> Float32Array:
-    """Observations [N, *F] as float32 [N, I]: each flattened; the parts of dicts and tuples side by side, in order."""
+    """Flatten observations [N, *F] to float32 [N, I]; the parts of dicts and tuples stand side by side, in order."""
     parts = [np.asarray(leaf) for leaf in leaves_of(observations)]
-    made = [np.ascontiguousarray(part.reshape(len(part), -1), np.float32) for part in parts]
-    return made[0] if len(made) == 1 else np.concatenate(made, 1)
+    rows = [np.ascontiguousarray(part.reshape(len(part), -1), np.float32) for part in parts]
+    return rows[0] if len(rows) == 1 else np.concatenate(rows, 1)
 
 
 def _forward(layers: Layers, inputs: Float32Array) -> Float32Array:
-    """[N, I] through all layers to [N, O], tanh between two of them."""
+    """Pass inputs [N, I] through all layers; return outputs [N, O]. Tanh follows each layer but the last."""
     outputs = inputs
     for depth, (weight, bias) in enumerate(layers, start=1):
         outputs = outputs @ weight.T + bias
@@ -323,7 +329,7 @@ def _forward(layers: Layers, inputs: Float32Array) -> Float32Array:
 
 
 def _layers(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Layers:
-    """(weight, bias) of each layer under a name, from the first one on; [] if there is none."""
+    """Return (weight, bias) of each layer under a name; [] without layers. Raises WrongModel if shapes do not fit."""
     layers: Layers = []
     while (weight := arrays.get(f"{prefix}.{len(layers)}.weight")) is not None:
         bias = arrays.get(f"{prefix}.{len(layers)}.bias")
@@ -336,7 +342,7 @@ def _layers(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Layers:
 
 
 def _check(policy: Layers, value: Layers, log_std: NDArray[Any] | None, moments: Moments | None) -> None:
-    """Refuse parts that do not fit each other."""
+    """Raise WrongModel if the parts of a model do not fit each other."""
     problem = ""
     if not policy:
         problem = "has no 'policy.0.weight'"

@@ -1,20 +1,20 @@
-"""Proximal policy optimization of rollouts, in torch.
+"""Proximal policy optimization (PPO) on rollouts, in torch.
 
-Schulman et al., Proximal Policy Optimization Algorithms, 2017. Old rollouts are corrected by name:
+Schulman et al., Proximal Policy Optimization Algorithms, 2017. Corrections for rollouts of older models, by name:
 
-    "vtrace"      targets and advantages by V-trace (Espeholt et al., IMPALA, ICML 2018); clipped around the policy
-                  at the update's start
-    "decoupled"   clipped around the policy at the update's start, weighted by its ratio to the policy that acted,
-                  truncated at 1 (Hilton et al., Batch size-invariance for policy optimization, NeurIPS 2022)
-    "none"        clipped around the policy that acted
+    "vtrace"      targets and advantages by V-trace (Espeholt et al., IMPALA, ICML 2018); ratios are clipped around
+                  the policy at the update's start
+    "decoupled"   ratios are clipped around the policy at the update's start, and weighted by its ratio to the acting
+                  policy, up to 1 (Hilton et al., Batch size-invariance for policy optimization, NeurIPS 2022)
+    "none"        ratios are clipped around the policy that acted
 
-`RecurrentPPO` is PPO of a network that remembers: fragments are unrolled from what was remembered at their start.
+`RecurrentPPO` trains a recurrent network: each fragment is unrolled from the memory at its start.
 
-    entry      0        1        2          the column memory has what the policy knew before each entry, so that
-    memory   ▶ m0       m1       m2         a fragment, or what is left of one that was split, begins with its own m0
-               └─ GRU ──┴─ GRU ──┴─ GRU ──▶ gradients go back to the fragment's start, and not beyond it
+    entry      0        1        2          the column memory holds the policy's memory before each entry, so that a
+    memory   ▶ m0       m1       m2         fragment, or the rest of a fragment that was split, begins with its own m0
+               └─ GRU ──┴─ GRU ──┴─ GRU ──▶ gradients flow back to the start of the fragment, and not beyond
 
-Memory is zero where an episode begins. A fragment never crosses that, since it is a part of one episode.
+Memory is zero at the start of an episode. A fragment is a part of one episode.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from .policies import MEMORY
 
 CORRECTIONS: Final = ("vtrace", "decoupled", "none")
 KL_MARGIN: Final = 1.5
-"""An epoch is the update's last if its divergence is above so many times `target_kl`."""
+"""An epoch is the last of its update if its divergence exceeds this factor times `target_kl`."""
 
 
 def check_correction(correction: str | None) -> str | None:
-    """A correction by its name, or None. Raises ParameterError: there is none of this name."""
+    """Return the correction, which may be None. Raises ParameterError if the name is unknown."""
     if correction not in (*CORRECTIONS, None):
         raise ParameterError("correction", correction, one_of(correction, CORRECTIONS))
     return correction
@@ -52,45 +52,45 @@ def check_correction(correction: str | None) -> str | None:
 
 @dataclass
 class PreparedBatch:
-    """What an update learns from: N entries."""
+    """Inputs of the gradient steps of one update: N entries."""
 
     obs: Any
     action: torch.Tensor
     logp: torch.Tensor
-    """[N] log probability of each action by the policy around which ratios are clipped."""
+    """[N] log probability of each action under the policy around which ratios are clipped."""
     weight: torch.Tensor
-    """[N] of each entry in the policy's loss."""
+    """[N] weight of each entry in the policy's loss."""
     advantage: torch.Tensor
     returns: torch.Tensor
     explained: float
 
     def rows(self, index: NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
-        """Rows [B] of action, logp, weight, advantage and returns."""
+        """Return rows [B] of action, logp, weight, advantage and returns."""
         rows = torch.from_numpy(index).to(self.logp.device)
         return tuple(array[rows] for array in (self.action, self.logp, self.weight, self.advantage, self.returns))
 
 
 class PPO:
-    """Learns from rollouts, in place, where the network lies.
+    """PPO learner, which updates its network in place, on the network's device.
 
     Args:
-        net: Called with observations [N, *F], gives a distribution of actions and values [N]. `ActorCritic`, or a
-            module of your own, also inside of DistributedDataParallel.
+        net: Network: called with observations [N, *F], it returns a distribution of actions and values [N].
+            `ActorCritic`, or a module of your own, also inside of DistributedDataParallel.
         rate: Adam's step size; `ppo.rate` may be set between updates.
         epochs: Times that each entry is used.
         minibatch: Entries of one gradient step.
         clip: Ratios of probabilities are clipped to 1 - clip .. 1 + clip.
         value_coef, entropy_coef: Weights of the value's loss and of the entropy beside the policy's loss.
-        gamma: Discount; None takes the table's, and another one is refused. Needed for rollouts that are from no table.
+        gamma: Discount; None takes the table's; another one raises ParameterError. Rollouts without a table need it.
         lam: lambda of generalized advantages.
-        max_grad_norm: Longer gradients are scaled down to it.
-        target_kl: The update ends early after an epoch with much more divergence; None never.
-        correction: Of rollouts that older models made, see above; None takes the one of `net`, and refuses such
-            rollouts if there is none.
-        seed: Of the order of entries; None takes entropy from the system. A checkpoint of another one is refused.
+        max_grad_norm: Limit of the gradient's norm; a longer gradient is scaled down to it.
+        target_kl: The update ends early after an epoch with much more divergence; None never ends it early.
+        correction: Correction for rollouts of older models, see above. None takes the `correction` of `net`; without
+            one, such rollouts raise ParameterError.
+        seed: Seed of the order of entries; None takes entropy from the system. A checkpoint of another seed is refused.
 
     Raises:
-        ParameterError: there is no such correction.
+        ParameterError: the correction is unknown.
     """
 
     fixed = frozenset({"seed"})
@@ -124,16 +124,16 @@ class PPO:
 
     @property
     def device(self) -> torch.device:
-        """Where the network lies."""
+        """Device of torch that holds the network."""
         return next(self._plain.parameters()).device
 
     def _tensors(self, arrays: Any) -> Any:
-        """Tensors where the network lies, nested as the arrays are; on the CPU they have the arrays' own memory."""
+        """Return tensors on the network's device, nested as the arrays are. On the CPU they share memory with them."""
         return mapped(lambda array: torch.from_numpy(array).to(self.device), arrays)
 
     @property
     def rate(self) -> float:
-        """Adam's step size."""
+        """Step size of the optimizer, Adam; may be set."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     @rate.setter
@@ -142,11 +142,13 @@ class PPO:
             group["lr"] = rate
 
     def update(self, rollouts: Rollouts) -> dict[str, float]:
-        """Learn from rollouts [N]: policy_loss, value_loss, entropy, approx_kl, clip_fraction, grad_norm (means over
-        minibatches), explained_variance (before the update), lag_mean and lag_max (in versions).
+        """Learn from rollouts [N] and return figures by name.
+
+        Means over minibatches are policy_loss, value_loss, entropy, approx_kl, clip_fraction and grad_norm.
+        explained_variance is of the network before the update; lag_mean and lag_max are in versions.
 
         Raises:
-            ParameterError: older models made some entries, and no correction was named; or `gamma` is not the table's.
+            ParameterError: older models made some entries, and there is no correction; or `gamma` is not the table's.
             NoSuchField: the table stores no logp.
         """
         lag = self._lag(rollouts)
@@ -164,85 +166,84 @@ class PPO:
         }  # fmt: skip
 
     def minibatches(self, rollouts: Rollouts) -> Iterator[NDArray[np.int64]]:
-        """Indices [B] of entries, each once."""
+        """Yield indices [B] of entries; each entry is in one minibatch."""
         return rollouts.minibatches(self.minibatch, 1, self.random)
 
     def evaluate(self, rollouts: Rollouts) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
-        """The network as it is: of all entries [N] the distribution and the values, and of final states [F] values."""
+        """Return the network's distribution and values of all entries [N], and its values of the final states [F]."""
         distribution, values = self._plain(self._tensors(rollouts["obs"]))
         return distribution, values, self._plain(self._tensors(final_of(rollouts)))[1]
 
     def forward(self, batch: PreparedBatch, index: NDArray[np.int64]) -> tuple[Distribution, torch.Tensor]:
-        """Distribution and values of entries [B]."""
+        """Return the distribution and the values of entries [B], with gradients."""
         distribution, values = self.net(self._rows(batch.obs, index))
         return distribution, values
 
     def _rows(self, observations: Any, index: NDArray[np.int64]) -> Any:
-        """Rows [B] of tensors [N, *F], nested as they are."""
+        """Return rows [B] of tensors [N, *F], nested as the tensors are."""
         rows = self._tensors(index)
         return mapped(lambda tensor: tensor[rows], observations)
 
     def _divergence(self, epoch: list[torch.Tensor]) -> float:
-        """Mean approx_kl of an epoch, the same on all ranks: they stop together."""
+        """Return the mean approx_kl of an epoch. It is averaged over all ranks, which therefore stop together."""
         mean = float(torch.stack(epoch)[:, 3].cpu().double().mean())
-        found = torch.tensor([mean, 1.0], dtype=torch.float64)  # on the CPU: gloo
+        sums = torch.tensor([mean, 1.0], dtype=torch.float64)  # on the CPU: gloo
         if self._plain is not self.net:
-            torch.distributed.all_reduce(found)
-        return float(found[0] / found[1])
+            torch.distributed.all_reduce(sums)
+        return float(sums[0] / sums[1])
 
     def _lag(self, rollouts: Rollouts) -> NDArray[np.int64]:
-        """[N] how many versions older than the newest one the models were that made the entries."""
+        """Return [N] by how many versions the model of each entry is older than the newest one."""
         newest = getattr(self._plain, "version", 0) or int(rollouts.model_version.max())
         lag: NDArray[np.int64] = np.maximum(newest - rollouts.model_version, 0)
         if lag.any() and self.correction is None:
-            found = f"None, for entries up to {int(lag.max())} versions old"
-            raise ParameterError("correction", found, f"one of {', '.join(CORRECTIONS)}")
+            received = f"None, for entries up to {int(lag.max())} versions old"
+            raise ParameterError("correction", received, f"one of {', '.join(CORRECTIONS)}")
         return lag
 
     def prepared(self, rollouts: Rollouts) -> PreparedBatch:
-        """What an update learns from rollouts [N]: computed once, by the network as it is before."""
+        """Compute the inputs of an update from rollouts [N], by the network before the update."""
         if "logp" not in rollouts:
             raise NoSuchField("rollouts", "'logp'", (), tuple(rollouts.columns))
-        action, acted = self._tensors(rollouts["action"]), self._tensors(rollouts["logp"])
+        action, acted_logp = self._tensors(rollouts["action"]), self._tensors(rollouts["logp"])
         with torch.no_grad():
-            distribution, found, final = self.evaluate(rollouts)
-            start = distribution.log_prob(action)
-        values = found.cpu().numpy()
+            distribution, predicted, final = self.evaluate(rollouts)
+            start_logp = distribution.log_prob(action)
+        values = predicted.cpu().numpy()
         ends = self._ends(rollouts, values, final.cpu().numpy())
-        advantage, returns = self._targets(rollouts, values, ends, (start - acted).cpu().numpy())
-        around, weight = acted, torch.ones_like(acted)
+        advantage, returns = self._targets(rollouts, values, ends, (start_logp - acted_logp).cpu().numpy())
+        reference, weight = acted_logp, torch.ones_like(acted_logp)
         if self.correction == "decoupled":
-            around, weight = start, (start - acted).exp().clamp(max=1.0)
+            reference, weight = start_logp, (start_logp - acted_logp).exp().clamp(max=1.0)
         elif self.correction == "vtrace":  # advantages have the ratio in them
-            around = start
+            reference = start_logp
         spread = float(np.var(returns))
         explained = 1.0 - float(np.var(returns - values)) / spread if spread > 0.0 else 0.0
         tensors = self._tensors(advantage), self._tensors(returns)
-        return PreparedBatch(self._tensors(rollouts["obs"]), action, around, weight, *tensors, explained)
+        return PreparedBatch(self._tensors(rollouts["obs"]), action, reference, weight, *tensors, explained)
 
     def _targets(
         self, rollouts: Rollouts, values: NDArray[Any], ends: NDArray[Any], log_ratios: NDArray[Any]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Advantages and returns [N]."""
         name, scaler = rollouts.schema.reward, getattr(self._plain, "rewards", None)
         if name is None or rollouts.schema.reward_shape != ():
-            raise ParameterError("schema", f"rewards of shape {rollouts.schema.reward_shape}", "one number an entry")
+            raise ParameterError("schema", f"rewards of shape {rollouts.schema.reward_shape}", "one number per entry")
         rewards = rollouts.columns[name] if scaler is None else scaler.scale(rollouts.columns[name])
         gamma = rollouts.gamma(self.gamma, "gamma")
         if self.correction != "vtrace":
             return advantages.gae(rewards, values, ends, rollouts.lengths, gamma, self.lam)
-        given = rewards, values, ends, rollouts.lengths, log_ratios, gamma
-        targets, found = advantages.vtrace(*given, lam=self.lam)
-        return found, targets
+        inputs = rewards, values, ends, rollouts.lengths, log_ratios, gamma
+        targets, corrected = advantages.vtrace(*inputs, lam=self.lam)
+        return corrected, targets
 
     def _ends(self, rollouts: Rollouts, values: NDArray[Any], final: NDArray[Any]) -> NDArray[np.float32]:
-        """[F] values behind each fragment: 0 after a terminal state; of its last state if the final one is unknown."""
+        """Return [F] values after each fragment: 0 if terminated, else of the final state, or of the last entry."""
         last = values[np.cumsum(rollouts.lengths) - 1]
-        found = np.where(rollouts.has_final, final, last)
-        return np.where(rollouts.terminated, 0.0, found).astype(np.float32)
+        ends = np.where(rollouts.has_final, final, last)
+        return np.where(rollouts.terminated, 0.0, ends).astype(np.float32)
 
     def _step(self, batch: PreparedBatch, index: NDArray[np.int64]) -> torch.Tensor:
-        """One gradient step; the figures of `update` [6], in the order of its names, where the network lies."""
+        """Make one gradient step; return the means [6] of `update`, in its order, on the network's device."""
         action, old, weight, advantage, returns = batch.rows(index)
         distribution, values = self.forward(batch, index)
         log_ratio = distribution.log_prob(action) - old
@@ -264,31 +265,31 @@ class PPO:
 
 
 def final_of(rollouts: Rollouts) -> Any:
-    """The final observations [F, *S], nested as the observations are."""
+    """Return the final observations [F, *S], nested as the observations are."""
     schema = rollouts.schema
     return schema.nest("obs", {leaf: rollouts.final[leaf] for leaf in schema.leaves("obs")})
 
 
 class RecurrentPPO(PPO):
-    """`PPO` of a `RecurrentActorCritic`, or of another module that is called in the same way.
+    """PPO learner of a `RecurrentActorCritic`, or of another module with the same call.
 
-    A minibatch has whole fragments: at least `minibatch` entries, but for an epoch's last one.
+    A minibatch has whole fragments of at least `minibatch` entries; only the last one of an epoch may have fewer.
     """
 
     def minibatches(self, rollouts: Rollouts) -> Iterator[NDArray[np.int64]]:
-        """Indices [B] of the entries of whole fragments, each once."""
+        """Yield indices [B] of the entries of whole fragments; each entry is in one minibatch."""
         ends = np.cumsum(rollouts.lengths)
-        chosen: list[NDArray[np.int64]] = []
+        indices: list[NDArray[np.int64]] = []
         for fragment in self.random.permutation(len(ends)):
-            chosen.append(np.arange(ends[fragment] - rollouts.lengths[fragment], ends[fragment]))
-            if sum(map(len, chosen)) >= self.minibatch:
-                yield np.concatenate(chosen)
-                chosen = []
-        if chosen:
-            yield np.concatenate(chosen)
+            indices.append(np.arange(ends[fragment] - rollouts.lengths[fragment], ends[fragment]))
+            if sum(map(len, indices)) >= self.minibatch:
+                yield np.concatenate(indices)
+                indices = []
+        if indices:
+            yield np.concatenate(indices)
 
     def evaluate(self, rollouts: Rollouts) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
-        """The network as it is: of all entries [N] the distribution and the values, and of final states [F] values."""
+        """Return the network's distribution and values of all entries [N], and its values of the final states [F]."""
         memory, ends = self._tensors(rollouts[MEMORY]), np.cumsum(rollouts.lengths)
         starts = self._tensors(ends - rollouts.lengths)
         distribution, values, remembered = self._plain(
@@ -298,14 +299,14 @@ class RecurrentPPO(PPO):
         return distribution, values, final
 
     def prepared(self, rollouts: Rollouts) -> PreparedBatch:
-        """What an update learns from rollouts [N], with what was remembered before each entry."""
+        """Compute the inputs of an update from rollouts [N], with the memory before each entry."""
         batch = super().prepared(rollouts)
         batch.obs = {"obs": batch.obs, MEMORY: self._tensors(rollouts[MEMORY])}
         self._fragment = np.repeat(np.arange(len(rollouts.lengths)), rollouts.lengths)
         return batch
 
     def forward(self, batch: PreparedBatch, index: NDArray[np.int64]) -> tuple[Distribution, torch.Tensor]:
-        """Distribution and values of the entries [B] of whole fragments."""
+        """Return the distribution and the values of the entries [B] of whole fragments, with gradients."""
         inputs, lengths = self._rows(batch.obs, index), _runs(self._fragment[index])
         starts = self._tensors(np.array([0, *itertools.accumulate(lengths[:-1])]))
         distribution, values, _ = self.net(inputs["obs"], inputs[MEMORY][starts], lengths)
@@ -313,6 +314,6 @@ class RecurrentPPO(PPO):
 
 
 def _runs(fragments: NDArray[np.int64]) -> list[int]:
-    """How many entries [B] in a row are of the same fragment."""
+    """Return the lengths of runs of equal numbers in fragments [B]."""
     places = np.flatnonzero(np.diff(fragments, prepend=-1, append=-1))
     return [int(each) for each in np.diff(places)]

@@ -1,6 +1,6 @@
-"""Where the samples of a `RolloutWorker` go: into a writer's table, in packets of any form, or nowhere.
+"""Recorders of a `RolloutWorker`'s samples: `Columns` writes a table, `Packets` sends samples of any form.
 
-reset ──▶ begin      step ──▶ record      end of an episode ──▶ end      before the process ends ──▶ flush
+reset ──▶ begin      step ──▶ record      end of an episode ──▶ end      before the process exits ──▶ flush
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .samples import Sample, columns_of, episodes_of
 _log = logging.getLogger(__name__)
 
 CONNECT_INTERVAL: Final = 10.0
-"""Seconds between two lines about a server that does not answer yet."""
+"""Seconds between two log lines about a server that does not answer yet."""
 STREAM_TIMEOUT: Final = 0.0
-"""Seconds that a step waits for room to send: none, since a device waits."""
+"""Seconds that a step waits for room to send: 0, because a device cannot wait."""
 FLUSH_TIMEOUT: Final = 10.0
 """Seconds that a flush waits for room."""
 
@@ -40,7 +40,7 @@ class Step:
     """One step of an environment."""
 
     obs: Any
-    """Before it."""
+    """Observation before the step."""
     action: Any
     reward: Any
     terminated: bool
@@ -48,41 +48,41 @@ class Step:
     next_obs: Any
     info: dict[str, Any]
     version: int
-    """Of the model that acted."""
+    """Version of the model that acted."""
 
 
 class Recorder:
-    """Takes the samples of training episodes. This one keeps nothing: of a worker without a server."""
+    """Recorder of a worker's training episodes. This base class keeps nothing; a worker without a server uses it."""
 
     def begin(self, action: Any, obs: Any, info: dict[str, Any]) -> None:
-        """An episode begins with this observation, while the device did `action`."""
+        """Begin an episode with this observation, during which the device did `action`."""
 
     def record(self, step: Step) -> None:
-        """A step was made."""
+        """Record one step of the open episode."""
 
     def end(self) -> None:
-        """The episode is over, or given up."""
+        """End the open episode, complete or not."""
 
     def tested(self, length: int, returned: float) -> None:
-        """A test episode was run: it has no samples, but a return that may be told."""
+        """Note a test episode, which has no samples; its length and return may be reported."""
 
     def flush(self) -> None:
-        """Send what is here."""
+        """Send all samples that are still held."""
 
 
 class Columns(Recorder):
-    """Writes entries of a table with the environment's columns; its writer sends whole episodes."""
+    """Recorder that writes entries into a table with the environment's columns. Its writer sends whole episodes."""
 
     def __init__(self, client: Client) -> None:
         self._writer = client.writer()
         self._is_open = False
 
     def begin(self, action: Any, obs: Any, info: dict[str, Any]) -> None:
-        """What a former episode left open is given up."""
+        """End an episode that is still open."""
         self.end()
 
     def record(self, step: Step) -> None:
-        """One entry."""
+        """Write the step as an entry of the table."""
         self._writer.step(
             step.obs, step.action, step.reward, step.terminated, step.truncated, step.next_obs, step.info,
             model_version=step.version,
@@ -90,27 +90,27 @@ class Columns(Recorder):
         self._is_open = not (step.terminated or step.truncated)
 
     def end(self) -> None:
-        """Store what is open as an episode that was truncated."""
+        """Store the open entries as a truncated episode."""
         if self._is_open:
             self._writer.reset()
             self._is_open = False
 
     def flush(self) -> None:
-        """As `end`: entries leave as whole episodes only."""
+        """Call `end`, since entries are sent as whole episodes only."""
         self.end()
 
 
 class Packets(Recorder):
-    """Sends samples of any form, when an episode ends and there are enough of them.
+    """Recorder that sends samples of any form at the end of an episode, as soon as there are enough of them.
 
     Args:
-        client: Of a table that `samples.samples_table` made.
+        client: Client of a table that `samples.samples_table` made.
         compressor: Called as f(act, obs, rew, done, info) with each sample, or as f(act, obs, rew, terminated,
-            truncated, info) if it takes six values; what it returns travels. None sends them as they are.
+            truncated, info) if it takes six values. Its result is sent. None sends samples unchanged.
         least: Samples that are collected before they are sent.
-        stream: Send within episodes, too, as soon as there are so many.
-        marks: Puts into `info` by what a memory sees whether it rebuilds what was recorded; None is off.
-        preprocessor: Of observations, which a memory has to call, too: its digest travels with each reset.
+        stream: True sends samples within episodes, too, as soon as `least` are held.
+        marks: Adds a mark to `info`, by which a memory checks the transitions that it rebuilds; None adds nothing.
+        preprocessor: Preprocessor of observations that a memory has to call, too; each reset carries its digest.
     """
 
     def __init__(
@@ -132,30 +132,30 @@ class Packets(Recorder):
         self._version = 0
         self._returned = 0.0
         self._last_obs: Any = None
-        self._tested = (0, 0.0)  # length and return of a test episode that is not told yet
+        self._tested = (0, 0.0)  # length and return of a test episode that no sample carries yet
         self.dropped = 0
-        """Samples that found no room on the way to the server."""
+        """Samples that were lost because there was no room on the way to the server."""
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def begin(self, action: Any, obs: Any, info: dict[str, Any]) -> None:
-        """The reset is a sample, and no step."""
+        """Record the reset as a sample, which counts as no step."""
         self._episode, self._step, self._returned = self._episode + 1, 0, 0.0
-        tested, self._tested = self._tested, (0, 0.0)
-        self._keep(Sample(action, obs, 0.0, False, False, info, True, self._episode, 0, 0.0, *tested))
+        test_result, self._tested = self._tested, (0, 0.0)
+        self._keep(Sample(action, obs, 0.0, False, False, info, True, self._episode, 0, 0.0, *test_result))
 
     def record(self, step: Step) -> None:
-        """One sample."""
+        """Record one step as a sample; send samples if `stream` is set and enough are held."""
         self._step, self._version = self._step + 1, step.version
         self._returned += float(step.reward)
-        kept = (step.terminated, step.truncated, step.info, False, self._episode, self._step, float(step.reward))
-        self._keep(Sample(step.action, step.next_obs, step.reward, *kept))
+        outcome = (step.terminated, step.truncated, step.info, False, self._episode, self._step, float(step.reward))
+        self._keep(Sample(step.action, step.next_obs, step.reward, *outcome))
         if self._stream and len(self._samples) >= self._least:
             self._send(STREAM_TIMEOUT)
 
     def end(self) -> None:
-        """Tell of the episode, and send if there is enough."""
+        """Report the episode to the server, and send the samples if enough are held."""
         if self._step:
             self._client.on_episode(0, self._step, self._returned)
         self._step = 0
@@ -163,44 +163,44 @@ class Packets(Recorder):
             self._send(FLUSH_TIMEOUT)
 
     def tested(self, length: int, returned: float) -> None:
-        """Tell of it with the next reset."""
+        """Keep the test episode's length and return for the next reset."""
         self._tested = (length, returned)
 
     def flush(self) -> None:
-        """Send all."""
+        """Send all samples that are held."""
         self._send(FLUSH_TIMEOUT)
 
     def _keep(self, sample: Sample) -> None:
-        """Compress a sample and keep it. Truncation travels in `info`, too, as memories of five values expect it."""
+        """Compress a sample and keep it. `info` repeats the truncation, for memories of five values."""
         raw = sample._replace(info=dict(sample.info))
-        made = self._compressed(raw)
+        packed = self._compress(raw)
         if sample.is_reset and isinstance(self._compressor, Codec):
-            made = made._replace(info=self._compressor.marked(made.info))
+            packed = packed._replace(info=self._compressor.marked(packed.info))
         if sample.is_reset and self._preprocessor:
-            made = made._replace(info={**made.info, PREPROCESSOR: self._preprocessor})
+            packed = packed._replace(info={**packed.info, PREPROCESSOR: self._preprocessor})
         if self._marks is not None:
-            made = made._replace(info=self._marks.mark(made.info, self._transition(raw), raw.episode, raw.step))
+            packed = packed._replace(info=self._marks.mark(packed.info, self._transition(raw), raw.episode, raw.step))
         self._last_obs = raw.obs
-        # Environments may write into the arrays that they returned: what is sent later is a copy.
-        self._samples.append(made._replace(act=copied(made.act), obs=copied(made.obs)))
+        # Copies, since environments may write into the arrays that they returned.
+        self._samples.append(packed._replace(act=copied(packed.act), obs=copied(packed.obs)))
 
-    def _compressed(self, raw: Sample) -> Sample:
-        """A sample as it travels. Raises WrongType: the compressor returned something else than it was given."""
+    def _compress(self, raw: Sample) -> Sample:
+        """Return a sample as it is sent. Raises WrongType if the compressor changes the number of values."""
         if self._compressor is None:
             return _with_no_done(raw)
         raw = raw if self._has_six else _with_no_done(raw)
-        given = raw[:6] if self._has_six else (*raw[:4], raw.info)
-        made = self._compressor(*given)
-        if not isinstance(made, tuple | list) or len(made) != len(given):
-            found = f"{len(made)} values" if isinstance(made, tuple | list) else type(made).__name__
-            raise WrongType("sample_compressor's result", f"a tuple of the {len(given)} values that it takes", found)
+        values = raw[:6] if self._has_six else (*raw[:4], raw.info)
+        result = self._compressor(*values)
+        if not isinstance(result, tuple | list) or len(result) != len(values):
+            kind = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
+            raise WrongType("sample_compressor's result", f"a tuple of the {len(values)} values that it takes", kind)
         if self._has_six:
-            return _with_no_done(Sample._make((*made, *raw[6:])))
-        act, obs, rew, done, info = made
+            return _with_no_done(Sample._make((*result, *raw[6:])))
+        act, obs, rew, done, info = result
         return raw._replace(act=act, obs=obs, rew=rew, terminated=done, info=info)
 
     def _transition(self, raw: Sample) -> tuple[Any, ...] | None:
-        """(last_obs, act, rew, new_obs, done) that ends with a sample; None of a reset's."""
+        """Return (last_obs, act, rew, new_obs, done) of a step's sample; None for a reset."""
         return None if raw.is_reset else (self._last_obs, raw.act, raw.rew, raw.obs, raw.terminated)
 
     def _send(self, timeout: float) -> None:
@@ -213,18 +213,18 @@ class Packets(Recorder):
             ):
                 self.dropped += len(part)
                 _log.warning(
-                    "%d samples found no room on the way to %s (%s); %d were lost so",
+                    "%d samples were lost: no room on the way to %s (%s); %d samples lost in all",
                     len(part), self._client.endpoint, self._client.push_reason, self.dropped,
                 )  # fmt: skip
 
 
 def _takes_six(compressor: Compressor | None) -> bool:
-    """Whether a compressor takes terminated and truncated in place of done. Raises ParameterError: neither fits."""
+    """Return True if a compressor takes six values and not five. Raises ParameterError if it takes neither."""
     if compressor is None:
         return False
     try:
         signature = inspect.signature(compressor)
-    except (TypeError, ValueError):  # of a function in C
+    except (TypeError, ValueError):  # of a function in C, for instance
         return False
     for count in (5, 6):
         with contextlib.suppress(TypeError):
@@ -240,27 +240,27 @@ def _with_no_done(sample: Sample) -> Sample:
 
 
 def limit_of(samples: float) -> int:
-    """Samples of an episode at most: a number, or infinity."""
+    """Return an episode's maximum of samples as an integer; infinity becomes 2**62."""
     return 1 << 62 if math.isinf(samples) else int(samples)
 
 
 def connected(
     connect_once: Callable[[float], Any], url: str, timeout: float, interval: float = CONNECT_INTERVAL
 ) -> Any:
-    """What `connect_once(seconds)` makes, tried until it answers; says so each `interval` seconds.
+    """Call `connect_once(seconds)` until it succeeds, and return its result; log a warning each `interval` seconds.
 
     Raises:
-        MemoireTimeout: nobody answered in `timeout` seconds.
-        Refused: the server had no place for it all that time, or does not take it.
+        MemoireTimeout: no server answered in `timeout` seconds.
+        Refused: the server refused for good, or for a passing reason during all of `timeout`.
     """
     deadline = time.monotonic() + timeout
     while True:
-        left = deadline - time.monotonic()
+        seconds = deadline - time.monotonic()
         try:
-            return connect_once(max(0.01, min(interval, left)))
+            return connect_once(max(0.01, min(interval, seconds)))
         except (MemoireTimeout, Refused) as error:
             is_passing = isinstance(error, MemoireTimeout) or error.code in PASSING
-            if left <= interval or not is_passing:
+            if seconds <= interval or not is_passing:
                 raise
-            why = "" if isinstance(error, MemoireTimeout) else f", which says: {error.text}"
-            _log.warning("waiting for the server at %s%s; %.0f s more", url, why, left - interval)
+            refusal = "" if isinstance(error, MemoireTimeout) else f", which refuses so far: {error.text}"
+            _log.warning("waiting for the server at %s%s; giving up in %.0f s", url, refusal, seconds - interval)

@@ -1,7 +1,7 @@
-"""Soft actor-critic in torch: a Gaussian policy that is squashed into a Box, and an agent that learns it.
+"""Soft actor-critic (SAC) in torch: a squashed Gaussian policy for a Box, twin critics, and their agent.
 
 Haarnoja et al., Soft Actor-Critic Algorithms and Applications, 2018. Batches come from a table that a worker's writer
-fills: `batch.discount` is gamma for each step that the sample spans, and 0 after a terminal state.
+fills: `batch.discount` is gamma to the power of the sample's steps, and 0 after a terminal state.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ MIN_LOG_STD: Final = -20.0
 
 
 class GaussianPolicy(torch.nn.Module):
-    """Observations to actions in a Box: tanh of a Gaussian, scaled to its bounds.
+    """Gaussian policy for a Box: tanh of a Gaussian sample, scaled to the Box's bounds.
 
     Args:
-        observation_space: Of numbers; nested ones lie side by side.
+        observation_space: Space of numbers; its parts are concatenated.
         action_space: A Box with finite bounds.
         hidden: Widths of the hidden layers.
-        activation: Class of what is behind each of them.
+        activation: Class of the module after each hidden layer.
 
     Raises:
-        ParameterError: the action space is none.
+        ParameterError: the action space is no such Box.
     """
 
     low: torch.Tensor
@@ -54,14 +54,14 @@ class GaussianPolicy(torch.nn.Module):
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ParameterError("action_space", str(action_space), "a Box with finite bounds")
         self.shape = tuple(action_space.shape)
-        self.register_buffer("low", torch.tensor(low.reshape(-1)))  # copies: a model that is loaded is written there
+        self.register_buffer("low", torch.tensor(low.reshape(-1)))  # copies, since loaded models are written into them
         self.register_buffer("high", torch.tensor(high.reshape(-1)))
         self.net = mlp((numbers_of(observation_space), *hidden), activation)
         self.mean = torch.nn.Linear(hidden[-1], low.size)
         self.log_std = torch.nn.Linear(hidden[-1], low.size)
 
     def forward(self, obs: Any, test: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions [B, A] for observations [B, *F], and the log probability [B] of each."""
+        """Return actions [B, A] for observations [B, *F], and their log probabilities [B]; `test` takes the means."""
         hidden = self.net(flat_tensor(obs))
         mean = self.mean(hidden)
         log_std = self.log_std(hidden).clamp(MIN_LOG_STD, MAX_LOG_STD)
@@ -75,15 +75,15 @@ class GaussianPolicy(torch.nn.Module):
         return 0.5 * (self.high + self.low) + scale * torch.tanh(raw), logp.sum(-1)
 
     def act(self, obs: Any, test: bool = False) -> np.ndarray[Any, Any]:
-        """The action [*A] for an observation with a leading axis of 1."""
+        """Return the action [*A] for one observation, which has a leading axis of 1."""
         with torch.no_grad():
             action, _ = self.forward(obs, test)
-        found: np.ndarray[Any, Any] = action[0].reshape(self.shape).cpu().numpy()
-        return found
+        values: np.ndarray[Any, Any] = action[0].reshape(self.shape).cpu().numpy()
+        return values
 
 
 class TwinCritic(torch.nn.Module):
-    """Two values for an observation and an action, computed side by side."""
+    """Two critics of the same shape, which are computed in one pass."""
 
     def __init__(self, inputs: int, hidden: Sequence[int]) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class TwinCritic(torch.nn.Module):
             self.biases.append(torch.nn.Parameter(torch.empty(2, 1, after).uniform_(-bound, bound)))
 
     def forward(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
-        """Values [2, B] of observations [B, *F] and actions [B, *A]."""
+        """Return values [2, B] of observations [B, *F] and actions [B, *A]."""
         inputs = torch.cat([flat_tensor(obs), action.reshape(len(action), -1)], -1)
         hidden = inputs.expand(2, *inputs.shape)
         for depth, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True), start=1):
@@ -106,21 +106,21 @@ class TwinCritic(torch.nn.Module):
 
 
 class SAC(TrainingAgent):
-    """Learns a policy that is squashed into a Box.
+    """SAC agent for an action space that is a Box.
 
     Args:
         observation_space, action_space, device: See `TrainingAgent`.
-        policy: Called with both spaces, makes what acts; its `forward(obs)` returns actions and log probabilities.
-        critic: Called with both spaces, makes two values; its `forward(obs, action)` returns [2, B]. None makes a
-            `TwinCritic`.
+        policy: Called with both spaces; makes the policy. Its `forward(obs)` returns actions and log probabilities.
+        critic: Called with both spaces; makes the twin critics. Their `forward(obs, action)` returns [2, B]. None makes
+            a `TwinCritic`.
         hidden: Widths of the hidden layers of a `TwinCritic`.
-        gamma: Discount; None takes the table's, and another one is refused. Needed for batches that are tuples.
-        polyak: Share of the target critics that stays at each step.
-        rate: Adam's step size for all.
+        gamma: Discount; None takes the table's; another one raises ParameterError. Batches that are tuples need it.
+        polyak: Share of the target critics' weights that is kept at each step.
+        rate: Adam's step size for the policy, the critics and alpha.
         alpha: Weight of the entropy, or its first value.
-        learn_entropy_coef: Whether alpha is learned.
-        target_entropy: What it is learned for; None is minus the dimensions of an action.
-        seed: Of the first weights; None takes entropy from the system.
+        learn_entropy_coef: True if alpha is learned.
+        target_entropy: Entropy for which alpha is learned; None is minus the dimensions of an action.
+        seed: Seed of the first weights; None takes entropy from the system.
 
     A checkpoint of another alpha, learn_entropy_coef, seed or range of actions is refused.
     """
@@ -149,14 +149,14 @@ class SAC(TrainingAgent):
         if seed is not None:
             torch.manual_seed(seed)
         self.gamma, self.polyak, self.alpha, self.learn_entropy_coef = gamma, polyak, alpha, learn_entropy_coef
-        self._agreed: float | None = None  # the gamma that was compared with a batch's
+        self._checked_gamma: float | None = None  # the gamma that was compared with a batch's
         self.action_bounds = [np.ravel(getattr(action_space, name)).tolist() for name in ("low", "high")]
         dimensions = math.prod(action_space.shape)
         self.target_entropy = -float(dimensions) if target_entropy is None else float(target_entropy)
         spaces = {"observation_space": observation_space, "action_space": action_space}
         self.policy = policy(**spaces).to(device)
-        made = TwinCritic(numbers_of(observation_space) + dimensions, hidden) if critic is None else critic(**spaces)
-        self.critic = made.to(device)
+        critics = TwinCritic(numbers_of(observation_space) + dimensions, hidden) if critic is None else critic(**spaces)
+        self.critic = critics.to(device)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = torch.tensor([math.log(alpha)], device=device, requires_grad=learn_entropy_coef)
         adam = functools.partial(torch.optim.Adam, lr=rate, fused=torch.device(device or "cpu").type in FUSED)
@@ -165,23 +165,25 @@ class SAC(TrainingAgent):
         self.alpha_optimizer = adam([self.log_alpha])
 
     def get_actor(self) -> torch.nn.Module:
-        """The policy."""
+        """Return the policy, whose weights are published."""
         return self.policy
 
     def train(self, batch: Any) -> dict[str, Any]:
-        """One step; loss_critic, loss_actor, entropy_coef, and loss_entropy_coef if alpha is learned.
+        """Make one training step; return figures by name, and `priorities` [B] for a batch from a table.
+
+        The figures are loss_critic, loss_actor, entropy_coef, and loss_entropy_coef if alpha is learned.
 
         Args:
-            batch: Of a table; or a tuple (obs, action, reward, next_obs, done) of tensors, which may have a sixth one
-                that says what was truncated.
+            batch: Batch from a table; or a tuple (obs, action, reward, next_obs, done) of tensors. A sixth one,
+                truncated, is ignored.
 
         Raises:
-            ParameterError: the batch was made by another discount than `gamma`, or is a tuple and there is no `gamma`.
+            ParameterError: the batch has another discount than `gamma`, or is a tuple while `gamma` is None.
         """
         is_table = not isinstance(batch, tuple)
-        if is_table and self.gamma != self._agreed:
-            self._agreed = self._compared(batch)
-        batch = batch if is_table else _named(batch, self.gamma)
+        if is_table and self.gamma != self._checked_gamma:
+            self._checked_gamma = self._check_discount(batch)
+        batch = batch if is_table else _with_names(batch, self.gamma)
         td, critic_loss = self._learn_critic(batch)
         policy_loss, logp = self._learn_policy(batch.obs)
         figures: dict[str, Any] = {"loss_critic": critic_loss, "loss_actor": policy_loss}
@@ -192,24 +194,24 @@ class SAC(TrainingAgent):
             self.alpha_optimizer.step()
             figures["loss_entropy_coef"] = loss.detach()
         with torch.no_grad():
-            mine, targets = list(self.critic.parameters()), list(self.target.parameters())
-            torch._foreach_lerp_(targets, mine, 1.0 - self.polyak)
+            critics, targets = list(self.critic.parameters()), list(self.target.parameters())
+            torch._foreach_lerp_(targets, critics, 1.0 - self.polyak)
         figures["entropy_coef"] = self.log_alpha.detach().exp()[0]
         return figures | {"priorities": td} if is_table else figures
 
-    def _compared(self, batch: Any) -> float | None:
-        """`gamma`, if a batch of a table was made by it; None of one with terminal states alone."""
+    def _check_discount(self, batch: Any) -> float | None:
+        """Return `gamma` if the batch has it; None if no step shows a discount. Raises ParameterError otherwise."""
         assert self.gamma is not None
-        goes_on = batch.discount != 0.0
-        steps = batch.steps[goes_on].double() if hasattr(batch, "steps") else 1.0
-        made_by = batch.discount[goes_on].double() ** (1.0 / steps)
-        if not torch.allclose(made_by, torch.full_like(made_by, self.gamma), rtol=1e-5):
-            expected = f"{float(made_by.mean()):.6g}, by which batches were made, or left out"
+        has_next = batch.discount != 0.0
+        steps = batch.steps[has_next].double() if hasattr(batch, "steps") else 1.0
+        batch_gamma = batch.discount[has_next].double() ** (1.0 / steps)
+        if not torch.allclose(batch_gamma, torch.full_like(batch_gamma, self.gamma), rtol=1e-5):
+            expected = f"{float(batch_gamma.mean()):.6g}, the discount of the batches, or left out"
             raise ParameterError("gamma", self.gamma, expected)
-        return self.gamma if len(made_by) else None
+        return self.gamma if len(batch_gamma) else None
 
     def _learn_critic(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """TD errors [B] and the loss."""
+        """Make a gradient step of the critics; return TD errors [B] and the loss."""
         with torch.no_grad():
             action, logp = self.policy(batch.next_obs)
             value = self.target(batch.next_obs, action).amin(0) - self.log_alpha.exp() * logp
@@ -222,7 +224,7 @@ class SAC(TrainingAgent):
         return errors.detach().mean(0), loss.detach()
 
     def _learn_policy(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss, and log probabilities [B] of the actions."""
+        """Make a gradient step of the policy; return the loss, and log probabilities [B] of the actions."""
         action, logp = self.policy(obs)
         self.critic.requires_grad_(False)
         value = self.critic(obs, action).amin(0)
@@ -234,8 +236,8 @@ class SAC(TrainingAgent):
         return loss.detach(), logp.detach()
 
 
-def _named(batch: tuple[Any, ...], gamma: float | None) -> SimpleNamespace:
-    """A batch of tensors by the names that a table's has. Raises ParameterError: there is no gamma."""
+def _with_names(batch: tuple[Any, ...], gamma: float | None) -> SimpleNamespace:
+    """Return a tuple of tensors under the names of a table's batch. Raises ParameterError if gamma is None."""
     if gamma is None:
         raise ParameterError("gamma", None, "a number in [0, 1]: batches that are tuples have no discount")
     obs, action, reward, next_obs, done = batch[:5]
@@ -247,7 +249,7 @@ def _named(batch: tuple[Any, ...], gamma: float | None) -> SimpleNamespace:
 
 
 def mlp(widths: Sequence[int], activation: Callable[[], torch.nn.Module]) -> torch.nn.Sequential:
-    """Linear layers, each with this behind it."""
+    """Return linear layers of these widths, each followed by an activation."""
     layers: list[torch.nn.Module] = []
     for before, after in itertools.pairwise(widths):
         layers += [torch.nn.Linear(before, after), activation()]

@@ -1,17 +1,17 @@
-"""An agent's state as one file of named arrays: found by looking at its attributes, put back into the same ones.
+"""Checkpoints of an agent: its state as one file of named arrays, read from its attributes and restored to them.
 
     model.actor.net.0.weight      parameters and buffers of a module     :facts      everything else, a plain value:
     log_alpha                     a tensor, or an array                              numbers, texts, generators, lists,
-    pi_optimizer['state'][3][...  of an optimizer or scheduler                       dicts, what the trainer counts
+    pi_optimizer['state'][3][...  arrays of an optimizer                         dicts, the trainer's counters
 
-Nothing in a file can run anything. The file also has the form of the agent as it was made. A setting that a later agent
-is made with is compared with it:
+A file holds no code. It also holds the agent's form at its creation. If a later agent is created with another setting,
+the checkpoint's value is compared with both:
 
-    made with then   in the checkpoint   made with now     goes on with
-    64               64                  64                64
-    0                500                 0                 500     training has changed it
-    0.99             0.99                0.9               0.9     it was told so; named in the log
-    1.0              0.1                 0.5               nothing: refused, both values are named
+    first created with   in the checkpoint   created with now   value after a restart
+    64                   64                   64                 64
+    0                    500                  0                  500     training has changed it
+    0.99                 0.99                 0.9                0.9     the new setting; logged
+    1.0                  0.1                  0.5                none: ParameterError names the values
 """
 
 from __future__ import annotations
@@ -36,53 +36,53 @@ from . import weights
 _log = logging.getLogger(__name__)
 
 PREFIX: Final = "agent-"
-"""What names of checkpoints begin with."""
+"""Prefix of checkpoints' file names."""
 FACTS: Final = ":facts"
-"""Name of what is no array, a plain value of `wire.values`: no attribute has it."""
+"""Name of the file's array with all other values, as plain values of `wire.values`. No attribute has this name."""
 LEFT_OUT: Final = ("observation_space", "action_space", "device")
-"""Attributes that an agent gets from its caller."""
+"""Attributes that the agent's caller sets; a checkpoint leaves them out."""
 SETTINGS: Final = (bool, int, float, str, bytes, type(None))
-"""Types of values that are nodes as they are; numbers of NumPy are, too."""
+"""Types of values that are nodes without change. NumPy's numbers are nodes, too."""
 CONTAINERS: Final[dict[str, type]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
 ARRAYS: Final = ("array", "tensor", "module")
 """Kinds of nodes whose values are arrays of the file."""
 MISSING: Final = {"kind": "missing"}
 KEEP: Final = {"kind": "keep"}
-"""Stands for the value that the agent has."""
+"""Node that keeps the agent's present value."""
 
 Arrays = dict[str, NDArray[Any]]
 Node = Any
-"""A value as the tree has it: a setting as it is, everything else as a dict with its "kind"."""
+"""Node of the tree: a setting itself, or a dict with "kind" for any other value."""
 
 
 class _NotHeld(Exception):
-    """A value that no checkpoint can hold; says its type."""
+    """A value that no checkpoint can hold; the argument is its type."""
 
 
-def save_agent(folder: Path, agent: Any, made: Node, facts: Mapping[str, Any]) -> list[str]:
-    """Write a checkpoint: on disk, as a whole, when this returns. Raises OSError.
+def save_agent(folder: Path, agent: Any, form: Node, facts: Mapping[str, Any]) -> list[str]:
+    """Write a checkpoint; it is on disk as a whole when the call returns. Raises OSError.
 
     Args:
-        made: `form_of` the agent, before it was trained.
-        facts: What the trainer counts.
+        form: `form_of` the agent before its training.
+        facts: Counters of the trainer.
 
     Returns:
-        Names of modules and optimizers that the agent has made since: a restart cannot make them, and is refused.
+        Names of modules and optimizers that the agent created since. A restart cannot create them, and fails.
     """
     arrays, tree = state_of(agent)
-    tree |= {"made": made, "trainer": dict(facts)}
+    tree |= {"made": form, "trainer": dict(facts)}
     files = weights.NumberedFiles(folder, PREFIX)
     files.save((files.newest() or 0) + 1, arrays | {FACTS: packed_tree(tree)})
     nodes = tree["agent"].items()
-    return [name for name, node in nodes if _kind(node) in ("module", "state") and _kind(made.get(name)) != _kind(node)]
+    return [name for name, node in nodes if _kind(node) in ("module", "state") and _kind(form.get(name)) != _kind(node)]
 
 
 def load_agent(folder: Path, agent: Any) -> dict[str, Any] | None:
-    """Put the newest checkpoint into an agent that was just made; what the trainer counted, or None if there is none.
+    """Restore a new agent from the newest checkpoint; return the trainer's counters, or None without a checkpoint.
 
     Raises:
-        DataError: it is damaged, or of another agent.
-        ParameterError: the agent was made with another value of something that training has changed, too.
+        DataError: the checkpoint is damaged, or of another agent.
+        ParameterError: the agent was created with another value of a setting that training has changed, too.
     """
     files = weights.NumberedFiles(folder, PREFIX)
     if (number := files.newest()) is None:
@@ -98,7 +98,7 @@ def load_agent(folder: Path, agent: Any) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def readable(path: str, problem: str) -> Iterator[None]:
-    """While a checkpoint is read: what is wrong with it becomes DataError."""
+    """Raise DataError for errors in the block, which reads a checkpoint."""
     try:
         yield
     except (KeyError, ValueError, TypeError, RuntimeError, AttributeError, OverflowError) as error:
@@ -107,48 +107,48 @@ def readable(path: str, problem: str) -> Iterator[None]:
         raise DataError(path, f"{problem} ({(str(error) or type(error).__name__).splitlines()[0]})") from error
 
 
-def warn_of_told(told: Mapping[str, Any], saved: Mapping[str, Any], who: str) -> None:
-    """Log each setting of a trainer or learner that differs from the one in its checkpoint: it goes on as told."""
-    for name, value in told.items():
+def warn_of_told(settings: Mapping[str, Any], saved: Mapping[str, Any], who: str) -> None:
+    """Warn of each setting of a trainer or learner that differs from its checkpoint; the new setting is used."""
+    for name, value in settings.items():
         if name in saved and not _same(saved[name], value):
-            _log.warning("going on with %s = %r, as this %s was told; the checkpoint has %r",
+            _log.warning("going on with %s = %r, as set on this %s; the checkpoint has %r",
                          name, value, who, saved[name])  # fmt: skip
 
 
 def state_of(owner: Any, skipped: Collection[str] = LEFT_OUT) -> tuple[Arrays, dict[str, Any]]:
-    """Arrays [*F] by name, and a tree, of what an object's attributes and the global generators hold."""
+    """Return arrays [*F] by name and a tree of plain values: an object's attributes and the global generators."""
     writer = _Writer(owner)
     agent = {name: node for name, node in writer.attributes(skipped) if not isinstance(node, _NotHeld)}
     return writer.arrays, {"agent": agent, "random": _global_random()}
 
 
 def form_of(owner: Any, skipped: Collection[str] = LEFT_OUT) -> Node:
-    """What an object was made with: its settings, and the shapes and dtypes of its arrays."""
+    """Return an object's form: its settings, and the shapes and dtypes of its arrays."""
     return {name: _form(node) for name, node in state_of(owner, skipped)[1]["agent"].items()}
 
 
 def restore(
-    owner: Any, arrays: Mapping[str, NDArray[Any]], tree: Mapping[str, Any], made: Node, path: str,
+    owner: Any, arrays: Mapping[str, NDArray[Any]], tree: Mapping[str, Any], form: Node, path: str,
     skipped: Collection[str] = LEFT_OUT,
 ) -> list[str]:  # fmt: skip
-    """Put arrays [*F] and the tree of `state_of` into an object that was just made, and the global generators.
+    """Restore a new object, and the global generators, from `state_of` a former object: arrays [*F] and tree.
 
     Args:
-        made: `form_of` the former object, as it was made.
-        path: What errors call the checkpoint.
+        form: `form_of` the former object at its creation.
+        path: Name of the checkpoint in errors.
 
     Returns:
-        A sentence for each setting that stays as the object was made with it, and that differs; they are logged.
+        A sentence for each setting that differs from the checkpoint and is not restored; they are logged.
 
     Raises:
-        DataError: they do not fit. ParameterError: a setting differs, and training has changed it.
+        DataError: they do not fit. ParameterError: the setting differs, and training has changed it.
     """
     now, saved = form_of(owner, skipped), tree["agent"]
     merge = _Merge(path, frozenset(getattr(owner, "fixed", ())))
     for name in now.keys() - saved.keys():
         if _kind(now[name]) in (*ARRAYS, "state"):
-            raise DataError(path, f"has no {name!r}, which this agent has as {_shown(now[name])}")
-    merged = {name: merge(made.get(name, MISSING), node, now.get(name, MISSING), name) for name, node in saved.items()}
+            raise DataError(path, f"has no {name!r}, which this agent has as {_describe(now[name])}")
+    merged = {name: merge(form.get(name, MISSING), node, now.get(name, MISSING), name) for name, node in saved.items()}
     reader = _Reader(owner, arrays, path)
     # Modules come first: lists and optimizers hold their parameters.
     for name in sorted(merged, key=lambda name: _kind(merged[name]) != "module"):
@@ -161,18 +161,18 @@ def restore(
 
 
 def unsaved(owner: Any, skipped: Collection[str] = LEFT_OUT) -> list[str]:
-    """Attributes that no checkpoint holds, with their types. Functions and classes are code, and not listed."""
+    """Return attributes that no checkpoint holds, with their types. Functions and classes are not listed."""
     nodes = _Writer(owner).attributes(skipped)
-    left = [(name, node) for name, node in nodes if isinstance(node, _NotHeld) and not callable(getattr(owner, name))]
-    return [f"{name} ({node})" for name, node in left]
+    lost = [(name, node) for name, node in nodes if isinstance(node, _NotHeld) and not callable(getattr(owner, name))]
+    return [f"{name} ({node})" for name, node in lost]
 
 
 def packed_tree(tree: Any) -> NDArray[np.uint8]:
-    """A tree as an array [B] of a file."""
+    """Encode a tree as an array [B] of a file."""
     return np.frombuffer(pack(tree, "checkpoint"), np.uint8)
 
 
-# Torch is asked for nothing by name: this module is imported where there is none.
+# Without `import torch`: this module is imported without torch, too.
 
 
 def _is_tensor(value: Any) -> bool:
@@ -184,12 +184,12 @@ def _is_module(value: Any) -> bool:
 
 
 def _is_stateful(value: Any) -> bool:
-    """Return whether the value has `state_dict` and `load_state_dict`, as optimizers and schedulers do."""
+    """Return True if the value has `state_dict` and `load_state_dict`, as optimizers and schedulers have."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 def state_of_generator(value: Any) -> tuple[str, Any] | None:
-    """The kind and state of a random generator, a plain value; None of anything else."""
+    """Return kind and state (a plain value) of a random generator; None for any other value."""
     if isinstance(value, np.random.Generator):
         return "numpy", value.bit_generator.state
     if isinstance(value, np.random.RandomState):
@@ -202,16 +202,16 @@ def state_of_generator(value: Any) -> tuple[str, Any] | None:
 
 
 class _Writer:
-    """Values as nodes, with their arrays beside.
+    """Encoder of an object's values as nodes; collects their arrays.
 
     Args:
-        owner: Whose parameters other attributes may hold, too.
+        owner: Object with the modules, whose parameters other attributes may hold, too.
     """
 
     def __init__(self, owner: Any) -> None:
         self.arrays: Arrays = {}
         self._owner = owner
-        self._seen: dict[int, tuple[str, Any]] = {}  # objects by their ids: the path of each, and itself
+        self._seen: dict[int, tuple[str, Any]] = {}  # path and object by the object's id
         self._parameters = {
             id(parameter): [name, key]
             for name, module in vars(owner).items()
@@ -220,7 +220,7 @@ class _Writer:
         }
 
     def attributes(self, skipped: Collection[str]) -> Iterator[tuple[str, Node | _NotHeld]]:
-        """The node of each attribute, or why it cannot be held."""
+        """Yield name and node of each attribute, or _NotHeld if no checkpoint can hold it."""
         for name, value in list(vars(self._owner).items()):
             if name not in skipped:
                 before = dict(self.arrays)
@@ -231,7 +231,7 @@ class _Writer:
                     yield name, error
 
     def node(self, value: Any, path: str) -> Node:
-        """A value, and what it holds. Raises _NotHeld."""
+        """Return the node of a value and of all values in it. Raises _NotHeld."""
         if type(value) in SETTINGS or (isinstance(value, np.generic) and value.dtype.kind in KINDS):
             return value
         if isinstance(value, type):
@@ -241,7 +241,7 @@ class _Writer:
         if id(value) in self._seen:
             return {"kind": "same", "of": self._seen[id(value)][0]}
         node = self._new(value, path)
-        self._seen[id(value)] = path, value  # alive, so that no other object gets its id
+        self._seen[id(value)] = path, value  # kept alive, so that no other object gets its id
         return node
 
     def _new(self, value: Any, path: str) -> Node:
@@ -265,7 +265,7 @@ class _Writer:
         name = type(value).__name__
         if CONTAINERS.get(name) is type(value):
             each: Any = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
-            items = [self.node(item, f"{path}[{place}]") for place, item in enumerate(each)]
+            items = [self.node(item, f"{path}[{index}]") for index, item in enumerate(each)]
             return {"kind": name, "items": items, "room": getattr(value, "maxlen", None)}
         if type(value) is dict or name in ("OrderedDict", "defaultdict"):
             pairs = [[self.node(key, path), self.node(each, f"{path}[{key!r}]")] for key, each in value.items()]
@@ -273,7 +273,7 @@ class _Writer:
         raise _NotHeld(type(value).__name__)
 
     def _add(self, name: str, value: Any) -> list[Any]:
-        """Put a tensor or array [*F] into the file; its dtype and shape. Dtypes that files do not have lie as bytes."""
+        """Add a tensor or array [*F]; return its dtype and shape. Dtypes that files lack are stored as bytes."""
         try:
             array: Any = value.detach().cpu().contiguous() if _is_tensor(value) else np.ascontiguousarray(value)
             dtype, shape = str(array.dtype).removeprefix("torch."), [int(each) for each in value.shape]
@@ -295,109 +295,109 @@ class _Writer:
 
 
 class _Merge:
-    """What an object goes on with: see the table at the top.
+    """Merge of a checkpoint's nodes with those of a new object; see the table at the top.
 
     Args:
-        path: What errors call the checkpoint.
-        fixed: Names of attributes that have to be as in the checkpoint.
+        path: Name of the checkpoint in errors.
+        fixed: Names of attributes that must equal those of the checkpoint.
     """
 
     def __init__(self, path: str, fixed: frozenset[str]) -> None:
         self._path, self._fixed = path, fixed
         self.kept: list[str] = []
-        """What differs from the checkpoint, a sentence each."""
+        """A sentence for each value that differs from the checkpoint."""
 
-    def __call__(self, made: Node, saved: Node, now: Node, name: str) -> Node:
-        """The node to put back, with KEEP in it for what stays; of the former one made, saved, and of this one."""
+    def __call__(self, first: Node, saved: Node, now: Node, name: str) -> Node:
+        """Return the node to restore, with KEEP for unchanged parts. `first` and `saved` are the former object's."""
         kind, form = _kind(now), _form(saved)
         if _kind(saved) in ("module", "state") and _kind(now) != _kind(saved):
-            problem = f"holds {name!r} as {_shown(saved)} where this agent has {_shown(now)}"
-            raise DataError(self._path, f"{problem}: make it in the agent's __init__, so that a restart can fill it")
-        if now is MISSING or _same(form, now) or (_same(made, now) and kind not in ("module", "state")):
+            problem = f"holds {name!r} as {_describe(saved)}, but this agent has {_describe(now)}"
+            raise DataError(self._path, f"{problem}: create it in the agent's __init__, so that a restart can fill it")
+        if now is MISSING or _same(form, now) or (_same(first, now) and kind not in ("module", "state")):
             return saved
         if name in self._fixed:
             if now is None:
                 return saved
-            raise ParameterError(name, _value(now), self._expected(made, saved))
-        if kind == "state" and _kind(made) in ("state", "missing"):
-            before = made if made is MISSING else made["tree"]
+            raise ParameterError(name, _value(now), self._expected(first, saved))
+        if kind == "state" and _kind(first) in ("state", "missing"):
+            before = first if first is MISSING else first["tree"]
             return saved | {"tree": self(before, saved["tree"], now["tree"], name)}
-        if kind == _kind(saved) == _kind(made) == "dict":
-            return saved | {"items": self._pairs(made, saved, now, name)}
-        if kind == _kind(saved) == _kind(made) and kind in ("list", "tuple") and (
-            len(made["items"]) == len(saved["items"]) == len(now["items"])
+        if kind == _kind(saved) == _kind(first) == "dict":
+            return saved | {"items": self._pairs(first, saved, now, name)}
+        if kind == _kind(saved) == _kind(first) and kind in ("list", "tuple") and (
+            len(first["items"]) == len(saved["items"]) == len(now["items"])
         ):  # fmt: skip
-            rows = enumerate(zip(made["items"], saved["items"], now["items"], strict=True))
-            return saved | {"items": [self(*three, f"{name}[{place}]") for place, three in rows]}
+            rows = enumerate(zip(first["items"], saved["items"], now["items"], strict=True))
+            return saved | {"items": [self(*three, f"{name}[{index}]") for index, three in rows]}
         if kind == _kind(saved) == "module":
             name, saved, now = _first_difference(name, saved, now)
         if {kind, _kind(saved)} & {*ARRAYS, "generator"} or name.endswith("['params']"):
-            raise DataError(self._path, f"holds {name!r} as {_shown(saved)} where this agent has {_shown(now)}")
-        if made is not MISSING and _same(form, made):
-            self.kept.append(f"going on with {name} = {_shown(now)}, as this agent was made with; "
-                             f"{self._path} has {_shown(saved)}")  # fmt: skip
+            raise DataError(self._path, f"holds {name!r} as {_describe(saved)}, but this agent has {_describe(now)}")
+        if first is not MISSING and _same(form, first):
+            self.kept.append(f"going on with {name} = {_describe(now)}, as set on this agent; "
+                             f"{self._path} has {_describe(saved)}")  # fmt: skip
             return KEEP
-        if made is MISSING:
-            self.kept.append(f"going on with {name} = {_shown(saved)} of {self._path}; this agent was made with "
-                             f"{_shown(now)}")  # fmt: skip
+        if first is MISSING:
+            self.kept.append(f"going on with {name} = {_describe(saved)} of {self._path}; this agent was created with "
+                             f"{_describe(now)}")  # fmt: skip
             return saved
-        raise ParameterError(name, _value(now), self._expected(made, saved))
+        raise ParameterError(name, _value(now), self._expected(first, saved))
 
-    def _pairs(self, made: Node, saved: Node, now: Node, name: str) -> list[Any]:
-        before, former, here = ({pack(key): [key, each] for key, each in node["items"]} for node in (made, saved, now))
-        found = []
-        for packed in [*here, *(packed for packed in former if packed not in here and packed not in before)]:
-            key, node = (here if packed in here else former)[packed][0], KEEP
+    def _pairs(self, first: Node, saved: Node, now: Node, name: str) -> list[Any]:
+        before, former, new = ({pack(key): [key, each] for key, each in node["items"]} for node in (first, saved, now))
+        pairs = []
+        for packed in [*new, *(packed for packed in former if packed not in new and packed not in before)]:
+            key, node = (new if packed in new else former)[packed][0], KEEP
             if packed in former:
-                one, two, three = (each.get(packed, [key, MISSING])[1] for each in (before, former, here))
+                one, two, three = (each.get(packed, [key, MISSING])[1] for each in (before, former, new))
                 node = self(one, two, three, f"{name}[{key!r}]")
-            found.append([key, node])
-        return found
+            pairs.append([key, node])
+        return pairs
 
-    def _expected(self, made: Node, saved: Node) -> str:
-        if _same(_form(saved), made):
-            return f"{_shown(saved)}, as in {self._path}: it cannot be changed"
+    def _expected(self, first: Node, saved: Node) -> str:
+        if _same(_form(saved), first):
+            return f"{_describe(saved)}, as in {self._path}: it cannot be changed"
         return (
-            f"{_shown(made)}, as it was when the agent of {self._path} was made: training has changed it to "
-            f"{_shown(saved)} since. Set it after the trainer is made, or put the checkpoint aside"
+            f"{_describe(first)}, its value when the agent of {self._path} was created; training has changed it to "
+            f"{_describe(saved)} since. Set it after the trainer is created, or move the checkpoint away"
         )
 
 
 class _Reader:
-    """Nodes as values, put into those that are there if they fit.
+    """Decoder of nodes; writes their content into the object's present values if these fit.
 
     Args:
-        owner: Whose modules have the parameters; tensors go to its device.
-        arrays: Of the file.
-        path: What errors call it.
+        owner: Object with the modules of the parameters; tensors go to its device.
+        arrays: Arrays of the file.
+        path: Name of the checkpoint in errors.
     """
 
     def __init__(self, owner: Any, arrays: Mapping[str, NDArray[Any]], path: str) -> None:
         self._owner, self._arrays, self._path = owner, arrays, path
-        self._made: dict[str, Any] = {}  # values by their paths
-        self._filled: dict[int, Any] = {}  # values that are another node's already, by their ids
+        self._decoded: dict[str, Any] = {}  # decoded values by path
+        self._filled: dict[int, Any] = {}  # values that already belong to a node, by id
 
     def value(self, now: Any, node: Node, path: str) -> Any:
-        """The value of a node; `now` itself, with new content, if it can hold it."""
+        """Return the value of a node: `now` with new content if it can hold that, else a new object."""
         if not isinstance(node, dict):
             return node
         kind = node["kind"]
         if kind == "keep":
             return now
         if kind == "same":
-            return self._made[node["of"]]
+            return self._decoded[node["of"]]
         if kind == "parameter":
             name, key = node["of"]
             return dict(getattr(self._owner, name).named_parameters())[key]
-        place = None if id(now) in self._filled else now
-        self._made[path] = found = getattr(self, f"_{kind}")(place, node, path)
-        self._filled[id(found)] = found
-        return found
+        former = None if id(now) in self._filled else now
+        self._decoded[path] = value = getattr(self, f"_{kind}")(former, node, path)
+        self._filled[id(value)] = value
+        return value
 
     def _module(self, now: Any, node: Node, path: str) -> Any:
         for key, tensor in now.state_dict().items():
             if [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] != node["arrays"].get(key):
-                raise DataError(self._path, f"holds {path!r} as {_shown(node)} where this agent has another module")
+                raise DataError(self._path, f"holds {path!r} as {_describe(node)}, but this agent has another module")
             self._fill(tensor, f"{path}.{key}", node["arrays"][key])
         return now
 
@@ -408,43 +408,43 @@ class _Reader:
     def _tensor(self, now: Any, node: Node, path: str) -> Any:
         if _is_tensor(now) and [str(now.dtype).removeprefix("torch."), list(now.shape)] == node["form"]:
             return self._fill(now, node["name"], node["form"])
-        made = self._torch(node["name"], node["form"])
+        tensor = self._torch(node["name"], node["form"])
         device = None if node["is_on_cpu"] else getattr(self._owner, "device", None)
-        return (made if device is None else made.to(device)).requires_grad_(node["grad"])
+        return (tensor if device is None else tensor.to(device)).requires_grad_(node["grad"])
 
     def _array(self, now: Any, node: Node, path: str) -> Any:
         dtype, shape = node["form"]
         array = self._arrays[node["name"]]
-        found = (np.frombuffer(array.tobytes(), dtype) if str(array.dtype) != dtype else array).reshape(shape)
-        if type(now) is np.ndarray and (now.dtype, now.shape) == (found.dtype, found.shape) and now.flags.writeable:
-            now[...] = found
+        result = (np.frombuffer(array.tobytes(), dtype) if str(array.dtype) != dtype else array).reshape(shape)
+        if type(now) is np.ndarray and (now.dtype, now.shape) == (result.dtype, result.shape) and now.flags.writeable:
+            now[...] = result
             return now
-        return np.array(found)
+        return np.array(result)
 
     def _generator(self, now: Any, node: Node, path: str) -> Any:
         state = node["state"]
-        here = None if now is None else state_of_generator(now)
-        if here is None or here[0] != node["of"] or _bits(here[1]) != _bits(state):
+        present = None if now is None else state_of_generator(now)
+        if present is None or present[0] != node["of"] or _bits(present[1]) != _bits(state):
             now = _new_generator(node["of"], state, getattr(self._owner, "device", None))
         put_generator(now, node["of"], state)
         return now
 
     def _dict(self, now: Any, node: Node, path: str) -> Any:
-        here = now if isinstance(now, dict) else {}
-        found = {}
+        present = now if isinstance(now, dict) else {}
+        items = {}
         for key, each in node["items"]:
             name = self.value(None, key, path)
-            found[name] = self.value(here.get(name), each, f"{path}[{name!r}]")
-        return _refilled(now, found, dict)
+            items[name] = self.value(present.get(name), each, f"{path}[{name!r}]")
+        return _refill(now, items, dict)
 
     def _list(self, now: Any, node: Node, path: str) -> Any:
         kind = CONTAINERS[node["kind"]]
-        here = list(now) if isinstance(now, list | tuple | deque) and len(now) == len(node["items"]) else None
-        found = [
-            self.value(None if here is None else here[place], each, f"{path}[{place}]")
-            for place, each in enumerate(node["items"])
+        present = list(now) if isinstance(now, list | tuple | deque) and len(now) == len(node["items"]) else None
+        items = [
+            self.value(None if present is None else present[index], each, f"{path}[{index}]")
+            for index, each in enumerate(node["items"])
         ]
-        return _refilled(now, deque(found, node["room"]) if kind is deque else kind(found), kind)
+        return _refill(now, deque(items, node["room"]) if kind is deque else kind(items), kind)
 
     _tuple = _set = _frozenset = _deque = _list
 
@@ -463,14 +463,14 @@ class _Reader:
         return tensor if tensor.dtype == dtype else tensor.reshape(-1).view(dtype).reshape(form[1])
 
 
-def _refilled(now: Any, found: Any, kind: Any) -> Any:
-    """A list, dict or deque that is there with new content; else the new one."""
+def _refill(now: Any, new: Any, kind: Any) -> Any:
+    """Return a list, dict or deque with new content if its type fits, else the new object."""
     if type(now) is not kind or kind not in (list, dict, deque) or getattr(now, "maxlen", None) != getattr(
-        found, "maxlen", None
+        new, "maxlen", None
     ):  # fmt: skip
-        return found
+        return new
     now.clear()
-    getattr(now, "update" if kind is dict else "extend")(found)
+    getattr(now, "update" if kind is dict else "extend")(new)
     return now
 
 
@@ -479,7 +479,7 @@ def _kind(node: Node) -> str:
 
 
 def _form(node: Node) -> Node:
-    """A node without states of generators."""
+    """Return a node without the states of generators."""
     if isinstance(node, list):
         return [_form(each) for each in node]
     if not isinstance(node, dict):
@@ -492,8 +492,8 @@ def _same(one: Node, other: Node) -> bool:
 
 
 def _value(node: Node) -> Any:
-    """A node as errors show it."""
-    return _Shown(_shown(node)) if isinstance(node, dict) else node.item() if isinstance(node, np.generic) else node
+    """Return a node as errors show it."""
+    return _Shown(_describe(node)) if isinstance(node, dict) else node.item() if isinstance(node, np.generic) else node
 
 
 class _Shown(str):
@@ -503,7 +503,7 @@ class _Shown(str):
         return str(self)
 
 
-def _shown(node: Node) -> str:
+def _describe(node: Node) -> str:
     if not isinstance(node, dict):
         return repr(_value(node))
     kind = node["kind"]
@@ -515,14 +515,14 @@ def _shown(node: Node) -> str:
         forms = ", ".join(f"{key} {dtype}{shape}" for key, (dtype, shape) in node["arrays"].items())
         return f"a module of {forms or 'no arrays'}"
     if kind == "dict":
-        return "{" + ", ".join(f"{_shown(key)}: {_shown(each)}" for key, each in node["items"]) + "}"
+        return "{" + ", ".join(f"{_describe(key)}: {_describe(each)}" for key, each in node["items"]) + "}"
     if "items" in node:
-        return f"{kind}({', '.join(map(_shown, node['items']))})"
+        return f"{kind}({', '.join(map(_describe, node['items']))})"
     return f"a {node.get('of', kind)}" if kind != "generator" else f"a generator of {node['of']}"
 
 
 def _first_difference(name: str, one: Node, other: Node) -> tuple[str, Node, Node]:
-    """Name and nodes of an array in which two modules differ."""
+    """Return name and nodes of an array in which two modules differ."""
     arrays, others = one["arrays"], other["arrays"]
     key = next(key for key in (*arrays, *others) if arrays.get(key) != others.get(key))
     first, second = (MISSING if key not in each else {"kind": "array", "form": each[key]} for each in (arrays, others))
@@ -530,7 +530,7 @@ def _first_difference(name: str, one: Node, other: Node) -> tuple[str, Node, Nod
 
 
 def _bits(state: Any) -> Any:
-    """The name of NumPy's bit generator, if it is the state of one."""
+    """Return the name of NumPy's bit generator if the state is of one, else None."""
     return state.get("bit_generator") if isinstance(state, Mapping) else None
 
 
@@ -546,13 +546,13 @@ def _new_generator(kind: str, state: Any, device: Any) -> Any:
         return torch.Generator(device or "cpu")
     name = _bits(state)
     if name not in BIT_GENERATORS:
-        raise DataError("a checkpoint", f"holds a generator of {name}, and NumPy has {', '.join(BIT_GENERATORS)}")
+        raise DataError("a checkpoint", f"holds a generator of {name}; known are {', '.join(BIT_GENERATORS)}")
     bits = getattr(np.random, name)()
     return np.random.RandomState(bits) if kind == "numpy.legacy" else np.random.Generator(bits)
 
 
 def put_generator(generator: Any, kind: str, state: Any) -> None:
-    """Have a generator go on from a state of `state_of_generator`."""
+    """Set a generator to a state that `state_of_generator` returned."""
     if kind == "python":
         generator.setstate(state)
     elif kind == "torch":
@@ -566,14 +566,14 @@ def put_generator(generator: Any, kind: str, state: Any) -> None:
 
 
 def _global_random() -> dict[str, Any]:
-    """States of the generators that belong to the process: Python's, NumPy's, and torch's of each device in use."""
-    found: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}  # noqa: NPY002
+    """Return the states of the process's generators: Python's, NumPy's, and torch's of each device in use."""
+    states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}  # noqa: NPY002
     torch = sys.modules.get("torch")
     if torch is not None:
-        found["torch"] = torch.get_rng_state().numpy()
+        states["torch"] = torch.get_rng_state().numpy()
         if torch.cuda.is_initialized():
-            found["cuda"] = [each.numpy() for each in torch.cuda.get_rng_state_all()]
-    return found
+            states["cuda"] = [each.numpy() for each in torch.cuda.get_rng_state_all()]
+    return states
 
 
 def _restore_random(states: Mapping[str, Any]) -> None:

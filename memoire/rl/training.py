@@ -1,11 +1,9 @@
-"""How a trainer's time goes: epochs of rounds of steps, pauses with a reason, and what is done between steps.
+"""Training loop of a trainer: epochs of rounds of steps, pauses with a reason; and the base class of agents.
 
-    epoch = rounds x steps       steps: train(batch), publish each n, look for new samples each m
+    epoch = rounds x steps       steps: train(batch), publish a model every n, take new samples every m
       └ scheduler first, save and log last      pause: too few samples | too many steps for each sample
 
-Pure but for the clock that is passed in: what trains, draws and publishes are objects of the caller's.
-
-What learns, for a `Trainer`: any algorithm with two methods.
+The clock is passed in; the caller's objects train, draw and publish.
 """
 
 from __future__ import annotations
@@ -24,29 +22,28 @@ import numpy as np
 from memoire import Parameters
 from memoire.errors import ParameterError
 
-LEAD: Final = 1000
-"""Steps that paced workers record ahead of the trainer, and that a trainer which goes on after a restart still counts.
-"""
+MAX_LEAD_STEPS: Final = 1000
+"""Most steps that paced workers record ahead of the trainer, and that a restarted trainer still counts."""
 REASONS: Final = ("start", "ratio")
-"""Why a trainer pauses: too few samples to begin with, or too many steps for the samples that came."""
+"""Reasons of a pause: too few samples for the start, or too many training steps for the received samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How to train.
+    """Settings of a training.
 
     Args:
-        epochs: Until the end; may be infinite. After each the state is saved and figures are logged.
+        epochs: Number of epochs; may be infinite. After each epoch the state is saved and figures are logged.
         rounds, steps: Rounds of an epoch, and training steps of a round.
-        batch_size: Samples of a step.
-        start_training: Samples that have to be there before the first step.
-        max_training_steps_per_env_step: Steps for each sample that came; above that, training pauses.
-        update_model_interval: Steps between two models that are published.
-        update_model_seconds: Publish after so many seconds, too; None does not.
-        update_buffer_interval: Steps after which new samples are looked for, at the latest.
-        longest_wait: Seconds after which a pause looks whether it is to end, unless samples come before.
-        agent_scheduler: Called as f(agent, epoch) first in each epoch.
-        profiling: Write a profile of each epoch.
+        batch_size: Samples of a training step.
+        start_training: Samples that have to be available before the first step.
+        max_training_steps_per_env_step: Most steps for each received sample; above that, training pauses.
+        update_model_interval: Steps between two published models.
+        update_model_seconds: Publish also after so many seconds; None does not.
+        update_buffer_interval: Most steps between two updates of the experience.
+        longest_wait: Most seconds for which a pause waits before it checks whether training goes on or ends.
+        agent_scheduler: Called as f(agent, epoch) at the begin of each epoch.
+        profiling: True writes a profile of each epoch.
 
     Raises:
         ParameterError: a number is out of its range.
@@ -72,99 +69,99 @@ class Training:
             if not getattr(self, name) >= low:
                 raise ParameterError(name, getattr(self, name), f"at least {low}")
         if not self.max_training_steps_per_env_step > 0.0:
-            found = self.max_training_steps_per_env_step
-            raise ParameterError("max_training_steps_per_env_step", found, "above 0")
+            ratio = self.max_training_steps_per_env_step
+            raise ParameterError("max_training_steps_per_env_step", ratio, "above 0")
 
 
 class Experience(Protocol):
-    """Where samples come from."""
+    """Source of a trainer's samples and batches."""
 
     @property
     def received(self) -> int:
-        """Samples that came, since this was made: steps of environments."""
+        """Number of samples received by this object: steps of environments."""
 
     def update(self) -> None:
-        """Take in what came; returns at once."""
+        """Store the samples that have arrived; returns at once."""
 
     def __len__(self) -> int:
-        """Samples that can be drawn."""
+        """Return the number of samples that can be drawn."""
 
     def batch(self) -> Any:
-        """The next batch for the learner."""
+        """Return the next batch for the learner."""
 
     def give_priorities(self, batch: Any, priorities: Any) -> None:
         """Set the priorities of a batch's samples by TD errors [B]."""
 
     def wait(self, timeout: float) -> None:
-        """Return when samples came, or after so many seconds."""
+        """Wait until samples arrive, for at most `timeout` seconds."""
 
     def close(self) -> None:
-        """No more samples are wanted."""
+        """Stop receiving samples; the source is not used any more."""
 
 
 class RatioGate:
-    """Whether another training step may be made, by the samples that came.
+    """Limit on training steps for each received sample.
 
-    Counts from where it was made: a trainer that draws from servers owes no steps for samples that came before a
-    restart, and samples that are gone hold no step back. One with a memory of its own puts both counts back.
+    Both counts begin with the gate. After a restart a trainer that draws from servers makes no steps for earlier
+    samples, and evicted samples hold no step back. A trainer with a memory of its own restores both counts.
 
     Args:
-        most: Steps for each sample.
+        most: Most training steps for each sample.
     """
 
     def __init__(self, most: float) -> None:
-        self._most = most
+        self._limit = most
         self.updates = 0
-        """Steps since this was made."""
+        """Training steps since the gate was created."""
 
     def is_open(self, received: int) -> bool:
-        """Whether a step more is within the ratio, with so many samples since this was made."""
-        return self.updates + 1 <= self._most * received
+        """Return True if the ratio allows another step, after `received` samples since the gate was created."""
+        return self.updates + 1 <= self._limit * received
 
     def ratio(self, received: int) -> float:
-        """Steps for each sample so far."""
+        """Return the training steps for each sample so far."""
         return self.updates / received if received else 0.0
 
 
 @dataclass
 class TrainingState:
-    """Where training is; what a checkpoint holds."""
+    """Progress of a training, as a checkpoint holds it."""
 
     epoch: int = 0
-    """Epochs that are over."""
+    """Number of epochs that are done."""
     updates: int = 0
     samples: int = 0
-    """Samples that came before this process began."""
+    """Number of samples that former processes received."""
     models: int = 0
-    """Models that were published."""
+    """Number of models that were published."""
 
 
 @dataclass
 class RoundStats:
-    """What a round came to: the agent's figures, and where the time went."""
+    """Figures of a round: sums of the agent's figures, and the seconds of each activity."""
 
     steps: int = 0
     seconds: float = 0.0
     sampling: float = 0.0
-    """Seconds of draws."""
+    """Seconds that draws of batches took."""
     training: float = 0.0
-    """Seconds of training steps."""
+    """Seconds that training steps took."""
     idle: dict[str, float] = field(default_factory=lambda: dict.fromkeys(REASONS, 0.0))
     """Seconds of pauses, by reason."""
     memory: int = 0
-    """Samples that can be drawn, at its end."""
-    _sums: dict[str, Any] = field(default_factory=dict)  # of the agent's figures
+    """Samples that can be drawn at the end of the round."""
+    _sums: dict[str, Any] = field(default_factory=dict)  # sums of the agent's figures
     _counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, figures: Mapping[str, Any]) -> None:
-        """A training step gave these figures."""
-        # Tensors are added up where they are: reading each one would wait for the device.
+        """Add the figures of a training step."""
+        # Tensors are summed on their device, since reading each of them would wait for it.
         for name, value in figures.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
         self._counts.update(figures.keys())
 
     def rows(self) -> dict[str, float]:
-        """All of it as figures by name: those of the agent, draws and steps in the mean."""
+        """Return all figures by name; those of the agent, of draws and of steps are means."""
         sums = {name: value.item() if hasattr(value, "item") else value for name, value in self._sums.items()}
         means = {name: float(value) / self._counts[name] for name, value in sums.items()}
         idle = {f"idle_time_{name}": value for name, value in self.idle.items()}
@@ -177,15 +174,15 @@ class RoundStats:
 
 
 class TrainingLoop:
-    """Trains by a plan.
+    """Training loop that follows a plan.
 
     Args:
-        agent: What trains.
-        experience: Where samples come from.
-        publish: Called each so many steps: publishes the actor.
-        plan: How to train.
-        is_over: Whether to end at once.
-        clock: Monotonic seconds.
+        agent: The agent.
+        experience: Source of the samples.
+        publish: Called to publish the actor, at the intervals of the plan.
+        plan: Settings of the training.
+        is_over: Returns True to end the loop at once.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -201,26 +198,26 @@ class TrainingLoop:
         self.agent, self.experience, self.plan, self.state = agent, experience, plan, TrainingState()
         self.gate = RatioGate(plan.max_training_steps_per_env_step)
         self.reason = ""
-        """Why it pauses now; "" while it trains."""
+        """Reason of the present pause, one of REASONS; "" while the loop trains."""
         self.idle = dict.fromkeys(REASONS, 0.0)
         """Seconds of all pauses, by reason."""
         self._publish, self._is_over, self._clock = publish, is_over, clock
         self._has_begun = False
         self._published_at = clock()
-        self._stats = RoundStats()  # of the present round
+        self._stats = RoundStats()  # figures of the present round
 
     @property
     def samples(self) -> int:
-        """Samples that came, former processes included."""
+        """Number of received samples, with those of former processes."""
         return self.state.samples + self.experience.received
 
     @property
     def is_done(self) -> bool:
-        """Whether all epochs are over."""
+        """True if all epochs are done."""
         return self.state.epoch >= self.plan.epochs
 
     def run_epoch(self, on_round: Callable[[RoundStats], object] = lambda stats: None) -> list[RoundStats]:
-        """One epoch; what each round came to. Ends early if `is_over` says so; then the epoch does not count."""
+        """Run one epoch and return its rounds' figures. An epoch that `is_over` ends early is not counted."""
         if self.plan.agent_scheduler is not None:
             self.plan.agent_scheduler(self.agent, self.state.epoch)
         stats: list[RoundStats] = []
@@ -233,7 +230,7 @@ class TrainingLoop:
         return stats
 
     def _round(self) -> bool:
-        """Whether all of its steps were made."""
+        """Run one round. Return False if `is_over` ended it early."""
         began, self._stats = self._clock(), RoundStats()
         for _ in range(self.plan.steps):
             if self.state.updates % self.plan.update_buffer_interval == 0:
@@ -247,7 +244,7 @@ class TrainingLoop:
     def _step(self) -> None:
         began = self._clock()
         batch = self.experience.batch()
-        drawn = self._clock()
+        drawn_at = self._clock()
         figures = dict(self.agent.train(batch) or {})
         priorities = figures.pop("priorities", None)
         if priorities is not None:
@@ -255,8 +252,8 @@ class TrainingLoop:
         stats = self._stats
         stats.add(figures)
         stats.steps += 1
-        stats.sampling += drawn - began
-        stats.training += self._clock() - drawn
+        stats.sampling += drawn_at - began
+        stats.training += self._clock() - drawn_at
         self.state.updates += 1
         self.gate.updates += 1
         if self._is_due():
@@ -269,14 +266,14 @@ class TrainingLoop:
         return seconds is not None and self._clock() - self._published_at >= seconds
 
     def publish(self) -> None:
-        """Publish what acts now."""
+        """Publish the actor's present model."""
         self._publish()
         self.state.models += 1
         self._published_at = self._clock()
 
     def _await_turn(self) -> bool:
-        """Pause while there are too few samples; False if training is to end."""
-        while (reason := self._why_wait()) and not self._is_over():
+        """Pause while there are too few samples. Return False if training has to end."""
+        while (reason := self._wait_reason()) and not self._is_over():
             began, self.reason = self._clock(), reason
             self.experience.wait(self.plan.longest_wait)
             self.experience.update()
@@ -287,7 +284,7 @@ class TrainingLoop:
         self.reason = ""
         return not is_over
 
-    def _why_wait(self) -> str:
+    def _wait_reason(self) -> str:
         if not self._has_begun:
             self._has_begun = len(self.experience) >= max(1, self.plan.start_training)
         if not self._has_begun:
@@ -295,40 +292,40 @@ class TrainingLoop:
         return "" if self.gate.is_open(self.experience.received) else "ratio"
 
     def explain(self) -> str:
-        """Why it pauses, as a sentence; "" while it trains."""
+        """Return the reason of the pause as a sentence; "" while the loop trains."""
         if self.reason == "start":
             return (
                 f"waiting for samples: {len(self.experience)} of start_training={max(1, self.plan.start_training)} "
-                "are there"
+                "available"
             )
         if self.reason == "ratio":
             return (
-                f"waiting for samples: {self.gate.updates} training steps were made for {self.experience.received} "
-                f"samples, and max_training_steps_per_env_step={self.plan.max_training_steps_per_env_step:g}"
+                f"waiting for samples: {self.gate.updates} training steps made for {self.experience.received} "
+                f"samples, the limit is max_training_steps_per_env_step={self.plan.max_training_steps_per_env_step:g}"
             )
         return ""
 
 
 def finite(figures: Mapping[str, float]) -> dict[str, float]:
-    """Those figures that are finite numbers."""
+    """Return the figures that are finite numbers."""
     return {name: float(value) for name, value in figures.items() if math.isfinite(value)}
 
 
 GAMMA: Final = ("gamma", "discount")
-"""Attributes that are an agent's discount, if they are numbers."""
+"""Names of attributes that hold an agent's discount, if they are numbers."""
 
 
 class TrainingAgent(ABC):
-    """Learns from batches, and gives what acts.
+    """Base class of agents: learns from batches and returns the actor.
 
     Args:
-        observation_space, action_space: Of the environment.
-        device: Where batches are, and where it learns; None leaves batches as they are drawn, in NumPy.
+        observation_space, action_space: Spaces of the environment.
+        device: Device of the batches and of the learning; None leaves batches in NumPy.
 
     Attributes:
-        fixed: Names of attributes that an agent which goes on from a checkpoint cannot be made with otherwise; None
-            takes the checkpoint's.
-        gamma: If there is one: its discount. A `Trainer` gives an agent that has None the table's, and refuses another.
+        fixed: Names of attributes that must have the checkpoint's value when an agent continues from a checkpoint; None
+            takes the checkpoint's value.
+        gamma: Optional: the agent's discount. A `Trainer` sets the table's on an agent with None, and refuses another.
     """
 
     fixed: ClassVar[frozenset[str]] = frozenset()
@@ -340,46 +337,43 @@ class TrainingAgent(ABC):
 
     @abstractmethod
     def train(self, batch: Any) -> dict[str, Any]:
-        """One training step.
+        """Make one training step and return its figures.
 
         Args:
-            batch: Of a table: .obs, .action, .reward, .discount, .next_obs, .importance and .ids, each [B, ...].
+            batch: Batch of a table: .obs, .action, .reward, .discount, .next_obs, .importance and .ids, each [B, ...].
 
         Returns:
-            Figures by name, as numbers or tensors of one. "priorities" is none: TD errors [B], which set the
-            priorities of these samples.
+            Figures by name, as numbers or tensors of one element. "priorities" is not a figure but TD errors [B], which
+            set the priorities of these samples.
         """
         raise NotImplementedError
 
     @abstractmethod
     def get_actor(self) -> Any:
-        """What acts now: its weights are published. A torch module, a state_dict, or arrays by name."""
+        """Return the actor whose weights are published: a torch module, a state_dict, or arrays by name."""
         raise NotImplementedError
 
 
 def check_gamma(owner: Any, discount: Sequence[float]) -> None:
-    """Refuse an agent or algorithm that discounts otherwise than its table, whose batches are made by that discount.
+    """Raise ParameterError if an agent or algorithm has another discount than the table that makes its batches.
 
     Args:
-        discount: Of the table: per reward dimension, or one number for all.
-
-    Raises:
-        ParameterError: names both values.
+        discount: Discount of the table: one per reward dimension, or one for all.
     """
     for name in GAMMA:
         value: Any = getattr(owner, name, None)
         is_number = isinstance(value, Real | list | tuple | np.ndarray)
         numbers = np.ravel(value if is_number else ())
         if numbers.size and not np.all(numbers == (discount if numbers.size == len(discount) else discount[0])):
-            own = discount[0] if len(set(discount)) == 1 else tuple(discount)
-            raise ParameterError(name, value, f"{own}, which the table has, or left out")
+            table_discount = discount[0] if len(set(discount)) == 1 else tuple(discount)
+            raise ParameterError(name, value, f"{table_discount}, which the table has, or left out")
 
 
 def check_model_topic(parameters: Parameters, topic: str) -> None:
-    """Refuse models of another topic than the table's, if it limits how old the model of an entry may be.
+    """Raise ParameterError for models of another topic than the table's, if the table limits models' age.
 
     Raises:
-        ParameterError: names both topics.
+        ParameterError: the topics differ; names both.
     """
     if parameters.max_model_lag is not None and parameters.model_topic not in (None, topic):
         expected = (

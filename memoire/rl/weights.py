@@ -1,18 +1,18 @@
-"""Named arrays as bytes and files: what a learner publishes, and what its checkpoints are made of.
+"""Named arrays as bytes and files: published models and checkpoints. A worker's or trainer's file of the newest model.
 
     body = weights.pack({"policy.0.weight": array, ...})      # a file of safetensors, byte for byte
-    weights.save("runs/best.safetensors", {...})              # there as a whole, or as it was
+    weights.save("runs/best.safetensors", {...})              # the file is complete, or its former version is kept
     arrays = weights.load("runs/best.safetensors")
 
-`memoire.torch` reads and writes the same form for networks. Nothing in it can run anything.
+`memoire.torch` reads and writes the same format for networks. A file holds no code.
 
-Where a worker or trainer keeps its newest model, and some of the former ones; a path belongs to one of them.
+A worker or trainer keeps its newest model, and some former ones, at a path that it locks:
 
     weights/drone.pth            the newest model, in the format of safetensors, with a checksum
-    weights/drone.pth.lock       who holds the path: role, process, host
-    weights/drone_2026-11-26_14-03-59.120000.pth      each n-th model that came
+    weights/drone.pth.lock       the holder of the path: role, process, host
+    weights/drone_2026-11-26_14-03-59.120000.pth      one of every n models, by the time of its arrival
 
-Files of torch are read, too, by its `weights_only`: nothing in them is run.
+Files of torch can be read, too, with its `weights_only`, which runs no code.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"),
     "U8": np.dtype("u1"), "BOOL": np.dtype("?"),
 }  # fmt: skip
-"""NumPy's dtypes by what bodies call them. BF16 and floats of 8 bits have none."""
+"""NumPy's dtype of each dtype name in bodies. NumPy lacks BF16 and floats of 8 bits."""
 _CHECKSUM: Final = "memoire.xxh3"
 _MARK: Final = b'{"__metadata__":{"memoire.xxh3":"'
-"""What the header of a file begins with; 16 digits follow: the checksum of the body with zeros in their place."""
+"""Begin of a file's header; 16 digits follow: the body's checksum, computed with zeros in their place."""
 _ZEROS: Final = b"0" * 16
 _DIGITS: Final = slice(8 + len(_MARK), 8 + len(_MARK) + len(_ZEROS))
-KEPT: Final = 2
-"""Numbered files that stay: the newest, and the one before."""
+KEPT_FILES: Final = 2
+"""Number of numbered files that are kept: the newest and the one before."""
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """The body with these arrays [*F], by name.
+    """Encode arrays [*F] by name as a body.
 
     Raises:
-        ParameterError: there are none, or one has a dtype or name that cannot travel.
+        ParameterError: there is no array, or one has a dtype or name that a body cannot hold.
     """
     return tensors.pack({name: _row(name, np.asarray(array)) for name, array in arrays.items()})
 
 
 def unpack(body: bytes, what: str = "this model") -> dict[str, NDArray[Any]]:
-    """The arrays [*F] in a body, by name, as copies that belong to the caller.
+    """Decode the arrays [*F] of a body by name; they are copies that belong to the caller.
 
     Args:
-        what: What errors call it.
+        what: Name of the body in errors.
 
     Raises:
-        WrongModel: it is damaged, holds no arrays, or numbers that NumPy does not have.
+        WrongModel: the body is damaged, holds no arrays, or has a dtype that NumPy lacks.
     """
     return {name: _array(name, each, what) for name, each in tensors.unpack(body, what).items()}
 
 
 def facts_of(body: bytes) -> dict[str, str]:
-    """What a body says beside its arrays: texts by name."""
+    """Return the texts by name that a body holds beside its arrays."""
     return {name: text for name, text in tensors.facts_of(body).items() if name != _CHECKSUM}
 
 
@@ -78,45 +78,45 @@ def save(
     *,
     at: Fault = no_fault,
 ) -> None:
-    """Write arrays [*F] to a file that is there as a whole or as it was; on disk when this returns. Makes the folder.
+    """Write arrays [*F] to a file, on disk as a whole on return; on an error the former file stays. Makes the folder.
 
-    The file has a checksum, in a place that tools of safetensors pass over.
+    The file has a checksum, which tools of safetensors ignore.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         arrays: [*F], by name.
-        facts: Texts by name that are kept beside them.
-        at: Called before each step, so that a test may let it fail: see `replacing`.
+        facts: Texts by name, stored beside the arrays.
+        at: Called before each step, so that a test can make it fail; see `replacing`.
 
     Raises:
-        OSError: it cannot be written.
-        ParameterError: as of `pack`.
+        OSError: the file cannot be written.
+        ParameterError: as in `pack`.
     """
     body = bytearray(tensors.with_facts(pack(arrays), {_CHECKSUM: _ZEROS.decode(), **(facts or {})}))
-    body[_DIGITS], place = f"{checksum(body):016x}".encode(), Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(place, body, at=at)
+    body[_DIGITS], file = f"{checksum(body):016x}".encode(), Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, body, at=at)
 
 
 def load(path: str | Path) -> dict[str, NDArray[Any]]:
-    """The arrays [*F] of a file, by name.
+    """Return the arrays [*F] of a file, by name.
 
     Raises:
-        OSError: it cannot be read.
-        DataError: it is damaged, or holds something else.
+        OSError: the file cannot be read.
+        DataError: the file is damaged, or holds something else.
     """
     return _read(path)[0]
 
 
 def read(path: str | Path) -> bytes:
-    """The body in a file, with its facts. Raises as `load` does."""
+    """Return the body in a file, with its texts. Raises as `load` does."""
     arrays, facts = _read(path)
     return tensors.with_facts(pack(arrays), facts)
 
 
 def _read(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     body = Path(path).read_bytes()
-    if body[8:].startswith(_MARK):  # one that another program wrote has no checksum
+    if body[8:].startswith(_MARK):  # files of other programs have no checksum
         plain = bytearray(body)
         plain[_DIGITS] = _ZEROS
         if f"{checksum(plain):016x}".encode() != body[_DIGITS]:
@@ -128,27 +128,27 @@ def _read(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
 
 
 class NumberedFiles:
-    """Files of arrays in a folder, such as agent-7.safetensors: of those with this prefix the newest two stay.
+    """Numbered files of arrays in a folder, such as agent-7.safetensors. The newest two of a prefix are kept.
 
-    A process that is killed has saved the newest one or the one before.
+    If a process is killed, the newest file or the one before is complete.
     """
 
     def __init__(self, folder: Path, prefix: str) -> None:
         self.folder, self._prefix = folder, prefix
 
     def newest(self) -> int | None:
-        """The highest number; None if there is no file."""
+        """Return the highest number; None without files."""
         return max(self._numbers(), default=None)
 
     def path(self, number: int) -> Path:
-        """Of the file with this number."""
+        """Return the path of the file with this number."""
         return self.folder / f"{self._prefix}{number}.safetensors"
 
     def save(self, number: int, arrays: Mapping[str, NDArray[Any]]) -> Path:
-        """Write a file of arrays [*F]; on disk when this returns; those before the last two go. Raises as `save`."""
+        """Write a file of arrays [*F] (on disk on return), and delete all but the newest two. Raises as `save`."""
         path = self.path(number)
         save(path, arrays)
-        for old in sorted(self._numbers())[:-KEPT]:
+        for old in sorted(self._numbers())[:-KEPT_FILES]:
             self.path(old).unlink(missing_ok=True)
         return path
 
@@ -158,11 +158,11 @@ class NumberedFiles:
 
 
 def _row(name: str, array: NDArray[Any]) -> tensors.Array:
-    wanted = array.dtype.newbyteorder("<")
-    if wanted not in _NAMES:
+    dtype = array.dtype.newbyteorder("<")
+    if dtype not in _NAMES:
         raise ParameterError(f"arrays[{name!r}]", str(array.dtype), f"of a dtype among {', '.join(map(str, _NAMES))}")
-    data = np.ascontiguousarray(array, wanted).reshape(-1).view(np.uint8)
-    return tensors.Array(_NAMES[wanted], array.shape, data.data)
+    data = np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
+    return tensors.Array(_NAMES[dtype], array.shape, data.data)
 
 
 def _array(name: str, each: tensors.Array, what: str) -> NDArray[Any]:
@@ -172,22 +172,22 @@ def _array(name: str, each: tensors.Array, what: str) -> NDArray[Any]:
 
 
 ZIP: Final = b"PK\x03\x04"
-"""What files of torch begin with."""
+"""First bytes of a file that torch wrote."""
 
 
 class ModelFiles:
-    """A file of the newest model, and a history of former ones beside it. The path is locked until `close`.
+    """File of the newest model, with a history of former models. The path is locked until `close`.
 
     Args:
-        path: Of the file; None keeps nothing.
-        history: What names of former models begin with; None is none.
-        every: One in so many models is kept in the history, counted from the last that was; 0 keeps none.
-        role: What errors of others call the holder.
-        now: Gives the time that names in the history have.
+        path: Path of the file; None keeps no model.
+        history: Prefix of the names of former models; None keeps no former models.
+        every: One of so many models is kept in the history, counted from the last kept one; 0 keeps none.
+        role: Name of the holder in other processes' errors.
+        now: Returns the time for names in the history.
 
     Raises:
-        PathHeld: another process has this path, or another part of this one.
-        OSError: the folder cannot be made, or the lock not be written.
+        PathHeld: another process uses this path, or another part of this process.
+        OSError: the folder cannot be created, or the lock cannot be written.
     """
 
     def __init__(
@@ -203,24 +203,24 @@ class ModelFiles:
         self._every = whole("model_history", every, 0) if history is not None else 0
         self._history = None if history is None else os.path.join(os.getcwd(), history)  # may end with /
         self._now = now
-        self._since = 0  # models since the last one that was kept in the history
-        self._lock = None if self.path is None else _locked(self.path, role)
+        self._since = 0  # models since the last one in the history
+        self._lock = None if self.path is None else _lock_path(self.path, role)
         if self._every and (folder := Path(f"{self._history}x").parent).is_dir():
             remove_abandoned_in(folder, ".pth")
 
     def read(self) -> bytes | None:
-        """The model in the file; None if there is none.
+        """Return the model in the file; None without a file.
 
         Raises:
-            DataError: it is damaged, or holds something else.
+            DataError: the file is damaged, or holds something else.
         """
         return None if self.path is None or not self.path.exists() else read_model(self.path)
 
     def keep(self, body: bytes, version: int = 0) -> None:
-        """Replace the file by this model; and keep it in the history if it is time.
+        """Write this model to the file, and to the history if its turn has come.
 
         Raises:
-            OSError: it cannot be written; the former file is as it was.
+            OSError: the model cannot be written; the former file is kept.
         """
         if self.path is not None:
             save(self.path, unpack(body), facts_of(body))
@@ -230,12 +230,12 @@ class ModelFiles:
             self._since = 0
 
     def close(self) -> None:
-        """Let another process have the path. Closing again does nothing."""
+        """Release the path for another process. Closing again does nothing."""
         if self._lock is not None:
             self._lock.release()
 
     def _name(self) -> Path:
-        """A name in the history that no file has."""
+        """Return an unused file name of the history."""
         stamp = self._now().strftime("%Y-%m-%d_%H-%M-%S.%f")
         name, number = Path(f"{self._history}{stamp}.pth"), 1
         while name.exists():
@@ -244,19 +244,19 @@ class ModelFiles:
 
 
 def read_model(path: str | Path) -> bytes:
-    """The model in a file, of safetensors or of torch, as a body.
+    """Return the model in a file of safetensors or torch, as a body.
 
     Raises:
-        OSError: it cannot be read.
-        DataError: it is damaged, or holds something else; or a file of torch, which is not installed.
+        OSError: the file cannot be read.
+        DataError: the file is damaged, or holds something else; or torch wrote it and is not installed.
     """
     with Path(path).open("rb") as file:
         is_torch = file.read(len(ZIP)) == ZIP
-    return _of_torch(Path(path)) if is_torch else read(path)
+    return _read_torch(Path(path)) if is_torch else read(path)
 
 
-def _of_torch(path: Path) -> bytes:
-    """A state_dict, or a module's, of a file of torch."""
+def _read_torch(path: Path) -> bytes:
+    """Return the state_dict in a file of torch, as a body. Raises DataError."""
     try:
         import torch
 
@@ -266,19 +266,18 @@ def _of_torch(path: Path) -> bytes:
             str(path), "is a file of torch, which is not installed: pip install 'memoire-rl[torch]'"
         ) from error
     try:
-        found: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for files that it does not read
+        state: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many types of errors for unreadable files
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(
             str(path), f"is a file of torch that holds more than weights, or is damaged ({reason})"
         ) from error
-    if not isinstance(found, dict) or not found or not all(isinstance(each, torch.Tensor) for each in found.values()):
+    if not isinstance(state, dict) or not state or not all(isinstance(each, torch.Tensor) for each in state.values()):
         raise DataError(str(path), "is a file of torch without tensors by name: save module.state_dict()")
-    return bridge.body_of(found)
+    return bridge.body_of(state)
 
 
-def _locked(path: Path, role: str) -> FileLock:
-    """A lock on a path, held by a file beside it."""
+def _lock_path(path: Path, role: str) -> FileLock:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.lock")
     return FileLock(

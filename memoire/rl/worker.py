@@ -1,14 +1,14 @@
-"""A rollout worker: runs episodes of one environment by the newest policy, and sends what happens to a server.
+"""Rollout worker: runs episodes of an environment with the newest policy, and sends the samples to a server.
 
     reset ─▶ act ─▶ step ─▶ act ─▶ step ...      a test episode every n training episodes: act(test=True), no samples
       │                       ▲ newest model     Ctrl-C, SIGTERM, errors: the step ends, samples are sent, and the
       └─▶ recorder ─▶ client  └ follower         device gets its default action
 
-Nothing in the loop of steps waits for a socket or a disk.
+The loop of steps never waits for a socket or a disk.
 
-Signals end the loop in order: the first one lets the present step end, the second one does not wait.
+The first signal lets the current step end; the second one interrupts at once.
 
-`run_synchronous` is a loop that waits for the trainer; `step_seconds` only measures the environment.
+`run_synchronous` is a loop that waits for the trainer; `step_seconds` measures the environment.
 """
 
 from __future__ import annotations
@@ -45,57 +45,56 @@ from .weights import ModelFiles, read_model
 _log = logging.getLogger(__name__)
 
 PACE_INTERVAL: Final = 0.05
-"""Seconds between two looks whether learners have caught up."""
+"""Seconds between two checks if learners have caught up."""
 UPDATE_TIMEOUT: Final = 1.0
 KEPT_RESULTS: Final = 100
-"""Newest episodes of each kind that a worker remembers."""
+"""Number of the newest episodes of each kind that a worker remembers."""
 
 Recording = Callable[[Client], Recorder]
-"""Makes what takes the samples, for a client."""
+"""Function that makes a recorder for a client."""
 
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """What came of an episode."""
+    """Result of one episode: length, return, model version and completeness."""
 
     length: int
     returned: float
     version: int
-    """Of the model that acted at its end; 0 is none."""
+    """Version of the model that acted at the end; 0 without a published model."""
     is_complete: bool
-    """False if the worker was asked to end within it."""
+    """False if the worker was stopped during the episode."""
 
 
 class RolloutWorker(ClosingContext):
-    """Runs episodes of an environment.
+    """Worker that runs episodes of one environment.
 
     Args:
         env: The environment, or a class or function that makes it.
-        policy: What acts: an object with `act(obs, test=False)`; or a class or function that makes one of
-            `observation_space` and `action_space`. With `load(body, version)`, and as a torch module, it follows the
-            newest model.
-        url: Address of a server or proxy; None is a worker that connects to nobody. Of several addresses it takes the
-            first one that answers, beginning with any.
-        table, keys, name: As of `memoire.connect`.
-        topic: Of the models.
-        recording: Makes what takes the samples; by default a writer of the table's columns.
-        device: Where a torch module acts.
+        policy: The policy: an object with `act(obs, test=False)`; or a class or function that makes one from
+            `observation_space` and `action_space`. A torch module, or a policy with `load(body, version)`, gets the
+            newest models.
+        url: Address of a server or proxy; None connects to no server. The worker tries several addresses in random
+            order and takes the first that answers.
+        table, keys, name: Passed to `memoire.connect`.
+        topic: Topic of the models.
+        recording: Makes the recorder of the samples; by default a writer of the table's columns.
+        device: Device of torch modules.
         max_samples_per_episode: Steps after which an episode is truncated.
-        model_path: File of the newest model: acted by from the start if it is there, and kept up to date.
-        model_path_history: What names of kept former models begin with.
-        model_history: Each so many models one is kept there; 0 keeps none.
+        model_path: File of the newest model; loaded at the start if it exists, and updated with each model.
+        model_path_history: Prefix of the names of former models' files.
+        model_history: One of so many models is kept there; 0 keeps none.
         obs_preprocessor: Called with each observation before the policy sees it.
-        is_paced: Whether to wait between episodes while learners are behind (`samples_per_insert_tolerance`).
-        cpus: Processors that the thread which runs episodes runs on; None leaves that to the system.
-        timeout: Seconds to wait for the server; a line each ten seconds says so meanwhile.
+        is_paced: True waits between episodes while learners are behind (`samples_per_insert_tolerance`).
+        cpus: Processors for the thread that runs episodes; None leaves that to the system.
+        timeout: Seconds to wait for the server; a log line every ten seconds reports the wait.
 
     Raises:
         MemoireTimeout: no server answered.
-        ParameterError: there is neither a server nor a model to act by, or a setting is out of its range; or the table
-            limits how old models of another topic may be. This, and `run`: a model was trained for another action
-            space than the environment's.
-        WrongModel: as of `run`: the first model does not fit the policy.
-        AuthError, Refused: as of `memoire.connect`.
+        ParameterError: the worker has neither a server nor a model, a setting is out of its range, or the table limits
+            the age of another topic's models; or (also from `run`) a model's action space is not the environment's.
+        WrongModel: raised by `run` if the first model does not fit the policy.
+        AuthError, Refused: as in `memoire.connect`.
     """
 
     def __init__(
@@ -124,23 +123,23 @@ class RolloutWorker(ClosingContext):
         self.env = env() if isinstance(env, type) or not hasattr(env, "step") else env
         self.actor = self._actor_of(policy, device)
         self.version = 0
-        """Of the model that acts; 0 is none, or that of the file."""
+        """Version of the model that acts; 0 for no model, or for the model of the file."""
         self.episodes = self.steps = self.tests = 0
         """Training episodes that ended, steps of training episodes, and test episodes."""
         self.results: dict[str, deque[EpisodeResult]] = {kind: deque(maxlen=KEPT_RESULTS) for kind in ("train", "test")}
         """The newest episodes of each kind."""
         self.is_verbose = True
-        """Whether each episode is logged."""
+        """True if each episode is logged."""
         self.limit, self._preprocessor = limit_of(max_samples_per_episode), obs_preprocessor
-        self._signal: int | None = None  # the first one that came within a loop
+        self._signal: int | None = None  # first signal during a loop
         self._cpus = cpus
         self._is_stopped, self._is_resting, self._is_paced, self._is_expert = False, True, is_paced, False
-        kept = (None, None) if url is None else (model_path, model_path_history)
-        self._files = ModelFiles(*kept, model_history, role="worker")  # one that is alone only reads
+        paths = (None, None) if url is None else (model_path, model_path_history)
+        self._files = ModelFiles(*paths, model_history, role="worker")  # a worker without a server only reads
         try:
             self._load_file(model_path, is_alone=url is None)
             self.client: Client | None = None
-            """None of a worker without a server."""
+            """Client of the server; None for a worker without a server."""
             self._recorder = Recorder()
             self._follower: ModelFollower | None = None
             if url is not None:
@@ -153,11 +152,11 @@ class RolloutWorker(ClosingContext):
     def _actor_of(self, policy: Any, device: str | None) -> Acts:
         if callable(getattr(policy, "act", None)) and not isinstance(policy, type):
             return actor_of(policy, device)
-        made = policy(observation_space=self.env.observation_space, action_space=self.env.action_space)
-        return actor_of(made, device)
+        actor = policy(observation_space=self.env.observation_space, action_space=self.env.action_space)
+        return actor_of(actor, device)
 
     def _load_file(self, path: str | Path | None, is_alone: bool) -> None:
-        """Act by the model of the file, if there is one. A worker that is alone and has none is refused."""
+        """Load the model of the file, if the file exists. Raises ParameterError if server and file are missing."""
         if path is None or not isinstance(self.actor, Learns):
             return
         if Path(path).exists():
@@ -165,11 +164,10 @@ class RolloutWorker(ClosingContext):
             self._check_model(body)
             self.actor.adopt(self.actor.prepare(body, 0))
         elif is_alone:
-            expected = "a file with a model: a worker that connects to nobody has no other one"
+            expected = "an existing file of a model, since this worker has no server (url=None)"
             raise ParameterError("model_path", str(path), expected)
 
     def _check_model(self, body: bytes) -> None:
-        """Refuse a model that was trained for other actions than the environment takes. Raises ParameterError."""
         check_actions(body, self.env.action_space)
 
     def _connect(
@@ -195,12 +193,12 @@ class RolloutWorker(ClosingContext):
 
     @property
     def node(self) -> Client:
-        """What pages are about: the client."""
+        """Node for pages of the process: the client."""
         assert self.client is not None, "a worker without a server has no pages"
         return self.client
 
     def standing(self) -> WorkerStanding:
-        """What was done, and how the clock went."""
+        """Return the worker's counts and step times, as /metrics shows them."""
         times = copy.deepcopy(times_of(self.env))
         late = {} if times is None else times.late
         return WorkerStanding(self.episodes, self.steps, self.tests, self.version, times, late)
@@ -208,12 +206,12 @@ class RolloutWorker(ClosingContext):
     # ---------------------------------------------------------------------------------------------- one episode
 
     def act(self, obs: Any, test: bool = False) -> Any:
-        """The action for an observation, as the environment takes it."""
+        """Return the policy's action for an observation, in the form of the environment's action space."""
         seen = obs if self._preprocessor is None else self._preprocessor(obs)
         return shaped_action(self.actor.act(seen, test=test), self.env.action_space)
 
     def reset(self, collect_samples: bool) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; its first observation and info."""
+        """Begin an episode; return its first observation and info."""
         action = default_action(self.env)
         self._is_resting = False
         obs, info = reset_result(self.env.reset())
@@ -224,10 +222,10 @@ class RolloutWorker(ClosingContext):
     def step(
         self, obs: Any, test: bool, collect_samples: bool, last_step: bool = False
     ) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Act once. With `last_step` an episode that goes on is truncated.
+        """Act once. With `last_step` an episode that is not over is truncated.
 
         Returns:
-            (obs, reward, terminated, truncated, info), as Gymnasium has it.
+            (obs, reward, terminated, truncated, info), as in Gymnasium.
         """
         action = self.act(obs, test=test)
         next_obs, reward, terminated, truncated, info = step_result(self.env.step(action))
@@ -243,8 +241,9 @@ class RolloutWorker(ClosingContext):
         train: bool = False,
         before_step: Callable[[int], object] = lambda length: None,
     ) -> EpisodeResult:
-        """One episode, of training or as a test: `train` says whether its samples are kept. Before each training step
-        `before_step` is called with the steps that were made.
+        """Run one episode and return its result; with `train` its samples are recorded.
+
+        `before_step` is called before each training step, with the number of steps so far.
         """
         limit = self.limit if max_samples is None else limit_of(max_samples)
         obs, _ = self.reset(train)
@@ -260,7 +259,7 @@ class RolloutWorker(ClosingContext):
         return result
 
     def ended(self, result: EpisodeResult, kind: str) -> None:
-        """An episode is over, or given up: tell of it."""
+        """End the recording of an episode, also of an incomplete one; log and report the result of a complete one."""
         if kind == "train":
             self._recorder.end()
             self.episodes += result.is_complete
@@ -276,7 +275,7 @@ class RolloutWorker(ClosingContext):
             self.client.report(result.length, result.returned, kind="test")
 
     def follow(self) -> None:
-        """Act by the newest model, if it is ready."""
+        """Switch to the newest model if a newer one is ready; returns at once."""
         if self._follower is not None and not self._is_expert:
             ready = self._follower.newest()
             if ready is not None:
@@ -298,17 +297,17 @@ class RolloutWorker(ClosingContext):
         is_expert: bool = False,
         on_episode: Callable[[str, EpisodeResult], object] = lambda kind, result: None,
     ) -> None:
-        """Training episodes for ever, or until the run is finished, `close` was called or a signal came.
+        """Run training episodes until the run is finished, `close` is called or a signal arrives.
 
-        Blocks. In the main thread SIGINT and SIGTERM end it in order: the step ends, samples are sent, the device gets
-        its default action; then they have their usual effect.
+        Blocks. In the main thread SIGINT and SIGTERM end the loop in order: the step ends, samples are sent, and the
+        device gets its default action; then the signal has its usual effect.
 
         Args:
-            test_episode_interval: A test episode comes before the training episodes 0, n, 2 n and so on; 0 is none.
+            test_episode_interval: A test episode runs before the training episodes 0, n, 2 n and so on; 0 runs none.
             nb_episodes: Training episodes to run.
             test_pause: Seconds after a test episode until a worker that waits for learners runs another one.
-            is_expert: Act by the present model all the time, and run no test episodes.
-            on_episode: Called with "train" or "test", and what came of the episode.
+            is_expert: True keeps the present model all the time, and runs no test episodes.
+            on_episode: Called with "train" or "test", and the result of the episode.
         """
         self._is_expert, count, tested_at = is_expert, 0, time.monotonic()
 
@@ -322,17 +321,15 @@ class RolloutWorker(ClosingContext):
             while count < nb_episodes and not self.is_stopping:
                 if test_episode_interval and count % test_episode_interval == 0 and not is_expert:
                     test()
-                for _ in self._pauses():
+                for _ in self._pause():
                     if time.monotonic() - tested_at >= test_pause and not is_expert:
                         test()
                 if not self.is_stopping:
                     on_episode("train", self.run_episode(train=True))
                     count += 1
 
-    def _pauses(self) -> Iterator[None]:
-        """Pauses while learners are behind, if this worker is paced: an episode that is begun without room would be
-        recorded in vain.
-        """
+    def _pause(self) -> Iterator[None]:
+        """Yield between pauses of a paced worker while learners are behind; an episode without room would be wasted."""
         while self._is_paced and not self.is_stopping and self.client is not None and self.client.room <= 0:
             with contextlib.suppress(MemoireError):
                 self.client.update(UPDATE_TIMEOUT)
@@ -340,41 +337,41 @@ class RolloutWorker(ClosingContext):
             time.sleep(PACE_INTERVAL)
 
     def await_model(self, timeout: float) -> bool:
-        """Wait until a model is there that is newer than the one that acts; whether there is one."""
+        """Wait for a newer model than the one that acts. Return True if one is ready, False after `timeout`."""
         return self._follower is not None and self._follower.wait(self.version, timeout)
 
     # ------------------------------------------------------------------------------------------------- its end
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the loop is to end: a signal came, `stop` was called, or the run is finished."""
+        """True if the loop has to end: a signal arrived, `stop` was called, or the run is finished."""
         if self._is_stopped or self._signal is not None:
             return True
         client = self.client
         return client is not None and (client.closed or client.finished)
 
     def stop(self) -> None:
-        """End the loop after the present step. From any thread, and from handlers of signals."""
+        """End the loop after the current step. Safe from any thread, and in signal handlers."""
         self._is_stopped = True
 
     @contextlib.contextmanager
     def until_stopped(self) -> Iterator[None]:
-        """Around a loop: signals end it in order, and whatever ends it, samples are sent and the device rests."""
+        """Run a loop in this block: signals end it in order. At its end samples are sent and the device rests."""
         if self._cpus is not None:
             pin(self._cpus)
-        with self._signals_noted():
+        with self._delay_signals():
             try:
                 yield
             finally:
                 self.flush()
 
     @contextlib.contextmanager
-    def _signals_noted(self) -> Iterator[None]:
-        """In the main thread, the first SIGINT or SIGTERM is only noted; afterwards it has its usual effect.
+    def _delay_signals(self) -> Iterator[None]:
+        """Delay the first SIGINT or SIGTERM in the main thread to the end of the block, where it has its usual effect.
 
         Raises:
-            KeyboardInterrupt: SIGINT came.
-            SystemExit: SIGTERM came, with status 143.
+            KeyboardInterrupt: SIGINT arrived.
+            SystemExit: SIGTERM arrived; the status is 143.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -396,7 +393,7 @@ class RolloutWorker(ClosingContext):
         self._signal = number
 
     def flush(self, *, is_end: bool = True) -> None:
-        """Give the device its default action, and send what is recorded; `is_end` gives the present episode up."""
+        """Give the device its default action, and send the recorded samples; `is_end` also ends the current episode."""
         try:
             self._rest()
         finally:
@@ -411,7 +408,7 @@ class RolloutWorker(ClosingContext):
             rest(self.env)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Send what is here and end; whether everything was delivered. The environment stays open."""
+        """Send all samples and close the client. Return True if all were delivered. The environment stays open."""
         self.stop()
         self.flush()
         try:
@@ -425,18 +422,18 @@ class RolloutWorker(ClosingContext):
 def try_policy(
     env: Any, policy: Any, path: str | Path, episodes: int = 10, *, device: str | None = "cpu"
 ) -> list[EpisodeResult]:
-    """Test episodes by a model in a file, without a server; what came of each.
+    """Run test episodes with a model from a file, without a server; return their results.
 
     Raises:
-        ParameterError: there is no such file.
-        DataError, WrongModel: it holds something else.
+        ParameterError: the file does not exist.
+        DataError, WrongModel: the file holds something else.
     """
     with RolloutWorker(env, policy, device=device, model_path=path) as worker, worker.until_stopped():
         return [worker.run_episode() for _ in range(episodes) if not worker.is_stopping]
 
 
 WAIT_INTERVAL: Final = 0.1
-"""Seconds after which a worker that waits for a model sees whether it is to end."""
+"""Seconds after which a worker that waits for a model checks if it has to end."""
 
 
 def run_synchronous(
@@ -447,24 +444,24 @@ def run_synchronous(
     max_steps_per_update: float = np.inf,
     end_episodes: bool = True,
 ) -> None:
-    """Training steps that wait for the trainer: after `initial_steps`, at most `max_steps_per_update` by one model.
+    """Run training steps that wait for the trainer: `initial_steps` first, then at most `max_steps_per_update` a model.
 
     Args:
-        test_episode_interval: As of `RolloutWorker.run`.
-        nb_steps: Steps to make.
-        end_episodes: Wait only between episodes; else within them, too.
+        test_episode_interval: As in `RolloutWorker.run`.
+        nb_steps: Training steps to make.
+        end_episodes: True waits only between episodes; False also within them.
     """
-    began, version, made = worker.steps, 0, 0  # steps by the model of this version
+    began, version, steps = worker.steps, 0, 0  # steps by the model of this version
 
     def before_step(length: int) -> None:
-        nonlocal version, made
-        most = max_steps_per_update if version else max(initial_steps, max_steps_per_update)
-        if made >= most and not (end_episodes and length):
+        nonlocal version, steps
+        limit = max_steps_per_update if version else max(initial_steps, max_steps_per_update)
+        if steps >= limit and not (end_episodes and length):
             _await_model(worker)
         worker.follow()
         if worker.version != version:
-            version, made = worker.version, 0
-        made += 1
+            version, steps = worker.version, 0
+        steps += 1
 
     with worker.until_stopped():
         while worker.steps - began < nb_steps and not worker.is_stopping:
@@ -474,21 +471,21 @@ def run_synchronous(
 
 
 def _await_model(worker: RolloutWorker) -> None:
-    """Send what is recorded, and wait for a model above the present one."""
+    """Send the recorded samples, and wait for a newer model."""
     worker.flush(is_end=False)
     while not worker.is_stopping and not worker.await_model(WAIT_INTERVAL):
         pass
 
 
 def step_seconds(worker: RolloutWorker, nb_steps: int, test: bool = False) -> dict[str, float]:
-    """Steps by a worker's policy, without samples: how many ("steps"), and seconds of each ("mean", "max")."""
-    took: list[float] = []
+    """Measure steps of a worker's policy without samples: number ("steps") and seconds of each ("mean", "max")."""
+    times: list[float] = []
     with worker.until_stopped():
         obs, _ = worker.reset(False)
-        while len(took) < nb_steps and not worker.is_stopping:
+        while len(times) < nb_steps and not worker.is_stopping:
             began = time.perf_counter()
             obs, _, terminated, truncated, _ = worker.step(obs, test, False)
-            took.append(time.perf_counter() - began)
+            times.append(time.perf_counter() - began)
             if terminated or truncated:
                 obs, _ = worker.reset(False)
-    return {"steps": float(len(took)), "mean": float(np.mean(took or [np.nan])), "max": max(took, default=np.nan)}
+    return {"steps": float(len(times)), "mean": float(np.mean(times or [np.nan])), "max": max(times, default=np.nan)}

@@ -1,4 +1,4 @@
-"""What a worker acts by: a torch module with `act`."""
+"""Base classes of workers' policies: torch modules with `act`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ with NotInstalled.explained("pip install 'memoire-rl[rl]'"):
 
 
 class ActorModule(torch.nn.Module):
-    """A policy network. Complete `forward` as you like, and `act`.
+    """Base class of policy networks: implement `act`, and `forward` if you like.
 
     Args:
-        observation_space, action_space: Of the environment.
+        observation_space, action_space: Spaces of the environment.
     """
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
@@ -25,21 +25,21 @@ class ActorModule(torch.nn.Module):
 
     @abstractmethod
     def act(self, obs: Any, test: bool = False) -> Any:
-        """The action for one observation, as an array of NumPy.
+        """Return the action for one observation, as a NumPy array.
 
         Args:
             obs: Nested as the environment's, with tensors [1, *F] on the worker's device as leaves.
-            test: In test episodes: act as well as possible, and do not explore.
+            test: True in test episodes, which do not explore.
         """
         raise NotImplementedError
 
 
 class TorchActorModule(ActorModule):
-    """A policy network by the name that it has in TMRL 0.7.
+    """Policy network under the name of TMRL 0.7.
 
     Args:
-        observation_space, action_space: Of the environment.
-        device: Where it acts.
+        observation_space, action_space: Spaces of the environment.
+        device: Device on which the network acts.
     """
 
     def __init__(self, observation_space: Any, action_space: Any, device: Any = "cpu") -> None:
@@ -47,11 +47,11 @@ class TorchActorModule(ActorModule):
         self.device = device
 
     def to(self, *args: Any, **kwargs: Any) -> TorchActorModule:
-        """The same module, as `torch.nn.Module.to` moves it; `device` follows."""
+        """Move the module as `torch.nn.Module.to` does, update `device`, and return the module."""
         super().to(*args, **kwargs)
         self.device = next((each.device for each in self.parameters()), self.device)
         return self
 
     def to_device(self, device: Any) -> TorchActorModule:
-        """The same module, on a device."""
+        """Move the module to a device and return it."""
         return self.to(device)

@@ -1,11 +1,11 @@
-"""The agent, networks and memory that TMRL 0.7 has ready, over `memoire.rl`: soft actor-critic of flat observations.
+"""Ready-made agent, networks and memory of TMRL 0.7, over `memoire.rl`: soft actor-critic on flat observations.
 
-    SpinupSacAgent              learns; made of any model_cls with `actor`, `q1` and `q2`
+    SpinupSacAgent              the agent, for any model_cls with `actor`, `q1` and `q2`
     MLPActorCritic              such a model, of SquashedGaussianMLPActor and MLPQFunction
-    GenericTorchMemory          holds samples of any form
+    GenericTorchMemory          memory for samples of any form
     copy_shared, no_grad        tools for networks
 
-In TMRL these lie in four modules of `tmrl.custom`; here all are in this one.
+TMRL has these names in four modules of `tmrl.custom`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ __all__ = [
 ]  # fmt: skip
 
 OPTIMIZERS: Final = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-"""By the names that an agent is told."""
+"""Optimizer classes by the names that an agent accepts."""
 
 
 class SquashedGaussianMLPActor(GaussianPolicy):
-    """Observations to actions in a Box; see `memoire.rl.GaussianPolicy`.
+    """Gaussian policy for a Box; see `memoire.rl.GaussianPolicy`.
 
     Args:
-        observation_space: Of numbers; nested ones lie side by side.
-        action_space: A Box with finite bounds, which need not lie around 0.
+        observation_space: Space of numbers; its parts are concatenated.
+        action_space: A Box with finite bounds, not necessarily symmetric.
         hidden_sizes: Widths of the hidden layers.
-        activation: Class of what is behind each of them.
+        activation: Class of the module after each hidden layer.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class SquashedGaussianMLPActor(GaussianPolicy):
     def forward(
         self, obs: Any, test: bool = False, with_logprob: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Actions [B, A] for observations [B, *F], and the log probability [B] of each, or None without."""
+        """Return actions [B, A] for observations [B, *F], and log probabilities [B], or None without `with_logprob`."""
         action, logp = super().forward(obs, test)
         return action, logp if with_logprob else None
 
 
 class MLPQFunction(torch.nn.Module):
-    """The value of an observation and an action.
+    """Critic: the value of an observation and an action.
 
     Args:
         obs_space, act_space, hidden_sizes, activation: See `SquashedGaussianMLPActor`.
@@ -82,13 +82,13 @@ class MLPQFunction(torch.nn.Module):
         self.q = hidden.append(torch.nn.Linear(hidden_sizes[-1], 1))
 
     def forward(self, obs: Any, act: torch.Tensor) -> torch.Tensor:
-        """Values [B] of observations [B, *F] and actions [B, *A]."""
+        """Return values [B] of observations [B, *F] and actions [B, *A]."""
         values: torch.Tensor = self.q(flat_tensor((obs, act)))
         return values.squeeze(-1)
 
 
 class MLPActorCritic(torch.nn.Module):
-    """An actor and two values.
+    """Model of SAC: an actor and two critics.
 
     Args:
         observation_space, action_space, hidden_sizes, activation: See `SquashedGaussianMLPActor`.
@@ -107,12 +107,12 @@ class MLPActorCritic(torch.nn.Module):
         self.q2 = MLPQFunction(observation_space, action_space, hidden_sizes, activation)
 
     def act(self, obs: Any, test: bool = False) -> Any:
-        """The action [*A] for an observation with a leading axis of 1, as an array."""
+        """Return the action [*A] for one observation, which has a leading axis of 1, as an array."""
         return self.actor.act(obs, test)
 
 
 class _BothValues(torch.nn.Module):
-    """Two values as `memoire.rl.SAC` has them: [2, B]."""
+    """The two critics as `memoire.rl.SAC` calls them; returns [2, B]."""
 
     def __init__(self, q1: torch.nn.Module, q2: torch.nn.Module) -> None:
         super().__init__()
@@ -123,20 +123,20 @@ class _BothValues(torch.nn.Module):
 
 
 class SpinupSacAgent(SAC):
-    """Soft actor-critic of any actor and values; see `memoire.rl.SAC`.
+    """Soft actor-critic (SAC) agent for any actor and two critics; see `memoire.rl.SAC`.
 
     Args:
         observation_space, action_space, device: See `TrainingAgent`; device None takes a GPU if there is one.
-        model_cls: Called with both spaces, makes a module with `actor`, whose `forward(obs)` returns actions and log
+        model_cls: Called with both spaces; makes a module with `actor`, whose `forward(obs)` returns actions and log
             probabilities, and `q1` and `q2`, whose `forward(obs, act)` returns values [B].
         gamma, polyak, alpha, learn_entropy_coef, target_entropy: See `memoire.rl.SAC`.
-        lr_actor, lr_critic, lr_entropy: Step sizes.
+        lr_actor, lr_critic, lr_entropy: Learning rates.
         optimizer_actor, optimizer_critic: "adam", "adamw" or "sgd".
-        betas_actor, betas_critic: Of the first two; None leaves torch's.
-        l2_actor, l2_critic: Decay of weights; None leaves torch's.
+        betas_actor, betas_critic: Betas of "adam" and "adamw"; None takes torch's default.
+        l2_actor, l2_critic: Weight decay; None takes torch's default.
 
     Raises:
-        ParameterError: an optimizer has another name, or betas are given to "sgd".
+        ParameterError: an optimizer's name is unknown, or "sgd" has betas.
     """
 
     def __init__(
@@ -175,20 +175,20 @@ class SpinupSacAgent(SAC):
 def _optimizer(
     role: str, name: str, parameters: Iterable[torch.nn.Parameter], rate: float, betas: Any, decay: float | None
 ) -> torch.optim.Optimizer:
-    made_by: Any = OPTIMIZERS.get(name.lower())
-    if made_by is None:
+    optimizer_class: Any = OPTIMIZERS.get(name.lower())
+    if optimizer_class is None:
         raise ParameterError(f"optimizer_{role}", name, one_of(name, OPTIMIZERS))
-    if betas is not None and made_by is torch.optim.SGD:
+    if betas is not None and optimizer_class is torch.optim.SGD:
         raise ParameterError(f"betas_{role}", betas, 'None: "sgd" has no betas')
     options = {"betas": None if betas is None else tuple(betas), "weight_decay": decay}
-    found: torch.optim.Optimizer = made_by(
+    optimizer: torch.optim.Optimizer = optimizer_class(
         parameters, lr=rate, **{name: value for name, value in options.items() if value is not None}
     )
-    return found
+    return optimizer
 
 
 class GenericTorchMemory(GenericMemory):
-    """`memoire.tmrl.memory.GenericMemory` with the argument order of TMRL 0.7, and batches of six parts.
+    """`memoire.tmrl.memory.GenericMemory` with TMRL 0.7's order of arguments, and batches of six parts.
 
     Args:
         memory_size, batch_size, dataset_path, nb_steps, sample_preprocessor, crc_debug, device: See `GenericMemory`.

@@ -1,4 +1,4 @@
-"""Environments as pipelines want them: made by id, observations in float32."""
+"""Environments for pipelines: created by id, with observations in float32."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ with NotInstalled.explained("pip install 'memoire-rl[rl]'"):
 
 
 class GenericGymEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment by its id, for workers and trainers alike. Nothing moves before `reset`.
+    """Environment by its id, for workers and trainers alike. The device does not move before `reset`.
 
-    Numbers and arrays of float64 in observations become float32, in the shape that the space says. Environments that
-    return (obs, reward, done, info) or only an observation at `reset` are adapted.
+    Numbers and float64 arrays in observations become float32, in the shapes of the space. Environments that return
+    (obs, reward, done, info), or only an observation at `reset`, are adapted.
 
     Args:
-        id: As `gymnasium.make` takes it. The ids "real-time-gym-v0" and "-v1" are `memoire.rl.RealTimeEnv`, unless
-            somebody else has registered them.
-        gym_kwargs: What else `gymnasium.make` takes, such as {"config": my_config}.
+        id: Id for `gymnasium.make`. The ids "real-time-gym-v0" and "-v1" are `memoire.rl.RealTimeEnv`, unless another
+            package has registered them.
+        gym_kwargs: Other arguments of `gymnasium.make`, such as {"config": my_config}.
     """
 
     def __init__(self, id: str = "real-time-gym-v0", gym_kwargs: Mapping[str, Any] | None = None) -> None:
@@ -35,15 +35,15 @@ class GenericGymEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @property
     def default_action(self) -> Any:
-        """What the device does while nobody acts."""
+        """Action that the device gets without a policy."""
         return default_action(self.env)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """(observation, info)."""
+        """Begin an episode and return (observation, info)."""
         obs, info = reset_result(self.env.reset(seed=seed, options=options))
         return observation_in(self.observation_space, obs), info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """(observation, reward, terminated, truncated, info)."""
+        """Act once and return (observation, reward, terminated, truncated, info)."""
         obs, reward, terminated, truncated, info = step_result(self.env.step(action))
         return observation_in(self.observation_space, obs), reward, terminated, truncated, info

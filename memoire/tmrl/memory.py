@@ -1,11 +1,11 @@
-"""The memory as TMRL 0.7 has it, and one that is complete.
+"""Memories of TMRL 0.7: one for samples of six parts, and one that needs no completion.
 
-`buffers_of` gives data sets of Minari as samples of workers, so that any memory can begin with them.
+`buffers_of` converts data sets of Minari to workers' samples, so that any memory can begin with them:
 
     for buffer in buffers_of(minari.load_dataset("D4RL/door/human-v2")):
         memory.append(buffer)
 
-A data set of memoire becomes one of Minari by `memoire.minari.write`.
+`memoire.minari.write` converts a data set of memoire to one of Minari.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from .memory_dataloading import MemoryDataloading
 __all__ = ["GenericMemory", "MemoryDataloading", "TorchMemory"]
 
 MINARI: Final = "minari:"
-"""What a `dataset_path` begins with that names a data set of Minari."""
+"""Prefix of a `dataset_path` that names a data set of Minari."""
 
 
 def buffers_of(data: Any) -> Iterator[KeptBuffer]:
-    """A buffer for each episode: the sample of its reset, with an action of zeros, and one for each step.
+    """Yield a buffer for each episode: one sample for its reset, with an action of zeros, and one for each step.
 
-    An episode that was not terminated counts as truncated: its last observation is there.
+    An episode that was not terminated counts as truncated.
 
     Args:
         data: A `minari.MinariDataset`, or an iterable of its episodes.
 
     Raises:
-        DataError: an episode has no steps, or not one observation more than actions.
+        DataError: an episode has no steps, or too few observations or actions.
     """
     for episode in data.iterate_episodes() if hasattr(data, "iterate_episodes") else data:
         yield KeptBuffer(_samples(episode), None)
@@ -50,9 +50,9 @@ def _samples(episode: Any) -> list[Any]:
     act, obs = (mapped(np.asarray, each) if isinstance(each, dict | tuple) else np.asarray(each) for each in both)
     acts, observations = (min(map(len, leaves_of(each))) for each in (act, obs))
     if not steps or acts < steps or observations < steps + 1:
-        found = f"{steps} rewards, {acts} actions and {observations} observations"
+        counts = f"{steps} rewards, {acts} actions and {observations} observations"
         raise DataError(
-            f"episode {episode.id} of the data set", f"has {found}: there is one observation more than steps"
+            f"episode {episode.id} of the data set", f"has {counts}; expected one observation more than steps"
         )
     samples: list[Any] = [(mapped(np.zeros_like, _row(act, 0)), _row(obs, 0), 0.0, False, {})]
     for step in range(steps):
@@ -63,12 +63,12 @@ def _samples(episode: Any) -> list[Any]:
 
 
 def _row(columns: Any, row: int) -> Any:
-    """A row of nested columns [T, *F], as a copy."""
+    """Return a row of nested columns [T, *F], as a copy."""
     return mapped(lambda column: np.array(column[row]), columns)
 
 
 class TorchMemory(MemoryDataloading):
-    """Samples and batches have six parts: terminated and truncated in place of done. Else as `MemoryDataloading`.
+    """Memory base class for samples of six parts: terminated and truncated in place of done. See `MemoryDataloading`.
 
     `append_buffer` gets `buffer.memory` as a list of (act, new_obs, rew, terminated, truncated, info), and
     `get_transition` returns (last_obs, new_act, rew, new_obs, terminated, truncated, info).
@@ -76,7 +76,7 @@ class TorchMemory(MemoryDataloading):
     Args:
         device, nb_steps, memory_size, batch_size, dataset_path, crc_debug: See `MemoryDataloading`.
         sample_preprocessor: Called as f(last_obs, act, rew, new_obs, terminated, truncated) and returns the same six.
-        obs_preprocessor: The one that workers have: samples hold what the environment returned.
+        obs_preprocessor: The same as the workers'; samples hold the environment's observations.
     """
 
     sample_parts = 6
@@ -98,23 +98,23 @@ class TorchMemory(MemoryDataloading):
         )
 
     def append(self, buffer: Any) -> None:
-        """Take in what a trainer received, with `buffer.memory` in six parts; see `MemoryDataloading.append`."""
+        """Add a received buffer, with `buffer.memory` in six parts; see `MemoryDataloading.append`."""
         samples = getattr(buffer, "samples", None)
         buffer.memory = [each[:6] for each in samples] if samples else [six_parts(each) for each in buffer.memory]
         super().append(buffer)
 
 
 class GenericMemory(MemoryDataloading):
-    """Nothing to complete: samples lie in rings of columns, and a batch is one gather for each column.
+    """Complete memory: samples lie in rings of columns, and a batch is one gather from each column.
 
-    Transitions never cross the end of an episode, and the oldest samples leave by themselves. With a preprocessor, or
-    with crc_debug, transitions are built one by one, as in other memories.
+    Transitions never cross the end of an episode, and the oldest samples are evicted. With a preprocessor, or with
+    crc_debug, transitions are built one by one, as in other memories.
 
     Args:
         device, nb_steps, obs_preprocessor, sample_preprocessor, memory_size, batch_size, dataset_path, crc_debug: See
             `MemoryDataloading`. dataset_path is "", or "minari:" and the name of a data set of Minari.
-        codec: By which samples come compressed: the one that workers have as `sample_compressor`.
-        folder: Where columns are files; None keeps them in memory.
+        codec: Codec of the samples: the same as the workers' `sample_compressor`; None if they are not compressed.
+        folder: Folder of columns in files; None keeps columns in memory.
     """
 
     def __init__(
@@ -138,16 +138,16 @@ class GenericMemory(MemoryDataloading):
             device, nb_steps, obs_preprocessor, sample_preprocessor, memory_size, batch_size, "", crc_debug
         )
         self.rings = Rings(self.memory_size, codec=codec, folder=folder, keeps_info=bool(self.checks.every))
-        """The samples."""
+        """Rings of columns that hold the samples."""
         for buffer in buffers_of(_data_set(name)) if name else ():
             buffer.memory = [self.rings.codec(*sample) for sample in buffer.memory]
             self.append_buffer(buffer)
 
     def append_buffer(self, buffer: Any) -> None:
-        """Take in samples of one worker. `buffer.starts` says for each whether it is a reset's, if it is there.
+        """Add samples of one worker. `buffer.starts`, if present, is True for each sample of a reset.
 
         Raises:
-            CodecMismatch: the worker has another codec, or none.
+            CodecMismatch: the worker has another codec or no codec.
         """
         starts, continues = getattr(buffer, "starts", None), bool(getattr(buffer, "continues", False))
         self.rings.append(buffer.memory, starts, continues=continues)
@@ -156,13 +156,13 @@ class GenericMemory(MemoryDataloading):
         return len(self.rings)
 
     def get_transition(self, item: int) -> tuple[Any, ...]:
-        """(last_obs, new_act, rew, new_obs, done, info); with `sample_parts` 6, terminated and truncated."""
+        """Return (last_obs, new_act, rew, new_obs, done, info); with `sample_parts` 6, terminated and truncated."""
         *parts, terminated, truncated, info = self.rings.transition(item)
         ends = (terminated,) if self.sample_parts == 5 else (terminated, truncated)
         return (*parts, *ends, info)
 
     def sample(self) -> tuple[Any, ...]:
-        """A batch; see `MemoryDataloading.sample`."""
+        """Draw a batch; see `MemoryDataloading.sample`."""
         if self.checks.every or self.obs_preprocessor is not None or self.sample_preprocessor is not None:
             return super().sample()
         last_obs, act, rew, new_obs, *ends = self.rings.sample(self.batch_size)

@@ -1,4 +1,4 @@
-"""What a trainer remembers: samples come as workers compressed them, transitions are drawn by their number."""
+"""Base class of a trainer's memory: stores workers' compressed samples, and rebuilds transitions by number."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ PICKLES: Final = (".pkl", ".pickle")
 
 
 class MemoryDataloading(ABC):
-    """Complete three methods: `append_buffer`, `__len__` and `get_transition`. Storage is free: `self.data` is yours.
+    """Base class of memories: implement `append_buffer`, `__len__` and `get_transition`; store samples in `self.data`.
 
     Args:
-        device: Where batches go, as torch names it; None leaves them as arrays of NumPy. The trainer says it.
-        nb_steps: Batches of a round. The trainer says it.
-        obs_preprocessor: Called with each observation of a transition, as a worker calls it before `act`.
-        sample_preprocessor: Called then as f(last_obs, act, rew, new_obs, done) and returns the same five. If
-            `get_transition` gives seven values, it has terminated and truncated in place of done, and returns six.
-        memory_size: Samples that are held. What is above is for `append_buffer` to cut.
+        device: Device of batches, in torch's words; None leaves NumPy arrays. The trainer sets it.
+        nb_steps: Batches of a round. The trainer sets it.
+        obs_preprocessor: Called with each observation of a transition, as workers call theirs before `act`.
+        sample_preprocessor: Called afterwards as f(last_obs, act, rew, new_obs, done), returns the same five. If
+            `get_transition` returns seven values, done is replaced by terminated and truncated, and it returns six.
+        memory_size: Samples that are kept. `append_buffer` has to remove the rest.
         batch_size: Transitions of a batch.
-        dataset_path: A file of NumPy (.npz), or a folder with "data.npz": its arrays, as lists, are `self.data` at the
-            beginning. "" begins with an empty list.
-        crc_debug: Compare each transition that is drawn with what its worker recorded; n > 1 expects the checksums of
-            one in n. As of the workers.
+        dataset_path: A NumPy file (.npz), or a folder with "data.npz": its arrays, as lists, become the first
+            `self.data`. "" begins with an empty list.
+        crc_debug: Compare each drawn transition with its worker's record; n > 1 expects checksums of one in n, as set
+            at the workers.
 
     Raises:
         DataError: the data set cannot be read, or is a pickle.
     """
 
     sample_parts = 5
-    """Set it to 6 to have samples with terminated and truncated in place of done."""
+    """Parts of a sample; 6 replaces done by terminated and truncated."""
     preprocesses_itself = False
-    """Set it to True if `get_transition` calls the workers' `obs_preprocessor`: then it is not compared."""
+    """True if `get_transition` calls the workers' `obs_preprocessor`; then preprocessors are not compared."""
 
     def __init__(
         self,
@@ -60,32 +60,33 @@ class MemoryDataloading(ABC):
         self.crc_debug = crc_debug
         self._preprocessors = PreprocessorCheck(obs_preprocessor)
         self.checks = Checks(crc_debug, type(self).__name__)
-        """Counts transitions that were compared."""
+        """Checks of transitions against the workers' records; count the results."""
         self.data: list[Any] = _columns_in(dataset_path)
 
     @abstractmethod
     def append_buffer(self, buffer: Any) -> None:
-        """Take in samples; `buffer.memory` is a list of (act, new_obs, rew, done, info), as workers compressed them."""
+        """Add samples; `buffer.memory` is a list of (act, new_obs, rew, done, info), compressed by the workers."""
         raise NotImplementedError
 
     @abstractmethod
     def __len__(self) -> int:
-        """Transitions: `get_transition` takes each number below it."""
+        """Return the number of transitions; `get_transition` accepts each number below it."""
         raise NotImplementedError
 
     @abstractmethod
     def get_transition(self, item: int) -> tuple[Any, ...]:
-        """(last_obs, new_act, rew, new_obs, done, info), as the environment gave them; or seven values, with
-        terminated and truncated in place of done.
+        """Return (last_obs, new_act, rew, new_obs, done, info), as the environment returned them.
+
+        Seven values have terminated and truncated in place of done.
         """
         raise NotImplementedError
 
     def append(self, buffer: Any) -> None:
-        """Take in what a trainer received; nothing if it is empty.
+        """Check a received buffer and add it with `append_buffer`; do nothing if it is empty.
 
         Raises:
             CrcOneSided: only the worker or only this memory has crc_debug.
-            ParameterError: the worker has another obs_preprocessor.
+            ParameterError: the worker uses another obs_preprocessor.
         """
         if len(buffer.memory):
             infos = [sample[-1] for sample in buffer.memory]
@@ -95,27 +96,27 @@ class MemoryDataloading(ABC):
             self.append_buffer(buffer)
 
     def __iter__(self) -> Iterator[Any]:
-        """As many batches as a round has steps."""
+        """Yield as many batches as a round has steps."""
         for _ in range(self.nb_steps):
             yield self.sample()
 
     def sample_indices(self) -> list[int]:
-        """Numbers of the transitions of a batch."""
+        """Return random numbers of a batch's transitions."""
         return random.choices(range(len(self)), k=self.batch_size)
 
     def sample(self) -> tuple[Any, ...]:
-        """A batch: (last_obs, act, rew, new_obs, done), or six parts, each with arrays [B, ...] on the device.
+        """Draw a batch: (last_obs, act, rew, new_obs, done), or six parts, each with arrays [B, ...] on the device.
 
         Raises:
-            NotEnoughSamples: there is no transition.
-            CrcFailed: crc_debug is set, and a transition differs from the one that was recorded.
+            NotEnoughSamples: the memory has no transition.
+            CrcFailed: crc_debug is set, and a transition differs from the recorded one.
         """
         if not len(self):
-            raise NotEnoughSamples(self.batch_size, 0, 0, 0, reason="no transition is there yet")
+            raise NotEnoughSamples(self.batch_size, 0, 0, 0, reason="the memory has no transition yet")
         return self.collate([self[item] for item in self.sample_indices()], self.device)
 
     def __getitem__(self, item: int) -> tuple[Any, ...]:
-        """A transition as it is trained with, without info."""
+        """Return a preprocessed transition for training, without info."""
         last_obs, act, rew, new_obs, *done, info = self.get_transition(item)
         self.checks.check((last_obs, act, rew, new_obs, done[0]), info, item)
         if self.obs_preprocessor is not None:
@@ -126,24 +127,24 @@ class MemoryDataloading(ABC):
         return (*parts[:2], np.float32(parts[2]), parts[3], *(np.float32(each) for each in parts[4:]))
 
     def collate(self, batch: list[tuple[Any, ...]], device: Any) -> tuple[Any, ...]:
-        """Transitions as one batch: each leaf [B, *F], on a device; None is an array of NumPy."""
+        """Combine transitions into one batch: each leaf is [B, *F] on a device, or a NumPy array for device None."""
         collated: tuple[Any, ...] = on_device(stacked(batch), device)
         return collated
 
 
 def _columns_in(path: str | Path) -> list[Any]:
-    """The arrays of a data set as lists, in the order of the file; [] if there is none."""
+    """Return the arrays of a data set as lists, in the order of the file; [] without a path."""
     if not str(path):
         return []
-    place = Path(path)
-    pickles = [each for each in (place, place / "data.pkl") if each.suffix in PICKLES and each.is_file()]
-    if place.is_dir() and not pickles:
-        place = place / "data.npz"
+    file = Path(path)
+    pickles = [each for each in (file, file / "data.pkl") if each.suffix in PICKLES and each.is_file()]
+    if file.is_dir() and not pickles:
+        file = file / "data.npz"
     if pickles:
-        problem = "is a pickle, which can run anything. Convert it by numpy.savez (docs/real-time.md)"
+        problem = "is a pickle, which can run anything. Convert it with numpy.savez (docs/real-time.md)"
         raise DataError(str(pickles[0]), problem)
     try:
-        with np.load(place, allow_pickle=False) as arrays:
+        with np.load(file, allow_pickle=False) as arrays:
             return [list(arrays[name]) for name in arrays.files]
     except (OSError, ValueError, KeyError, EOFError) as error:
-        raise DataError(str(place), f"cannot be read as arrays of NumPy ({error})") from error
+        raise DataError(str(file), f"cannot be read as arrays of NumPy ({error})") from error

@@ -1,9 +1,9 @@
-"""Server, RolloutWorker and Trainer: three ends of a pipeline, on as many machines as one likes.
+"""TMRL's server, rollout worker and trainer over memoire: the three kinds of processes of a pipeline.
 
-    RolloutWorker ──samples──▶ Server ──samples──▶ Trainer       all connect to the server: only its ports have to be
-                  ◀──models───        ◀──models───               reachable; the order of their starts does not matter
+    RolloutWorker ──samples──▶ Server ──samples──▶ Trainer       all connect to the server, whose ports have to be
+                  ◀──models───        ◀──models───               reachable; they may start in any order
 
-Nothing is pickled, nothing is downloaded, and nothing is made at import. See docs/tmrl.md.
+Nothing is pickled or downloaded, and an import makes no file. See docs/tmrl.md.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ from .addresses import check_paths, port_of, urls_of
 _log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT: Final = 600.0
-"""Seconds that workers and trainers wait for their server, with a line each ten seconds."""
+"""Seconds that workers and trainers wait for their server, with a log line each ten seconds."""
 LOADED: Final = "the loaded training"
-"""What errors call what the user's own function has loaded."""
+"""Name in errors of a training that the user's own function loaded."""
 MEMORY_SIZE: Final = 1_000_000
-"""Samples of a memory that does not say its size."""
+"""Samples of a journal if the memory has no `memory_size`."""
 TOPIC: Final = "actor"
-"""Topic of the models; the run's name follows."""
+"""First part of the models' topic; the run's name follows."""
 
 
 def topic() -> str:
-    """Of the models of the configured run."""
+    """Return the topic of the configured run's models."""
     return f"{TOPIC}/{cfg.RUN_NAME}"
 
 
 def _check_run(run: str) -> None:
-    """Refuse a server of another run, whose workers and trainer have another topic. Raises ParameterError."""
+    """Raise ParameterError if the server belongs to another run, whose topic would differ."""
     if run != cfg.RUN_NAME:
-        raise ParameterError("RUN_NAME", cfg.RUN_NAME, f"{run!r}, as at the server: one configuration for all")
+        raise ParameterError("RUN_NAME", cfg.RUN_NAME, f"{run!r}, as at the server: use one configuration for all")
 
 
 class Buffer:
-    """Samples in order, as `append_buffer` of a memory gets them.
+    """Buffer of samples in order, for a memory's `append_buffer`.
 
     Attributes:
-        memory: Tuples (act, new_obs, rew, done, info), as the compressor left them. A sample that a reset gave is one
-            of them, with the action that the device did meanwhile. `done` is False if the episode was truncated; then
-            `info` has "__no_done".
-        samples: The same with all that travelled: see `memoire.rl.samples.Sample`.
-        continues: Whether the first one follows the last sample that the memory got.
-        stat_train_return, stat_test_return, stat_train_steps, stat_test_steps: Of the newest episodes.
+        memory: Tuples (act, new_obs, rew, done, info), compressed by the worker. The sample of a reset has the device's
+            action during the reset. `done` is False if the episode was truncated; then `info` has "__no_done".
+        samples: The same samples with all their fields; see `memoire.rl.samples.Sample`.
+        continues: True if the first sample directly follows the memory's last one.
+        stat_train_return, stat_test_return, stat_train_steps, stat_test_steps: Return and length of the newest
+            episodes.
     """
 
     def __init__(self, samples: list[Sample] | None = None, continues: bool = False) -> None:
@@ -82,7 +82,7 @@ class Buffer:
             self.append_sample(sample)
 
     def append_sample(self, sample: Sample) -> None:
-        """Take in one more."""
+        """Add a sample and update the statistics."""
         self.samples.append(sample)
         self.memory.append((sample.act, sample.obs, sample.rew, sample.terminated, sample.info))
         if sample.is_reset:
@@ -94,11 +94,11 @@ class Buffer:
 
     @property
     def starts(self) -> list[bool]:
-        """For each sample, whether a reset gave it."""
+        """For each sample, True if it is a reset's."""
         return [sample.is_reset for sample in self.samples]
 
     def clear(self) -> None:
-        """Begin empty again; the statistics stay."""
+        """Remove all samples; the statistics stay."""
         self.memory, self.samples = [], []
 
     def __len__(self) -> int:
@@ -111,19 +111,19 @@ class Buffer:
 
 
 class Server(ClosingContext):
-    """Where workers and the trainer meet. It works on threads of its own, until `close`.
+    """Server of a pipeline, to which workers and the trainer connect. It runs on its own threads until `close`.
 
     Args:
-        min_samples_per_server_packet: Samples that the trainer waits for before it takes some.
-        port: For requests; the next two are for samples and notices. None takes the configured ones; 0 free ones.
-        keys: Keys folder of a server; None takes $MEMOIRE_KEYS. With keys it listens at all addresses of this machine;
-            without, at 127.0.0.1.
-        insecure: Whether to listen at all addresses without keys.
-        capacity: Samples that wait for a trainer; beyond, the oldest leave.
+        min_samples_per_server_packet: Samples for which the trainer waits before it takes some.
+        port: Port for requests; the next two are for samples and notices. None takes the configured ports, 0 free ones.
+        keys: Folder of a server's keys; None takes $MEMOIRE_KEYS. With keys it listens at all addresses of this
+            machine; without keys, at 127.0.0.1.
+        insecure: True listens at all addresses without keys.
+        capacity: Samples that may wait for a trainer; above that, the oldest are evicted.
         state_dir: Folder in which models and totals outlive the server; None keeps them in memory.
-        max_workers: Workers at once; further ones wait until one leaves. None is no bound.
-        security: "TLS" of TMRL: needs keys, which encrypt and authenticate. None says nothing.
-        password: Of TMRL: not used, with a warning unless there are keys.
+        max_workers: Most workers at the same time; further workers wait until one leaves. None sets no limit.
+        security: "TLS" of TMRL; it needs keys, by which memoire encrypts and authenticates. None requires nothing.
+        password: TMRL's password. It is not used; without keys a warning says so.
 
     Raises:
         EndpointError: a port is in use.
@@ -153,54 +153,55 @@ class Server(ClosingContext):
             Endpoints(f"tcp://{host}:{request}", push=push), tables={TABLE: table}, limits=limits, run=cfg.RUN_NAME,
             name="server", keys=keys, state=state_dir,
         )  # fmt: skip
-        """The server itself: pages, totals, and what else it can do."""
+        """The native server, with its pages and totals."""
         _log.info("serving at %s", self.server.endpoint)
 
     @property
     def port(self) -> int:
-        """Of requests: what workers and trainers connect to."""
+        """Port for requests, to which workers and trainers connect."""
         return int(self.server.endpoint.rpartition(":")[2])
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Return when it is closed, or after so many seconds; whether it is closed."""
+        """Wait until the server is closed, or for `timeout` seconds. Return True if it is closed."""
         return self.server.wait_closed(timeout)
 
     def close(self) -> None:
-        """End it."""
+        """Stop the server and release its ports."""
         self.server.close()
 
 
 class RolloutWorker(NativeWorker):
-    """Runs episodes and sends samples; see `memoire.rl.RolloutWorker`.
+    """Worker that runs episodes and sends samples; see `memoire.rl.RolloutWorker`.
 
     Args:
         env_cls: Class of the environment, or a partial of one.
-        actor_module_cls: Class of what acts, or a partial of one; called with both spaces.
+        actor_module_cls: Class of the policy, or a partial of one; called with both spaces.
         sample_compressor: Called as f(act, obs, rew, done, info) with each sample, or as f(act, obs, rew, terminated,
-            truncated, info) if it takes six values; returns what travels.
-        device: Where the actor acts.
-        server_ip: Of the server: a name, an address or a URL; of several in a list the first one that answers. None
-            takes the configured one.
+            truncated, info) if it takes six values; its result is sent.
+        device: Device of the policy.
+        server_ip: Name, address or URL of the server; of a list the first one that answers. None takes the configured
+            one.
         min_samples_per_worker_packet: Samples that are sent together, at an episode's end.
-        max_samples_per_episode: Steps after which an episode is given up: `done` stays False, and `info` has
+        max_samples_per_episode: Steps after which an episode is truncated: `done` stays False, and `info` has
             "__no_done".
         model_path: File of the newest model.
-        obs_preprocessor: Called with each observation before the actor sees it.
-        crc_debug: Send each transition as it was, too, for a memory with the same argument; a number n: one in n.
-        model_path_history, model_history: What names of kept models begin with, and each how many one is kept; 0 and -1
-            keep none.
-        standalone: Connect to nobody.
-        keys: Keys folder of an actor; None takes $MEMOIRE_KEYS.
-        port, insecure: Of the server; see `Server`.
-        stream: Send within episodes, too, as soon as there are enough samples.
-        name: That pages show.
-        cpus: Processors that the thread which runs episodes runs on; None leaves that to the system.
+        obs_preprocessor: Called with each observation before the policy sees it.
+        crc_debug: Also send each transition uncompressed, for a memory with the same argument; n > 1 does so for one in
+            n.
+        model_path_history, model_history: Prefix of kept models' names, and one of how many is kept; 0 and -1 keep
+            none.
+        standalone: True connects to no server.
+        keys: Folder of an actor's keys; None takes $MEMOIRE_KEYS.
+        port, insecure: Settings of the server; see `Server`.
+        stream: True sends within episodes, too, as soon as there are enough samples.
+        name: Name on status pages.
+        cpus: Processors for the thread that runs episodes; None leaves that to the system.
         connect_timeout: Seconds to wait for the server.
         server_port: Another name of port.
         security, password: See `Server`.
 
     Raises:
-        ParameterError: the server is elsewhere and there are no keys, a class is missing, or the server's
+        ParameterError: the server is on another machine and there are no keys, a class is missing, or the server's
             configuration has another RUN_NAME.
         MemoireTimeout: no server answered.
     """
@@ -234,10 +235,10 @@ class RolloutWorker(NativeWorker):
     ) -> None:
         check_paths(model_path=model_path, model_path_history=model_path_history)
         port = port_of(port, server_port, security=security, password=password, keys=keys, role="actor")
-        for what, given in (("env_cls", env_cls), ("actor_module_cls", actor_module_cls)):
-            if given is None:
-                raise ParameterError(what, None, "a class, or a partial of one")
-        where = urls_of(server_ip, cfg.SERVER_IP_FOR_WORKER, role="actor", keys=keys, port=port, insecure=insecure)
+        for argument, value in (("env_cls", env_cls), ("actor_module_cls", actor_module_cls)):
+            if value is None:
+                raise ParameterError(argument, None, "a class, or a partial of one")
+        urls = urls_of(server_ip, cfg.SERVER_IP_FOR_WORKER, role="actor", keys=keys, port=port, insecure=insecure)
 
         def recording(client: Client) -> Packets:
             _check_run(client.run)
@@ -247,7 +248,7 @@ class RolloutWorker(NativeWorker):
             )  # fmt: skip
 
         super().__init__(
-            env_cls, actor_module_cls, None if standalone else where, table=TABLE, topic=topic(), recording=recording,
+            env_cls, actor_module_cls, None if standalone else urls, table=TABLE, topic=topic(), recording=recording,
             keys=keys, name=name, device=device, max_samples_per_episode=max_samples_per_episode,
             model_path=model_path, model_path_history=model_path_history,
             model_history=0 if model_history == -1 else model_history,
@@ -258,13 +259,13 @@ class RolloutWorker(NativeWorker):
     def run(  # type: ignore[override]
         self, test_episode_interval: int = 0, nb_episodes: float = np.inf, verbose: bool = True, expert: bool = False
     ) -> None:
-        """Training episodes for ever: see `memoire.rl.RolloutWorker.run`.
+        """Run training episodes until the run is finished; see `memoire.rl.RolloutWorker.run`.
 
         Args:
-            test_episode_interval: A test episode comes before the training episodes 0, n, 2 n and so on; 0 is none.
+            test_episode_interval: A test episode runs before the training episodes 0, n, 2 n and so on; 0 runs none.
             nb_episodes: Training episodes to run.
-            verbose: Log each episode.
-            expert: Send samples, but run no test episodes, and keep the model.
+            verbose: True logs each episode.
+            expert: True sends samples, but runs no test episodes, and keeps the model.
         """
         self.is_verbose = verbose
         super().run(test_episode_interval, nb_episodes, is_expert=expert)
@@ -272,7 +273,7 @@ class RolloutWorker(NativeWorker):
     def run_episodes(
         self, max_samples_per_episode: float | None = None, nb_episodes: float = np.inf, train: bool = False
     ) -> None:
-        """Episodes one after the other; `train` says whether their samples are sent."""
+        """Run episodes one after the other; with `train` their samples are sent."""
         with self.until_stopped():
             count = 0
             while count < nb_episodes and not self.is_stopping:
@@ -289,16 +290,16 @@ class RolloutWorker(NativeWorker):
         end_episodes: bool = True,
         verbose: bool = False,
     ) -> None:
-        """Training steps that wait for the trainer's models: see `memoire.rl.worker.run_synchronous`."""
+        """Run training steps that wait for the trainer's models; see `memoire.rl.worker.run_synchronous`."""
         self.is_verbose = verbose
         run_synchronous(self, test_episode_interval, nb_steps, initial_steps, max_steps_per_update, end_episodes)
 
     def run_env_benchmark(self, nb_steps: int, test: bool = False, verbose: bool = True) -> dict[str, float]:
-        """Steps without samples: how many, and the seconds of each, in the mean and at most."""
+        """Measure steps without samples: their number, and the mean and greatest seconds of a step."""
         return step_seconds(self, nb_steps, test)
 
     def update_actor_weights(self, verbose: bool = True, blocking: bool = False) -> bool:
-        """Act by the newest model; whether there was a newer one. `blocking` waits for one."""
+        """Switch to the newest model; return True if the model changed. `blocking` waits for a newer one."""
         before = self.version
         while blocking and not self.is_stopping and not self.await_model(0.5):
             pass
@@ -307,29 +308,29 @@ class RolloutWorker(NativeWorker):
 
 
 class Trainer(NativeTrainer):
-    """Trains on samples that come from workers; see `memoire.rl.Trainer`.
+    """Trainer on samples of workers; see `memoire.rl.Trainer`.
 
     Args:
         training_cls: A `TrainingOffline`, or a partial of it.
-        server_ip: Of the server: a name, an address or a URL; or of several in a list, of which it takes all samples.
-        model_path: File of the newest model. Not a worker's.
-        checkpoint_path: Folder of the state; with one that is there, training goes on. None saves nothing.
+        server_ip: Name, address or URL of the server; with a list, the trainer takes samples from all its servers.
+        model_path: File of the newest model; must not be a worker's.
+        checkpoint_path: Folder of the checkpoint; a checkpoint in it is continued. None saves nothing.
         dump_run_instance_fn: Called as f(training, checkpoint_path) in place of saving.
-        load_run_instance_fn: Called as f(checkpoint_path), gives the training that goes on.
-        keys: Keys folder of a learner; None takes $MEMOIRE_KEYS.
-        port, insecure: Of the server; see `Server`.
-        flush_every: Seconds after which samples are taken although they are fewer than the server's least packet.
-        updater_fn: Called as f(old training, training_cls) with what was loaded, gives what goes on.
+        load_run_instance_fn: Called as f(checkpoint_path), returns the training to continue.
+        keys: Folder of a learner's keys; None takes $MEMOIRE_KEYS.
+        port, insecure: Settings of the server; see `Server`.
+        flush_every: Seconds after which samples are taken even if they are fewer than the server's least packet.
+        updater_fn: Called as f(loaded training, training_cls), returns the training to continue.
         connect_timeout: Seconds to wait for the server.
-        resume: What of a checkpoint to go on with: "all", "memory", "weights" or "none". With the last two, what is
-            not gone on with is put aside under another name. None is "none" if the configuration says RESET_TRAINING,
-            else "all".
+        resume: Parts of a checkpoint to continue: "all", "memory", "weights" or "none". "weights" and "none" rename the
+            files of the rest. None is "none" if the configuration sets RESET_TRAINING, else "all".
         server_port: Another name of port.
         security, password: See `Server`.
 
     Raises:
-        ParameterError: the server is elsewhere and there are no keys; or a setting differs from that of the checkpoint
-            or loaded training, and training has changed it; or the server's configuration has another RUN_NAME.
+        ParameterError: the server is on another machine and there are no keys; or a setting differs from the
+            checkpoint's or loaded training's, and training has changed it; or the server's configuration has another
+            RUN_NAME.
         MemoireTimeout: no server answered.
         DataError: the checkpoint is damaged, or of another agent.
     """
@@ -363,27 +364,27 @@ class Trainer(NativeTrainer):
         self._resume_as = checked_resume(resume or ("none" if cfg.RESET_TRAINING else "all"))
         if self._resume_as == "none" and checkpoint_path is not None:
             put_aside(checkpoint_path)
-        self.training = self._made(training_cls, checkpoint_path, load_run_instance_fn, updater_fn)
-        """The training: its agent and memory."""
+        self.training = self._make_training(training_cls, checkpoint_path, load_run_instance_fn, updater_fn)
+        """The training, with its agent and memory."""
         super().__init__(
             self.training.agent, where, self.training.plan(), table=TABLE, topic=topic(), keys=keys, name="trainer",
             model_path=model_path, checkpoint_path=checkpoint_path,
             profile_folder=None if checkpoint_path is None else f"{checkpoint_path}_profiles", timeout=connect_timeout,
         )  # fmt: skip
 
-    def _made(self, training_cls: Any, path: Any, load: Callable[..., Any] | None, update: Any) -> Any:
-        """The training that goes on: what the caller's function loads, or a new one."""
+    def _make_training(self, training_cls: Any, path: Any, load: Callable[..., Any] | None, update: Any) -> Any:
+        """Return the training to continue, which the caller's function loads, or a new one."""
         if load is None or path is None or not os.path.exists(path):
-            made = training_cls()
+            training = training_cls()
             if load is not None:
-                made.made_as = form_of(made.agent)
-            return made
+                training.made_as = form_of(training.agent)
+            return training
         self._loaded = True
-        found = load(path)
+        training = load(path)
         if update is not None:
-            return update(found, training_cls)
-        _take_told(found, training_cls)
-        return found
+            return update(training, training_cls)
+        _apply_settings(training, training_cls)
+        return training
 
     def _make_experience(self, plan: Training) -> Experience:
         _check_run(self.reader.run)
@@ -392,10 +393,10 @@ class Trainer(NativeTrainer):
         return MemoryExperience(SampleTaker(self.reader, least, self._flush_every), memory, Buffer, self._journal)
 
     def _lock_checkpoint(self) -> Any:
-        return super()._lock_checkpoint() if self._dump is None and not self._loaded else None  # else it is a file
+        return super()._lock_checkpoint() if self._dump is None and not self._loaded else None  # else a file
 
     def _rebuild(self, memory: Any) -> None:
-        """Give a memory the samples that a former trainer had, and open the journal of those that come."""
+        """Fill a memory with a former trainer's samples, and open the journal for new ones."""
         if self._checkpoint_path is None or self._dump is not None or self._loaded:
             return
         if self._resume_as == "weights":
@@ -404,7 +405,7 @@ class Trainer(NativeTrainer):
         try:
             journal = SampleJournal(self._checkpoint_path / "samples", capacity)
         except DataError as error:
-            problem = f'{error.problem}. The trainer goes on without its former samples if it gets resume="weights"'
+            problem = f'{error.problem}. resume="weights" starts the trainer without its former samples'
             raise DataError(error.path, problem) from error
         self._journal = journal
         take = getattr(memory, "append", None) or memory.append_buffer
@@ -412,7 +413,7 @@ class Trainer(NativeTrainer):
             take(buffer)
 
     def _begin_count(self, facts: Mapping[str, Any] | None) -> None:
-        """Go on with the samples, and the order of draws, that a former trainer had."""
+        """Continue the counts, the samples and the order of draws of a former trainer."""
         if self._resume_as == "weights":
             self.loop.state = TrainingState()
         elif facts is not None:
@@ -422,13 +423,13 @@ class Trainer(NativeTrainer):
             self.loop.gate.updates = facts["gate"]
 
     def _check_journal(self, series: Any) -> None:
-        """Refuse samples that are of another run than the checkpoint's."""
+        """Raise DataError if the samples and the checkpoint belong to different runs."""
         if self._journal is None or series == self._journal.series:
             return
         problem = (
-            f"has the samples {self._journal.series}, and the checkpoint beside it was saved with {series}: one of the "
-            'two is of another trainer. Bring the right one back. Or go on without the samples (resume="weights"), or '
-            'with them and a new agent (resume="memory")'
+            f"has the samples {self._journal.series}, but the checkpoint beside it was saved with {series}: one of the "
+            'two is of another trainer. Restore the right one. Or continue without the samples (resume="weights"), or '
+            'with the samples and a new agent (resume="memory")'
         )
         raise DataError(str(self._journal.folder), problem)
 
@@ -438,13 +439,13 @@ class Trainer(NativeTrainer):
 
     def _resume(self) -> None:
         if self._loaded:
-            made = self.training
-            self.loop.state = TrainingState(made.epoch, made.total_updates, made.total_samples)
+            training = self.training
+            self.loop.state = TrainingState(training.epoch, training.total_updates, training.total_samples)
         elif self._dump is None and self._resume_as in ("all", "weights"):
             super()._resume()
 
     def save(self) -> None:
-        """Write the model's file and the checkpoint; by the caller's function if there is one."""
+        """Write the model's file and the checkpoint; the caller's function replaces the checkpoint's."""
         state = self.loop.state
         self.training.epoch, self.training.total_updates = state.epoch, state.updates
         self.training.total_samples = self.loop.samples
@@ -459,19 +460,17 @@ class Trainer(NativeTrainer):
             self._dump(self.training, str(self._checkpoint_path))
 
     def close(self) -> None:
-        """Say goodbye, and let another trainer have the journal; once is enough."""
+        """Disconnect from the server, and release the journal for another trainer; may be called twice."""
         super().close()
         if self._journal is not None:
             self._journal.close()
 
     def run(self, *_: Any, **__: Any) -> None:
-        """Train until all epochs are over. Figures are logged each round, and go into metrics.jsonl beside the
-        checkpoint after each epoch.
-        """
+        """Train until all epochs are done. Log the figures of each round, and append each epoch's to metrics.jsonl."""
         if self.logger is None and self._checkpoint_path is not None:
             self.logger = loggers.JsonLines(f"{self._checkpoint_path}_metrics.jsonl")
         try:
-            super().run(on_round=_tell_round, on_epoch=_tell_epoch)
+            super().run(on_round=_log_round, on_epoch=_log_epoch)
         finally:
             if self.logger is not None:
                 self.logger.close()
@@ -483,11 +482,11 @@ class Trainer(NativeTrainer):
         run_id: str = cfg.WANDB_RUN_ID,
         key: str | None = None,
     ) -> None:
-        """`run`, with the figures of each epoch at wandb, too.
+        """Train like `run`, and log the figures of each epoch to wandb, too.
 
         Raises:
-            ParameterError: a partial of the training was given arguments without their names.
-            NotInstalled: wandb is not there.
+            ParameterError: a partial of the training has positional arguments.
+            NotInstalled: wandb is not installed.
         """
         config = loggers.keywords_of(self.training_cls)
         lines = None if self._checkpoint_path is None else f"{self._checkpoint_path}_metrics.jsonl"
@@ -495,19 +494,19 @@ class Trainer(NativeTrainer):
         self.run()
 
 
-def _take_told(training: Any, training_cls: Any) -> None:
-    """Give a training that was loaded the settings that the caller's partials name, and log what differs.
+def _apply_settings(training: Any, training_cls: Any) -> None:
+    """Set the settings of the caller's partials on a loaded training, and log those that differ.
 
     Raises:
-        ParameterError: the memory has another value, or the agent has one that training may have changed.
+        ParameterError: the memory has another value, or the agent a value that training may have changed.
         DataError: the agent has other networks.
     """
-    told = dict(getattr(training_cls, "keywords", {}))
-    memory_cls, agent_cls = told.pop("memory_cls", None), told.pop("training_agent_cls", None)
-    _refuse_others(getattr(training, "memory", None), memory_cls)
+    settings = dict(getattr(training_cls, "keywords", {}))
+    memory_cls, agent_cls = settings.pop("memory_cls", None), settings.pop("training_agent_cls", None)
+    _check_settings(getattr(training, "memory", None), memory_cls)
     if isinstance(agent_cls, functools.partial) and hasattr(training, "agent"):
-        _tell_agent(training, agent_cls)
-    known = {name: value for name, value in told.items() if hasattr(training, name)}
+        _apply_agent_settings(training, agent_cls)
+    known = {name: value for name, value in settings.items() if hasattr(training, name)}
     plain = {name: value for name, value in known.items() if type(value) in SETTINGS}
     warn_of_told(plain, {name: getattr(training, name) for name in plain}, "trainer")
     for name, value in known.items():
@@ -515,37 +514,37 @@ def _take_told(training: Any, training_cls: Any) -> None:
             setattr(training, name, value)
 
 
-def _tell_agent(training: Any, agent_cls: Any) -> None:
-    """Merge what an agent is told into one that was loaded, as a checkpoint is: by an agent that is made of it."""
+def _apply_agent_settings(training: Any, agent_cls: Any) -> None:
+    """Merge the partial's settings into a loaded agent, as for a checkpoint, by means of a new agent."""
     agent = training.agent
     if getattr(training, "made_as", None) is None:
-        _refuse_others(agent, agent_cls)
+        _check_settings(agent, agent_cls)
         return
-    loaded = state_of(agent)  # first: it has the generators of the process, from which a new agent draws
+    loaded = state_of(agent)  # before a new agent draws from the process's generators
     new = agent_cls(
         observation_space=agent.observation_space, action_space=agent.action_space, device=agent.device
     )  # fmt: skip
-    made = form_of(new)
+    form = form_of(new)
     with readable(LOADED, "does not fit this agent"):
         restore(new, *loaded, training.made_as, LOADED)
         restore(agent, *state_of(new), form_of(agent), LOADED)
-    training.made_as = made
+    training.made_as = form
 
 
-def _refuse_others(owner: Any, cls: Any) -> None:
-    """Refuse what a partial names if what was loaded has another value. Raises ParameterError."""
+def _check_settings(owner: Any, cls: Any) -> None:
+    """Raise ParameterError if a partial names another value than the loaded object has."""
     for name, value in getattr(cls, "keywords", {}).items():
-        found = getattr(owner, name, value)
-        if type(value) in SETTINGS and found != value:
-            raise ParameterError(name, value, f"{found!r}, as the loaded training has it; updater_fn can change it")
+        loaded = getattr(owner, name, value)
+        if type(value) in SETTINGS and loaded != value:
+            raise ParameterError(name, value, f"{loaded!r}, as the loaded training has it; updater_fn can change it")
 
 
-def _tell_round(stats: RoundStats) -> None:
+def _log_round(stats: RoundStats) -> None:
     _log.info("round: %s", json.dumps({name: round(value, 6) for name, value in stats.rows().items()}))
 
 
-def _tell_epoch(epoch: int, figures: dict[str, float]) -> None:
-    _log.info("epoch %d is over: %s", epoch, json.dumps({name: round(value, 6) for name, value in figures.items()}))
+def _log_epoch(epoch: int, figures: dict[str, float]) -> None:
+    _log.info("epoch %d is done: %s", epoch, json.dumps({name: round(value, 6) for name, value in figures.items()}))
 
 
 __all__ = ["Buffer", "RolloutWorker", "Server", "Trainer", "topic"]

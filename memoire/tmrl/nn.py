@@ -1,4 +1,4 @@
-"""Small tools for networks."""
+"""Helpers for torch modules: freezing, and copies that share memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 
 def no_grad(model: M) -> M:
-    """The module itself, of which no parameter is trained any more."""
+    """Turn gradients off for all parameters of a module, and return the module."""
     for parameter in model.parameters():
         parameter.requires_grad = False
     return model
 
 
 def copy_shared(model: M) -> M:
-    """A copy of a module with parameters and buffers of its own, in the same memory: what one learns, both know."""
+    """Return a copy of a module with its own parameters and buffers in the same memory: training changes both."""
     shared: dict[int, object] = {
         id(each): torch.nn.Parameter(each.detach(), each.requires_grad) for each in model.parameters()
     }

@@ -1,4 +1,4 @@
-"""`TrainingAgent`: what learns, with two methods."""
+"""Base class of agents under TMRL's name: `TrainingAgent`."""
 
 from memoire.rl.training import TrainingAgent
 

@@ -1,4 +1,4 @@
-"""`TrainingOffline`: what a trainer trains, and how."""
+"""Training of a trainer under TMRL's name: `TrainingOffline`, with its memory, agent and settings."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from .training import TrainingAgent
 
 @dataclass(eq=False)
 class TrainingOffline:
-    """A training of samples that others collect; makes its memory and agent.
+    """Training on samples of workers; creates its memory and its agent.
 
     Args:
         env_cls: Class of an environment whose spaces are read; or (observation_space, action_space).
         memory_cls: Class of the memory: called with nb_steps and device.
         training_agent_cls: Class of the agent: called with observation_space, action_space and device.
         epochs, rounds, steps: Epochs in all, rounds of an epoch, training steps of a round.
-        update_model_interval: Training steps between two models that are published.
-        update_buffer_interval: Training steps after which new samples are looked for, at the latest.
+        update_model_interval: Training steps between two published models.
+        update_buffer_interval: Most training steps between two updates of the memory.
         max_training_steps_per_env_step: Training pauses above this ratio of training steps to samples.
-        sleep_between_buffer_retrieval_attempts: Longest pause between two looks for samples.
-        profiling: Write a profile of each epoch.
-        agent_scheduler: Called as f(agent, epoch) first in each epoch.
+        sleep_between_buffer_retrieval_attempts: Most seconds of a pause between two updates of the memory.
+        profiling: True writes a profile of each epoch.
+        agent_scheduler: Called as f(agent, epoch) at the begin of each epoch.
         start_training: Samples that the memory needs before training starts.
-        device: Where to train; None takes a GPU if there is one that can be used.
+        device: Device of the training; None takes a usable GPU, else the CPU.
 
     Attributes:
-        agent, memory: What was made.
-        epoch, total_updates, total_samples: Where training is, as of the last epoch's end.
+        agent, memory: The created agent and memory.
+        epoch, total_updates, total_samples: Progress of the training at the end of the last epoch.
     """
 
     env_cls: Any = GenericGymEnv
@@ -60,7 +60,7 @@ class TrainingOffline:
         self.epoch = self.total_updates = self.total_samples = 0
 
     def _spaces(self) -> tuple[Any, Any]:
-        """Observation and action space; of an environment that is made for it, never reset, and closed."""
+        """Return observation and action space; creates an environment for it, without a reset, and closes that."""
         if isinstance(self.env_cls, tuple):
             observations, actions = self.env_cls
             return observations, actions
@@ -71,18 +71,18 @@ class TrainingOffline:
             env.close()
 
     def plan(self) -> Training:
-        """How to train."""
-        own, all_ = ({each.name for each in fields(cls)} for cls in (TrainingOffline, Training))
-        settings: dict[str, Any] = {name: getattr(self, name) for name in own & all_}
+        """Return the settings of the training."""
+        names, training_names = ({each.name for each in fields(cls)} for cls in (TrainingOffline, Training))
+        settings: dict[str, Any] = {name: getattr(self, name) for name in names & training_names}
         return Training(longest_wait=self.sleep_between_buffer_retrieval_attempts, **settings)
 
 
 TorchTrainingOffline = TrainingOffline
-"""By the name that it has in TMRL 0.7 if torch says which device there is: `TrainingOffline` asks torch, too."""
+"""Name of TMRL 0.7 for a training whose device torch chooses; `TrainingOffline` asks torch, too."""
 
 
 def usable_device() -> str:
-    """A GPU if torch finds one that it can use, else the CPU."""
+    """Return "cuda" if torch is imported and can use a GPU, else "cpu"."""
     torch = sys.modules.get("torch")
     if torch is None:
         return "cpu"

@@ -1,4 +1,4 @@
-"""Small tools of pipelines."""
+"""Helpers of pipelines: partial, prod and cached_property."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 def prod(iterable: Iterable[Any]) -> Any:
-    """The product of numbers; 1 if there are none."""
+    """Return the product of numbers; 1 for none."""
     return math.prod(iterable)
 
 
 class cached_property(Generic[T]):  # noqa: N801  (the name of the pipeline's authors)
-    """A property that is computed once for each object, and kept outside of the object's `__dict__`.
+    """Property that is computed once for each object, and stored outside of the object's `__dict__`.
 
-    So it is neither copied nor saved with the object. A value that holds its own object is never freed.
+    So the value is neither copied nor saved with the object. A value that refers to its own object is never freed.
 
     Args:
         function: Called with the object at the first access.
@@ -55,13 +55,13 @@ class cached_property(Generic[T]):  # noqa: N801  (the name of the pipeline's au
             return self._values[id(instance)]
 
     def __set__(self, instance: Any, value: T) -> None:
-        raise NotSettable(type(instance).__name__, self._name, "Delete it, and it is computed again at the next use.")
+        raise NotSettable(type(instance).__name__, self._name, "Delete it to compute it again at the next use.")
 
     def __delete__(self, instance: Any) -> None:
         with Held(self._lock):
             self._values.pop(id(instance), None)
 
     def _keep(self, instance: Any, value: T) -> None:
-        # Ids are given again once an object is gone: its value leaves with it.
+        # Ids are reused after an object is freed, so its value is removed with it.
         weakref.finalize(instance, self._values.pop, id(instance), None).atexit = False
         self._values[id(instance)] = value

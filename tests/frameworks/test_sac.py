@@ -119,7 +119,7 @@ def test_a_checkpoint_holds_networks_optimizers_and_random_numbers(tmp_path: Pat
     assert same == ahead
     for one, other in zip(agent.policy.parameters(), again.policy.parameters(), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(DataError, match=r"holds 'critic\.weights\.0' as .* where this agent has"):
+    with pytest.raises(DataError, match=r"holds 'critic\.weights\.0' as .*, but this agent has"):
         load_agent(tmp_path, SAC(OBS, ACT, hidden=(8,)))
 
 
@@ -128,7 +128,7 @@ def test_a_network_that_is_made_while_training_is_named_and_refused(tmp_path: Pa
     form = form_of(agent)
     agent.late = torch.nn.Linear(1, 1)  # type: ignore[attr-defined]
     assert save_agent(tmp_path, agent, form, {}) == ["late"]
-    with pytest.raises(DataError, match="holds 'late' as a module of .* make it in the agent's __init__"):
+    with pytest.raises(DataError, match="holds 'late' as a module of .* create it in the agent's __init__"):
         load_agent(tmp_path, made())
 
 

@@ -190,7 +190,9 @@ def test_an_agent_that_draws_by_itself_refuses_batches_of_another_discount(multi
         SAC(OBS, ACT, hidden=(8,), gamma=gamma).train(batch)
     agent = SAC(OBS, ACT, hidden=(8,), gamma=0.9)
     before = [each.clone() for each in agent.policy.parameters()]
-    with pytest.raises(ParameterError, match=r"^gamma must be 0\.5, by which batches were made, or left out, got 0\.9"):
+    with pytest.raises(
+        ParameterError, match=r"^gamma must be 0\.5, the discount of the batches, or left out, got 0\.9"
+    ):
         agent.train(batch)
     assert all(torch.equal(*each) for each in zip(before, agent.policy.parameters(), strict=True))
 
@@ -435,7 +437,7 @@ def test_what_an_agent_is_told_stays_beside_its_checkpoint(made: Any, name: str,
     with caplog.at_level(logging.WARNING):
         assert Run(made, tmp_path, {name: value})[name] == value != former
     line = next(line for line in caplog.messages if line.startswith("going on with "))
-    assert all(each in line for each in (CALLED.get(name, name), f" = {value!r}, as this", f" has {former!r}"))
+    assert all(each in line for each in (CALLED.get(name, name), f" = {value!r}, as set on this", f" has {former!r}"))
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         Run(made, tmp_path, {name: value})  # told so before, too

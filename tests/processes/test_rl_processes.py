@@ -41,7 +41,7 @@ def test_a_run_reaches_its_goal_although_each_role_is_killed_once(
     assert tried.returncode == 0 and "mean return 20.00 over 2 episodes" in tried.stdout, tried.stderr
     said.clear()
     assert Run(str(FILE), seconds=60.0, dashboard=False, say=said.append).run() == 1, "the run is finished"
-    assert "goal not reached" in said[-1] and "--fresh begins anew" in said[-1]
+    assert "goal not reached" in said[-1] and "start it again with --fresh" in said[-1]
 
 
 @pytest.mark.parametrize(

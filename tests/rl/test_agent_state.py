@@ -19,7 +19,7 @@ from memoire.errors import DataError, ParameterError, PathHeld, StateLocked
 from memoire.rl import weights
 from memoire.rl.saving import form_of, load_agent, save_agent, unsaved
 from memoire.rl.trainer import RESUMES, begin_fresh, checked_resume, lock_checkpoint, put_aside
-from memoire.rl.weights import KEPT, ModelFiles, read_model
+from memoire.rl.weights import KEPT_FILES, ModelFiles, read_model
 
 # --- An agent's state by its attributes, without torch: what is saved is what comes back, and what was told stays
 
@@ -129,13 +129,13 @@ def test_the_newest_checkpoints_stay(tmp_path: Path) -> None:
         agent.rate = float(number)
         saved(tmp_path, agent, epoch=number)
     again = Agent()
-    assert len(list(tmp_path.iterdir())) == KEPT
+    assert len(list(tmp_path.iterdir())) == KEPT_FILES
     assert load_agent(tmp_path, again) == {"epoch": 4} and again.rate == 4.0
 
 
 def test_another_agents_checkpoint_is_refused_with_its_path(tmp_path: Path) -> None:
     saved(tmp_path, Agent())
-    with pytest.raises(DataError, match=r"agent-1\.safetensors holds 'weights' as float64\[3\] .* float64\[4\]"):
+    with pytest.raises(DataError, match=r"agent-1\.safetensors holds 'weights' as float64\[3\], .* float64\[4\]"):
         load_agent(tmp_path, Agent(4))
     with pytest.raises(DataError, match="has no 'more', which this agent has as float64"):
         load_agent(tmp_path, Agent(more=np.zeros(2)))
@@ -237,7 +237,7 @@ def test_a_run_begins_anew_only_after_a_yes(tmp_path, answer, got):
     files, asked = [tmp_path / "run.cpt", tmp_path / "run.pth", tmp_path / "absent"], []
     for path in files[:2]:
         path.write_text("former")
-    says = f"--fresh must be the answer yes at a terminal, or --yes beside it, got {got}"
+    says = f"--fresh must be answered with yes at a terminal, or combined with --yes, got {got}"
     with pytest.raises(ParameterError, match=says):
         begin_fresh(files, ask=lambda text: asked.append(text) or answer(text))
     assert len(asked) == 1 and "run.cpt" in asked[0] and "absent" not in asked[0]

@@ -155,7 +155,7 @@ def test_a_trace_has_when_each_duration_began_and_ended():
         ({"act_buf_len": 1.5}, ParameterError, "act_buf_len must be a whole number from 0"),
         ({"interface": RealTimeInterface}, ParameterError, "interface must be a class of your own"),
         ({"benchmark_type": "polyack"}, ParameterError, "benchmark_type must be one of 'polyak', 'trace'.*you mean"),
-        ({"obs_prepro_func": 3}, ParameterError, "obs_prepro_func must be a function, or None"),
+        ({"obs_prepro_func": 3}, ParameterError, "obs_prepro_func must be a function or None"),
         ({"ep_max_length": "long"}, ParameterError, "ep_max_length must be a number from 1"),
     ],
 )
@@ -188,7 +188,7 @@ def test_steps_come_between_reset_and_the_end_or_close(is_real_time):
         prepare()
         sent = list(arm.sent)
         for _ in range(2):
-            with pytest.raises(RuntimeError, match=r"while no episode is open: .* Call reset\(\) before it"):
+            with pytest.raises(RuntimeError, match=r"without an open episode: .* Call reset\(\) first"):
                 env.step([0.0])
         assert arm.sent == sent
     env.reset()

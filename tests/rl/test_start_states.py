@@ -111,7 +111,7 @@ def test_start_states_go_on_as_told_and_another_seed_is_refused(caplog):
     assert other.keep == 7 and len(caplog.messages) == 3
     settings = "keep = 7", "temperature = 0.25", "action = ['step', 'jump']"
     for told, line in zip(settings, caplog.messages, strict=True):
-        assert f"going on with {told}, as this 'numbers' was told; the checkpoint has" in line
+        assert f"going on with {told}, as set on this StartStates 'numbers'; the checkpoint has" in line
     with pytest.raises(ParameterError, match="^seed must be 3, as in the checkpoint, or left out, got 4"):
         made(seed=4).restore(saved)
 
@@ -132,8 +132,8 @@ def damaged(**changed):
         (damaged(states=np.zeros(7, np.uint8)), "holds no states"),
         (damaged(links=np.frombuffer(b"[1]", np.uint8)), "holds no states"),
         (damaged(settings=text_of([7])), "holds no states"),
-        (damaged(settings=text_of(made().settings | {"depth": 3})), "seed, depth, and here they are keep, temperature"),
-        (damaged(settings=text_of({"keep": 5, "seed": None})), "has the settings keep, seed, and here they are"),
+        (damaged(settings=text_of(made().settings | {"depth": 3})), "seed, depth; expected keep, temperature"),
+        (damaged(settings=text_of({"keep": 5, "seed": None})), "has the settings keep, seed; expected"),
     ],
 )
 def test_states_of_something_else_are_refused(arrays, text):
@@ -148,7 +148,7 @@ def test_a_lineage_that_runs_in_a_circle_is_refused():
     one = other.add(state(4), other.first)
     links = [[one, one + 1, {}], [one + 1, one, {}], [other.first, 0, {}]]
     arrays = other.arrays() | {"links": np.frombuffer(pack(links), np.uint8)}
-    with pytest.raises(DataError, match="circle"):
+    with pytest.raises(DataError, match="a cycle"):
         starts.restore(arrays)
 
 

@@ -19,7 +19,7 @@ from memoire.replay.parameters import Parameters
 from memoire.rl import RealTimeEnv, Work, partial
 from memoire.rl.actors import ModelFollower
 from memoire.rl.codec import Codec
-from memoire.rl.samples import PARTS, MemoryExperience, Sample, SampleJournal, SampleTaker, columns_of
+from memoire.rl.samples import JOURNAL_FILES, MemoryExperience, Sample, SampleJournal, SampleTaker, columns_of
 from memoire.rl.trainer import DrawnBatches
 from memoire.rl.training import Training, TrainingLoop
 from memoire.tmrl.memory import GenericMemory
@@ -100,7 +100,7 @@ def test_a_pause_is_explained() -> None:
 
     samples.wait = wait  # type: ignore[method-assign]
     made.run_epoch()
-    assert said == ["waiting for samples: 3 of start_training=10 are there"] and made.explain() == ""
+    assert said == ["waiting for samples: 3 of start_training=10 available"] and made.explain() == ""
 
 
 def test_the_scheduler_comes_first_and_priorities_go_back() -> None:
@@ -215,7 +215,7 @@ def test_samples_that_came_are_in_memory_journal_and_figures_once_wherever_their
     expected = [(client, step) for client in (1, 2) for step in range(3)]
     for number, interrupted in enumerate(everywhere(every=every)):
         memory: Any = Memory()
-        with SampleJournal(tmp_path / str(number), 2 * PARTS) as journal:  # each buffer is written at once
+        with SampleJournal(tmp_path / str(number), 2 * JOURNAL_FILES) as journal:  # each buffer is written at once
             experience = MemoryExperience(taker(), memory, lambda samples, continues: Came(samples), journal)
             place = interrupted(experience.update)
             experience.update()

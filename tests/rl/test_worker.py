@@ -229,7 +229,7 @@ def test_a_late_worker_gets_the_newest_model_and_keeps_its_history(queue: Server
 
 
 def test_a_worker_alone_needs_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match=r"connects to nobody.*nothing\.pth"):
+    with pytest.raises(ParameterError, match=r"has no server .url=None.*nothing\.pth"):
         RolloutWorker(Numbered(5), Actor(), model_path=tmp_path / "nothing.pth")
 
 

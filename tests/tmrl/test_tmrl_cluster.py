@@ -365,9 +365,9 @@ def told(memory: Any = None, agent: Any = None, **plan: Any) -> Any:
 @pytest.mark.parametrize(
     ("agent", "found", "said"),
     [
-        ({"rate": 0.25}, {"options": {"step": 0.25}}, r"options\['step'\] = 0\.25, as this agent .* has 0\.5"),
-        ({"layers": (4, 8)}, {"widths": [4, 8]}, r"widths\[1\] = 8, as this agent was made with; .* has 4"),
-        ({"layers": (9,)}, {"widths": [9]}, r"widths = list\(9\), as this agent .* has list\(4, 4\)"),
+        ({"rate": 0.25}, {"options": {"step": 0.25}}, r"options\['step'\] = 0\.25, as set on this agent; .* has 0\.5"),
+        ({"layers": (4, 8)}, {"widths": [4, 8]}, r"widths\[1\] = 8, as set on this agent; .* has 4"),
+        ({"layers": (9,)}, {"widths": [9]}, r"widths = list\(9\), as set on this agent; .* has list\(4, 4\)"),
     ],
 )
 def test_what_is_told_beside_functions_of_the_user_stays_and_the_log_names_both(
@@ -389,7 +389,7 @@ def test_what_is_told_beside_functions_of_the_user_stays_and_the_log_names_both(
             assert len(lines) == is_new and all(re.search(said, line) for line in lines)
         with trainer(server.port, **options, training_cls=told(agent=agent, epochs=3, steps=7)) as third:
             assert (third.loop.plan.epochs, third.loop.plan.steps) == (3, 7)
-        assert "going on with steps = 7, as this trainer was told; the checkpoint has 20" in caplog.messages
+        assert "going on with steps = 7, as set on this trainer; the checkpoint has 20" in caplog.messages
 
 
 @pytest.mark.parametrize("is_marked", [True, False])

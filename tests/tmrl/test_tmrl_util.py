@@ -44,7 +44,7 @@ def test_a_partial_survives_pickling_and_copying():
 
 
 def test_what_is_no_argument_of_the_class_is_refused_where_it_is_given():
-    with pytest.raises(WrongType, match=r"Tool must be given arguments as in Tool\(size.*got \(color='blue'\)"):
+    with pytest.raises(WrongType, match=r"Tool must be called as Tool\(size.*got \(color='blue'\)"):
         partial(Tool, color="blue")
     with pytest.raises(WrongType, match=r"missing a required argument: 'size'.*got \(colour='blue'\)"):
         partial(Tool, colour="blue")()

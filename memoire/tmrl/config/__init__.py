@@ -1,1 +1,1 @@
-"""The constants of a pipeline: `import memoire.tmrl.config.config_constants as cfg`."""
+"""Configuration of a pipeline: `import memoire.tmrl.config.config_constants as cfg`."""

@@ -1,11 +1,11 @@
-"""Constants out of a file, read when they are used: nothing is made and nothing is asked at import.
+"""Constants of a configuration file, read when they are used. An import makes no file and no request.
 
     import memoire.tmrl.config.config_constants as cfg
     print(cfg.RUN_NAME, cfg.MODEL_PATH_WORKER)
 
-A constant is looked up in this order; names are in `TABLE`:
+The first of these sources defines a constant; names are in `TABLE`:
 
-1. what `use(RUN_NAME="drone-1")` said in this process, such as the flags of `python -m memoire.tmrl`
+1. `use(RUN_NAME="drone-1")` in this process
 2. the environment: MEMOIRE_TMRL_RUN_NAME=drone-1
 3. the file config/config.json in the folder that the variable MEMOIRE_TMRL names, else in ~/TmrlData
 4. the default
@@ -25,19 +25,19 @@ from memoire.building import hint, refuse_unknown
 from memoire.errors import DataError, ParameterError
 
 PREFIX: Final = "MEMOIRE_TMRL_"
-"""What variables of the environment begin with; the name of the constant follows."""
+"""Prefix of environment variables; the name of the constant follows."""
 FOLDER_VARIABLE: Final = "MEMOIRE_TMRL"
 LOCALHOST: Final = "127.0.0.1"
 
 
 class Constant(NamedTuple):
-    """A constant: by its kind and key in the file, or computed of others."""
+    """Definition of a constant: its type, its default and its key in the file."""
 
     kind: type
     default: Any
-    """A value, or a function of all constants."""
+    """Value of the default, or a function of all constants that returns it."""
     key: str = ""
-    """In the file; "" is the constant's own name."""
+    """Key in the file; "" is the constant's own name."""
 
 
 def _in_folder(folder: str) -> Callable[[Mapping[str, Any]], Path]:
@@ -49,7 +49,7 @@ def _path(folder: str, suffix: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 def _server(is_local: str) -> Callable[[Mapping[str, Any]], str]:
-    """The address of the server: this machine unless the file says where the server is."""
+    """Return a function for the server's address: this machine, or the file's PUBLIC_IP_SERVER if not `is_local`."""
 
     def address(known: Mapping[str, Any]) -> str:
         config = known["TMRL_CONFIG"]
@@ -88,35 +88,35 @@ TABLE: Final[dict[str, Constant]] = {
     "WANDB_KEY": Constant(str, ""),
     "WANDB_RUN_ID": Constant(str, lambda known: known["RUN_NAME"]),
 }
-"""Every constant. Keys of the file that are not here are in TMRL_CONFIG, and count for nothing else."""
+"""All constants. Other keys of the file are ignored; TMRL_CONFIG holds the whole file."""
 OTHER_NAMES: Final = {"PORT": "PORT_TRAINER"}
-"""Other names of constants, wherever they are said or read."""
-_MADE: Final = ("CONFIG_FILE", "TMRL_CONFIG")
-"""Constants that nobody sets."""
+"""Other names of constants, accepted in every source."""
+_DERIVED: Final = ("CONFIG_FILE", "TMRL_CONFIG")
+"""Constants that cannot be set."""
 
 
 class Constants(Mapping[str, Any]):
-    """All constants by name; each is looked up when it is used.
+    """Mapping of all constants by name; each is looked up when it is used.
 
     Args:
-        environment: Variables by name.
+        environment: Environment variables by name.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._environment = environment
         self._used: dict[str, Any] = {}
-        self._file: dict[str, Any] | None = None  # what the file said; None before it was read
+        self._file: dict[str, Any] | None = None  # content of the file; None before it was read
 
     def __getitem__(self, name: str) -> Any:
-        """A constant. Raises KeyError, ParameterError, DataError: none has this name, or its value cannot be."""
+        """Return a constant. Raises KeyError for unknown names, ParameterError or DataError for wrong values."""
         name = OTHER_NAMES.get(name, name)
         constant = TABLE[name]
         if name == "TMRL_CONFIG":
             return self._config()
         if name in self._used:
             return self._used[name]
-        for where, value in self._said(name, constant):
-            return _checked(where, constant.kind, value)
+        for where, value in self._values_of(name, constant):
+            return _converted(where, constant.kind, value)
         return constant.default(self) if callable(constant.default) else constant.default
 
     def __iter__(self) -> Any:
@@ -126,54 +126,54 @@ class Constants(Mapping[str, Any]):
         return len(TABLE)
 
     def use(self, values: Mapping[str, Any]) -> None:
-        """Have constants be these, whatever else is said. Raises UnknownName, ParameterError; then nothing changes."""
-        refuse_unknown("use", values, [name for name in TABLE if name not in _MADE])
-        made = {name: _checked(name, TABLE[name].kind, value) for name, value in values.items()}
+        """Set constants, above all other sources. If one is wrong, raise UnknownName or ParameterError, set none."""
+        refuse_unknown("use", values, [name for name in TABLE if name not in _DERIVED])
+        checked = {name: _converted(name, TABLE[name].kind, value) for name, value in values.items()}
         for name, other in OTHER_NAMES.items():
-            _refuse_two({each: made[each] for each in (name, other) if each in made})
-        self._used.update({OTHER_NAMES.get(name, name): value for name, value in made.items()})
+            _check_equal({each: checked[each] for each in (name, other) if each in checked})
+        self._used.update({OTHER_NAMES.get(name, name): value for name, value in checked.items()})
         self.forget()
 
     def forget(self) -> None:
         """Read the file again at the next use."""
         self._file = None
 
-    def _said(self, name: str, constant: Constant) -> list[tuple[str, Any]]:
-        """(where, value) of what environment and file say of a constant, the first of which counts."""
+    def _values_of(self, name: str, constant: Constant) -> list[tuple[str, Any]]:
+        """Return (source, value) of a constant in the environment, else in the file. The first one defines it."""
         names = [each for each in TABLE if OTHER_NAMES.get(each, each) == name]
         variables = [FOLDER_VARIABLE] if name == "TMRL_FOLDER" else [PREFIX + each for each in names]
-        found = {each: self._environment[each] for each in variables if self._environment.get(each)}
-        if not found and name not in ("TMRL_FOLDER", *_MADE):
+        values = {each: self._environment[each] for each in variables if self._environment.get(each)}
+        if not values and name not in ("TMRL_FOLDER", *_DERIVED):
             config, keys = self._config(), [constant.key or each for each in names]
-            found = {f"{key} in {self['CONFIG_FILE']}": config[key] for key in keys if key in config}
-        _refuse_two(found)
-        return list(found.items())
+            values = {f"{key} in {self['CONFIG_FILE']}": config[key] for key in keys if key in config}
+        _check_equal(values)
+        return list(values.items())
 
     def _config(self) -> dict[str, Any]:
-        """What the file holds; {} if there is none."""
+        """Return the content of the file; {} without a file."""
         if self._file is None:
             path: Path = self["CONFIG_FILE"]
             try:
-                found = json.loads(path.read_text(encoding="utf-8-sig"))
+                config = json.loads(path.read_text(encoding="utf-8-sig"))
             except FileNotFoundError:
-                found = {}
+                config = {}
             except (OSError, ValueError) as error:
                 raise DataError(str(path), f"cannot be read as JSON ({error})") from error
-            if not isinstance(found, dict):
-                raise DataError(str(path), "holds something else than constants by name")
-            self._file = found
+            if not isinstance(config, dict):
+                raise DataError(str(path), "holds something else than a JSON object of constants")
+            self._file = config
         return self._file
 
 
-def _refuse_two(said: Mapping[str, Any]) -> None:
-    """Raise ParameterError if two names of one constant say different values."""
-    for (name, value), (other, another) in itertools.pairwise(said.items()):
+def _check_equal(values: Mapping[str, Any]) -> None:
+    """Raise ParameterError if two names of one constant have different values."""
+    for (name, value), (other, another) in itertools.pairwise(values.items()):
         if value != another:
             raise ParameterError(other, another, f"{value!r}, as {name} says, or left out")
 
 
-def _checked(where: str, kind: type, value: Any) -> Any:
-    """The value as a constant has it; text is read as what it says."""
+def _converted(where: str, kind: type, value: Any) -> Any:
+    """Convert a value to a constant's type; parses text. Raises ParameterError."""
     if kind is bool and str(value).lower() in ("true", "false", "1", "0"):
         return str(value).lower() in ("true", "1")
     if kind is Path and isinstance(value, str | Path) and str(value):
@@ -182,11 +182,11 @@ def _checked(where: str, kind: type, value: Any) -> Any:
         return value
     if kind in (int, float) and not isinstance(value, dict | list | None):
         try:
-            made = kind(value)
+            number = kind(value)
         except (TypeError, ValueError):
-            made = None
-        if made is not None and (isinstance(value, str) or made == value):
-            return made
+            number = None
+        if number is not None and (isinstance(value, str) or number == value):
+            return number
     words = {bool: "true or false", Path: "a path", str: "text", int: "a whole number", float: "a number"}
     raise ParameterError(where, value, words[kind])
 
@@ -225,21 +225,21 @@ _constants = Constants()
 
 
 def use(**values: Any) -> None:
-    """Set constants for this process; what the file and the environment say of them counts no more.
+    """Set constants for this process; they replace the values of the environment and the file.
 
     Raises:
-        UnknownName, ParameterError: there is no such constant, or it cannot have this value.
+        UnknownName, ParameterError: a constant is unknown, or cannot have its value.
     """
     _constants.use(values)
 
 
 def reload() -> None:
-    """Read the file and the environment again at the next use; what `use` set stays."""
+    """Read the file and the environment again at the next use; constants set by `use` stay."""
     _constants.forget()
 
 
 def _constant(name: str) -> Any:
-    """Called as `__getattr__`."""
+    """Return a constant of this module by name, as its `__getattr__`."""
     if name not in TABLE:
         raise AttributeError(
             f"module 'memoire.tmrl.config.config_constants' has no constant {name!r}{hint(name, TABLE)}"
@@ -248,9 +248,9 @@ def _constant(name: str) -> Any:
 
 
 if not TYPE_CHECKING:
-    __getattr__ = _constant  # type checkers see the names above, and what is missing
+    __getattr__ = _constant  # type checkers see the names above, and report other names
 
 
 def __dir__() -> list[str]:
-    """What can be read from here."""
+    """Return the names in this module, with all constants."""
     return sorted({*TABLE, *globals()})

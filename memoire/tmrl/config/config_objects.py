@@ -1,6 +1,6 @@
-"""`TRAINER`: what `Trainer` trains unless it is told otherwise: SAC, on the environment that the file names.
+"""Default training of a `Trainer`, `TRAINER`: SAC on the environment that the configuration file names.
 
-It is read and made when it is called: importing this asks nobody and needs no torch.
+The file is read when the training is created. An import makes no request and needs no torch.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ GAMMA: Final = 0.99
 
 
 def env_id() -> str:
-    """The environment that the file names: "ENV": {"id": ...}; Pendulum-v1 unless it does."""
-    found = cfg.TMRL_CONFIG.get("ENV", {})
-    return str(found.get("id", DEFAULT_ENV)) if isinstance(found, dict) else DEFAULT_ENV
+    """Return the id of the environment in the file, "ENV": {"id": ...}; by default Pendulum-v1."""
+    entry = cfg.TMRL_CONFIG.get("ENV", {})
+    return str(entry.get("id", DEFAULT_ENV)) if isinstance(entry, dict) else DEFAULT_ENV
 
 
 def make_env() -> Any:
-    """The configured environment."""
+    """Make the environment that the configuration file names."""
     from memoire.tmrl.envs import GenericGymEnv
 
     return GenericGymEnv(id=env_id())
 
 
 def make_actor(observation_space: Any, action_space: Any) -> Any:
-    """What acts in it."""
+    """Make the policy of the configured environment."""
     from memoire.rl.sac import GaussianPolicy
 
     return GaussianPolicy(observation_space, action_space)
 
 
 def make_agent(observation_space: Any, action_space: Any, device: Any) -> Any:
-    """What learns to act in it."""
+    """Make the SAC agent of the configured environment."""
     from memoire.rl.sac import SAC
 
     return SAC(observation_space, action_space, device, gamma=GAMMA)
 
 
 def make_training(**changes: Any) -> Any:
-    """A `TrainingOffline` of SAC on the configured environment, with these fields changed."""
+    """Make a `TrainingOffline` of SAC on the configured environment, with these fields changed."""
     from memoire.tmrl.memory import GenericMemory
     from memoire.tmrl.training_offline import TrainingOffline
 
-    given = {"env_cls": make_env, "memory_cls": GenericMemory, "training_agent_cls": make_agent} | changes
-    return TrainingOffline(**given)
+    settings = {"env_cls": make_env, "memory_cls": GenericMemory, "training_agent_cls": make_agent} | changes
+    return TrainingOffline(**settings)
 
 
 TRAINER: Final = partial(make_training)
