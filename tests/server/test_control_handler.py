@@ -212,7 +212,7 @@ def test_models_that_wait_for_the_disk_are_bounded(roomy, disk):
 def test_a_version_that_was_overtaken_is_missing_and_nothing_is_wrong(ends):
     ends.models.publish(made("t", b"x", LIMITS), 4)
     told = fetch(ends, version=3).body
-    assert (told.code, told.text) == ("missing", "version 3 of topic 't' has made room for 4")
+    assert (told.code, told.text) == ("missing", "version 3 of topic 't' was replaced by version 4")
     with pytest.raises(ProtocolError):
         fetch(ends, version=5)
 
