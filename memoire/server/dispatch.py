@@ -466,8 +466,8 @@ class Dispatcher:
         """Set priorities by TD errors of samples, or queue them for their owners: see `FeedbackHandler.apply`.
 
         Args:
-                ids: `ID` [B], as in a batch.
-                td_errors: [B], finite.
+            ids: `ID` [B], as in a batch.
+            td_errors: [B], finite.
         """
         return self._apply_feedback(by_client(ids, td_errors))
 

@@ -500,9 +500,9 @@ class Queries:
         """Return at most `most` accounts of a run, in the order of their keys, and True if there are more.
 
         Args:
-                after: Key (`merge.key_of`) of the last row of the page before.
-                seen: If less than half of `limits.client_timeout` ago, return all accounts whose client was heard since
-                    then, and no others.
+            after: Key (`merge.key_of`) of the last row of the page before.
+            seen: If less than half of `limits.client_timeout` ago, return all accounts whose client was heard since
+                then, and no others.
         """
         dispatcher = self._dispatcher
         with dispatcher.lock:

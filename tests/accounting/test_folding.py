@@ -249,7 +249,7 @@ def test_the_server_warns_and_is_not_ready_before_newcomers_have_to_wait(clock, 
         home.dispatcher.fold()
         assert bool(home.dispatcher.trouble()) == (number == 6)
     assert "2 of 8 new clients with the same key may still register at once" in home.dispatcher.trouble()
-    assert [record.message for record in caplog.records if "new ones" in record.message] == [
+    assert [record.message for record in caplog.records if "new clients" in record.message] == [
         f"server home: {home.dispatcher.trouble()}"
     ]
     replies = [home.ask(bytes([number]) * 16, messages.Update(steps=1), 1) for number in range(7, 10)]

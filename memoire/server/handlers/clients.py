@@ -44,8 +44,8 @@ class ClientsHandler:
     """Registers clients and counts what they report.
 
     Args:
-            endpoints: Returns the addresses for clients; called at each HELLO, since workers may be added.
-            on_lines: Called with new log lines, in order, after they are saved.
+        endpoints: Returns the addresses for clients; called at each HELLO, since workers may be added.
+        on_lines: Called with new log lines, in order, after they are saved.
     """
 
     def __init__(
@@ -410,7 +410,7 @@ class DrawsHandler:
         """Return as many rows as fit into half of a tail, and True if no further rows follow.
 
         Args:
-                after: Client of the last row of the page before; None returns all rows.
+            after: Client of the last row of the page before; None returns all rows.
         """
         room = max(1, self._receiver(reader).tail_bytes // 2 // rows.itemsize)
         if after is None or (not after and len(rows) <= room):
@@ -443,5 +443,5 @@ def _standing(table: OpenTable, reader: bytes, body: messages.Sums | messages.Dr
     table.limiter.wants(reader, body.wanted)
     if body.band is not None:
         table.limiter.told(ClusterSurplus(*msgspec.structs.astuple(body.band)))
-    rate = table.limiter.rate()
+    rate = table.limiter.standing()
     return None if rate is None else messages.ServerRate(*rate)

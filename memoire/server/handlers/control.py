@@ -277,8 +277,8 @@ class ControlHandler:
         """Change a table's parameters for all clients; each gets them in the reply to its next UPDATE.
 
         Raises:
-                ParameterError: a value is out of its range, or the table holds caches made with another value; nothing
-                    was changed.
+            ParameterError: a value is out of its range, or the table holds caches made with another value; nothing
+                was changed.
         """
         parameters = table.parameters.replace(**changes)
         if parameters != table.parameters:
