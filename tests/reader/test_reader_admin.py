@@ -207,7 +207,7 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_sent():
     thread, admin = cluster(a=TAKEN, b=TAKEN)
     with pytest.raises(ParameterError, match="one of a, b"):
         admin.ask({"a": messages.Ledger(), "c": messages.Ledger()}, None)
-    with pytest.raises(WrongType, match="wire's requests"):
+    with pytest.raises(WrongType, match="a request of memoire.wire.messages"):
         admin.ask({"a": "ledger"}, None)
     assert thread.sent == []
 
