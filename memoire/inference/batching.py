@@ -184,7 +184,7 @@ class Batching:
         if (kept := client.replies.get(request.number)) is not None or request.number in client.numbers:
             self.resends += 1
             return kept
-        self._sort_out(version)
+        self._recount_early(version)
         self._check_room(request, client)
         if self._room is not None:
             self._room.take(request.size)
@@ -210,12 +210,12 @@ class Batching:
         of_client = client.rows, client.early, self.client_rows, "of this client wait already"
         of_all = self.rows, self.early, self.most_rows, "of all clients wait already"
         for rows, early, most, wait in (of_client, of_all):
-            own = early if is_early else rows - early
-            if own + request.rows > most or rows + request.rows > 2 * most:
+            queued = early if is_early else rows - early
+            if queued + request.rows > most or rows + request.rows > 2 * most:
                 awaited = f" for weights after version {self._version}" if is_early else ""
-                raise ProtocolError("busy", f"{own} rows {wait}{awaited}; the limit is {most} (queue_rows)")
+                raise ProtocolError("busy", f"{queued} rows {wait}{awaited}; the limit is {most} (queue_rows)")
 
-    def _sort_out(self, version: int) -> None:
+    def _recount_early(self, version: int) -> None:
         """Count again the rows that wait for a later version than this one."""
         if version == self._version:
             return
@@ -262,21 +262,21 @@ class Batching:
 
     def take(self, now: float, version: int) -> RequestBatch | None:
         """Return the batch that is due now; None if there is none. Call this only while no batch runs."""
-        self._sort_out(version)
+        self._recount_early(version)
         self._drop_expired(now)
         self._forget(now)
         reason = self._reason(now, version)
         if not reason:
             return None
-        taken = self._together(version)
+        taken = self._fitting_requests(version)
         chosen = {id(request) for request in taken}
         self._queue = deque(request for request in self._queue if id(request) not in chosen)
         for request in taken:
-            self._leaves_queue(request)
+            self._dequeue(request)
         self.batches[reason] += 1
         return RequestBatch(taken, reason)
 
-    def _together(self, version: int) -> list[InferenceRequest]:
+    def _fitting_requests(self, version: int) -> list[InferenceRequest]:
         """Return the oldest requests that fit into a batch, except those that would need too much padding."""
         taken: list[InferenceRequest] = []
         rows, padded, widths = 0, 0, tuple[int, ...]()
@@ -346,12 +346,12 @@ class Batching:
             return
         for request in [each for each in self._queue if each.expires <= now]:
             self._queue.remove(request)
-            self._leaves_queue(request)
+            self._dequeue(request)
             self._give_back(request)
             self._clients[request.client].numbers.discard(request.number)
             self.expired += 1
 
-    def _leaves_queue(self, request: InferenceRequest) -> None:
+    def _dequeue(self, request: InferenceRequest) -> None:
         client = self._clients[request.client]
         client.waiting -= 1
         self._count(request, client, -request.rows)
@@ -372,10 +372,10 @@ class Batching:
     def check_invariants(self) -> None:
         """Raise AssertionError if a sum differs from its parts. For tests."""
         for name, client in self._clients.items():
-            own = [request for request in self._queue if request.client == name]
-            assert (client.waiting, client.rows) == (len(own), sum(request.rows for request in own))
-            assert client.early == sum(request.rows for request in own if request.min_version > self._version)
-            assert {request.number for request in own} <= client.numbers
+            queued = [request for request in self._queue if request.client == name]
+            assert (client.waiting, client.rows) == (len(queued), sum(request.rows for request in queued))
+            assert client.early == sum(request.rows for request in queued if request.min_version > self._version)
+            assert {request.number for request in queued} <= client.numbers
             assert len(client.replies) <= KEPT_REPLIES
         assert self.rows == sum(request.rows for request in self._queue) <= 2 * self.most_rows
         assert self.early == sum(client.early for client in self._clients.values()) <= self.rows

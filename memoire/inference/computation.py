@@ -135,13 +135,13 @@ def padded(schema: RowSchema, columns: Rows, more: int = 0) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     for name, values in columns.items():
         if isinstance(values, Ragged):
-            arrays[name], arrays[f"{name}_length"] = _longer(values.padded(), more), _longer(values.lengths, more)
+            arrays[name], arrays[f"{name}_length"] = _extended(values.padded(), more), _extended(values.lengths, more)
         else:
-            arrays[name] = _longer(values, more)
+            arrays[name] = _extended(values, more)
     return arrays
 
 
-def _longer(values: Any, more: int) -> Any:
+def _extended(values: Any, more: int) -> Any:
     return np.concatenate([values, np.zeros((more, *values.shape[1:]), values.dtype)]) if more else values
 
 

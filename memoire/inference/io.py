@@ -141,7 +141,7 @@ class NodeService(Protocol):
 
 
 @dataclass(slots=True)
-class _Asked:
+class _OpenRequest:
     """Data of an open request that its answer needs."""
 
     envelope: list[Buffer]
@@ -195,7 +195,7 @@ class InferenceThread:
         self.answer_with(messages.Hello, self._greet)
         self._is_running = False
         self._quick = 0  # batches in a row that took less than `QUICK_TIME`
-        self._open: dict[tuple[bytes, int], _Asked] = {}  # requests that wait or run
+        self._open: dict[tuple[bytes, int], _OpenRequest] = {}  # requests that wait or run
         self._owners = IdOwners()
         self._clients_of: dict[int, set[bytes]] = {}  # clients by the descriptor of their connection
         self.batches = SerialThread("memoire-batches")
@@ -279,7 +279,7 @@ class InferenceThread:
         if self.service is not None:
             self.service.turn()
         self.lanes.turn(time.monotonic())
-        self._fire()
+        self._start_batch()
 
     def _at_end(self) -> None:
         if self.service is not None:
@@ -360,7 +360,7 @@ class InferenceThread:
         key = header.client, header.sequence
         if key in self._open:  # a resend may have come by a new connection
             self._open[key].envelope = request.envelope
-        asked = _Asked(request.envelope, header, columns)
+        asked = _OpenRequest(request.envelope, header, columns)
         widths = widths_of(columns)
         of = size + rows * sum(widths), widths
         wanted = (header.client, header.sequence, rows, asked, now, now + body.patience, body.min_version, *of)
@@ -405,7 +405,7 @@ class InferenceThread:
 
     # Batches
 
-    def _fire(self) -> None:
+    def _start_batch(self) -> None:
         if self._is_running:
             return
         expired, now = self.batching.expired, time.monotonic()
@@ -464,7 +464,7 @@ class InferenceThread:
     def _answer_to(
         self,
         request: InferenceRequest,
-        asked: _Asked,
+        asked: _OpenRequest,
         body: messages.Inferred,
         outputs: Rows | ProtocolError,
         first: int,

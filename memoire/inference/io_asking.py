@@ -122,8 +122,8 @@ class LentWorker(Worker):
         super().__init__(name, turn, next_time, at_end)
         self._soon = soon
         self._taking = threading.Lock()  # held by the thread that takes a turn
-        self._given_back = float("-inf")  # time of the newest turn of a caller
-        self._needs = _core.Condition()  # notified if a turn is needed
+        self._lent_at = float("-inf")  # time of the newest turn of a caller
+        self._turn_needed = _core.Condition()  # notified if a turn is needed
         self._is_needed = False  # the thread has work that no caller waits for
         self._lending = threading.Lock()  # held by the caller that takes turns while it waits
         self._turned_over = _core.Condition()  # notified after turns, if callers wait for turns of other threads
@@ -137,32 +137,32 @@ class LentWorker(Worker):
         self._need()
 
     def _need(self) -> None:
-        with self._needs.held():
+        with self._turn_needed.held():
             self._is_needed = True
-            self._needs.notify_all()
+            self._turn_needed.notify_all()
 
     @property
-    def _others(self) -> int:
+    def _other_waiters(self) -> int:
         """Callers that wait for turns of other threads."""
         return self._waiting - self._lending.locked()
 
     def run(self, function: Callable[..., None], *args: object) -> None:
         """Call a function now if no turn runs at this moment; else post it to the thread."""
-        with self._mine() as is_mine:
+        with self._turn_lock() as is_mine:
             if is_mine and not self._stopping:
                 function(*args)
         if not is_mine:
             self.post(lambda: function(*args))
 
     @contextmanager
-    def _mine(self, seconds: float = 0.0) -> Iterator[bool]:
+    def _turn_lock(self, seconds: float = 0.0) -> Iterator[bool]:
         """Acquire the right to take a turn within `seconds`; yield True if acquired."""
         with _core.Held.within(self._taking, seconds) as is_mine:
             try:
                 yield is_mine
             finally:
                 if is_mine:
-                    self._given_back = time.monotonic()
+                    self._lent_at = time.monotonic()
 
     def run_and_look(
         self, function: Callable[[Any], None], argument: Any, is_done: Callable[[], bool], deadline: float
@@ -171,10 +171,10 @@ class LentWorker(Worker):
 
         For a caller that continues with `wait_for`, which usually finds the result.
         """
-        with self._mine() as is_mine:
+        with self._turn_lock() as is_mine:
             if is_mine and not self._stopping:
                 function(argument)
-                self._look(lambda: is_done() or self._waiting > 0, deadline)
+                self._wait_briefly(lambda: is_done() or self._waiting > 0, deadline)
         if not is_mine:
             self.post(lambda: function(argument))
 
@@ -185,7 +185,7 @@ class LentWorker(Worker):
         """
         if self.doors.posted or self._waiting or time.monotonic() >= self._turned + TURN_INTERVAL:
             return None
-        with self._mine() as is_mine:
+        with self._turn_lock() as is_mine:
             return function(*args) if is_mine and not self._stopping else None
 
     def wait_for(self, is_done: Callable[[], bool], deadline: float) -> bool:
@@ -211,19 +211,19 @@ class LentWorker(Worker):
     def _take_turns(self, is_done: Callable[[], bool], deadline: float) -> None:
         if self._taking.locked():
             self.doors.waker.wake()
-        with self._mine(max(0.0, deadline - time.monotonic())) as is_mine:
+        with self._turn_lock(max(0.0, deadline - time.monotonic())) as is_mine:
             if is_mine:
-                self._look(is_done, deadline)
+                self._wait_briefly(is_done, deadline)
             while is_mine and not (is_done() or self._stopping):
                 super()._step(deadline)
-                if self._others:
-                    self._tell()
+                if self._other_waiters:
+                    self._notify()
                 if time.monotonic() >= deadline:
                     break
         if self._stopping:  # the thread ends open requests
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _look(self, is_done: Callable[[], bool], deadline: float) -> None:
+    def _wait_briefly(self, is_done: Callable[[], bool], deadline: float) -> None:
         """Wait a moment for the usual event, unless a turn is due for other events."""
         try:
             last = min(self._turned + TURN_INTERVAL, time.monotonic() + LOOK_INTERVAL)
@@ -232,32 +232,32 @@ class LentWorker(Worker):
                     break
         except Exception:
             self._failed()
-        if self._others:
-            self._tell()
+        if self._other_waiters:
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._turned_over.held():
             self._turned_over.notify_all()
 
     # Turns of the thread
 
     def _step(self, until: float = float("inf")) -> None:
-        while self._lending.locked() or time.monotonic() - self._given_back < RETURN_INTERVAL:
-            with self._needs.held():
-                if self._others or self._needs.wait_for(lambda: self._is_needed, RETURN_INTERVAL):
+        while self._lending.locked() or time.monotonic() - self._lent_at < RETURN_INTERVAL:
+            with self._turn_needed.held():
+                if self._other_waiters or self._turn_needed.wait_for(lambda: self._is_needed, RETURN_INTERVAL):
                     break
-        with self._needs.held():
+        with self._turn_needed.held():
             self._is_needed = False
         with self._taking:
             if not self._stopping:
                 super()._step(until)
-        if self._others:
-            self._tell()
+        if self._other_waiters:
+            self._notify()
 
     def _finish(self) -> None:
         with self._taking:
             super()._finish()
-        self._tell()
+        self._notify()
 
 
 class AskingThread:

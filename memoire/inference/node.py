@@ -214,9 +214,9 @@ class Inference(Node):
         Args:
             timeout: Seconds to wait; None takes `request_timeout` of the limits.
 
-            Raises:
-                MemoireTimeout: the weights did not reach the version in time.
-                Closed: the node was closed.
+        Raises:
+            MemoireTimeout: the weights did not reach the version in time.
+            Closed: the node was closed.
         """
         patience, thread = seconds(timeout, self._limits.request_timeout), self._thread
 

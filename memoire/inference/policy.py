@@ -137,6 +137,7 @@ class PolicyThread(AskingThread):
     # From any thread
 
     def ask(self, asked: AskedRows) -> None:
+        """Send a request without a wait for its answer."""
         self.worker.run(self._begin, asked)
 
     def ask_and_look(self, asked: AskedRows) -> None:
@@ -217,7 +218,7 @@ class PolicyThread(AskingThread):
         if type(first) is not np.ndarray or not first.ndim or not channel.is_free:
             return None
         rows = len(first)
-        exchange = self._exchanges.get(rows) or self._learned(rows, timeout)
+        exchange = self._exchanges.get(rows) or self._exchange_for(rows, timeout)
         number = next(self._numbers)
         frames = None if exchange is None else exchange.request(columns, number)
         if exchange is None or frames is None or len(frames[-1]) > channel.longest:
@@ -234,7 +235,7 @@ class PolicyThread(AskingThread):
         outputs: Rows | None = channel.ask_at_once(number, frames, now, exchange.outputs, open_)
         return opened[0] if outputs is None else outputs
 
-    def _learned(self, rows: int, timeout: float) -> Exchange | None:
+    def _exchange_for(self, rows: int, timeout: float) -> Exchange | None:
         """Return the exchange for a number of rows, and keep it for later requests."""
         if timeout <= 2.0 * ANSWER_TIMEOUT or self._outputs.ragged:
             return None
@@ -370,17 +371,17 @@ class Pending:
         asked: AskedRows,
     ) -> None:
         self._thread, self._outputs, self._timeout = thread, outputs, timeout
-        self._fallback, self._asked = fallback, asked
+        self._fallback, self._request = fallback, asked
 
     @property
     def done(self) -> bool:
         """True if `result` returns or raises without waiting."""
-        return self._thread.wait_for(self._asked, NOW)
+        return self._thread.wait_for(self._request, NOW)
 
     @property
     def version(self) -> int:
         """Version of the weights that computed the result; 0 before the result, or if the node reports none."""
-        return self._asked.version
+        return self._request.version
 
     def result(self, timeout: float | None = None) -> Mapping[str, Any]:
         """Wait for the outputs and return them: an array [n, *F] for each output.
@@ -395,7 +396,7 @@ class Pending:
             Refused: a node refused the request, for example because its function failed (code "failed").
             Closed: the request was cancelled, or the policy was closed.
         """
-        asked, now = self._asked, time.monotonic()
+        asked, now = self._request, time.monotonic()
         last = max(now, asked.deadline) + GRACE
         has_ended = self._thread.wait_for(asked, last if timeout is None else min(last, now + seconds(timeout)))
         if asked.error is not None:
@@ -405,15 +406,15 @@ class Pending:
         is_given_up = has_ended or time.monotonic() >= asked.deadline
         if is_given_up and self._fallback is not None:
             return self._fallback()
-        raise self._too_late(self._timeout if is_given_up else seconds(timeout))
+        raise self._timeout_error(self._timeout if is_given_up else seconds(timeout))
 
-    def _too_late(self, patience: float) -> Exception:
-        tried = ", ".join(self._asked.tried or self._thread.choice.order)
+    def _timeout_error(self, patience: float) -> Exception:
+        tried = ", ".join(self._request.tried or self._thread.choice.order)
         return self._thread.denied or MemoireTimeout("outputs", tried, patience, self._thread.trouble())
 
     def cancel(self) -> None:
         """Drop the request: its result is not needed any more."""
-        self._thread.drop(self._asked)
+        self._thread.drop(self._request)
 
 
 class RemotePolicy(Asker):
@@ -485,7 +486,7 @@ class RemotePolicy(Asker):
             EntryError, ParameterError, SchemaError: a value is missing, or does not fit its column.
             Closed: the policy was closed.
         """
-        asked = self._asked(columns, min_version)
+        asked = self._new_request(columns, min_version)
         self._thread.ask(asked)
         return self._pending(asked, columns)
 
@@ -497,13 +498,13 @@ class RemotePolicy(Asker):
                 return self._pending(outcome, columns).result()
             if outcome is not None:
                 return outcome
-        asked = self._asked(columns, min_version)
+        asked = self._new_request(columns, min_version)
         self._thread.ask_and_look(asked)
         if asked.columns is not None and not self._outputs.ragged:
             return asked.columns
         return self._pending(asked, columns).result()
 
-    def _asked(self, columns: Mapping[str, Any], min_version: int) -> AskedRows:
+    def _new_request(self, columns: Mapping[str, Any], min_version: int) -> AskedRows:
         if self._closing.is_set():
             raise Closed(self.CALLED)
         rows, payload = packed_rows(self._inputs, columns)

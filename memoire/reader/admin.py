@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 SNAPSHOT_INTERVAL = 0.1
 """Seconds between two requests for the state of a snapshot."""
-_SAID = "finished", "durable", "epoch", "time", "applied", "stale", "guests", "unfinished"
+_SHARED_FIELDS = "finished", "durable", "epoch", "time", "applied", "stale", "guests", "unfinished"
 """Fields of ACCOUNTS that `ServerAccounts` has under the same names."""
 DISK_INTERVAL = 0.25
 """Seconds between two requests to a server whose disk is full."""
@@ -174,7 +174,7 @@ class ClusterOrders(FarNode):
                 if answer.more and len(pages[name][-1]):
                     asked[name] = messages.Ledger(run=answer.run_name, after=key_of(pages[name][-1][-1:]))
                 else:
-                    facts = {fact: getattr(answer, fact) for fact in _SAID}
+                    facts = {fact: getattr(answer, fact) for fact in _SHARED_FIELDS}
                     results[name] = ServerAccounts(
                         answer.run_name, merge(*pages[name]), runs=tuple(answer.runs), **facts
                     )
@@ -313,10 +313,10 @@ class ClusterOrders(FarNode):
 
         while True:
             patience = deadline - self._monitor.now() + ANSWER_GRACE
-            came, is_whole = self._thread.gather(begin, patience)
+            replies, is_whole = self._thread.gather(begin, patience)
             if not is_whole:
                 raise self._thread.silence("answer", patience)
-            for name, answer in came.items():
+            for name, answer in replies.items():
                 if not (name in full and isinstance(answer, MemoireTimeout)):  # its refusal stays
                     answers[name] = answer
             full = {name for name, each in answers.items() if isinstance(each, Refused) and each.code == "disk"}

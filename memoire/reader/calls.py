@@ -76,7 +76,7 @@ class FarNode(Node):
             self.close(UNDO_TIMEOUT)
             raise
 
-    def _said(self, role: str, table: str, name: str, **facts: Any) -> messages.Hello:
+    def _hello_of(self, role: str, table: str, name: str, **facts: Any) -> messages.Hello:
         """Return the HELLO of this node. Called in the thread."""
         host = socket.gethostname()[:256]
         return messages.Hello(role=role, table=table, name=name, software=SOFTWARE, host=host, pid=self._pid, **facts)
@@ -252,7 +252,7 @@ class FarCalls(FarNode):
             self.client_id,
             limits=limits,
             tune_process=tune_process,
-            hello=lambda: self._said(storage, asked, self.name),
+            hello=lambda: self._hello_of(storage, asked, self.name),
             prefetch=BatchQueue(1, may_grow=False),
             partition=(0, 1),
             rng=random.Random(),

@@ -280,9 +280,9 @@ class ReaderThread:
         try:
             self._learn(address, *welcome_of(answer, address.endpoint))
         except MemoireError as error:
-            self._not_welcome(error)
+            self._reject_welcome(error)
 
-    def _not_welcome(self, error: MemoireError) -> None:
+    def _reject_welcome(self, error: MemoireError) -> None:
         """Fail the reader by an error of its first answer or schema; only log later errors."""
         with self.monitor.changed:
             if self.directory.terms is None or isinstance(error, SchemaMismatch):
@@ -440,9 +440,9 @@ class Sides:
         if isinstance(answer, Closed):
             return
         now, was_away = self._monitor.now(), request.server.is_away
-        came = side.read(answer, now)
+        content = side.read(answer, now)
         with self._monitor.changed:
-            side.answered(request, answer, came, now)
+            side.answered(request, answer, content, now)
             self._monitor.changed.notify_all()
         if was_away:
             _log.info("server %s is back", request.server.name)

@@ -212,7 +212,7 @@ class Publishing:
         """Return the servers of an order that are still listed, and have neither accepted nor refused the model."""
         topic = order.model.topic
         listed = [server for server in order.there if server.is_listed]
-        return [server for server in listed if not self._has(server, order) and topic not in self._wrong(server)]
+        return [server for server in listed if not self._has(server, order) and topic not in self._refusals(server)]
 
     def silent(self, servers: Iterable[RemoteServer], topic: str) -> list[RemoteServer]:
         """Return the servers that have not replied to any chunk of a topic's model."""
@@ -240,11 +240,11 @@ class Publishing:
     def refusal(self, order: PublishOrder) -> MemoireError | None:
         """Return an error with which a server refused the model; None if no server refused it."""
         servers = order.there or self._directory.known
-        reasons = (self._wrong(server).get(order.model.topic) for server in servers)
+        reasons = (self._refusals(server).get(order.model.topic) for server in servers)
         return next((reason for reason in reasons if reason is not None), None)
 
     def _has(self, server: RemoteServer, order: PublishOrder) -> bool:
         return self._delivery(server).taken.get(order.model.topic, 0) >= order.model.version
 
-    def _wrong(self, server: RemoteServer) -> dict[str, MemoireError]:
+    def _refusals(self, server: RemoteServer) -> dict[str, MemoireError]:
         return self._delivery(server).wrong

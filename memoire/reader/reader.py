@@ -191,7 +191,7 @@ class Reader(ClusterOrders):
         self._options |= {"name": self.name, "limits": limits, "keys": self._keys, "tune_process": tune_process}
         self._partners: dict[str, Reader] = {}  # readers of other tables in mixed batches; under the monitor's lock
         self._scalars: dict[str, float] = {}
-        self._handed_out = DeliveredBatches()
+        self._delivered = DeliveredBatches()
         most_bytes = (limits or Limits()).message_bytes
         self._prefetch = BatchQueue(ahead or BATCHES_AHEAD, may_grow=ahead is None, most_bytes=most_bytes)
         self._connect(
@@ -270,18 +270,18 @@ class Reader(ClusterOrders):
             try:
                 drawn = self._thread.await_batch(batch_size, patience)
             finally:
-                self._handed_out.waited += time.monotonic() - began
+                self._delivered.waited += time.monotonic() - began
             batch = drawn.batch(self.schema, self.update_priorities)
             if out is not None:
                 batch.copy_into(out)
             self._prefetch.take()  # only now: an error of `copy_into` keeps the batch
-            self._handed_out.batches += 1
-            self._handed_out.nbytes += drawn.nbytes
+            self._delivered.batches += 1
+            self._delivered.nbytes += drawn.nbytes
         if self._prefetch.has_room:
             self._thread.worker.wake()
-        if self._handed_out.is_due(time.monotonic()):
+        if self._delivered.is_due(time.monotonic()):
             newest = self._thread.newest_model
-            self._handed_out.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
+            self._delivered.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
         return batch
 
     @checked_names()
@@ -324,11 +324,11 @@ class Reader(ClusterOrders):
             taken = self._thread.sides.take(self._once, wanted, patience)
         finally:
             with self._monitor.changed:
-                self._handed_out.waited += time.monotonic() - began
-                self._handed_out.batches += bool(taken)
+                self._delivered.waited += time.monotonic() - began
+                self._delivered.batches += bool(taken)
         rollouts = Rollouts.of(self.schema, taken, time.monotonic(), self.parameters.discount)
-        if self._handed_out.is_due(time.monotonic()):
-            self._handed_out.took(rollouts.age, rollouts.model_version, self._thread.newest_model)
+        if self._delivered.is_due(time.monotonic()):
+            self._delivered.took(rollouts.age, rollouts.model_version, self._thread.newest_model)
         return rollouts
 
     @overload
@@ -383,7 +383,7 @@ class Reader(ClusterOrders):
         errors = td_errors_for(np.asarray(ids), td_errors)
         if len(errors):
             rows = np.array(ids)
-            self._handed_out.feedback += len(errors)
+            self._delivered.feedback += len(errors)
             self._thread.worker.post(lambda: self._thread.give_feedback(rows, errors))
         return PriorityUpdate(sent=len(errors))
 
@@ -428,28 +428,28 @@ class Reader(ClusterOrders):
 
     def stats(self) -> ReaderStats:
         """Return all figures of the reader at this moment."""
-        thread, handed_out, channels = self._thread, self._handed_out, self._thread.channels.values()
+        thread, delivered, channels = self._thread, self._delivered, self._thread.channels.values()
         rounds, terms, known = thread.rounds, self._directory.terms, self._directory.known
         return ReaderStats(
             reader=self.reader_id.hex(),
             name=self.name,
             servers=tuple(server.name for server in known if not server.is_away),
             away=tuple(server.name for server in known if server.is_away),
-            batches=handed_out.batches,
+            batches=delivered.batches,
             samples=self._prefetch.samples,
-            batch_bytes=handed_out.nbytes,
+            batch_bytes=delivered.nbytes,
             rollouts_taken=self._once.taken,
             rollouts_kept=self._once.kept,
             rollouts_stale=self._once.stale,
             short=rounds.short,
-            waited=handed_out.waited,
+            waited=delivered.waited,
             waits_for=rounds.waits_for,
             prefetched=len(self._prefetch),
-            freshness=handed_out.newest,
+            freshness=delivered.newest,
             scalars=dict(self._scalars),
             resends=sum(channel.resends for channel in channels),
             refused=dict(sum((channel.refused for channel in channels), rounds.refused)),
-            feedback_given=handed_out.feedback,
+            feedback_given=delivered.feedback,
             feedback_lost=thread.feedback.lost,
             parameters_version=0 if terms is None else terms.parameters_version,
             finished=self.finished,
@@ -476,9 +476,9 @@ class Reader(ClusterOrders):
 
     def _hello(self) -> messages.Hello:
         """Return the HELLO of this reader. Called in the reader's thread."""
-        figures = self._handed_out.figures(self._prefetch.samples + self._once.taken)
+        figures = self._delivered.figures(self._prefetch.samples + self._once.taken)
         table, facts = self._asked_table or self.table, {"codecs": codecs(), "scalars": self._scalars}
-        return self._said("reader", table, self.name, figures=figures, **facts)
+        return self._hello_of("reader", table, self.name, figures=figures, **facts)
 
     def __repr__(self) -> str:
         return f"<memoire.Reader {self.reader_id.hex()[:8]} of {', '.join(self.urls)}>"

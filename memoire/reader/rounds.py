@@ -78,7 +78,7 @@ class BatchQueue:
         """Number of batches that should be ready or in progress."""
         self.failed: MemoireError | None = None
         """Error that prevents batches of this size; the next call raises it."""
-        self._ahead, self._most, self._calm = ahead, MAX_AHEAD if may_grow else ahead, 0
+        self._ahead, self._most, self._ready_takes = ahead, MAX_AHEAD if may_grow else ahead, 0
         self._most_bytes = min(most_bytes, MAX_AHEAD_BYTES)
         self._is_starved = False  # a call found no batch ready since the newest round began
         self._batch_bytes = 0  # of a batch of this size; 0 before the first batch
@@ -114,7 +114,7 @@ class BatchQueue:
 
     def starve(self) -> None:
         """Record that a call found no batch ready."""
-        self._is_starved, self._calm = self._batch_bytes > 0, 0
+        self._is_starved, self._ready_takes = self._batch_bytes > 0, 0
 
     def begin(self, available: int) -> int:
         """Begin a round with `available` samples; return the number of batches to draw, at least 1.
@@ -132,7 +132,7 @@ class BatchQueue:
         if batch_size == self.batch_size:
             return False
         self.batch_size, self.depth, self.failed = batch_size, self._ahead, None
-        self._calm, self._batch_bytes, self._is_starved = 0, 0, False
+        self._ready_takes, self._batch_bytes, self._is_starved = 0, 0, False
         self.samples -= sum(len(each.importance) for each in self._ready)
         self.former += self._ready
         self._ready.clear()
@@ -154,9 +154,9 @@ class BatchQueue:
     def take(self) -> None:
         """Remove the next batch; halve the depth after `CALM_TAKES` batches without a wait."""
         self._ready.popleft()
-        self._calm = self._calm + 1 if self._ready else 0
-        if self._calm >= CALM_TAKES:
-            self._calm, self.depth = 0, max(self._ahead, self.depth // 2)
+        self._ready_takes = self._ready_takes + 1 if self._ready else 0
+        if self._ready_takes >= CALM_TAKES:
+            self._ready_takes, self.depth = 0, max(self._ahead, self.depth // 2)
 
     def clear(self) -> None:
         """Drop all batches: they were drawn with former parameters."""
@@ -324,10 +324,10 @@ class Rounds:
         self._rounds: list[_DrawRound] = []  # oldest first; their batches come in this order
         self._late: dict[int, _DrawRound] = {}  # round by number of an open draw, for servers that were left out
         self._kept: draws.PooledBatch | None = None  # samples of short rounds that are in no batch yet
-        self._spoken_for = 0  # number of kept samples that open rounds will use
+        self._committed = 0  # number of kept samples that open rounds will use
         self._drawn = 0  # samples requested from all servers
         self._wanted = 0  # samples of a batch that could not be drawn at the last try
-        self._pause = MIN_RETRY_INTERVAL
+        self._retry_interval = MIN_RETRY_INTERVAL
 
     # Times of the next action
 
@@ -379,7 +379,7 @@ class Rounds:
         """Drop all rounds in progress: they were drawn with former parameters."""
         self._rounds.clear()
         self._late.clear()
-        self._kept, self._spoken_for = None, 0
+        self._kept, self._committed = None, 0
         for stock in self._stocks.values():
             stock.table, stock.server.fingerprint = None, 0
         self._prefetch.drawing = 0
@@ -389,25 +389,25 @@ class Rounds:
 
     def begin(self, now: float) -> list[DrawRequest]:
         """Plan the wanted batches over the present servers; return the requests to send."""
-        asks: list[DrawRequest] = []
+        requests: list[DrawRequest] = []
         while self.is_hungry and not self._directory.is_meeting(now):
-            asks += self._refresh(now)
+            requests += self._refresh(now)
             planned = self._plan(now)
             if planned is None:
                 break
-            asks += planned
-        return asks
+            requests += planned
+        return requests
 
     def _refresh(self, now: float) -> list[DrawRequest]:
         """Return requests to servers whose report about their stock is missing or too old."""
-        asks = []
+        requests = []
         for server in self._directory.known:
             stock = self.stock(server)
             if not stock.is_asked and stock.is_older(MAX_SUMS_AGE, now):
                 stock.table = None
                 if now >= stock.again_at:
-                    asks.append(self._ask(stock, self._sums_of(stock), now))
-        return asks
+                    requests.append(self._ask(stock, self._sums_of(stock), now))
+        return requests
 
     def _plan(self, now: float) -> list[DrawRequest] | None:
         """Return the draws of the next round; None if a server's report is missing, or samples are too few."""
@@ -425,7 +425,7 @@ class Rounds:
             return None
         batches = self._batches_of(terms, tables)
         size = batches * self._prefetch.batch_size
-        kept = 0 if self._kept is None else min(size - 1, max(0, len(self._kept.importance) - self._spoken_for))
+        kept = 0 if self._kept is None else min(size - 1, max(0, len(self._kept.importance) - self._committed))
         size, names = size - kept, [stock.server.name for stock in there]
         on_way = sum(stock.on_way for stock in there)
         self.waits_for = self.balance.why_not_draw(terms.parameters, names, size, on_way)
@@ -454,16 +454,16 @@ class Rounds:
         samples += 0 if self._kept is None else len(self._kept.importance)
         self.shortage = samples, sum(len(table) for table in tables)
         for stock in there:
-            stock.table, stock.again_at = None, now + self._pause
-        self._pause = min(2.0 * self._pause, RETRY_INTERVAL)
+            stock.table, stock.again_at = None, now + self._retry_interval
+        self._retry_interval = min(2.0 * self._retry_interval, RETRY_INTERVAL)
 
     def _draw(self, draw_round: _DrawRound, there: list[ServerStock], now: float) -> list[DrawRequest]:
         """Begin a round; return its draws, and SUMS requests to servers that contribute no sample."""
         self._rounds.append(draw_round)
         self._prefetch.drawing += draw_round.batches
-        self._spoken_for += draw_round.kept
-        self._pause = MIN_RETRY_INTERVAL
-        asks = []
+        self._committed += draw_round.kept
+        self._retry_interval = MIN_RETRY_INTERVAL
+        requests = []
         for stock, counts in zip(there, draw_round.plan.counts, strict=True):
             stock.again_at = 0.0
             stock.take(counts)
@@ -472,11 +472,11 @@ class Rounds:
                 self._drawn += samples
                 stock.drawn += samples
                 facts: dict[str, Any] = {"in_pages": True, "packed": self._choice.packs, **self._facts(stock)}
-                asks.append(self._ask(stock, messages.Draw(counts=counts.tobytes(), **facts), now, counts))
-                draw_round.open.add(asks[-1].number)
+                requests.append(self._ask(stock, messages.Draw(counts=counts.tobytes(), **facts), now, counts))
+                draw_round.open.add(requests[-1].number)
             elif not stock.is_asked:  # its stock is needed by the next draw but one
-                asks.append(self._ask(stock, self._sums_of(stock), now))
-        return asks
+                requests.append(self._ask(stock, self._sums_of(stock), now))
+        return requests
 
     def _sums_of(self, stock: ServerStock) -> messages.Sums:
         """Return a request that reserves samples but draws none."""
@@ -507,13 +507,13 @@ class Rounds:
 
     def answered(self, ask: DrawRequest, answer: Answer, now: float) -> None:
         """Process the reply or error that ends a request. It may complete batches and allow further rounds."""
-        took = ask.stock.answered(ask.number, now)
+        duration = ask.stock.answered(ask.number, now)
         ask.stock.server.is_away = False
         body = answer.body if isinstance(answer, Message) else None
         of = (each for each in self._rounds if ask.number in each.open)
         draw_round = self._late.pop(ask.number, None) or next(of, None)
         if isinstance(body, messages.Drawn) and isinstance(ask.body, messages.Draw):
-            self._choice.spend(took, 0.0 if len(self._prefetch) else took)
+            self._choice.spend(duration, 0.0 if len(self._prefetch) else duration)
             self._choice.carried(ask.samples)
         if isinstance(body, (messages.Summed, messages.Drawn)):
             after = ask.body.after if isinstance(ask.body, messages.Sums) else None
@@ -553,12 +553,12 @@ class Rounds:
         while self._rounds and not self._rounds[0].open:
             draw_round = self._rounds.pop(0)
             self._prefetch.drawing -= draw_round.batches
-            self._spoken_for -= draw_round.kept
+            self._committed -= draw_round.kept
             self.short += draw_round.samples - self._keep(draw_round)
-            batches += self._whole()
+            batches += self._full_batches()
         while self._prefetch.former:
             self._add(self._prefetch.former.popleft())
-        return batches + self._whole()
+        return batches + self._full_batches()
 
     def _keep(self, draw_round: _DrawRound) -> int:
         """Weigh and shuffle the samples of a round, and keep them; return their number."""
@@ -580,7 +580,7 @@ class Rounds:
     def _add(self, drawn: draws.PooledBatch) -> None:
         self._kept = drawn if self._kept is None else self._kept.joined(drawn, self._is_global)
 
-    def _whole(self) -> list[draws.PooledBatch]:
+    def _full_batches(self) -> list[draws.PooledBatch]:
         """Return the batches that the kept samples fill; the rest stays for the next batches."""
         kept, size = self._kept, self._prefetch.batch_size
         if kept is None or not 0 < size <= (count := len(kept.importance)):

@@ -88,7 +88,7 @@ class GivenReplies:
         self._room = None
         if budget is not None:
             self._room = budget.holder("kept replies", own=own, measure=lambda: self.bytes)
-        self._given: OrderedDict[tuple[bytes, types.Type, int], _Row] = OrderedDict()  # longest idle first
+        self._rows: OrderedDict[tuple[bytes, types.Type, int], _Row] = OrderedDict()  # longest idle first
 
     def find(self, header: MessageHeader, now: float) -> Reply | None:
         """Return the reply that this request got before; None if the request has to be granted now.
@@ -99,9 +99,9 @@ class GivenReplies:
                 no room for the reply to an actor.
         """
         key = header.client, header.type, header.table
-        row = self._given.get(key) or self._new_row(key, now)
+        row = self._rows.get(key) or self._new_row(key, now)
         row.asked_at = now
-        self._given.move_to_end(key)
+        self._rows.move_to_end(key)
         replies, number, most = row.replies, header.sequence, header.type.kept
         if number not in replies and len(replies) == most and number < min(replies):
             raise ProtocolError("missing", f"request {number} is older than all kept replies, from {min(replies)} on")
@@ -111,17 +111,17 @@ class GivenReplies:
         return replies.get(number)
 
     def _new_row(self, key: tuple[bytes, types.Type, int], now: float) -> _Row:
-        while len(self._given) >= KEPT_ROWS and now >= next(iter(self._given.values())).asked_at + IDLE_TIMEOUT:
-            self.bytes -= sum(map(_size, self._given.popitem(last=False)[1].replies.values()))
-        if len(self._given) >= MAX_ROWS:
+        while len(self._rows) >= KEPT_ROWS and now >= next(iter(self._rows.values())).asked_at + IDLE_TIMEOUT:
+            self.bytes -= sum(map(_size, self._rows.popitem(last=False)[1].replies.values()))
+        if len(self._rows) >= MAX_ROWS:
             text = f"{MAX_ROWS} clients' replies are kept here, the most. Ask again later: replies to a client that "
             raise ProtocolError("busy", f"{text}sends no request for {IDLE_TIMEOUT:g} s are dropped")
-        row = self._given[key] = _Row(now)
+        row = self._rows[key] = _Row(now)
         return row
 
     def keep(self, header: MessageHeader, reply: Reply) -> None:
         """Keep the reply to the request that was passed to `find` last."""
-        replies = self._given[header.client, header.type, header.table].replies
+        replies = self._rows[header.client, header.type, header.table].replies
         replies[header.sequence] = reply
         self.bytes += _size(reply)
         while len(replies) > header.type.kept:
@@ -167,10 +167,10 @@ class Dispatcher:
         if run is not None:
             arguments.name("run", run)
         self._lock = threading.RLock()
-        self._granting = threading.Lock()  # held while a request that must not be granted twice is answered
+        self._grant_lock = threading.Lock()  # held while a request that must not be granted twice is answered
         self.budget = ByteBudget(max(limits.held_bytes or HELD_BYTES, tables.byte_limit))
         """Budget of the bytes that the server holds for its peers."""
-        self._given = GivenReplies(self.budget, own=limits.message_bytes)  # belongs to the lock above
+        self._reply_cache = GivenReplies(self.budget, own=limits.message_bytes)  # belongs to the lock above
         self._clock, self._store = clock, store
         self.committer = Committer(store)
         for table in tables:
@@ -316,11 +316,11 @@ class Dispatcher:
 
     def _handle_once(self, message: Message) -> Reply:
         """Grant each request number once: a resend gets the first reply; one older than all kept replies is refused."""
-        with self._granting:
-            reply = self._given.find(message.header, self._clock())
+        with self._grant_lock:
+            reply = self._reply_cache.find(message.header, self._clock())
             if reply is None:
                 reply = self._handle(message)
-                self._given.keep(message.header, reply)
+                self._reply_cache.keep(message.header, reply)
             return reply
 
     def answer_with(self, body: type[messages.Body], answer: Callable[[MessageHeader, Any, Any], Reply]) -> None:

@@ -302,8 +302,8 @@ class ServerThreads:
         at = self._options.endpoint
         endpoint, push, pub = at.request, at.push, at.publish
         if endpoint is not None:
-            near = beside(endpoint)
-            push, pub = push or near[0], pub or near[1]
+            neighbors = beside(endpoint)
+            push, pub = push or neighbors[0], pub or neighbors[1]
         # The request address comes first: an error should name it.
         requested = "" if endpoint is None else self.add_request_worker(endpoint, True)
         pushed = "" if push is None else self.add_pull_worker(push, True)
@@ -333,9 +333,9 @@ class ServerThreads:
 
     def add_pull_worker(self, endpoint: str, bind: bool) -> str:
         """Receive pushes at a further address, on a thread of its own; see `Server.add_pull_worker`."""
-        usual, most = self.dispatcher.tables.usual_bytes, self._limits.message_bytes
-        largest = sockets.largest_push(usual, most) + HEADER_BYTES
-        receiver = sockets.data_receiver(self._context, largest, sockets.data_mark(usual, most))
+        usual_bytes, most = self.dispatcher.tables.usual_bytes, self._limits.message_bytes
+        largest = sockets.largest_push(usual_bytes, most) + HEADER_BYTES
+        receiver = sockets.data_receiver(self._context, largest, sockets.data_mark(usual_bytes, most))
         bound, watcher = self.addresses.bind(receiver, endpoint) if bind else (endpoint, None)
         worker = Worker(f"memoire-pull-{len(self.pullers)}", functools.partial(self._pull, receiver))
         worker.doors.add(receiver, way=watcher)

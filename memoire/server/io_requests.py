@@ -212,9 +212,9 @@ class RequestThread:
 
     # From any thread
 
-    def add(self, socket: Socket, way: ConnectionWatcher | None) -> None:
+    def add(self, socket: Socket, watcher: ConnectionWatcher | None) -> None:
         """Answer requests of this socket, which belongs to the thread from now on."""
-        self.worker.post(lambda: self._sockets.add(self.worker.doors.add(socket, way=way)))
+        self.worker.post(lambda: self._sockets.add(self.worker.doors.add(socket, way=watcher)))
 
     def drain(self, deadline: float) -> None:
         """Answer the requests that have arrived, then stop reading: their changes are saved with the last group."""

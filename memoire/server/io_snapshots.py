@@ -151,10 +151,10 @@ class Archive:
         at: Callable[[str], None] = lambda point: None,
     ) -> None:
         self._dispatcher, self._store, self._options = dispatcher, store, options
-        self._every = None if options.state is None else options.state.snapshot_every
+        self._interval = None if options.state is None else options.state.snapshot_every
         self._folder = None if store is None else store.folder
         self._is_closing, self._clock, self._at = is_closing, options.process.clock, at
-        self._taking = threading.RLock()
+        self._take_lock = threading.RLock()
         self._lock = threading.Lock()  # guards the attributes below
         self._orders = SnapshotOrders()
         self._timer: threading.Thread | None = None
@@ -179,7 +179,7 @@ class Archive:
             Closed, Refused: the server was closed, or another run began, meanwhile; likewise.
         """
         dispatcher, began = self._dispatcher, time.monotonic()
-        with self._taking:
+        with self._take_lock:
             with dispatcher.lock:
                 run, finished, models = dispatcher.run_name, dispatcher.finished, dispatcher.models.versions()
                 accounts = dispatcher.pages(dispatcher.runs.current)
@@ -214,7 +214,7 @@ class Archive:
         """Take a snapshot in place of the folder's own file; move that file to `ORDERED` if it must stay."""
         assert self._folder is not None
         path = self._folder / MEMORY
-        with self._taking:
+        with self._take_lock:
             if self._is_kept and path.exists():
                 make_folder(self._folder / ORDERED)
                 aside = self._folder / ORDERED / f"kept-{snapshots.heads([path])[path].id.hex()}.snapshot"
@@ -241,14 +241,14 @@ class Archive:
 
     def start(self) -> None:
         """Start the timer, if `snapshot_every` is set."""
-        if self._every is None:
+        if self._interval is None:
             return
         self._timer = threading.Thread(target=self._run, name="memoire-snapshots", daemon=True)
         self._timer.start()
 
     def _run(self) -> None:
-        assert self._folder is not None and self._every is not None
-        while not self._is_closing.wait(self._every):
+        assert self._folder is not None and self._interval is not None
+        while not self._is_closing.wait(self._interval):
             try:
                 self._replace()
                 self.trouble = ""
@@ -270,10 +270,10 @@ class Archive:
         with Held(self._lock):
             state, is_new = self._orders.receive(body)
         if is_new:
-            threading.Thread(target=self._fulfil, args=(body,), name="memoire-snapshot", daemon=True).start()
+            threading.Thread(target=self._carry_out, args=(body,), name="memoire-snapshot", daemon=True).start()
         return Reply(state)
 
-    def _fulfil(self, body: messages.TakeSnapshot) -> None:
+    def _carry_out(self, body: messages.TakeSnapshot) -> None:
         assert self._folder is not None
         folder = self._folder / ORDERED
         try:
@@ -313,10 +313,10 @@ class Archive:
                 take_parameters=self._configure,
                 **options,
             )
-        self._remember(list(heads.values()), once)
+        self._record_restored(list(heads.values()), once)
         return done
 
-    def _remember(self, heads: Sequence[snapshots.SavedHead], once: bool) -> None:
+    def _record_restored(self, heads: Sequence[snapshots.SavedHead], once: bool) -> None:
         """Continue the versions of the files' models; with `once`, record that the files were restored."""
         with self._dispatcher.lock:
             for head in heads:
@@ -327,8 +327,8 @@ class Archive:
 
     def _restored(self) -> set[bytes]:
         """Return ids of snapshots restored into this folder with once=True."""
-        named = "" if self._store is None else self._store.settings().get(_RESTORED, "")
-        return set(map(bytes.fromhex, named.split()))
+        ids = "" if self._store is None else self._store.settings().get(_RESTORED, "")
+        return set(map(bytes.fromhex, ids.split()))
 
     def _configure(self, table: str, parameters: Parameters) -> None:
         self._dispatcher.configure(self._dispatcher.tables[table], parameters.to_wire())
@@ -354,20 +354,20 @@ class Archive:
         path, known = folder / MEMORY, self._store.settings().get(HELD, "")
         if not path.exists():
             if known:
-                self._miss(f"{path} is gone: the tables' content at the last close is lost")
-                self._note("")
+                self._report_missing(f"{path} is gone: the tables' content at the last close is lost")
+                self._save_note("")
             return
         try:
             head = snapshots.heads([path])[path]
             if head.about.run != self._dispatcher.run_name:
                 self._is_kept = True
-                self._miss(
+                self._report_missing(
                     f"{path} stays and was not restored: it is of run {head.about.run!r}, and this server counts "
                     f"{self._dispatcher.run_name!r}. Server.restore reads it"
                 )
                 return
-            if known == head.id.hex() and self._every is None:
-                self._miss(
+            if known == head.id.hex() and self._interval is None:
+                self._report_missing(
                     f"{path} stays and was not restored: a former start restored it, and ended without a snapshot of "
                     "its own. Server.restore reads it; samples that were drawn since may be drawn once more"
                 )
@@ -378,9 +378,9 @@ class Archive:
         except DataError as error:
             if not discards:
                 raise DataError(error.path, f"{error.problem}. {_WITHOUT}") from error
-            self._miss(f"the tables' content at the last close was not restored: {error}")
+            self._report_missing(f"the tables' content at the last close was not restored: {error}")
             return
-        self._note("" if self._every is not None else head.id.hex())
+        self._save_note("" if self._interval is not None else head.id.hex())
         self._is_kept = not (is_whole or discards)
 
     def _load(self, path: Path, *, skip_damaged: bool) -> bool:
@@ -392,18 +392,18 @@ class Archive:
             is_complete = file.end is not None and file.end.complete
         done = self.restore([path], skip_damaged=True, stays=False, is_same=True, discard_mismatched=skip_damaged)
         if damage or done.damaged or done.refused:
-            self._miss(f"{path}: restored {done}")
+            self._report_missing(f"{path}: restored {done}")
         elif not is_complete:
-            self._miss(f"{path} is incomplete, since the close ran out of time: restored {done}")
+            self._report_missing(f"{path} is incomplete, since the close ran out of time: restored {done}")
         else:
             _log.info("%s: restored from the last snapshot: %s", self._dispatcher.name, done)
         return not (done.damaged or done.refused)
 
-    def _miss(self, sentence: str) -> None:
+    def _report_missing(self, sentence: str) -> None:
         self.missing.append(sentence)
         _log.warning("%s: %s", self._dispatcher.name, sentence)
 
-    def _note(self, held: str) -> None:
+    def _save_note(self, held: str) -> None:
         self._has_noted = True
         with self._dispatcher.lock:
             self._dispatcher.committer.add_setting(HELD, held)

@@ -486,20 +486,20 @@ def recover(state: ServerState, past: StateStore) -> None:
 
 def _recover_parameters(table: OpenTable, saved: str | None) -> None:
     initial = table.settings.parameters.to_wire()
-    chosen = _FormerStart(initial, initial, 1) if saved is None else _chosen(table.key, saved)
-    former = [Parameters.from_wire(fields) for fields in (chosen.given, chosen.now)]  # refuses unknown settings
+    start = _FormerStart(initial, initial, 1) if saved is None else _parse_start(table.key, saved)
+    former = [Parameters.from_wire(fields) for fields in (start.given, start.now)]  # refuses unknown settings
     if former[0] == table.settings.parameters:
-        table.take_parameters(former[1], chosen.version)
+        table.take_parameters(former[1], start.version)
     else:
-        table.take_parameters(table.parameters, chosen.version + 1)
+        table.take_parameters(table.parameters, start.version + 1)
 
 
 def save_parameters(table: OpenTable, committer: Committer) -> None:
     """Save a table's present parameters, and the parameters that it was created with."""
     if committer.is_durable:
         initial = table.settings.parameters.to_wire()
-        chosen = _FormerStart(initial, table.parameters.to_wire(), table.parameters_version, table.making)
-        committer.add_setting(table.key, msgspec.json.encode(chosen).decode())
+        start = _FormerStart(initial, table.parameters.to_wire(), table.parameters_version, table.making)
+        committer.add_setting(table.key, msgspec.json.encode(start).decode())
 
 
 def check_making(table: OpenTable, past: StateStore, folder: str) -> None:
@@ -508,7 +508,7 @@ def check_making(table: OpenTable, past: StateStore, folder: str) -> None:
     The error contains both values.
     """
     saved = past.settings().get(table.key)
-    making = {} if saved is None else _chosen(table.key, saved).making
+    making = {} if saved is None else _parse_start(table.key, saved).making
     for name, value in making.items():
         if value != (mine := table.making.get(name)):
             problem = f"holds table {table.name!r} made with {name}={value!r}, but this server has {name}={mine!r}"
@@ -516,7 +516,7 @@ def check_making(table: OpenTable, past: StateStore, folder: str) -> None:
             raise SnapshotMismatch(folder, problem, advice)
 
 
-def _chosen(key: str, saved: str) -> _FormerStart:
+def _parse_start(key: str, saved: str) -> _FormerStart:
     try:
         return msgspec.json.decode(saved, type=_FormerStart)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -60,10 +60,10 @@ class TableHandle(StrictAttributes):
     ) -> None:
         self._dispatcher, self._table = dispatcher, table
         self._check_open, self._is_over, self._where = check_open, is_over, where
-        self._counting = threading.Lock()  # guards `_batches`, `_missed` and `_waited`
+        self._counts_lock = threading.Lock()  # guards `_batches`, `_missed` and `_waited`
         self._batches = self._missed = 0
         self._waited = 0.0
-        self._looks = FreshnessMonitor()
+        self._freshness = FreshnessMonitor()
         self._guard()
 
     @property
@@ -109,8 +109,8 @@ class TableHandle(StrictAttributes):
         pool = self._table.draws or self._table.offered(DrawsBatches)
         patience = seconds(timeout, 0.0)
         drawn = self._counted(lambda: self._in_band(size, patience, lambda left: pool.get(size, timeout=left, out=out)))
-        if self._looks.is_due(time.monotonic()):
-            self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, self._newest_model())
+        if self._freshness.is_due(time.monotonic()):
+            self._freshness.saw(drawn.gathered, drawn.importance, drawn.left_out, self._newest_model())
         batch = drawn.batch(self.schema, self.update_priorities)
         return batch if out is None else batch.copy_into(out)
 
@@ -174,8 +174,8 @@ class TableHandle(StrictAttributes):
                 functools.partial(pool.take, wanted), steps, patience, time.monotonic() + patience
             )
         )
-        if self._looks.is_due(time.monotonic()):
-            self._looks.took(taken.age, taken.model_version, self._newest_model())
+        if self._freshness.is_due(time.monotonic()):
+            self._freshness.took(taken.age, taken.model_version, self._newest_model())
         return taken
 
     def _counted(self, draw: Callable[[], T]) -> T:
@@ -193,7 +193,7 @@ class TableHandle(StrictAttributes):
             raise Closed("this server") from None
         finally:
             waited = time.monotonic() - began
-            with Held(self._counting):
+            with Held(self._counts_lock):
                 self._waited += waited
                 self._batches += batches
                 self._missed += missed
@@ -224,7 +224,7 @@ class TableHandle(StrictAttributes):
 
         Between the intervals, report the waiting learner to the rate limiter, so that actors may record again.
         """
-        limiter, who = self._table.limiter, object()
+        limiter, waiter = self._table.limiter, object()
         try:
             while True:
                 left = deadline - time.monotonic()
@@ -234,9 +234,9 @@ class TableHandle(StrictAttributes):
                     if left <= WAIT_INTERVAL:
                         facts = short.wanted, short.unused, short.caches, short.clients, timeout, short.reason
                         raise NotEnoughSamples(*facts) from None
-                limiter.wants(who, size)
+                limiter.wants(waiter, size)
         finally:
-            limiter.wants(who, 0)
+            limiter.wants(waiter, 0)
 
     @checked_names()
     def batches(self, batch_size: int, timeout: float = 30.0, *, ahead: int = 0) -> Iterator[Batch]:
@@ -311,8 +311,8 @@ class TableHandle(StrictAttributes):
         Raises:
             ParameterError: this kind of table has no calls of its own.
         """
-        way = DirectTransport(self._dispatcher, self._table, self._check_open)
-        return self._table.offered(HasCalls).calls(way, **options)
+        transport = DirectTransport(self._dispatcher, self._table, self._check_open)
+        return self._table.offered(HasCalls).calls(transport, **options)
 
     def distribution(self) -> Distribution:
         """Return how weights and ages of held samples are distributed.
@@ -339,9 +339,9 @@ class TableHandle(StrictAttributes):
 
     def stats(self) -> TableStats:
         """Return all figures of the table at this moment."""
-        with Held(self._counting):
+        with Held(self._counts_lock):
             counted = self._batches, self._missed, self._waited
-        return table_stats(self._dispatcher, self._table, *counted, self._looks.newest)
+        return table_stats(self._dispatcher, self._table, *counted, self._freshness.newest)
 
     def __repr__(self) -> str:
         return f"<table {self.name!r} of {self._where()}>"

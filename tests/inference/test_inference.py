@@ -383,7 +383,7 @@ def test_every_setting_of_node_and_policy_is_listed():
         ({"inputs": {"obs": np.float32}}, 1, r"inputs of the node are .*float32\[2\].* this policy .*\(obs: float32"),
         ({"inputs": {"obs": (np.float64, (2,))}}, 1, r"inputs of the node are .*float32\[2\].*float64\[2\]"),
         ({"outputs": {"action": np.int32}}, 1, r"outputs of the node are .*action.* this policy .*\(action: int32\)"),
-        ({"timeout": 9.0}, 1, r"waits for [89].* s; 5 s are allowed \(patience\)"),
+        ({"timeout": 9.0}, 1, r"a wait of [89].* s is too long; 5 s are allowed \(patience\)"),
         ({}, 257, r"the request has 257 rows; at most 256 \(max_batch\)"),
     ],
 )

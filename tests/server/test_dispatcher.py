@@ -91,7 +91,7 @@ def test_what_would_change_something_twice_is_granted_once(dispatcher):
     handler, granted = dispatcher.handlers[messages.Control], []
 
     def control(*request):
-        granted.append(is_free(dispatcher._granting))
+        granted.append(is_free(dispatcher._grant_lock))
         return handler(*request)
 
     dispatcher.handlers[messages.Control] = control

@@ -354,10 +354,10 @@ class FeedbackHandler:
     def __init__(self, state: ServerState) -> None:
         self._state = state
         self._waiting: dict[bytes, _Waiting] = {}
-        self._long: set[bytes] = set()  # clients whose waiting TD errors should be merged
+        self._merge_due: set[bytes] = set()  # clients whose waiting TD errors should be merged
         self._number = 0  # of the newest piece sent to any client
         self._delays = Timings(["delay"])
-        self._warned_at, self._warned_of = float("-inf"), 0
+        self._warned_at, self._warned_overflow = float("-inf"), 0
         self.given = 0
         """TD errors that learners have reported."""
         self.lost = 0
@@ -439,7 +439,7 @@ class FeedbackHandler:
         )
         self._recount(waiting)
         if waiting.is_long:
-            self._long.add(client)
+            self._merge_due.add(client)
         else:
             self._drop_overflow(account, waiting)
         return PriorityUpdate(0, 0, count)
@@ -477,10 +477,10 @@ class FeedbackHandler:
 
     def merges(self) -> list[Merge]:
         """Return the merges that are due: the caller runs `Merge.work` without a lock, then `merged`."""
-        if not self._long:
+        if not self._merge_due:
             return []
-        candidates = [(client, self._waiting.get(client)) for client in self._long]
-        self._long.clear()
+        candidates = [(client, self._waiting.get(client)) for client in self._merge_due]
+        self._merge_due.clear()
         return [Merge(client, list(waiting.pieces)) for client, waiting in candidates if waiting and waiting.pieces]
 
     def merged(self, merge: Merge) -> None:
@@ -500,10 +500,10 @@ class FeedbackHandler:
 
     def warning(self, now: float) -> str:
         """Return a warning if clients fetch TD errors too slowly, at most every `WARN_INTERVAL` seconds; else ""."""
-        lost = self.overflowed - self._warned_of
+        lost = self.overflowed - self._warned_overflow
         if not lost or now <= self._warned_at + WARN_INTERVAL:
             return ""
-        self._warned_at, self._warned_of = now, self.overflowed
+        self._warned_at, self._warned_overflow = now, self.overflowed
         return (
             f"{lost} TD errors were dropped: more than {FEEDBACK_SAMPLES} waited for one actor, which fetches them "
             "with its UPDATE messages, or held_bytes had no room. Use more actors, draw fewer samples, or store "

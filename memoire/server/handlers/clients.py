@@ -168,11 +168,11 @@ class ClientsHandler:
             if not account.report.leaving:
                 inserted = body.steps - body.passed_steps
                 changed["granted_steps"], changed["wait"] = self._credits.grant(table, header.client, inserted, now)
-            self._let_go(table, account)
+            self._dismiss_guest(table, account)
         is_saved = state.committer.is_saved(run.name, header.client)
         return Reply(self._updated(table, account, body, now, changed), payload, until_saved=not is_saved)
 
-    def _let_go(self, table: OpenTable, account: Account) -> None:
+    def _dismiss_guest(self, table: OpenTable, account: Account) -> None:
         """Forget a guest of a draining server: this reply sends the guest to another server, and it has no counts here.
 
         A drain does not wait for the guest.
@@ -355,12 +355,12 @@ class DrawsHandler:
 
     def sums(self, _: float, header: MessageHeader, body: messages.Sums, payload: Any) -> Reply:
         """Reserve samples for a reader; return the sums of each client's weights."""
-        table, pool = self._asked(header)
+        table, pool = self._table_and_pool(header)
         return Reply(messages.Summed(**self._facts(table, pool, header.client, body, body.after)))
 
     def draw(self, now: float, header: MessageHeader, body: messages.Draw, _: Any) -> Reply:
         """Draw the counts of samples that a reader requests of each client; return the samples and the new sums."""
-        (table, pool), reader = self._asked(header), header.client
+        (table, pool), reader = self._table_and_pool(header), header.client
         parameters, counts = table.parameters.fingerprint, counts_of(body.counts)
         self._check_rows(pool, reader, body)
         page = Page(self._receiver(reader), types.DRAWN, reader)
@@ -386,11 +386,11 @@ class DrawsHandler:
             "clients": rows.tobytes(),
             "finished": self._state.run.finished,
             "is_whole": is_whole,
-            "standing": _standing(table, reader, body),
+            "standing": _exchange_rates(table, reader, body),
             "parameters": table.parameters.fingerprint,
         }
 
-    def _asked(self, header: MessageHeader) -> tuple[OpenTable, DrawsBatches]:
+    def _table_and_pool(self, header: MessageHeader) -> tuple[OpenTable, DrawsBatches]:
         """Return a request's table and its pool. Raises ProtocolError (code "table") if the table draws no batches."""
         table = self._state.table(header)
         return table, table.asked(DrawsBatches, header.type.name)
@@ -438,7 +438,7 @@ def _reserve(pool: DrawsBatches, reader: bytes, body: messages.Sums | messages.D
     return pool.reserve(reader, body.reserve, body.elsewhere, (body.part, body.of), body.wanted)
 
 
-def _standing(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw) -> messages.ServerRate | None:
+def _exchange_rates(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw) -> messages.ServerRate | None:
     """Pass a reader's cluster-wide rate to the table's limiter; return the limiter's rate of this server."""
     table.limiter.wants(reader, body.wanted)
     if body.band is not None:

@@ -52,10 +52,10 @@ class Uploads:
     def __init__(self, limits: Limits, room: ByteHolder) -> None:
         self._limits, self._room = limits, room
         # Assembly and time of the newest chunk, by client and topic; oldest time first.
-        self._begun: OrderedDict[tuple[bytes, str], tuple[ModelAssembly, float]] = OrderedDict()
+        self._by_topic: OrderedDict[tuple[bytes, str], tuple[ModelAssembly, float]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._begun)
+        return len(self._by_topic)
 
     def receive(self, client: bytes, body: messages.Publish, payload: Any, now: float) -> tuple[int, Model | None]:
         """Take a chunk; return the number of consecutive bytes received, and the model if it is complete.
@@ -65,7 +65,7 @@ class Uploads:
                 another checksum than announced: the upload is dropped, and its publisher starts again. Code "busy":
                 the other uploads leave no room.
         """
-        self._give_up(now)
+        self._drop_expired(now)
         chunk = memoryview(b"" if payload is None else payload).cast("B")
         key = client, body.topic
         assembly = self._assembly(key, body, is_whole=len(chunk) == body.size)
@@ -75,15 +75,15 @@ class Uploads:
             if assembly.offset == assembly.size:  # all bytes came, right or wrong: a further chunk cannot repair them
                 self.drop(*key)
         if whole is None and assembly.offset < assembly.size:
-            if (known := self._begun.get(key)) is None or known[0] is not assembly:
+            if (known := self._by_topic.get(key)) is None or known[0] is not assembly:
                 self.drop(*key)
                 self._room.add(assembly.size)
-            self._begun[key] = assembly, now
-            self._begun.move_to_end(key)
+            self._by_topic[key] = assembly, now
+            self._by_topic.move_to_end(key)
         return assembly.offset, whole
 
     def _assembly(self, key: tuple[bytes, str], body: messages.Publish, *, is_whole: bool) -> ModelAssembly:
-        known = self._begun.get(key)
+        known = self._by_topic.get(key)
         if known is not None and known[0].checksum == body.checksum:
             return known[0]
         if body.offset:
@@ -98,7 +98,7 @@ class Uploads:
 
     def _check_room(self, key: tuple[bytes, str], size: int) -> None:
         """Raise ProtocolError if other uploads leave no room. Their whole sizes count, so that each can finish."""
-        others = [kept.size for other, (kept, _) in self._begun.items() if other != key]
+        others = [kept.size for other, (kept, _) in self._by_topic.items() if other != key]
         most = self._limits.model_bytes
         if others and (len(others) >= MAX_UPLOADS or sum(others) + size > most):
             text = (
@@ -108,20 +108,20 @@ class Uploads:
             )
             raise ProtocolError("busy", text)
 
-    def _give_up(self, now: float) -> None:
+    def _drop_expired(self, now: float) -> None:
         """Drop expired uploads."""
-        while self._begun and now >= next(iter(self._begun.values()))[1] + UPLOAD_TIMEOUT:
-            self.drop(*next(iter(self._begun)))
+        while self._by_topic and now >= next(iter(self._by_topic.values()))[1] + UPLOAD_TIMEOUT:
+            self.drop(*next(iter(self._by_topic)))
 
     def drop(self, client: bytes, topic: str) -> None:
         """Drop a client's upload for a topic."""
-        gone = self._begun.pop((client, topic), None)
+        gone = self._by_topic.pop((client, topic), None)
         if gone is not None:
             self._room.add(-gone[0].size)
 
     def clear(self) -> None:
         """Drop all uploads, at the begin of another run."""
-        for key in list(self._begun):
+        for key in list(self._by_topic):
             self.drop(*key)
 
 
@@ -164,11 +164,11 @@ class ModelsHandler:
             StaleVersion: the topic has this version or a newer one.
             ParameterError: the topic exceeds the maximum of topics, or other topics' newest models leave no room.
         """
-        model = self._numbered(model, version)
-        self._show_when_saved(model)
+        model = self._with_version(model, version)
+        self._announce_when_saved(model)
         return model
 
-    def _numbered(self, model: Model, version: int) -> Model:
+    def _with_version(self, model: Model, version: int) -> Model:
         others, most = self._state.models.bytes_beside(model.topic), self._state.limits.model_bytes
         if others + model.size > most:
             expected = (
@@ -178,20 +178,20 @@ class ModelsHandler:
             raise ParameterError(f"the size of a model of topic {model.topic!r}", model.size, expected)
         return self._state.models.number(model, version)
 
-    def _show_when_saved(self, model: Model) -> None:
+    def _announce_when_saved(self, model: Model) -> None:
         """Announce a model after its save, so that no client has a version that a restart would lose."""
         committer = self._state.committer
         if not committer.is_durable:
-            self._show([model])
+            self._announce([model])
             return
         committer.add_model(self._state.run.name, model)
         if not self._unsaved:
-            self._after(functools.partial(self._show, self._unsaved))
+            self._after(functools.partial(self._announce, self._unsaved))
         self._unsaved.append(model)
         while len(self._unsaved) > 1 and sum(kept.size for kept in self._unsaved) > SMALL_BYTES:
             del self._unsaved[0]  # published faster than the disk saves: skipped, as by a slow client
 
-    def _show(self, models: list[Model]) -> None:
+    def _announce(self, models: list[Model]) -> None:
         for model in models:
             if self._state.models.put(model):
                 self._on_model(model)
@@ -217,10 +217,10 @@ class ModelsHandler:
         if whole is None:
             return Reply(messages.Published(topic=body.topic, received=offset))
         try:
-            model = self._numbered(whole, body.version)
+            model = self._with_version(whole, body.version)
         except (StaleVersion, ValueError) as error:
             raise ProtocolError("topic", str(error)) from error
-        self._show_when_saved(model)
+        self._announce_when_saved(model)
         return _published(body, model.version)
 
     def fetch(self, _: float, header: MessageHeader, body: messages.Fetch, payload: Any) -> Reply:
