@@ -103,13 +103,11 @@ class KeptReply(NamedTuple):
 class _Client:
     asked_at: float
     rows: int = 0
-    """Number of waiting rows."""
     early: int = 0
     """Number of waiting rows that need a later version of the weights."""
     is_awaited: bool = True
     """True if the client's connection may bring a further request."""
     waiting: int = 0
-    """Number of waiting requests."""
     numbers: set[int] = field(default_factory=set)
     """Numbers of waiting and running requests."""
     replies: OrderedDict[int, KeptReply] = field(default_factory=OrderedDict)
@@ -139,14 +137,14 @@ class Batching:
     ) -> None:
         self.max_batch, self.max_wait, self.alive, self.queue_rows = max_batch, max_wait, alive, queue_rows
         self.rows = 0
-        """Number of waiting rows."""
+        """Number of waiting rows of all clients."""
         self.early = 0
         """Number of waiting rows that need a later version of the weights."""
         self._version = 0  # of the weights, at the last count of `early`
         self.expired = 0
         """Number of requests dropped because their clients needed no answer any more."""
         self.resends = 0
-        """Number of resent requests."""
+        """Number of requests that were resent."""
         self.batches: Counter[str] = Counter()
         """Number of batches by reason."""
         self._queue: deque[InferenceRequest] = deque()  # by time of arrival
@@ -235,9 +233,8 @@ class Batching:
             self.early += rows
 
     def left(self, client: bytes) -> None:
-        """Stop waiting for the next request of a client whose connection has ended.
-
-        Its present requests stay: the client may connect again and resend them.
+        """Stop waiting for the next request of a client whose connection has ended. Its present requests stay: the
+        client may connect again and resend them.
         """
         if client in self._clients:
             self._clients[client].is_awaited = False
@@ -332,7 +329,6 @@ class Batching:
         return "" if self._missing(now) else "everyone"
 
     def _missing(self, now: float) -> list[_Client]:
-        """Return clients whose next request is awaited, the newest first."""
         missing = []
         for client in reversed(self._clients.values()):
             if now >= client.asked_at + self.alive:
@@ -430,7 +426,7 @@ class StartsStats:
 
     # fmt: off
     name: str
-    """Name of the origin."""
+    """Name of the origin of the states."""
     kept: Annotated[int, gauge("starts_kept", "States kept", "States from which episodes may start now: the best "
         "ones.")]
     draws: Annotated[int, counter("starts_draws", "Episodes started from them", "How often a state was handed out to "

@@ -51,7 +51,7 @@ a thread switch costs more than such a batch. A longer batch moves the computati
 
 
 class SerialThread:
-    """Runs functions one after another in a thread of its own.
+    """Thread that runs functions one after another.
 
     Args:
         is_newest_only: True drops a function that has not begun when a newer one comes.
@@ -63,7 +63,7 @@ class SerialThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread; functions may be queued before."""
         self._thread.start()
 
     def run(self, function: Callable[[], None]) -> None:
@@ -71,7 +71,7 @@ class SerialThread:
         self._waiting.put(function)
 
     def trouble(self) -> list[str]:
-        """Return why a restart is needed, if the thread died; empty while the thread lives or was never started."""
+        """Return why a restart is needed, if the thread died; empty while it lives or was never started."""
         is_dead = self._thread.ident is not None and not self._thread.is_alive()
         return [f"thread {self._thread.name} has died: its log says why"] if is_dead else []
 
@@ -128,7 +128,7 @@ class NodeService(Protocol):
         """Return the time of the next `turn`."""
 
     def turn(self) -> None:
-        """Run all due actions."""
+        """Run the actions that are due."""
 
     def close(self) -> None:
         """Answer all waiting requests, since the node closes."""
@@ -216,16 +216,13 @@ class InferenceThread:
             raise
 
     def start(self) -> None:
-        """Start all threads."""
+        """Start the threads for sockets, batches and weights."""
         for thread in (self.batches, self.loader, self.worker):
             thread.start()
 
     def answer_with(self, body: type[B], answer: Callable[[EnvelopedRequest, Message, B, int, float], None]) -> None:
-        """Register a handler for a request type, before the first request.
-
-        Args:
-            answer: Called in the node's thread with request, message, body, descriptor of the connection, and time;
-                may raise ProtocolError.
+        """Register a handler for a request type, before the first request. `answer` is called in the node's thread with
+        request, message, body, descriptor of the connection, and time; it may raise ProtocolError.
         """
         taken: Any = answer
         self._answers[body] = lambda request, message, *more: taken(request, message, message.body, *more)
@@ -394,7 +391,6 @@ class InferenceThread:
         self.counts.refused[error.code] += 1
 
     def _own(self, client: bytes, principal: str) -> None:
-        """Bind a client id to the first key that uses it."""
         self._owners.check(client, principal, time.monotonic())
 
     def _hung_up(self, descriptor: int) -> None:

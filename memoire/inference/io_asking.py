@@ -143,7 +143,6 @@ class LentWorker(Worker):
 
     @property
     def _other_waiters(self) -> int:
-        """Callers that wait for turns of other threads."""
         return self._waiting - self._lending.locked()
 
     def run(self, function: Callable[..., None], *args: object) -> None:
@@ -167,9 +166,8 @@ class LentWorker(Worker):
     def run_and_look(
         self, function: Callable[[Any], None], argument: Any, is_done: Callable[[], bool], deadline: float
     ) -> None:
-        """As `run`, then wait a moment for the result before other callers take turns.
-
-        For a caller that continues with `wait_for`, which usually finds the result.
+        """As `run`, then wait a moment for the result before other callers take turns. For a caller that continues with
+        `wait_for`, which usually finds the result.
         """
         with self._turn_lock() as is_mine:
             if is_mine and not self._stopping:
@@ -179,9 +177,8 @@ class LentWorker(Worker):
             self.post(lambda: function(argument))
 
     def run_alone(self, function: Callable[..., Any], *args: object) -> Any:
-        """Call a function that waits at most a moment, and return its result.
-
-        None, without a call, if another thread takes a turn or waits for one, or if a turn is due.
+        """Call a function that waits at most a moment, and return its result. None, without a call, if another thread
+        takes a turn or waits for one, or if a turn is due.
         """
         if self.doors.posted or self._waiting or time.monotonic() >= self._turned + TURN_INTERVAL:
             return None
@@ -311,7 +308,6 @@ class AskingThread:
         return heard
 
     def _at_end(self) -> None:
-        """End the open requests: no answer will come."""
         raise NotImplementedError
 
 
@@ -327,7 +323,6 @@ class Asker(Node):
 
     @property
     def _asking(self) -> AskingThread:
-        """Thread with the sockets."""
         raise NotImplementedError
 
     def _start(self) -> None:

@@ -146,10 +146,7 @@ class PolicyThread(AskingThread):
 
     def act(self, columns: Any, timeout: float) -> Rows | AskedRows | None:
         """Send rows in the shortest way for a waiting caller, if the first node is available and no request is open.
-
-        Returns:
-            The outputs; or the open request if they have not come at once; None if nothing was sent, so that the
-            caller has to use `ask_and_look`.
+        Return the outputs, or the open request if they have not come at once; None if nothing was sent.
         """
         outcome: Rows | AskedRows | None = self.worker.run_alone(self._act, columns, timeout)
         return outcome
@@ -163,7 +160,7 @@ class PolicyThread(AskingThread):
         self.worker.post(lambda: self._drop(asked))
 
     def trouble(self) -> str:
-        """Return why the nodes may not answer, and what to do. Tries to connect, for at most 0.2 s."""
+        """Return the reason why the nodes may not answer, and what to do. Tries to connect, for at most 0.2 s."""
         return self._channels[self.choice.order[0]].link.explain()
 
     @property
@@ -294,7 +291,7 @@ class PolicyThread(AskingThread):
                 return
             columns, rows = unpack_rows(answer.payload, self._outputs, self._limits)
             if rows != asked.rows:
-                raise ProtocolError("value", f"{rows} rows came for {asked.rows}")
+                raise ProtocolError("value", f"the node answered {asked.rows} rows by {rows} rows")
         except ProtocolError as error:
             self._end(asked, Refused(asked.url, error.code, error.detail))
             return
@@ -302,9 +299,8 @@ class PolicyThread(AskingThread):
         self._end(asked)
 
     def _compare(self, asked: AskedRows, url: str, refused: Refused) -> None:
-        """Ask a node for its columns, and end the request with an error that names the columns of both sides.
-
-        If the node does not report its columns, the error is `refused`.
+        """Ask a node for its columns, and end the request with an error that names the columns of both sides. If the
+        node does not report its columns, the error is `refused`.
         """
 
         def finish(answer: Answer) -> None:
@@ -349,7 +345,7 @@ def differing_columns(node: Mapping[str, str], policy: Mapping[str, RowSchema]) 
 GRACE = 0.25
 """Seconds after a deadline in which the thread still reports how a request has ended."""
 NOW = 0.0
-"""Deadline that has passed."""
+"""Deadline that has always passed, in seconds of the monotonic clock."""
 
 
 class Policy(Protocol):
@@ -384,9 +380,8 @@ class Pending:
         return self._request.version
 
     def result(self, timeout: float | None = None) -> Mapping[str, Any]:
-        """Wait for the outputs and return them: an array [n, *F] for each output.
-
-        A ragged output is padded with zeros, and has its lengths beside it as NAME_length [n].
+        """Wait for the outputs and return them: an array [n, *F] for each output. A ragged output is padded with zeros,
+        and has its lengths beside it as NAME_length [n].
 
         Args:
             timeout: Seconds to wait; None waits as long as the policy does.

@@ -42,7 +42,7 @@ DISK_INTERVAL = 0.25
 
 class ClusterOrders(FarNode):
     """Orders and questions to every server that a reader knows. Each call returns within its timeout. A server whose
-    disk is full is asked again until then; its `Refused` (code "disk") is what the call raises or returns.
+    disk is full is asked again until the timeout; then the call raises or returns its `Refused` (code "disk").
     """
 
     def _seconds(self, timeout: float | None) -> float:
@@ -58,9 +58,8 @@ class ClusterOrders(FarNode):
         discard_mismatched: bool = False,
         **fields: Any,
     ) -> None:
-        """Change parameters at every known server and, after their next message, at all clients.
-
-        Takes the arguments of `Buffer.configure`; returns after the servers have the parameters.
+        """Change parameters at every known server and, after their next message, at all clients. Takes the arguments of
+        `Buffer.configure`; returns after the servers have the parameters.
 
         Args:
             discard_mismatched: Drop caches at the servers whose samples were made with other values, such as another
@@ -106,9 +105,8 @@ class ClusterOrders(FarNode):
             )
 
     def begin_run(self, name: str, timeout: float | None = None) -> None:
-        """Begin a run at every server, or continue a former run of this name; see `Server.begin_run`.
-
-        A new run starts at zero, a former run continues from its totals.
+        """Begin a run at every server, or continue a former run of this name; see `Server.begin_run`. A new run starts
+        at zero, a former run continues from its totals.
 
         Raises:
             MemoireTimeout: a server, named in the error, did not answer in time. Call again when it is back.
@@ -199,9 +197,8 @@ class ClusterOrders(FarNode):
         return {name: answer if isinstance(answer, MemoireError) else answer.body for name, answer in answers.items()}
 
     def snapshot(self, name: str, timeout: float | None = 600.0) -> dict[str, messages.Snapshot | MemoireError]:
-        """Write every server's content into its own state folder, as `snapshots/NAME.snapshot`, while it runs.
-
-        Returns each server's answer after its file is on disk, or an error if the file was not written.
+        """Write every server's content into its own state folder, as `snapshots/NAME.snapshot`, while it runs. Returns
+        each server's answer after its file is on disk, or an error if the file was not written.
 
         Args:
             name: Letters, digits, "_", "." and "-", at most 100. A file of this name is replaced.
@@ -255,7 +252,6 @@ class ClusterOrders(FarNode):
             _raise_error(name, answer)
 
     def _await_all(self, patience: float) -> None:
-        """Wait until every address has answered, also addresses on proxies' lists."""
         if not self._monitor.wait(lambda: not self._directory.unmet(), patience):
             where = ", ".join(sorted(self._directory.unmet()))
             advice = "No server answers there, so nothing was changed. Start the server, or remove its address."
@@ -283,10 +279,8 @@ class ClusterOrders(FarNode):
         deadline: float,
         run: int | None,
     ) -> dict[str, Answer]:
-        """Send one request to each of some servers, by their names, all at once; return their answers.
-
-        A server whose disk is full is asked again: it continues when there is room. At the deadline its refusal is its
-        answer.
+        """Send one request to each of some servers, by their names, all at once; return their answers. A server whose
+        disk is full is asked again: it continues when there is room. At the deadline its refusal is its answer.
 
         Args:
             bodies: Returns the requests; called in the thread, since the known servers may change until then.
@@ -347,7 +341,6 @@ def _plain_value(name: str, value: Any) -> Any:
 
 
 def _raise_error(server: str, answer: Answer) -> None:
-    """Raise the error of an order to a server; return if the server accepted."""
     if isinstance(answer, MemoireTimeout):
         advice = f"{answer.advice} The other servers have the change; call again when {server!r} is back."
         raise MemoireTimeout(f"answer of server {server!r}", answer.endpoint, answer.seconds, advice)
@@ -378,7 +371,6 @@ def _cluster_totals(
 
 
 def _snapshot_of(server: str, answer: messages.Body | MemoireError, timeout: float) -> messages.Snapshot | MemoireError:
-    """Return a server's answer to a snapshot order, or its error."""
     if isinstance(answer, MemoireError):
         return answer
     if not isinstance(answer, messages.Snapshot):

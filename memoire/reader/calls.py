@@ -77,7 +77,6 @@ class FarNode(Node):
             raise
 
     def _hello_of(self, role: str, table: str, name: str, **facts: Any) -> messages.Hello:
-        """Return the HELLO of this node. Called in the thread."""
         host = socket.gethostname()[:256]
         return messages.Hello(role=role, table=table, name=name, software=SOFTWARE, host=host, pid=self._pid, **facts)
 
@@ -87,10 +86,8 @@ class FarNode(Node):
         return self._monitor.is_closing
 
     def close(self, timeout: float | None = None) -> bool:
-        """End the thread and its sockets within `timeout` seconds; waiting calls raise `Closed`. May be called again.
-
-        Returns:
-            False if the thread did not end in time.
+        """End the thread and its sockets within `timeout` seconds; return False if that takes longer. Waiting calls
+        raise `Closed`. May be called again.
         """
         patience = seconds(timeout, self._limits.close_timeout)
         deadline = time.monotonic() + patience
@@ -137,7 +134,7 @@ class FarTransport:
         if terms.storage != self._storage:
             mine, kind = registry.named(self._storage), registry.find(terms.storage)
             use = kind.instead if kind is not None and kind.no_pushes else "memoire.connect"
-            expected = f"{mine.name!r} for {mine.instead}; table {terms.table!r} is for {use}"
+            expected = f"{mine.name!r} for {mine.instead}; for table {terms.table!r} use {use}"
             raise ParameterError("storage", terms.storage, expected)
         return terms.table, terms.schema
 
@@ -158,7 +155,7 @@ class FarTransport:
         return self._thread.where
 
     def trouble(self) -> str:
-        """Return why servers may not answer and what to do."""
+        """Return the reason why servers may not answer, and advice."""
         return self._thread.trouble(probe=False)
 
     def now(self) -> float:

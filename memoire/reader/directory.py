@@ -328,9 +328,8 @@ class ServerStock:
         return bytes(self._pages[-1]["client"][-1].tobytes()) if self._pages and len(self._pages[-1]) else b""
 
     def collect(self, rows: NDArray[np.void], after: bytes, *, is_whole: bool) -> NDArray[np.void] | None:
-        """Add a page of the server's table: [C] rows after those of client `after`.
-
-        Return the whole table if the page is the last one; None if a further page is needed.
+        """Add a page of the server's table: [C] rows after those of client `after`. Return the whole table if the page
+        is the last one; None if a further page is needed.
         """
         if after != self.after and after:
             self._pages.clear()  # the pages before it were dropped meanwhile
@@ -384,7 +383,7 @@ class FeedbackPiece:
 
 
 class FeedbackRouter:
-    """Divides feedback by server, and counts lost samples. Belongs to the reader's thread."""
+    """Router of feedback to the servers of its clients; counts lost samples. Belongs to the reader's thread."""
 
     def __init__(self) -> None:
         self.lost = 0

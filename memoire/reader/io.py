@@ -97,7 +97,7 @@ class ReaderThread:
         self.publisher, self.sides = Publisher(self), Sides(self)
         facts: dict[str, Any] = {"client": reader_id, "limits": limits, "rng": rng, "numbers": numbers, "keys": keys}
         self.channels: dict[Address, Channel] = {}
-        """Channel of each address."""
+        """Channels to the servers, by address."""
         try:
             for address in self.directory.addresses:
                 endpoint = address.endpoint
@@ -110,11 +110,11 @@ class ReaderThread:
 
     @property
     def where(self) -> str:
-        """The addresses, for errors."""
+        """Addresses of the reader, comma-separated, for errors."""
         return ", ".join(address.endpoint for address in self.channels)
 
     def trouble(self, *, probe: bool = True) -> str:
-        """Return why the first address may not answer and what to do. `probe` tries to connect, for at most 0.2 s."""
+        """Return why the first address may not answer, and advice. `probe` tries to connect, for at most 0.2 s."""
         return next(iter(self.channels.values())).link.explain(probe=probe)
 
     @property
@@ -180,7 +180,7 @@ class ReaderThread:
         if (terms := self.directory.terms) is not None:
             if not registry.offers(terms.storage, DrawsBatches):
                 names, kind = registry.names_of(DrawsBatches), registry.named(terms.storage)
-                expected = f"{' or '.join(map(repr, names))} for a batch; of table {terms.table!r} use {kind.instead}"
+                expected = f"{' or '.join(map(repr, names))} for a batch; for table {terms.table!r} use {kind.instead}"
                 raise ParameterError("storage", terms.storage, expected)
             check_batch(terms.parameters, batch_size)
         if self.prefetch.resize(batch_size):
@@ -353,7 +353,6 @@ class ReaderThread:
         self._begin(now)
 
     def _deliver(self) -> None:
-        """Put the complete batches into the queue."""
         for drawn in self.rounds.finished():
             with self.monitor.changed:
                 self.prefetch.put(drawn)
@@ -496,7 +495,7 @@ class Publisher:
         return orders[0].model.version
 
     def _give_up(self, orders: list[PublishOrder], topic: str) -> list[RemoteServer]:
-        """Return the servers without the model. The next model does not wait for those that sent no reply at all."""
+        """Return the servers without the model. The next model does not wait for servers without any reply."""
         with self._monitor.changed:
             missing = self._publishing.missing(orders[0]) if orders else []
         if missing:

@@ -66,7 +66,7 @@ class ReaderStats:
 
     # fmt: off
     reader: str
-    """Reader id in hex."""
+    """Id of the reader in hex."""
     name: str
     """Name given by a person or Kubernetes; "" if there is none."""
     servers: Annotated[tuple[str, ...], SERVERS("answering")]
@@ -93,7 +93,7 @@ class ReaderStats:
     freshness: Annotated[Freshness | None, within("reader_")]
     """Freshness of a recent batch; None before the first batch."""
     scalars: dict[str, float]
-    """Figures set by `scalars`."""
+    """Figures of the learner, set by `scalars`."""
     resends: Annotated[int, counter("reader_resends", "Resends", "Requests that were sent again.")]
     refused: Annotated[dict[str, int], REFUSED]
     feedback_given: Annotated[int, READER_FEEDBACK("given")]
@@ -185,7 +185,7 @@ class Reader(ClusterOrders):
         self.reader_id = secrets.token_bytes(16)
         self.name = process_name(name)  # shown to people; "" if there is none
         self.program: Callable[[], Any] | None = None
-        """Returns the state of the program around the reader; set by a worker or trainer of `memoire.rl`."""
+        """Function that returns the state of the surrounding program; set by a worker or trainer of `memoire.rl`."""
         self._asked_table, self._keys = table_name(table), Keys.of(keys, "learner")
         self._options: dict[str, Any] = {"seed": seed, "ahead": ahead, "partition": partition, "context": context}
         self._options |= {"name": self.name, "limits": limits, "keys": self._keys, "tune_process": tune_process}
@@ -358,7 +358,7 @@ class Reader(ClusterOrders):
             return batches_until_over(draw, self._is_over, what, timeout, where, lambda: advice)
         sizes = sizes_of(batch_size)
         mixer = Mixer(sizes, {name: self._of_table(name).get_batch for name in sizes})
-        lacking = lambda: f"Table {mixer.lacking!r} has too few. {advice}"  # noqa: E731
+        lacking = lambda: f"Table {mixer.lacking!r} has too few samples. {advice}"  # noqa: E731
         return batches_until_over(mixer.get, self._is_over, f"batch of {sizes}", timeout, where, lacking)
 
     def _of_table(self, name: str) -> Reader:
@@ -416,7 +416,7 @@ class Reader(ClusterOrders):
         return next((address.servers for address in self._directory.addresses if address.endpoint == url), ())
 
     def trouble_at(self, url: str) -> str:
-        """Return why an address of this reader may not answer and what to do, in a sentence or two; "" if it answers.
+        """Return why an address of this reader may not answer, and advice; "" if the address answers.
 
         Tries to connect, which takes 0.2 s at most.
         """
@@ -475,7 +475,6 @@ class Reader(ClusterOrders):
             return list(self._partners.values())
 
     def _hello(self) -> messages.Hello:
-        """Return the HELLO of this reader. Called in the reader's thread."""
         figures = self._delivered.figures(self._prefetch.samples + self._once.taken)
         table, facts = self._asked_table or self.table, {"codecs": codecs(), "scalars": self._scalars}
         return self._hello_of("reader", table, self.name, figures=figures, **facts)

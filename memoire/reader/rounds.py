@@ -184,7 +184,7 @@ class RateTracker:
         self._surplus = None
 
     def heard(self, server: str, epoch: int, standing: ServerRate | None, entries: int, clients: int) -> None:
-        """Record a server's report."""
+        """Record a server's report, and update the surplus of draws."""
         self._places[server] = entries, clients
         if standing is None:
             self._known.pop(server, None)
@@ -271,7 +271,6 @@ class _DrawRound:
     open: set[int] = field(default_factory=set)
     """Numbers of the unanswered draws."""
     parts: list[Buffer] = field(default_factory=list)
-    """Containers of samples received so far."""
 
 
 def checked_partition(partition: object) -> tuple[int, int]:
@@ -526,9 +525,8 @@ class Rounds:
         else:
             ask.stock.give_up_pages()
             if isinstance(answer, Refused) and answer.code in TOO_LARGE:
-                if (
-                    draw_round is None or draw_round.batch_size == self._prefetch.batch_size
-                ):  # else no call asks for so many
+                # The error is for the next call only if calls still request this size.
+                if draw_round is None or draw_round.batch_size == self._prefetch.batch_size:
                     self._prefetch.failed = answer
                 self._drawn -= ask.samples  # nothing was drawn
                 ask.stock.drawn -= ask.samples

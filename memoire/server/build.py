@@ -80,7 +80,6 @@ class ServerOptions:
         self._share_out()
 
     def _share_out(self) -> None:
-        """Reserve the bytes that the tables may hold, and divide them among the tables."""
         own = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
         byte_limit = self.table.get("byte_limit")  # of a single table: all bytes that the server holds
         if byte_limit is not None and self.limits.held_bytes not in (0, byte_limit):
@@ -144,11 +143,7 @@ def make_tables(options: ServerOptions) -> Tables:
 
 
 def reseed(options: ServerOptions, tables: Tables, lives: int) -> None:
-    """Reseed the tables of a server that has a seed, so that a restart draws other samples than former starts.
-
-    Args:
-        lives: Number of former starts.
-    """
+    """Reseed the tables of a server with a seed after `lives` former starts, so that each start draws differently."""
     for table in tables:
         seed = seed_of(_seed_of(options, table.name), lives)
         if lives and seed is not None and isinstance(table.pool, DrawsAtRandom):

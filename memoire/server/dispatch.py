@@ -65,7 +65,6 @@ REPLY_BYTES = 1024
 class _Row:
     asked_at: float
     replies: dict[int, Reply] = field(default_factory=dict)
-    """Replies by request number."""
 
 
 def _size(reply: Reply) -> int:
@@ -73,9 +72,8 @@ def _size(reply: Reply) -> int:
 
 
 class GivenReplies:
-    """Reply cache: the newest replies to requests that must not be granted twice, by client, type and table.
-
-    Not thread-safe: the caller holds one lock over `find` and `keep`.
+    """Reply cache: the newest replies to requests that must not be granted twice, by client, type and table. Not
+    thread-safe: the caller holds one lock over `find` and `keep`.
 
     Args:
         budget: Budget that the replies count in; None does not count them.
@@ -114,7 +112,9 @@ class GivenReplies:
         while len(self._rows) >= KEPT_ROWS and now >= next(iter(self._rows.values())).asked_at + IDLE_TIMEOUT:
             self.bytes -= sum(map(_size, self._rows.popitem(last=False)[1].replies.values()))
         if len(self._rows) >= MAX_ROWS:
-            text = f"{MAX_ROWS} clients' replies are kept here, the most. Ask again later: replies to a client that "
+            text = (
+                f"this server keeps replies to at most {MAX_ROWS} clients. Retry later: the replies to a client that "
+            )
             raise ProtocolError("busy", f"{text}sends no request for {IDLE_TIMEOUT:g} s are dropped")
         row = self._rows[key] = _Row(now)
         return row
@@ -132,7 +132,7 @@ _log = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """Server without its sockets: passes messages to the handlers. Callable from any thread.
+    """Dispatcher of a server's messages to their handlers, without sockets. Callable from any thread.
 
     Args:
         tables: The server's tables, each with its own schema, parameters and pool.
@@ -194,7 +194,7 @@ class Dispatcher:
         self.client_names, self.receivers = state.client_names, state.receivers
         self.pushes, self.replies = state.pushes, state.replies
         self.refused: Counter[str] = Counter()
-        """Refused messages, by code."""
+        """Number of refused messages, by code."""
         self._credits, self._owners = Credits(state), ClientOwners(state)
         self._intake, self._accounts = IntakeHandler(state), AccountsHandler(state)
         self.feedback, self._draws = FeedbackHandler(state), DrawsHandler(state, self._can_undo)
@@ -324,10 +324,8 @@ class Dispatcher:
             return reply
 
     def answer_with(self, body: type[messages.Body], answer: Callable[[MessageHeader, Any, Any], Reply]) -> None:
-        """Register a handler for a request type. Call this before the first request.
-
-        Args:
-            answer: Called without the lock; may raise ProtocolError.
+        """Register a handler for a request type, before the first request. `answer` is called without the lock; it may
+        raise ProtocolError.
         """
         self.unlocked[body] = lambda _, header, body, payload: answer(header, body, payload)
 
@@ -435,9 +433,8 @@ class Dispatcher:
             return self._clients.untold(within, self._clock())
 
     def pages(self, run: Run) -> Iterator[Rows]:
-        """Yield every account of a run in pages: the server's own accounts and the inherited ones.
-
-        If a client is counted meanwhile, its row may be older.
+        """Yield every account of a run in pages: the server's own accounts and the inherited ones. If a client is
+        counted meanwhile, its row may be older.
         """
         with Held(self._lock):
             live = run.live(self.home)
@@ -513,7 +510,7 @@ class Dispatcher:
             self._control.finish()
 
     def resume(self) -> None:
-        """Continue a finished run."""
+        """Continue the present run if it was finished."""
         with Held(self._lock):
             self._control.finish(False)
 

@@ -5,8 +5,7 @@ Archive       a timer's thread, and one for each order    PlainProxies  in their
 
 A plain proxy forwards whole messages between an address and the workers behind another address, without a copy. It
 holds at most one message for the workers. While the workers have no room it stops reading, so that ZeroMQ's high-water
-marks hold the senders back. Replies wait in `lanes` (send queues): a client without room does not delay replies to
-other clients.
+marks hold the senders back. Replies wait in `lanes`: a client without room does not delay replies to other clients.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class BoundAddresses:
         self._bound: list[str] = []
         self._warned = 0  # number of addresses in `_bound` that were checked for a warning
         self.endpoints = messages.Endpoints()
-        """Addresses that WELCOME advertises."""
+        """Bound addresses that WELCOME advertises to clients."""
 
     def bind(self, socket: Socket, endpoint: str) -> tuple[str, ConnectionWatcher | None]:
         """Bind a socket; return the address with its port, and the watcher of its connections."""
@@ -87,7 +86,7 @@ Change = Callable[[list[zmq.Frame]], Sequence[Any]]
 
 
 class _Direction:
-    """Forwarder of messages from one socket to another."""
+    """Forwarder of messages from one socket to another, which keeps one message that does not fit."""
 
     def __init__(self, source: Socket, sink: Socket, change: Change, lanes: SendQueues | None = None) -> None:
         self.source, self.sink, self.change, self._lanes = source, sink, change, lanes
@@ -191,7 +190,7 @@ class WorkerProxies:
 
     @property
     def running(self) -> int:
-        """Number of running proxies."""
+        """Number of proxies that run now."""
         return self._running
 
     def run_requests(self, front: str, back: str) -> None:

@@ -55,7 +55,7 @@ class Announcer:
         self._schedule = Notices(time.monotonic())
         self._pub: Socket | None = None
         self.wake: Callable[[], None] = lambda: None
-        """Wakes the requests' thread; set by that thread's owner."""
+        """Function that wakes the requests' thread; set by that thread's owner."""
 
     def open(self, pub: Socket, admits: Callable[[Socket, zmq.Frame], bool]) -> None:
         """Set the PUB socket; without a socket no notice is sent.
@@ -90,9 +90,8 @@ class Announcer:
             self._send([NEWS_FRAME, *encode(messages.News(epoch=dispatcher.epoch))])
 
     def _repeat(self, dispatcher: Dispatcher, pub: Socket, is_asked: bool) -> None:
-        """Send the newest models to new subscribers, which may have missed notices while they connected.
-
-        Every few seconds send the newest models to all subscribers.
+        """Send the newest models to new subscribers, which may have missed notices while they connected. Every few
+        seconds send the newest models to all subscribers.
         """
         now = time.monotonic()
         with dispatcher.lock:
@@ -111,7 +110,7 @@ class Announcer:
 
 
 class ReplySaver:
-    """Sends replies after the save of their data, and detects a lost disk.
+    """Sender of replies after the save of their data; also detects a lost disk.
 
     Args:
         store: The state folder; None if there is none, and then no reply waits.
@@ -124,7 +123,7 @@ class ReplySaver:
         """Error after which nothing can be saved or acknowledged any more; None if there was none."""
 
     def start(self) -> None:
-        """Start saving."""
+        """Start the store's thread, if there is a store."""
         if self._store is not None:
             self._store.start(self._dispatcher.collect, self._saved, self._lose, self._refuse)
             self._store.wake()
@@ -158,7 +157,7 @@ class ReplySaver:
                 ticket()
             except Exception:
                 self._worker.errors += 1
-                _log.exception("%s: something that waited for the disk failed", self._dispatcher.name)
+                _log.exception("%s: an action after a save failed", self._dispatcher.name)
 
     def close(self, timeout: float) -> None:
         """Save the remaining changes and release the folder."""

@@ -122,8 +122,8 @@ class Snapshot:
 
 
 _WITHOUT: Final = (
-    "discard_mismatched=True (--discard-mismatched) starts with what is whole and fits; then the next snapshot takes "
-    "the file's place."
+    "To start with the undamaged content that fits, use discard_mismatched=True (--discard-mismatched); the next "
+    "snapshot then replaces the file."
 )
 NOTE_TIMEOUT: Final = 5.0
 """Maximum seconds that a start waits for the save of its note about the restored file."""
@@ -131,7 +131,7 @@ _RESTORED: Final = "restored"  # setting with the ids of files restored with onc
 
 
 class Archive:
-    """Snapshots of one server: takes and restores them. Thread-safe.
+    """Archive of one server: takes and restores snapshots of its tables. Thread-safe.
 
     Args:
         store: The server's state folder; None allows no orders and no timer.
@@ -159,7 +159,7 @@ class Archive:
         self._orders = SnapshotOrders()
         self._timer: threading.Thread | None = None
         self.taken = 0
-        """Number of completed snapshots."""
+        """Number of snapshots completed since the start."""
         self.trouble = ""
         """Reason why the timer's last snapshot failed; "" if it succeeded."""
         self.missing: list[str] = []
@@ -170,9 +170,8 @@ class Archive:
     # ---------------------------------------------------------------------------------------------------- taking
 
     def take(self, path: Path, deadline: float | None = None) -> Snapshot:
-        """Write the tables' content to a file while the server runs.
-
-        With a deadline, write as much as the time allows, even if the server is closing.
+        """Write the tables' content to a file while the server runs. With a deadline, write as much as the time allows,
+        even if the server is closing.
 
         Raises:
             OSError: the file cannot be written; a former file of this name is unchanged.

@@ -51,7 +51,6 @@ _log = logging.getLogger(__name__)
 
 class Server(Queries, Node):
     """Server of a replay memory: holds the newest caches or episodes of all clients, draws batches, publishes models.
-
     It also counts clients' totals and stores their log lines.
 
     Example:
@@ -153,7 +152,7 @@ class Server(Queries, Node):
 
     @property
     def push_endpoint(self) -> str:
-        """Bound address for caches."""
+        """Bound address for caches and episodes."""
         return self._io.addresses.endpoints.push
 
     @property
@@ -267,7 +266,6 @@ class Server(Queries, Node):
     @checked_names()
     def update_priorities(self, ids: Any, td_errors: Any) -> PriorityUpdate:
         """Set priorities of entries of this server, and send TD errors of other entries to the clients that own them.
-
         Returns at once. `ids` are sample ids [B], `td_errors` finite numbers [B]; see `TableHandle.update_priorities`.
         """
         self._check_open()
@@ -307,9 +305,8 @@ class Server(Queries, Node):
         discard_mismatched: bool = False,
         **fields: Any,
     ) -> Parameters:
-        """Change the first table's parameters at the server and at every client, after its next message.
-
-        Takes the arguments of `Buffer.configure`, and `discard_mismatched`: see `TableHandle.configure`. Data stays.
+        """Change the first table's parameters at the server and at every client, after its next message. Takes the
+        arguments of `Buffer.configure`, and `discard_mismatched`: see `TableHandle.configure`. Data stays.
 
         Raises:
             ParameterError: a value is out of its range, or held caches were made with another; nothing was changed.

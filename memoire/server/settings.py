@@ -71,9 +71,9 @@ class Endpoints:
     """Address for requests; None opens no address, and the caller adds workers later."""
     _: KW_ONLY
     push: str | None = None
-    """Address for caches."""
+    """Address for pushed caches and episodes."""
     publish: str | None = None
-    """Address for notices."""
+    """Address for notices of models."""
 
     @classmethod
     def of(cls, endpoints: str | Self | None) -> Self:
@@ -90,6 +90,6 @@ class Process:
     context: Any = None
     """ZeroMQ context; None is the one for the process. Addresses inproc:// need the same one on both sides."""
     clock: Callable[[], float] = wall_clock
-    """Returns seconds since 1970."""
+    """Clock that returns seconds since 1970."""
     tune: bool = True
     """Tune this process for nodes at the first node that allows it: see docs/operations.md."""

@@ -215,9 +215,8 @@ class ClientNames:
 
 
 class ServerState:
-    """State that the message handlers of a server read and change; handlers of a kind of table get it as a `Desk`.
-
-    The dispatcher's lock guards it, except for pools and limiters, which have their own locks.
+    """State that the message handlers of a server read and change; handlers of a kind of table get it as a `Desk`. The
+    dispatcher's lock guards it, except for pools and limiters, which have their own locks.
 
     Args:
         tables: The server's tables. Each has its own schema, parameters and pool.
@@ -324,7 +323,6 @@ class ServerState:
             table.pool.saw_model(table.parameters.newest_model(versions))
 
     def _forget(self, client: bytes) -> None:
-        """Drop the state of a client that left the ledger of a run."""
         if client not in self.ledger:
             self.informed.discard(client)
             for table in self.tables:
@@ -354,9 +352,8 @@ class Credits:
         self._limit = self._limit if credit is None else credit
 
     def of(self, table: OpenTable, now: float) -> int:
-        """Return the bytes that each client of a table may have in flight.
-
-        That is the least of its limit, its share of the table's byte limit, and its share of all bytes in flight.
+        """Return the bytes that each client of a table may have in flight. That is the least of its limit, its share of
+        the table's byte limit, and its share of all bytes in flight.
         """
         sharers = self._sharers(now)
         together = self._state.limits.on_way_bytes // max(1, sum(sharers.values()))

@@ -113,7 +113,7 @@ class ClientStats:
     """One client at one moment, as a server counts it. Times are seconds since 1970."""
 
     client: str
-    """Client id in hex."""
+    """Id of the client in hex."""
     name: str
     """Name given by a person or Kubernetes; "" if there is none."""
     table: str
@@ -130,7 +130,7 @@ class ClientStats:
     received_bytes: int
     accepted_caches: int
     rejected: dict[str, int]
-    """Rejected caches by code."""
+    """Number of rejected caches, by code."""
     lost_caches: int
     lost_bytes: int
     in_flight_caches: int
@@ -200,7 +200,7 @@ class TableStats:
         docs="rate.md", adds="last"), gauge("table_samples_per_insert_target", "Samples per insert, wanted",
         "Samples that should be drawn from a table for each step: samples_per_insert.", of="cluster")]
     rate: RateStats
-    """State of the table's rate limiter: samples beside inserts, and who waits."""
+    """State of the table's rate limiter: ratio of samples to inserts, and counts of waiting clients and draws."""
     freshness: Freshness | None
     """Freshness of a recent batch drawn in this process; None before the first batch."""
     own: Any = None
@@ -239,7 +239,7 @@ class ServerStats:
     tables: Annotated[dict[str, TableStats], by("table")]
     """Figures of each table, by name; several fields of the server are sums over its tables."""
     guests: int
-    """Clients that said HELLO and have not reported counts; `totals.clients` does not include guests."""
+    """Clients that sent HELLO and have not reported counts; `totals.clients` does not include guests."""
     probes: int
     """Round trips of `memoire doctor --roundtrip` since the server started; no other figure counts these."""
     accounts_in_memory: Annotated[int, ACCOUNTS("memory")]
@@ -342,11 +342,7 @@ def client_stats(dispatcher: Dispatcher, account: Account) -> ClientStats:
 def table_stats(
     dispatcher: Dispatcher, table: OpenTable, batches: int, missed: int, waited: float, freshness: Freshness | None
 ) -> TableStats:
-    """Return the figures of one table.
-
-    Args:
-        batches, missed, waited: Batches, failed draws and waited seconds of this process.
-    """
+    """Return the figures of one table, with the batches, missed draws and waited seconds of this process."""
     pool = table.pool.stats()
     with dispatcher.lock:
         ledger, version = dispatcher.ledger, table.parameters_version
@@ -451,9 +447,8 @@ KNOWN_RUNS = 20
 
 
 class Queries:
-    """Queries of the runs of one server: totals, accounts, episodes, log lines. Thread-safe.
-
-    Each method with `run` raises ParameterError if the server does not know the run.
+    """Queries of the runs of one server: totals, accounts, episodes, log lines. Thread-safe. Each method with `run`
+    raises ParameterError if the server does not know the run.
     """
 
     _dispatcher: Dispatcher
@@ -475,7 +470,6 @@ class Queries:
 
     def totals(self, run: str | None = None) -> Totals:
         """Return sums over all clients of a run, with the counts of drained servers; None is the present run.
-
         `Reader.totals` includes the cluster's other servers.
         """
         with self._dispatcher.lock:
@@ -486,7 +480,6 @@ class Queries:
 
     def accounts(self, run: str | None = None) -> ServerAccounts:
         """Return a run's accounts, client by client, with the accounts of drained servers, for `accounting.merge`.
-
         Cost: about 250 bytes for each client of the run.
         """
         with self._dispatcher.lock:
@@ -529,9 +522,8 @@ class Queries:
             )
 
     def clients(self, after: str = "", most: int | None = None) -> list[ClientStats]:
-        """Return at most `most` clients heard recently whose id in hex is above `after`, ordered by id.
-
-        Guests, which have reported nothing yet, are included. `accounts` has all clients that were ever counted.
+        """Return at most `most` clients heard recently whose id in hex is above `after`, ordered by id. Guests, which
+        have reported nothing yet, are included. `accounts` has all clients that were ever counted.
         """
         with self._dispatcher.lock:
             known = [*self._dispatcher.ledger, *self._dispatcher.ledger.guests]
@@ -541,9 +533,8 @@ class Queries:
             return [client_stats(self._dispatcher, account) for account in accounts]
 
     def client_name(self, client: bytes) -> str:
-        """Return the name that a person or Kubernetes gave to a client (16 bytes of id); "" if there is none.
-
-        The server remembers names of ended clients until it stops.
+        """Return the name that a person or Kubernetes gave to a client (16 bytes of id); "" if there is none. The
+        server remembers names of ended clients until it stops.
         """
         with self._dispatcher.lock:
             return self._dispatcher.client_names.of(client)
@@ -554,9 +545,8 @@ class Queries:
             return [(client.hex(), ended) for client, ended in list(self._dispatcher.ledger.ended)[-most:]]
 
     def episodes_after(self, after: int, most: int = 1000) -> tuple[str, int, list[tuple[str, messages.Ended]]]:
-        """Return kept closed episodes with a number above `after`, oldest first.
-
-        Numbers restart with each run and with each start of the server (`stats().epoch`).
+        """Return kept closed episodes with a number above `after`, oldest first. Numbers restart with each run and with
+        each start of the server (`stats().epoch`).
 
         Returns:
             Name of the run, number of the first episode, and each episode with its client's id in hex.
@@ -588,9 +578,8 @@ class Queries:
         most: int = 100,
         newest_first: bool = False,
     ) -> list[LogEntry]:
-        """Return log lines of a run that fulfil all conditions, from the state folder or else from memory.
-
-        Memory holds only the newest lines.
+        """Return log lines of a run that fulfil all conditions, from the state folder or else from memory. Memory holds
+        only the newest lines.
 
         Args:
             text, client, label, since, until, after, before: See `LineFilter`. To read the next page, pass the last

@@ -68,7 +68,7 @@ class TableHandle(StrictAttributes):
 
     @property
     def name(self) -> str:
-        """Name of the table."""
+        """Name of the table at the server."""
         return self._table.name
 
     @property
@@ -179,7 +179,7 @@ class TableHandle(StrictAttributes):
         return taken
 
     def _counted(self, draw: Callable[[], T]) -> T:
-        """Return what `draw` returns; count the batch or the failure, and the seconds waited."""
+        """Call `draw` and return its result; count the batch or the failure, and the seconds waited."""
         self._check_open()
         began, batches, missed = time.monotonic(), 0, 0
         try:
@@ -200,9 +200,8 @@ class TableHandle(StrictAttributes):
         return drawn
 
     def _in_band(self, size: int, timeout: float, draw: Callable[[float], T]) -> T:
-        """Return what `draw` returns of at least `size` samples, called with the seconds that are left to wait.
-
-        Draw as soon as there are enough samples and the rate limiter admits the draw.
+        """Call `draw` with the remaining seconds to wait for at least `size` samples, and return its result. Draw as
+        soon as there are enough samples and the rate limiter admits the draw.
         """
         limiter = self._table.limiter
         if not limiter.is_active:
@@ -220,8 +219,7 @@ class TableHandle(StrictAttributes):
             raise
 
     def _in_stretches(self, draw: Callable[[float], T], size: int, timeout: float, deadline: float) -> T:
-        """Return what `draw` returns; call it in short intervals until it has `size` samples or the deadline passes.
-
+        """Call `draw` in short intervals until it gets `size` samples or the deadline passes; return its result.
         Between the intervals, report the waiting learner to the rate limiter, so that actors may record again.
         """
         limiter, waiter = self._table.limiter, object()
@@ -260,7 +258,6 @@ class TableHandle(StrictAttributes):
     @checked_names()
     def update_priorities(self, ids: Any, td_errors: Any) -> PriorityUpdate:
         """Set priorities of entries of this server, and send TD errors of other entries to the clients that own them.
-
         Returns at once. The owners apply the TD errors after their next message and report the result: see `stats`.
 
         Args:
@@ -279,9 +276,8 @@ class TableHandle(StrictAttributes):
         discard_mismatched: bool = False,
         **fields: Any,
     ) -> Parameters:
-        """Change this table's parameters at the server and, after their next message, at its clients; data stays.
-
-        Takes the arguments of `Buffer.configure`.
+        """Change this table's parameters at the server and, after their next message, at its clients; data stays. Takes
+        the arguments of `Buffer.configure`.
 
         Args:
             discard_mismatched: Drop held caches whose samples were made with other values, such as another discount.
@@ -315,9 +311,8 @@ class TableHandle(StrictAttributes):
         return self._table.offered(HasCalls).calls(transport, **options)
 
     def distribution(self) -> Distribution:
-        """Return how weights and ages of held samples are distributed.
-
-        Reads some tens of thousands of samples, which takes milliseconds; changes nothing.
+        """Return how weights and ages of held samples are distributed. Reads some tens of thousands of samples, which
+        takes milliseconds; changes nothing.
         """
         return self._table.pool.distribution()
 
@@ -366,7 +361,7 @@ def mixed_batches(
     mixer = Mixer(sizes, {name: table(name).get_batch for name in sizes})
 
     def advice() -> str:
-        return f"Table {mixer.lacking!r} has too few. {ADVICE}"
+        return f"Table {mixer.lacking!r} has too few samples. {ADVICE}"
 
     def drawn(is_over: Callable[[], bool]) -> Iterator[MixedBatch]:
         return batches_until_over(mixer.get, is_over, f"batch of {sizes}", timeout, where, advice)

@@ -418,7 +418,7 @@ def test_no_number_of_readers_makes_a_reply_go_that_may_still_be_asked_for():
     for number in range(MAX_ROWS):
         give(given, 1, client=client_of(number))
     for _ in range(2):
-        with pytest.raises(ProtocolError, match="1024 clients' replies are kept here") as caught:
+        with pytest.raises(ProtocolError, match="this server keeps replies to at most 1024 clients") as caught:
             find(given, 1, client=client_of(MAX_ROWS))
         assert caught.value.code == "busy"
     assert all(find(given, 1, client=client_of(number)) == reply(1) for number in range(MAX_ROWS))

@@ -58,8 +58,8 @@ CROWD = 1 << 16
 
 
 class AccountsHandler:
-    """Sends accounts, and keeps accounts of other servers. Moves accounts of clients that have left, and former runs
-    without requests, out of memory. Warns if too many new clients come.
+    """Handler of accounts: sends them in pages, keeps those of other servers, and moves accounts of clients that have
+    left, and former runs without requests, out of memory. Warns if too many new clients come.
 
     Args:
         max_runs: Maximum names of runs in one reply.
@@ -153,9 +153,7 @@ class AccountsHandler:
 
     def fold(self, now: float, feedback: FeedbackHandler) -> None:
         """Move accounts of gone or long silent clients out of memory, after a durable server has saved them. Move
-        former runs without requests out of memory, too.
-
-        Cost: one check of each account in memory.
+        former runs without requests out of memory, too. Cost: one check of each account in memory.
         """
         committer, runs = self._state.committer, self._state.runs
         for run in runs:
@@ -210,8 +208,7 @@ def _newest(names: list[str], size: int) -> list[str]:
 FEEDBACK_SAMPLES = 1 << 19
 """Maximum TD errors that wait for one client; beyond that the oldest are counted as lost."""
 MERGED_SAMPLES = 1 << 15
-"""Unmerged TD errors that make a merge due, if they are also half of the unsent ones. A reply carries about as many.
-"""
+"""Minimum unmerged TD errors for a merge, if they are also half of all unsent TD errors. A reply carries as many."""
 MOST_UNMERGED = FEEDBACK_SAMPLES // 4
 """Unmerged TD errors that make a merge due in any case."""
 ERROR = np.dtype([("number", np.int64), ("error", np.float32), ("given", np.float64)])
@@ -318,7 +315,7 @@ class Fetched(NamedTuple):
     """Piece of TD errors that is sent to a client."""
 
     number: int
-    """Number of the piece."""
+    """Number of the piece, ascending over all clients."""
     payload: Any
     """Container with the piece's TD errors."""
     age: float
@@ -349,7 +346,7 @@ def by_client(ids: NDArray[Any], td_errors: Any) -> list[tuple[bytes, NDArray[np
 
 
 class FeedbackHandler:
-    """Applies TD errors to entries of this server, or keeps them for the clients that own the entries."""
+    """Handler of TD errors: applies them to entries of this server, or keeps them for the owners of other entries."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -371,9 +368,8 @@ class FeedbackHandler:
         return self._delays.now()["delay"]
 
     def read(self, header: MessageHeader, payload: Any) -> list[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]:
-        """Return TD errors of a FEEDBACK message by client: its id, numbers of entries [N], TD errors [N].
-
-        Needs no lock. Raises ProtocolError.
+        """Return TD errors of a FEEDBACK message by client: its id, numbers of entries [N], TD errors [N]. Needs no
+        lock. Raises ProtocolError.
         """
         table = self._state.tables.numbered(header.table)
         with self._state.requests.taken(READ_COPIES * containers.unpacked_bytes(payload)):
@@ -390,9 +386,8 @@ class FeedbackHandler:
         return Reply(messages.Taken(samples=samples, lost=update.lost, parameters_version=table.parameters_version))
 
     def apply(self, pieces: Pieces, now: float) -> PriorityUpdate:
-        """Set priorities of entries of this server, and queue TD errors of other entries for their owners.
-
-        An owner fetches its TD errors with its next UPDATE. The caller then runs `merges`.
+        """Set priorities of entries of this server, and queue TD errors of other entries for their owners. An owner
+        fetches its TD errors with its next UPDATE. The caller then runs `merges`.
         """
         pieces = list(pieces)
         known = [len(numbers) for client, numbers, _ in pieces if client in self._waiting]
@@ -461,14 +456,12 @@ class FeedbackHandler:
         return True
 
     def _recount(self, waiting: _Waiting, size: int | None = None) -> None:
-        """Update the holder's bytes for a client whose waiting TD errors have changed."""
         size = waiting.bytes if size is None else size
         self._state.td_errors.add(size - waiting.counted, setting(waiting, counted=size))
 
     # Bounds of the waiting TD errors
 
     def _drop_overflow(self, account: Account, waiting: _Waiting) -> None:
-        """Count the oldest TD errors beyond `FEEDBACK_SAMPLES` as lost."""
         overflow = waiting.unsent - FEEDBACK_SAMPLES
         if overflow > 0:
             _, cut = waiting.cutting(overflow)

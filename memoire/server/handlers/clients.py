@@ -1,4 +1,4 @@
-"""Clients handler: registers clients at HELLO, and counts what they report by UPDATE. Pure.
+"""Clients handler: registers clients at HELLO, and counts their reports by UPDATE. Pure.
 
 Intake handler: checks, holds and counts caches and episodes that clients push. Pure.
 
@@ -41,7 +41,7 @@ PLACE_TIMEOUT = 10.0
 
 
 class ClientsHandler:
-    """Registers clients and counts what they report.
+    """Handler of HELLO and UPDATE: registers clients and counts their reports.
 
     Args:
         endpoints: Returns the addresses for clients; called at each HELLO, since workers may be added.
@@ -151,7 +151,7 @@ class ClientsHandler:
     # UPDATE
 
     def update(self, now: float, header: MessageHeader, body: messages.Update, _: Any) -> Reply:
-        """Count what a client reports for the run in its header; return the reply with the counts."""
+        """Count a client's report for the run in its header; return the reply with the counts."""
         state = self._state
         table, run = state.tables.numbered(header.table), state.runs.find(header.run)
         if run is None:
@@ -174,7 +174,6 @@ class ClientsHandler:
 
     def _dismiss_guest(self, table: OpenTable, account: Account) -> None:
         """Forget a guest of a draining server: this reply sends the guest to another server, and it has no counts here.
-
         A drain does not wait for the guest.
         """
         ledger = self._state.ledger_of(table.number)
@@ -273,7 +272,7 @@ class ClientsHandler:
 
 
 class IntakeHandler:
-    """Takes pushed caches and episodes in three steps; the first step takes longest and needs no lock.
+    """Handler of pushed caches and episodes, in three steps; the first step takes longest and needs no lock.
 
     check ──▶ accept            ProtocolError from either of them ──▶ reject
     """
@@ -344,7 +343,7 @@ class IntakeHandler:
 
 
 class DrawsHandler:
-    """Answers readers' requests for sums and samples.
+    """Handler of readers' requests for sums and samples.
 
     Args:
         can_undo: Returns True if a reader (by its id) can undo a compression. Takes the lock itself.
@@ -434,7 +433,6 @@ class DrawsHandler:
 
 
 def _reserve(pool: DrawsBatches, reader: bytes, body: messages.Sums | messages.Draw) -> NDArray[np.void]:
-    """Reserve the samples that a reader requests: see `Pool.reserve`."""
     return pool.reserve(reader, body.reserve, body.elsewhere, (body.part, body.of), body.wanted)
 
 

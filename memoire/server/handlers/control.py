@@ -109,7 +109,6 @@ class Uploads:
             raise ProtocolError("busy", text)
 
     def _drop_expired(self, now: float) -> None:
-        """Drop expired uploads."""
         while self._by_topic and now >= next(iter(self._by_topic.values()))[1] + UPLOAD_TIMEOUT:
             self.drop(*next(iter(self._by_topic)))
 
@@ -143,7 +142,7 @@ def made(topic: str, content: bytes | bytearray | memoryview | str, limits: Limi
 
 
 class ModelsHandler:
-    """Publishes models of learners, in this process and remote, and sends them to clients.
+    """Handler of models: publishes those of local and remote learners, and sends them to clients.
 
     Args:
         on_model: Called with each new model, after its save.
@@ -198,7 +197,7 @@ class ModelsHandler:
         self._state.report_models()
 
     def collected(self) -> None:
-        """Begin a new list of unsaved models: the present ones belong to the group being saved."""
+        """Begin a new list of unsaved models: the models in the list now belong to the group being saved."""
         self._unsaved = []
 
     def begin_run(self) -> None:
@@ -240,7 +239,7 @@ def _published(body: messages.Publish, version: int) -> Reply:
 
 
 class ControlHandler:
-    """Changes parameters, runs and draining for all clients.
+    """Handler of CONTROL: changes parameters, runs and draining for all clients.
 
     Args:
         on_news: Called after the save if clients should send UPDATE soon.
@@ -252,9 +251,8 @@ class ControlHandler:
         self._state, self._models, self._feedback, self._on_news = state, models, feedback, on_news
 
     def control(self, now: float, header: MessageHeader, body: messages.Control, _: Any) -> Reply:
-        """Apply a CONTROL message of a learner or operator: parameters, run, finish and drain, in this order.
-
-        If one of these fails, those before it have taken effect.
+        """Apply a CONTROL message of a learner or operator: parameters, run, finish and drain, in this order. If one of
+        these fails, those before it have taken effect.
         """
         table = self._state.tables.numbered(header.table)
         try:
@@ -293,7 +291,7 @@ class ControlHandler:
         self._state.committer.after(self._on_news)
 
     def begin_run(self, name: str, now: float) -> None:
-        """Begin a run, or resume a former one. Totals and log of the run before stay readable; its caches are dropped.
+        """Begin a run, or continue a former run of this name. The present run's caches are dropped, its totals stay.
 
         Raises:
             ParameterError: the name is invalid.
