@@ -89,7 +89,7 @@ def _first_line(error: Exception) -> str:
     return escape(f"the function of this inference node failed: {text}")[:_MAX_TEXT]
 
 
-def flat_columns(schema: RowSchema, values: Mapping[str, Any]) -> dict[str, Any]:
+def flat_columns(schema: RowSchema, tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return columns by their full names from a mapping that may nest them; lengths beside ragged columns stay.
 
     Raises:
@@ -97,22 +97,18 @@ def flat_columns(schema: RowSchema, values: Mapping[str, Any]) -> dict[str, Any]
         ProtocolError: a column is missing (code "value").
     """
     names = schema.names
-    if not schema.ragged and len(values) == len(names) and all(name in values for name in names):
-        return {name: values[name] for name in names}
+    if not schema.ragged and len(tree) == len(names) and all(name in tree for name in names):
+        return {name: tree[name] for name in names}
     columns: dict[str, Any] = {}
     for root in schema.roots:
         leaves = schema.leaves(root)
-        if root in values:
-            columns |= dict(zip(leaves, schema.flatten(root, values[root]), strict=True))
-        elif all(name in values for name in leaves):
-            columns |= {name: values[name] for name in leaves}
+        if root in tree:
+            columns |= dict(zip(leaves, schema.flatten(root, tree[root]), strict=True))
+        elif all(name in tree for name in leaves):
+            columns |= {name: tree[name] for name in leaves}
         else:
-            raise ProtocolError(
-                "value", f"column {root!r} is missing; got {', '.join(map(str, values)) or 'no columns'}"
-            )
-    return columns | {
-        f"{name}_length": values[f"{name}_length"] for name in schema.ragged if f"{name}_length" in values
-    }
+            raise ProtocolError("value", f"column {root!r} is missing; got {', '.join(map(str, tree)) or 'no columns'}")
+    return columns | {f"{name}_length": tree[f"{name}_length"] for name in schema.ragged if f"{name}_length" in tree}
 
 
 def unpadded(schema: RowSchema, columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,9 +116,7 @@ def unpadded(schema: RowSchema, columns: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: columns[name] for name in schema.names}
     for name in schema.ragged:
         if (lengths := columns.get(f"{name}_length")) is not None:
-            values[name] = [
-                np.asarray(value)[: int(length)] for value, length in zip(values[name], lengths, strict=True)
-            ]
+            values[name] = [np.asarray(row)[: int(length)] for row, length in zip(values[name], lengths, strict=True)]
     return values
 
 

@@ -186,17 +186,13 @@ class Directory:
         self._add(address, now)
         return terms, run, self._drop_unlisted(now)
 
-    def _terms_of(self, welcome: messages.Welcome) -> TableTerms:
-        if self.terms is not None and welcome.schema == self.terms.schema.to_json():
+    def _terms_of(self, body: messages.Welcome) -> TableTerms:
+        if self.terms is not None and body.schema == self.terms.schema.to_json():
             schema = self.terms.schema  # the usual case
         else:
-            schema = registry.named(welcome.storage).schema_class().from_json(welcome.schema)
+            schema = registry.named(body.storage).schema_class().from_json(body.schema)
         terms = TableTerms(
-            schema,
-            Parameters.from_wire(welcome.parameters),
-            welcome.parameters_version,
-            welcome.table_name,
-            welcome.storage,
+            schema, Parameters.from_wire(body.parameters), body.parameters_version, body.table_name, body.storage
         )
         if self.terms is not None and schema != self.terms.schema:
             raise SchemaMismatch(self._reader, "schema", str(schema), f"batches of {self.terms.schema}")
