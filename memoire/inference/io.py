@@ -234,7 +234,7 @@ class InferenceThread:
         self.worker.post(lambda: self._swap(Weights(value, version, True)))
 
     def load(self, model: Model) -> None:
-        """Load weights of a model in their thread, and use them."""
+        """Load the weights of a model in the loader's thread, and use them."""
         self.loader.run(lambda: self._load_model(model))
 
     def _load_model(self, model: Model) -> None:

@@ -96,7 +96,7 @@ RETURN_INTERVAL = 0.05
 TURN_INTERVAL = 0.1
 """Seconds after the newest turn for which callers may wait for their answer without a turn."""
 LOOK_INTERVAL = 0.01
-"""Maximum seconds of such a wait before the caller takes turns: most answers have come by then."""
+"""Maximum seconds that a caller waits for its answer before it takes turns: most answers have come by then."""
 
 
 def _never(deadline: float) -> bool:

@@ -197,7 +197,7 @@ class ClusterOrders(FarNode):
         return {name: answer if isinstance(answer, MemoireError) else answer.body for name, answer in answers.items()}
 
     def snapshot(self, name: str, timeout: float | None = 600.0) -> dict[str, messages.Snapshot | MemoireError]:
-        """Write every server's content into its own state folder, as `snapshots/NAME.snapshot`, while it runs. Returns
+        """Order a snapshot at every server, which writes `snapshots/NAME.snapshot` into its state folder. Returns
         each server's answer after its file is on disk, or an error if the file was not written.
 
         Args:

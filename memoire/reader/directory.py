@@ -159,7 +159,7 @@ class Directory:
         return addresses
 
     def ask_soon(self) -> None:
-        """Send a HELLO to every address at once, since the state may have changed."""
+        """Make a HELLO to every address due now, since the state may have changed."""
         for address in self.addresses:
             address.hello.hurry()
 

@@ -514,7 +514,7 @@ class Publisher:
     # In the thread
 
     def met(self, server: RemoteServer, *, has_restarted: bool) -> None:
-        """Send a server that answers the models that it lacks."""
+        """Send the models that a server lacks, after an answer of the server."""
         with self._monitor.changed:
             sends = self._publishing.met(server, has_restarted)
         self._send(sends)

@@ -200,7 +200,7 @@ class Publishing:
     # Calls of `publish` while it waits; under the lock
 
     def is_taken(self, order: PublishOrder, now: float) -> bool:
-        """Return True if all servers that answer have accepted the model; a dead host does not unregister."""
+        """Return True if all servers have accepted the model; silent ones are awaited for `LEFT_OUT_TIMEOUT`."""
         if not order.there:  # no server was known: the first one counts
             return any(self._has(server, order) for server in self._directory.known)
         missing = self.missing(order)

@@ -315,7 +315,7 @@ class Rounds:
         self.short = 0
         """Number of requested samples that a server no longer had."""
         self.refused: Counter[str] = Counter()
-        """Rounds that lost a server's samples because of its reply, by code."""
+        """Number of servers' replies whose samples could not be used, by code."""
         self._directory, self._prefetch, self._partition = directory, prefetch, partition
         self._limits, self._numbers, self._rng = limits, numbers, rng
         self._annealing, self._choice = Annealing(), CompressionChoice()

@@ -205,7 +205,7 @@ class RequestThread:
         self.timings = Timings(kind.name for kind in types.TYPES.values())
         """Durations of requests in seconds, by type."""
         self.is_drained = threading.Event()
-        """Set after the thread has stopped reading requests."""
+        """Event that is set after the thread has stopped reading requests."""
         self._sockets: set[Socket] = set()
         self._fold_at = time.monotonic() + FOLD_INTERVAL
 

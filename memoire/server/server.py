@@ -396,7 +396,7 @@ class Server(Queries, Node):
 
     @property
     def total_caches(self) -> int:
-        """Caches that this server accepted; a batch's caches are counted before the batch is drawn."""
+        """Caches that this server accepted, including the caches of all batches drawn so far."""
         with self._dispatcher.lock:
             return self._dispatcher.ledger.accepted_caches
 

@@ -46,7 +46,7 @@ from memoire.wire.messages import Hello
 from memoire.wire.receivers import Page, Receivers
 
 MAX_LEARNERS = 64
-"""Maximum learners in memory. Beyond, the one silent longest is not shown until its next HELLO, and its replies are
+"""Maximum learners in memory. Beyond, the learner silent longest is not shown until its next HELLO, and its replies are
 not compressed.
 """
 SILENCE_TIMEOUT = 60.0

@@ -57,7 +57,7 @@ NEWEST = 100
 
 @dataclass(frozen=True, slots=True)
 class RecentEpisodes:
-    """The newest closed episodes: at most `NEWEST`."""
+    """Summary of the newest closed episodes, at most `NEWEST`."""
 
     # fmt: off
     count: Annotated[int, adding("sum")] = 0

@@ -52,7 +52,7 @@ MAX_ACCOUNT_READINGS = 4
 reading show the accounts as they are then, each account once, since pages follow the keys.
 """
 FEW_LEFT = 0.25
-"""Fraction of the burst of new clients; below it the server warns and is not ready."""
+"""Fraction of the allowed new clients below which the server warns and is not ready."""
 CROWD = 1 << 16
 """Accounts in memory above which silent clients' accounts leave memory sooner."""
 

@@ -313,7 +313,7 @@ class ControlHandler:
         self.announce()
 
     def finish(self, is_finished: bool = True) -> None:
-        """Set if the run is finished; clients read this in their next reply. False continues a finished run."""
+        """Finish the present run, or continue it if False; clients read this in their next reply."""
         run = self._state.run
         if run.finished != is_finished:
             run.finished = is_finished
