@@ -139,12 +139,12 @@ class ClusterOrders(FarNode):
         # Servers learn of a new run one after another: use the run that most of them count.
         names = Counter(answer.run for answer in accounts.values())
         chosen = max(names, key=lambda name: names[name])
-        mine = [answer for answer in accounts.values() if answer.run == chosen]
+        matching = [answer for answer in accounts.values() if answer.run == chosen]
         if len(names) > 1:  # the other servers may have counted it before
             others = [name for name, answer in accounts.items() if answer.run != chosen]
-            mine += _accounts_of(self.accounts(chosen, deadline - self._monitor.now(), others)).values()
+            matching += _accounts_of(self.accounts(chosen, deadline - self._monitor.now(), others)).values()
         missing = {name for name, answer in replies.items() if isinstance(answer, MemoireTimeout)}
-        return _cluster_totals(chosen, mine, accounts, missing | self._directory.unmet())
+        return _cluster_totals(chosen, matching, accounts, missing | self._directory.unmet())
 
     def accounts(
         self, run: str | None = None, timeout: float | None = None, servers: Sequence[str] | None = None
@@ -214,9 +214,9 @@ class ClusterOrders(FarNode):
         results: dict[str, messages.Snapshot | MemoireError] = {}
         asked = dict.fromkeys(self._directory.servers, body)
         while asked:
-            left = deadline - self._monitor.now()
-            for server, answer in self.ask(asked, min(self._limits.request_timeout, max(0.0, left))).items():
-                if isinstance(answer, messages.Snapshot) and answer.state == "writing" and left > 0:
+            remaining = deadline - self._monitor.now()
+            for server, answer in self.ask(asked, min(self._limits.request_timeout, max(0.0, remaining))).items():
+                if isinstance(answer, messages.Snapshot) and answer.state == "writing" and remaining > 0:
                     continue
                 results[server] = _snapshot_of(server, answer, self._seconds(timeout))
                 del asked[server]
@@ -353,17 +353,17 @@ def _accounts_of(replies: Mapping[str, ServerAccounts | MemoireError]) -> dict[s
 
 
 def _cluster_totals(
-    run: str, mine: Sequence[ServerAccounts], accounts: Mapping[str, ServerAccounts], missing: Iterable[str]
+    run: str, matching: Sequence[ServerAccounts], accounts: Mapping[str, ServerAccounts], missing: Iterable[str]
 ) -> ClusterTotals:
-    """Return the totals of `run` from the accounts `mine` that count it; `accounts` are those of all servers."""
-    totals = totals_of(merge(*(answer.rows for answer in mine)))
-    applied = totals.applied + sum(answer.applied for answer in mine)
-    stale = totals.stale + sum(answer.stale for answer in mine)
+    """Return the totals of `run` from the accounts `matching` that count it; `accounts` are those of all servers."""
+    totals = totals_of(merge(*(answer.rows for answer in matching)))
+    applied = totals.applied + sum(answer.applied for answer in matching)
+    stale = totals.stale + sum(answer.stale for answer in matching)
     return ClusterTotals(
         run=run,
         totals=replace(totals, applied=applied, stale=stale),
-        finished=all(answer.finished for answer in mine),
-        durable=all(answer.durable for answer in mine),
+        finished=all(answer.finished for answer in matching),
+        durable=all(answer.durable for answer in matching),
         runs=tuple(dict.fromkeys(name for answer in accounts.values() for name in answer.runs)),
         servers=tuple(sorted(accounts)),
         missing=tuple(sorted(missing)),

@@ -132,9 +132,9 @@ class FarTransport:
         terms = self._directory.terms
         assert terms is not None
         if terms.storage != self._storage:
-            mine, kind = registry.named(self._storage), registry.find(terms.storage)
+            required, kind = registry.named(self._storage), registry.find(terms.storage)
             use = kind.instead if kind is not None and kind.no_pushes else "memoire.connect"
-            expected = f"{mine.name!r} for {mine.instead}; for table {terms.table!r} use {use}"
+            expected = f"{required.name!r} for {required.instead}; for table {terms.table!r} use {use}"
             raise ParameterError("storage", terms.storage, expected)
         return terms.table, terms.schema
 
@@ -173,8 +173,8 @@ class FarTransport:
         self._monitor.check_open()
         names = {key: request.server or str(key) for key, request in requests.items()}
         if silent := set(names.values()) & self._directory.unmet():
-            left = max(0.0, deadline - self._monitor.now())
-            self._monitor.wait(lambda: not silent & self._directory.unmet(), left)
+            remaining = max(0.0, deadline - self._monitor.now())
+            self._monitor.wait(lambda: not silent & self._directory.unmet(), remaining)
         began = self._monitor.now()
 
         def begin(settle: Callable[[Any, Answer], None]) -> Collection[Any]:

@@ -404,15 +404,15 @@ class FeedbackRouter:
         owners, unrouted = clients_of(ids), np.ones(len(ids), bool)
         pieces = []
         for server, present in clients:
-            mine = np.flatnonzero(unrouted & np.isin(owners, present))
-            unrouted[mine] = False
-            if not len(mine):
+            selected = np.flatnonzero(unrouted & np.isin(owners, present))
+            unrouted[selected] = False
+            if not len(selected):
                 continue
             assert schema is not None  # known since the first clients
-            rows, samples = (ids, errors) if len(mine) == len(ids) else (ids[mine], errors[mine])
-            count = -(-len(mine) // MAX_FEEDBACK_SAMPLES)
+            rows, samples = (ids, errors) if len(selected) == len(ids) else (ids[selected], errors[selected])
+            count = -(-len(selected) // MAX_FEEDBACK_SAMPLES)
             for begin in range(count):
-                piece = slice(len(mine) * begin // count, len(mine) * (begin + 1) // count)
+                piece = slice(len(selected) * begin // count, len(selected) * (begin + 1) // count)
                 payload = containers.pack_feedback(schema, rows[piece], samples[piece])
                 pieces.append(FeedbackPiece(server, payload, piece.stop - piece.start))
         self.lost += int(unrouted.sum())

@@ -393,7 +393,7 @@ class Sides:
                 )
             return self._take(side, wanted, patience, self._monitor.left(deadline))
 
-    def _take(self, side: FarSide, wanted: TakeRequest, patience: float, left: float) -> list[Any]:
+    def _take(self, side: FarSide, wanted: TakeRequest, patience: float, remaining: float) -> list[Any]:
         taken: list[Any] = []
 
         def is_whole() -> bool:
@@ -404,7 +404,7 @@ class Sides:
             side.want(wanted)
         self._thread.worker.wake()
         try:
-            if not self._monitor.wait(is_whole, left):
+            if not self._monitor.wait(is_whole, remaining):
                 raise self._shortage(side, wanted, patience)
         finally:
             with self._monitor.changed:

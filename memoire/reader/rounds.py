@@ -229,8 +229,8 @@ class RateTracker:
         report = self._known[server][1]
         others = [other for other in servers if other in self._places and other != server]
         entries = sum(self._places[other][0] for other in others)
-        mine = self._places[server][1] + 1
-        share = mine / (mine + sum(self._places[other][1] + 1 for other in others))
+        clients = self._places[server][1] + 1
+        share = clients / (clients + sum(self._places[other][1] + 1 for other in others))
         return ClusterRate(self._surplus, report.inserted, report.drawn, entries, share, report.ratio, report.tolerance)
 
 
@@ -411,9 +411,9 @@ class Rounds:
     def _plan(self, now: float) -> list[DrawRequest] | None:
         """Return the draws of the next round; None if a server's report is missing, or samples are too few."""
         terms = self._directory.terms
-        there = [self.stock(server) for server in self._directory.there]
-        tables = [stock.table for stock in there if stock.table is not None]
-        if terms is None or not there or len(tables) < len(there):
+        present = [self.stock(server) for server in self._directory.there]
+        tables = [stock.table for stock in present if stock.table is not None]
+        if terms is None or not present or len(tables) < len(present):
             return None
         if differing := self._directory.differing():
             # Servers with different parameters would mix batches: ask again for parameters and stock.
@@ -425,17 +425,17 @@ class Rounds:
         batches = self._batches_of(terms, tables)
         size = batches * self._prefetch.batch_size
         kept = 0 if self._kept is None else min(size - 1, max(0, len(self._kept.importance) - self._committed))
-        size, names = size - kept, [stock.server.name for stock in there]
-        on_way = sum(stock.on_way for stock in there)
+        size, names = size - kept, [stock.server.name for stock in present]
+        on_way = sum(stock.on_way for stock in present)
         self.waits_for = self.balance.why_not_draw(terms.parameters, names, size, on_way)
         plan = None if self.waits_for else draws.plan(tables, size, self._rng.random())
         self._wanted = size if plan is None else 0
         if plan is None:
-            self._wait_for_more(there, tables, now)
+            self._wait_for_more(present, tables, now)
             return None
         layout = layout_of(terms.schema, terms.parameters, ContainerKind.DRAWN)
         draw_round = _DrawRound(plan, batches, self._prefetch.batch_size, size, kept, layout, terms.parameters)
-        return self._draw(draw_round, there, now)
+        return self._draw(draw_round, present, now)
 
     def _batches_of(self, terms: TableTerms, tables: list[NDArray[np.void]]) -> int:
         """Return the number of batches of the next round, which share one draw and are split at random."""
@@ -448,22 +448,22 @@ class Rounds:
             available = MAX_DRAWN
         return self._prefetch.begin(min(available, MAX_DRAWN))
 
-    def _wait_for_more(self, there: list[ServerStock], tables: list[NDArray[np.void]], now: float) -> None:
+    def _wait_for_more(self, present: list[ServerStock], tables: list[NDArray[np.void]], now: float) -> None:
         samples = sum(int(table["reserved"].sum()) for table in tables)
         samples += 0 if self._kept is None else len(self._kept.importance)
         self.shortage = samples, sum(len(table) for table in tables)
-        for stock in there:
+        for stock in present:
             stock.table, stock.again_at = None, now + self._retry_interval
         self._retry_interval = min(2.0 * self._retry_interval, RETRY_INTERVAL)
 
-    def _draw(self, draw_round: _DrawRound, there: list[ServerStock], now: float) -> list[DrawRequest]:
+    def _draw(self, draw_round: _DrawRound, present: list[ServerStock], now: float) -> list[DrawRequest]:
         """Begin a round; return its draws, and SUMS requests to servers that contribute no sample."""
         self._rounds.append(draw_round)
         self._prefetch.drawing += draw_round.batches
         self._committed += draw_round.kept
         self._retry_interval = MIN_RETRY_INTERVAL
         requests = []
-        for stock, counts in zip(there, draw_round.plan.counts, strict=True):
+        for stock, counts in zip(present, draw_round.plan.counts, strict=True):
             stock.again_at = 0.0
             stock.take(counts)
             if len(counts):
@@ -484,7 +484,7 @@ class Rounds:
     def _facts(self, stock: ServerStock) -> dict[str, Any]:
         """Return the fields that this reader reports in each request to a server."""
         names = sorted(server.name for server in self._directory.known)
-        there = [server.name for server in self._directory.there]
+        present = [server.name for server in self._directory.there]
         part, of = self._partition
         return {
             "reserve": self._prefetch.reserve,
@@ -492,7 +492,7 @@ class Rounds:
             # Offset by server: with few clients at each server, their first clients belong to different learners.
             "part": (part + names.index(stock.server.name)) % of,
             "of": of,
-            "band": self.balance.band(stock.server.name, there),
+            "band": self.balance.band(stock.server.name, present),
         }
 
     def _ask(
@@ -583,9 +583,9 @@ class Rounds:
         kept, size = self._kept, self._prefetch.batch_size
         if kept is None or not 0 < size <= (count := len(kept.importance)):
             return []
-        left = count % size
+        rest = count % size
         self._annealing.batches += count // size
-        self._kept = kept.rows(slice(count - left, count), self._is_global) if left else None
+        self._kept = kept.rows(slice(count - rest, count), self._is_global) if rest else None
         return [kept] if count == size else list(kept.parted(size, self._is_global))
 
     @property

@@ -80,7 +80,7 @@ class ServerOptions:
         self._share_out()
 
     def _share_out(self) -> None:
-        own = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
+        byte_limits = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
         byte_limit = self.table.get("byte_limit")  # of a single table: all bytes that the server holds
         if byte_limit is not None and self.limits.held_bytes not in (0, byte_limit):
             also = f"absent or equal to limits.held_bytes={self.limits.held_bytes}: a single table holds all bytes"
@@ -92,7 +92,7 @@ class ServerOptions:
                 name, held = "held_bytes", limits.held_bytes or reserved.default("held_bytes", HELD_BYTES)
             else:
                 name, held = "byte_limit", whole("byte_limit", byte_limit, 1)
-            budgets = shared_out(own, held)
+            budgets = shared_out(byte_limits, held)
             reserved.reserve(name, sum(budgets.values()), sum(budgets.values()))
             limits = replace(limits, held_bytes=held)
             reserved.reserve(name, held, account_bytes(limits) + line_bytes(limits), "beside")

@@ -88,8 +88,8 @@ Change = Callable[[list[zmq.Frame]], Sequence[Any]]
 class _Direction:
     """Forwarder of messages from one socket to another, which keeps one message that does not fit."""
 
-    def __init__(self, source: Socket, sink: Socket, change: Change, lanes: SendQueues | None = None) -> None:
-        self.source, self.sink, self.change, self._lanes = source, sink, change, lanes
+    def __init__(self, source: Socket, sink: Socket, change: Change, queues: SendQueues | None = None) -> None:
+        self.source, self.sink, self.change, self._queues = source, sink, change, queues
         self.kept: Sequence[Any] | None = None
 
     def move(self) -> None:
@@ -109,9 +109,9 @@ class _Direction:
                 return
 
     def _send(self, frames: Sequence[Any]) -> bool:
-        if self._lanes is None:
+        if self._queues is None:
             return sockets.send(self.sink, frames)
-        self._lanes.send(self.sink, frames, time.monotonic())
+        self._queues.send(self.sink, frames, time.monotonic())
         return True
 
 
@@ -196,10 +196,10 @@ class WorkerProxies:
     def run_requests(self, front: str, back: str) -> None:
         """Forward requests and replies; blocks until the server closes."""
         frontend = sockets.request_server(self._context, self._limits.tuning.request_bytes)
-        lanes = SendQueues(room=self._room)
-        self.lanes.append(lanes)
+        queues = SendQueues(room=self._room)
+        self.lanes.append(queues)
         backend = sockets.plain_dealer(self._context, self._limits.reply_bytes)
-        self._run(frontend, front, backend, back, place=REQUEST_PLACE, replies=lanes)
+        self._run(frontend, front, backend, back, place=REQUEST_PLACE, replies=queues)
 
     def run_pushes(self, front: str, back: str) -> None:
         """Forward caches or episodes; blocks until the server closes."""
@@ -209,11 +209,11 @@ class WorkerProxies:
     def _run(
         self, frontend: Socket, front: str, backend: Socket, back: str, *, place: int, replies: SendQueues | None = None
     ) -> None:
-        ways = {}
+        watchers = {}
         try:
-            bound, ways[frontend] = self._gate.bind(frontend, front)
+            bound, watchers[frontend] = self._gate.bind(frontend, front)
             self._addresses.warn_open(bound, back)
-            _, ways[backend] = self._gate.bind(backend, back, only="server")
+            _, watchers[backend] = self._gate.bind(backend, back, only="server")
         except MemoireError:
             frontend.close(0)
             backend.close(0)
@@ -221,7 +221,7 @@ class WorkerProxies:
         self._count(1)
         try:
             pass_on = functools.partial(self._admission.pass_on, frontend, place)
-            forward(frontend, backend, pass_on, replies=replies, until=self._is_closing, ways=ways)
+            forward(frontend, backend, pass_on, replies=replies, until=self._is_closing, ways=watchers)
         finally:
             self._count(-1)
 
@@ -415,7 +415,7 @@ class ServerThreads:
         return {
             "restored": 0 if self.store is None else self.store.restored,
             "missing": (*(() if self.store is None else self.store.missing), *self.archive.missing),
-            "dropped_replies": sum(lanes.dropped for lanes in self.lanes),
+            "dropped_replies": sum(queues.dropped for queues in self.lanes),
             "requests": self.requests.timings.now(),
             "snapshots": self.archive.taken,
             "snapshot_trouble": self.archive.trouble,
@@ -453,8 +453,8 @@ class ServerThreads:
 
     def _save_memory(self, deadline: float) -> None:
         if self._saves_memory:
-            left = max(0.0, deadline - time.monotonic())
-            self.archive.save(deadline - (1.0 - MEMORY_SHARE) * left)
+            remaining = max(0.0, deadline - time.monotonic())
+            self.archive.save(deadline - (1.0 - MEMORY_SHARE) * remaining)
             self._close_pools()
             self._saves_memory = False  # a second close would overwrite the snapshot of a later start
 
@@ -464,9 +464,9 @@ class ServerThreads:
 
     def _stop(self, workers: Sequence[Worker], deadline: float) -> None:
         for worker in workers:
-            left = deadline - time.monotonic()
+            remaining = deadline - time.monotonic()
             # At least a moment, even after the deadline: a thread that waits for a cache notices the end only then.
-            if not worker.stop(max(END_TIMEOUT, left), linger=max(MIN_LINGER, min(LINGER_TIMEOUT, left))):
+            if not worker.stop(max(END_TIMEOUT, remaining), linger=max(MIN_LINGER, min(LINGER_TIMEOUT, remaining))):
                 _log.warning("%s: a thread did not end before the deadline", self.name)
 
 

@@ -507,8 +507,8 @@ def check_making(table: OpenTable, past: StateStore, folder: str) -> None:
     saved = past.settings().get(table.key)
     making = {} if saved is None else _parse_start(table.key, saved).making
     for name, value in making.items():
-        if value != (mine := table.making.get(name)):
-            problem = f"holds table {table.name!r} made with {name}={value!r}, but this server has {name}={mine!r}"
+        if value != (present := table.making.get(name)):
+            problem = f"holds table {table.name!r} made with {name}={value!r}, but this server has {name}={present!r}"
             advice = f"Start it with {name}={value!r}, or give the server another state folder."
             raise SnapshotMismatch(folder, problem, advice)
 

@@ -502,10 +502,10 @@ class Queries:
             chosen = self._run_named(run)
             live = chosen.live(dispatcher.home)
             if seen > dispatcher.now - dispatcher.limits.client_timeout / 2:  # none of these has left memory
-                rows, more = live[live["last_seen"] >= seen], False
+                rows, has_more = live[live["last_seen"] >= seen], False
             else:
-                rows, more = chosen.page(live, after, most)
-            return self._accounts_of(chosen, rows), more
+                rows, has_more = chosen.page(live, after, most)
+            return self._accounts_of(chosen, rows), has_more
 
     def _accounts_of(self, run: Run, rows: Rows) -> ServerAccounts:
         dispatcher = self._dispatcher

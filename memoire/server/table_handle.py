@@ -108,7 +108,7 @@ class TableHandle(StrictAttributes):
             raise WrongType("out", "arrays by their names in a batch", type(out).__name__)
         pool = self._table.draws or self._table.offered(DrawsBatches)
         patience = seconds(timeout, 0.0)
-        drawn = self._counted(lambda: self._in_band(size, patience, lambda left: pool.get(size, timeout=left, out=out)))
+        drawn = self._counted(lambda: self._in_band(size, patience, lambda wait: pool.get(size, timeout=wait, out=out)))
         if self._freshness.is_due(time.monotonic()):
             self._freshness.saw(drawn.gathered, drawn.importance, drawn.left_out, self._newest_model())
         batch = drawn.batch(self.schema, self.update_priorities)
@@ -134,7 +134,7 @@ class TableHandle(StrictAttributes):
         draw = functools.partial(
             draws.sample_episodes, count, self.update_priorities, group=group, group_size=group_size
         )
-        batch = self._counted(lambda: self._in_band(1, patience, lambda left: draw(timeout=left)))
+        batch = self._counted(lambda: self._in_band(1, patience, lambda wait: draw(timeout=wait)))
         self._table.limiter.drew(int(batch["mask"].sum()) - 1)
         return batch
 
@@ -225,11 +225,11 @@ class TableHandle(StrictAttributes):
         limiter, waiter = self._table.limiter, object()
         try:
             while True:
-                left = deadline - time.monotonic()
+                remaining = deadline - time.monotonic()
                 try:
-                    return draw(max(0.0, min(left, WAIT_INTERVAL)))
+                    return draw(max(0.0, min(remaining, WAIT_INTERVAL)))
                 except NotEnoughSamples as short:
-                    if left <= WAIT_INTERVAL:
+                    if remaining <= WAIT_INTERVAL:
                         facts = short.wanted, short.unused, short.caches, short.clients, timeout, short.reason
                         raise NotEnoughSamples(*facts) from None
                 limiter.wants(waiter, size)

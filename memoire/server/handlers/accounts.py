@@ -89,7 +89,7 @@ class AccountsHandler:
         if run is None:
             raise ProtocolError("run", f"this server knows no run {body.run!r}")
         tail = state.receivers.of(header.client).tail_bytes
-        rows, more = self._read(header.client, run, body.after, max(1, tail // 2 // ACCOUNT.itemsize))
+        rows, has_more = self._read(header.client, run, body.after, max(1, tail // 2 // ACCOUNT.itemsize))
         pools = [table.pool.stats() for table in state.tables if run is state.run]
         return Reply(
             messages.Accounts(
@@ -99,7 +99,7 @@ class AccountsHandler:
                 durable=state.committer.is_durable,
                 runs=_newest([facts.name for facts in state.runs.facts()][-self._max_runs :], tail // 4),
                 accounts=rows.tobytes(),
-                more=more,
+                more=has_more,
                 time=max(0.0, now),
                 applied=sum(pool.applied for pool in pools),
                 stale=sum(pool.stale for pool in pools),
@@ -114,12 +114,12 @@ class AccountsHandler:
         live = self._readings.get(key)
         if not after or live is None:
             live = self._readings[key] = run.live(self._state.home)
-        rows, more = run.page(live, after, min(most, self._page_rows))
-        if not more:
+        rows, has_more = run.page(live, after, min(most, self._page_rows))
+        if not has_more:
             del self._readings[key]
         while len(self._readings) > MAX_ACCOUNT_READINGS:
             self._readings.popitem(last=False)
-        return rows, more
+        return rows, has_more
 
     def bring(self, now: float, _: MessageHeader, body: messages.Inherit, payload: Any) -> Reply:
         """Keep the accounts that a drained server sends."""
