@@ -112,10 +112,8 @@ class GivenReplies:
         while len(self._rows) >= KEPT_ROWS and now >= next(iter(self._rows.values())).asked_at + IDLE_TIMEOUT:
             self.bytes -= sum(map(_size, self._rows.popitem(last=False)[1].replies.values()))
         if len(self._rows) >= MAX_ROWS:
-            text = (
-                f"this server keeps replies to at most {MAX_ROWS} clients. Retry later: the replies to a client that "
-            )
-            raise ProtocolError("busy", f"{text}sends no request for {IDLE_TIMEOUT:g} s are dropped")
+            text = f"this server keeps replies to at most {MAX_ROWS} clients. Retry later: a client without a request "
+            raise ProtocolError("busy", f"{text}for {IDLE_TIMEOUT:g} s leaves")
         row = self._rows[key] = _Row(now)
         return row
 
@@ -170,7 +168,7 @@ class Dispatcher:
         self._grant_lock = threading.Lock()  # held while a request that must not be granted twice is answered
         self.budget = ByteBudget(max(limits.held_bytes or HELD_BYTES, tables.byte_limit))
         """Budget of the bytes that the server holds for its peers."""
-        self._reply_cache = GivenReplies(self.budget, own=limits.message_bytes)  # belongs to the lock above
+        self._reply_cache = GivenReplies(self.budget, own=limits.message_bytes)  # guarded by `_grant_lock`
         self._clock, self._store = clock, store
         self.committer = Committer(store)
         for table in tables:

@@ -116,7 +116,7 @@ class Server(Queries, Node):
         if at.request is not None:
             beside(at.request)  # raises for a malformed address before any resource is opened
         for address in () if isinstance(inference, str) else inference:
-            check(address, "bind")  # "tcp://*:5570" is the host at which clients reach this server
+            check(address, "bind")  # the host "*" stands for the host at which clients reach this server
         if shares.tune:
             tuning.tune()
         options = ServerOptions(

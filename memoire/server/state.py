@@ -57,7 +57,7 @@ class Learners:
     """Readers that sent HELLO recently. Not thread-safe: the owner locks."""
 
     def __init__(self) -> None:
-        self._learners: OrderedDict[bytes, LearnerStats] = OrderedDict()  # last heard last
+        self._learners: OrderedDict[bytes, LearnerStats] = OrderedDict()  # in order of the last HELLO
         self._codecs: dict[bytes, frozenset[str]] = {}  # compressions that each of them can undo
 
     def met(self, learner: bytes, hello: Hello, now: float, table: str = "") -> None:
@@ -198,7 +198,7 @@ class ClientNames:
 
     def __init__(self, room: ByteHolder) -> None:
         self._room = room
-        self._names: OrderedDict[bytes, str] = OrderedDict()  # last reported last
+        self._names: OrderedDict[bytes, str] = OrderedDict()  # in order of the last report
 
     def note(self, client: bytes, name: str) -> None:
         """Record a client's name; "" changes nothing."""

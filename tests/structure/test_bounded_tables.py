@@ -213,7 +213,7 @@ def test_a_newcomer_is_refused_while_a_table_is_full_of_peers_that_are_heard(
         use(peer)
     clock.now += 0.9 * idle_timeout
     for _ in range(2):
-        with pytest.raises(ProtocolError, match=r"\d s are dropped") as refused:
+        with pytest.raises(ProtocolError, match=r"\d s leaves") as refused:
             use(most)
         assert refused.value.code == "busy"
     for peer in (0, 1, most - 1):

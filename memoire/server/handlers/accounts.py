@@ -149,7 +149,7 @@ class AccountsHandler:
         self._state.committer.add_run(run.facts)
         return run
 
-    # Which accounts stay in memory
+    # Accounts in memory
 
     def fold(self, now: float, feedback: FeedbackHandler) -> None:
         """Move accounts of gone or long silent clients out of memory, after a durable server has saved them. Move
