@@ -376,7 +376,7 @@ class Archive:
             raise SnapshotMismatch(error.path, error.problem, f"{error.advice} {_WITHOUT}") from error
         except DataError as error:
             if not discards:
-                raise DataError(error.path, f"{error.problem}. {_WITHOUT}") from error
+                raise DataError(error.path, f"{error.problem}. {_WITHOUT.removesuffix('.')}") from error
             self._report_missing(f"the tables' content at the last close was not restored: {error}")
             return
         self._save_note("" if self._interval is not None else head.id.hex())

@@ -517,7 +517,7 @@ def test_a_snapshot_that_is_damaged_or_gone_is_named_at_the_start(cluster, tmp_p
             server = cluster.server(**state | {"state": copy})
             assert str(copy / MEMORY) in " ".join(server.stats().missing)
             continue
-        with pytest.raises(DataError, match=r"discard_mismatched=True \(--discard-mismatched\) starts with") as raised:
+        with pytest.raises(DataError, match=r"fits, use discard_mismatched=True \(--discard-mismatched\)") as raised:
             cluster.server(**state)
         assert str(tmp_path / MEMORY) in str(raised.value) and (tmp_path / MEMORY).read_bytes() == bad
     (tmp_path / MEMORY).unlink()
