@@ -1,1 +1,1 @@
-"""Batched inference: observations of many clients in, one call of a function, named outputs back."""
+"""Batched inference: one call of a function for the observations of many clients, with named outputs."""

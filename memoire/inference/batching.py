@@ -1,13 +1,13 @@
-"""When rows that wait become a batch, and what becomes of each request. Pure: time is passed in.
+"""Batching of waiting rows, and state of each request. Pure: time is passed in.
 
     ask ──▶ waiting ──▶ due? ──▶ take: one batch ──▶ running ──▶ answered: kept for resends
-              │    full: rows reach max_batch; everyone: each client alive has a request here; wait: the oldest waited
-              └──▶ expired: its patience is over, so the function never sees it
+              │    full: rows reach max_batch; everyone: each alive client has a request; wait: the oldest waited
+              └──▶ expired: its patience is over, so the function never gets it
 
-A barrier of all clients would stop when one of them dies. Here a dead client costs `max_wait` a batch, for at most
-`alive` seconds after its last request; if its connection is known to have ended, it costs nothing.
+A barrier of all clients would stop when one of them dies. With `max_wait`, a dead client costs `max_wait` for each
+batch, for at most `alive` seconds after its last request; if its connection is known to have ended, it costs nothing.
 
-What an inference node counts.
+Inference statistics: counts and figures of an inference node.
 """
 
 from __future__ import annotations
@@ -36,64 +36,64 @@ from memoire.security.access import Security
 from memoire.wire.byte_budget import ByteHolder
 
 KEPT_REPLIES = 4
-"""Newest replies to each client that are kept for resends; an older request that comes again is computed again."""
+"""Maximum replies kept for resends, by client; an older request that is resent is computed again."""
 KEPT_TIMEOUT = 15.0
-"""Seconds after a client's last request for which they are kept: longer than the pause between two resends."""
+"""Seconds after a client's last request for which replies are kept: longer than the interval of resends."""
 KEPT_BYTES = 64 << 20
-"""Bytes of replies that are kept for all clients; beyond, those of the clients that are silent for longest leave."""
+"""Maximum bytes of kept replies; beyond, the replies of the clients silent longest are dropped."""
 CLIENT_PART = 2
-"""One client may fill one part in so many of the queue."""
+"""Reciprocal of the fraction of the queue that one client may fill."""
 PADDING = 2
-"""Bytes that a batch takes at most, padded, in those of its requests, each padded for itself: a long row does not pad
-everybody's.
+"""Maximum bytes of a padded batch, as a multiple of its separately padded requests: a long row does not pad the rows of
+all requests.
 """
 
 
 REASONS = ("full", "everyone", "wait")
-"""What makes a batch due."""
+"""Reasons that make a batch due."""
 
 
 class InferenceRequest(NamedTuple):
-    """Rows that one client asked for together."""
+    """Rows in one request of a client."""
 
     client: bytes
-    """16 bytes."""
+    """Client id of 16 bytes."""
     number: int
-    """Of the request: a resend has the same."""
+    """Number of the request; a resend has the same number."""
     rows: int
     content: Any
-    """What the owner needs to answer it."""
+    """Data that the owner needs to answer the request."""
     arrived: float
     expires: float
-    """When whoever asks needs no answer any more."""
+    """Time after which the client needs no answer any more."""
     min_version: int = 0
-    """Of the weights: it waits until they are there."""
+    """Minimum version of the weights: the request waits for it."""
     size: int = 0
-    """Bytes that it takes until it is answered."""
+    """Bytes that the request takes until it is answered."""
     widths: tuple[int, ...] = ()
-    """Bytes of a row of each ragged column, padded to the longest one."""
+    """Bytes of a row of each ragged column, padded to the longest row."""
 
     @property
     def padded_size(self) -> int:
-        """Bytes of its ragged columns, padded."""
+        """Bytes of the padded ragged columns."""
         return self.rows * sum(self.widths)
 
 
 class RequestBatch(NamedTuple):
-    """Requests that are given to the function together."""
+    """Requests of one call of the function."""
 
     requests: list[InferenceRequest]
     reason: str
-    """One of `REASONS`."""
+    """Reason that made the batch due, one of `REASONS`."""
 
     @property
     def rows(self) -> int:
-        """Rows of all of them."""
+        """Number of rows of all requests."""
         return sum(request.rows for request in self.requests)
 
 
 class KeptReply(NamedTuple):
-    """A reply that was sent, for whoever asks again."""
+    """Sent reply, kept for resends."""
 
     content: Any
     size: int
@@ -103,29 +103,27 @@ class KeptReply(NamedTuple):
 class _Client:
     asked_at: float
     rows: int = 0
-    """That wait."""
     early: int = 0
-    """Of these, rows that wait for a later version of the weights."""
+    """Number of waiting rows that need a later version of the weights."""
     is_awaited: bool = True
-    """Whether its connection may bring a further request."""
+    """True if the client's connection may bring a further request."""
     waiting: int = 0
-    """Requests that wait."""
     numbers: set[int] = field(default_factory=set)
-    """Of requests that wait or run."""
+    """Numbers of waiting and running requests."""
     replies: OrderedDict[int, KeptReply] = field(default_factory=OrderedDict)
 
 
 class Batching:
-    """The requests of one node that wait.
+    """Queue of a node's waiting requests.
 
     Args:
-        max_batch: Rows of a batch.
-        max_wait: Seconds that the oldest request waits for others.
-        alive: Seconds after a client's last request for which others wait for its next one.
-        queue_rows: Rows that wait in all; one client may have half of them. As many again may wait for a later version
-            of the weights: they take no room from those that can be answered now.
-        kept_bytes: Bytes of replies that are kept for resends.
-        room: What requests take until they are answered; None: it is not limited.
+        max_batch: Maximum rows of a batch.
+        max_wait: Maximum seconds that the oldest request waits for further requests.
+        alive: Seconds after a client's last request for which batches wait for its next request.
+        queue_rows: Maximum rows that wait; one client may have half of them. As many again may wait for a later
+            version of the weights: they do not take room from rows that can be computed now.
+        kept_bytes: Maximum bytes of replies kept for resends.
+        room: Holder of the bytes of unanswered requests; None sets no limit.
     """
 
     def __init__(
@@ -139,53 +137,52 @@ class Batching:
     ) -> None:
         self.max_batch, self.max_wait, self.alive, self.queue_rows = max_batch, max_wait, alive, queue_rows
         self.rows = 0
-        """Rows that wait."""
+        """Number of waiting rows of all clients."""
         self.early = 0
-        """Of these, rows that wait for a later version of the weights."""
-        self._version = 0  # of the weights, when `early` was counted
+        """Number of waiting rows that need a later version of the weights."""
+        self._version = 0  # of the weights, at the last count of `early`
         self.expired = 0
-        """Requests that were dropped, since nobody needed their answer any more."""
+        """Number of requests dropped because their clients needed no answer any more."""
         self.resends = 0
-        """Requests that came again."""
+        """Number of requests that were resent."""
         self.batches: Counter[str] = Counter()
-        """Batches by reason."""
+        """Number of batches by reason."""
         self._queue: deque[InferenceRequest] = deque()  # by time of arrival
         self._clients: OrderedDict[bytes, _Client] = OrderedDict()  # by the time of their newest request
         self._max_kept, self.kept_bytes, self._room = kept_bytes, 0, room
 
     @property
     def most_rows(self) -> int:
-        """Rows that wait at most, and as many again for a later version of the weights."""
+        """Maximum waiting rows; as many again may wait for a later version of the weights."""
         return max(self.queue_rows, self.max_batch)
 
     @property
     def client_rows(self) -> int:
-        """Of these, rows of one client."""
+        """Maximum waiting rows of one client."""
         return max(self.max_batch, self.queue_rows // CLIENT_PART)
 
     def clients(self, now: float) -> int:
-        """Clients that asked within `alive` seconds."""
+        """Return the number of clients that sent a request within `alive` seconds."""
         return sum(now - client.asked_at < self.alive for client in list(self._clients.values()))
 
     # Requests
 
     def is_open(self, client: bytes, number: int) -> bool:
-        """Whether a request waits or runs."""
+        """Return True if a request waits or runs."""
         known = self._clients.get(client)
         return known is not None and number in known.numbers
 
     def ask(self, request: InferenceRequest, version: int = 0) -> KeptReply | None:
-        """Take a request in; `version` is that of the weights. Returns the reply that it has had already, if it was
-        sent again.
+        """Queue a request; `version` is that of the weights. Return the kept reply if the request is a resend.
 
         Raises:
-            ProtocolError: there is no room for it (code "busy"), or it has more rows than a batch ("too_large").
+            ProtocolError: the queue has no room (code "busy"), or the request has more rows than a batch ("too_large").
         """
         client = self._asked(request)
         if (kept := client.replies.get(request.number)) is not None or request.number in client.numbers:
             self.resends += 1
             return kept
-        self._sort_out(version)
+        self._recount_early(version)
         self._check_room(request, client)
         if self._room is not None:
             self._room.take(request.size)
@@ -205,19 +202,19 @@ class Batching:
 
     def _check_room(self, request: InferenceRequest, client: _Client) -> None:
         if request.rows > self.max_batch:
-            text = f"{request.rows} rows; a batch has at most {self.max_batch} (max_batch). Ask for fewer at a time"
+            text = f"the request has {request.rows} rows; at most {self.max_batch} (max_batch) fit. Send fewer rows"
             raise ProtocolError("too_large", text)
         is_early = request.min_version > self._version
         of_client = client.rows, client.early, self.client_rows, "of this client wait already"
-        of_all = self.rows, self.early, self.most_rows, "wait already, for others too"
+        of_all = self.rows, self.early, self.most_rows, "of all clients wait already"
         for rows, early, most, wait in (of_client, of_all):
-            own = early if is_early else rows - early
-            if own + request.rows > most or rows + request.rows > 2 * most:
+            queued = early if is_early else rows - early
+            if queued + request.rows > most or rows + request.rows > 2 * most:
                 awaited = f" for weights after version {self._version}" if is_early else ""
-                raise ProtocolError("busy", f"{own} rows {wait}{awaited}; {most} may (queue_rows)")
+                raise ProtocolError("busy", f"{queued} rows {wait}{awaited}; the limit is {most} (queue_rows)")
 
-    def _sort_out(self, version: int) -> None:
-        """Count the rows that wait for a version after this one."""
+    def _recount_early(self, version: int) -> None:
+        """Count again the rows that wait for a later version than this one."""
         if version == self._version:
             return
         self._version, self.early = version, 0
@@ -227,7 +224,7 @@ class Batching:
             self._count(request, self._clients[request.client], request.rows, is_new=False)
 
     def _count(self, request: InferenceRequest, client: _Client, rows: int, *, is_new: bool = True) -> None:
-        """Its rows, or less of them when it leaves the queue."""
+        """Add a request's rows to the counts; negative `rows` remove them."""
         if is_new:
             client.rows += rows
             self.rows += rows
@@ -236,8 +233,8 @@ class Batching:
             self.early += rows
 
     def left(self, client: bytes) -> None:
-        """The connection of a client has ended: others do not wait for its next request. What it asked stays: it may
-        connect again and ask for the answer.
+        """Stop waiting for the next request of a client whose connection has ended. Its present requests stay: the
+        client may connect again and resend them.
         """
         if client in self._clients:
             self._clients[client].is_awaited = False
@@ -245,7 +242,7 @@ class Batching:
     # Batches
 
     def next_time(self, now: float, version: int) -> float:
-        """When `take` has something to do without a further request; `version` is that of the weights."""
+        """Return the time of the next `take` without a further request; `version` is that of the weights."""
         oldest = next(iter(self._clients.values()), None)
         time = math.inf if oldest is None or oldest.numbers else oldest.asked_at + KEPT_TIMEOUT
         ready: InferenceRequest | None = None
@@ -261,23 +258,23 @@ class Batching:
         return min(time, now if self._reason(now, version) else ready.arrived + self.max_wait)
 
     def take(self, now: float, version: int) -> RequestBatch | None:
-        """The batch that is due now, if there is one. Call it when no other one runs."""
-        self._sort_out(version)
+        """Return the batch that is due now; None if there is none. Call this only while no batch runs."""
+        self._recount_early(version)
         self._drop_expired(now)
         self._forget(now)
         reason = self._reason(now, version)
         if not reason:
             return None
-        taken = self._together(version)
+        taken = self._fitting_requests(version)
         chosen = {id(request) for request in taken}
         self._queue = deque(request for request in self._queue if id(request) not in chosen)
         for request in taken:
-            self._leaves_queue(request)
+            self._dequeue(request)
         self.batches[reason] += 1
         return RequestBatch(taken, reason)
 
-    def _together(self, version: int) -> list[InferenceRequest]:
-        """The oldest requests that fit into a batch, without those that would pad the others or be padded by them."""
+    def _fitting_requests(self, version: int) -> list[InferenceRequest]:
+        """Return the oldest requests that fit into a batch, except those that would need too much padding."""
         taken: list[InferenceRequest] = []
         rows, padded, widths = 0, 0, tuple[int, ...]()
         for request in self._queue:
@@ -299,7 +296,7 @@ class Batching:
             self._room.take(-request.size)
 
     def answered(self, request: InferenceRequest, reply: KeptReply | None) -> None:
-        """A request of a batch has its reply; None: it was refused, and is computed again if it comes again."""
+        """Record a request's reply; None for a refused request, which is computed again if it is resent."""
         self._give_back(request)
         client = self._clients.get(request.client)
         if client is None:
@@ -317,7 +314,7 @@ class Batching:
             self._forget_replies(other)
 
     def _reason(self, now: float, version: int) -> str:
-        """Why a batch is due now; "" while none is."""
+        """Return the reason that makes a batch due now; "" if no batch is due."""
         rows, arrived = 0, math.inf
         for request in self._queue:
             if request.min_version <= version and request.expires > now:
@@ -332,32 +329,31 @@ class Batching:
         return "" if self._missing(now) else "everyone"
 
     def _missing(self, now: float) -> list[_Client]:
-        """Clients whose next request is awaited, the newest first."""
-        found = []
+        missing = []
         for client in reversed(self._clients.values()):
             if now >= client.asked_at + self.alive:
                 break
             if client.is_awaited and not client.waiting:
-                found.append(client)
-        return found
+                missing.append(client)
+        return missing
 
     def _drop_expired(self, now: float) -> None:
         if all(request.expires > now for request in self._queue):
             return
         for request in [each for each in self._queue if each.expires <= now]:
             self._queue.remove(request)
-            self._leaves_queue(request)
+            self._dequeue(request)
             self._give_back(request)
             self._clients[request.client].numbers.discard(request.number)
             self.expired += 1
 
-    def _leaves_queue(self, request: InferenceRequest) -> None:
+    def _dequeue(self, request: InferenceRequest) -> None:
         client = self._clients[request.client]
         client.waiting -= 1
         self._count(request, client, -request.rows)
 
     def _forget(self, now: float) -> None:
-        """Forget clients that are silent for long."""
+        """Forget clients that have been silent for `KEPT_TIMEOUT`."""
         while self._clients:
             name, client = next(iter(self._clients.items()))
             if client.numbers or now < client.asked_at + KEPT_TIMEOUT:
@@ -370,12 +366,12 @@ class Batching:
         client.replies.clear()
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where sums are not what they add up. For tests."""
+        """Raise AssertionError if a sum differs from its parts. For tests."""
         for name, client in self._clients.items():
-            own = [request for request in self._queue if request.client == name]
-            assert (client.waiting, client.rows) == (len(own), sum(request.rows for request in own))
-            assert client.early == sum(request.rows for request in own if request.min_version > self._version)
-            assert {request.number for request in own} <= client.numbers
+            queued = [request for request in self._queue if request.client == name]
+            assert (client.waiting, client.rows) == (len(queued), sum(request.rows for request in queued))
+            assert client.early == sum(request.rows for request in queued if request.min_version > self._version)
+            assert {request.number for request in queued} <= client.numbers
             assert len(client.replies) <= KEPT_REPLIES
         assert self.rows == sum(request.rows for request in self._queue) <= 2 * self.most_rows
         assert self.early == sum(client.early for client in self._clients.values()) <= self.rows
@@ -384,12 +380,12 @@ class Batching:
 
 
 MAX_LINEAGE = 200
-"""Ancestors of a start state that stats tell."""
+"""Maximum ancestors of a start state in the statistics."""
 
 
 @dataclass(slots=True)
 class InferenceCounts:
-    """Counted by the node's thread; any thread may read."""
+    """Counts of an inference node, written by the node's thread; any thread may read."""
 
     requests: int = 0
     rows: int = 0
@@ -398,15 +394,15 @@ class InferenceCounts:
     weights_failures: int = 0
     computed: float = 0.0
     waits: Timings = field(default_factory=lambda: Timings(REASONS))
-    """From a request's arrival to its batch."""
+    """Seconds from a request's arrival to its batch."""
     durations: Timings = field(default_factory=lambda: Timings(REASONS))
-    """From a request's arrival to its answer."""
+    """Seconds from a request's arrival to its answer."""
     refused: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
 class JobStats:
-    """The jobs of an agent at one moment. A node that gives none has zeros."""
+    """Jobs of an agent at one moment; all zero for a node without jobs."""
 
     # fmt: off
     open: Annotated[int, gauge("jobs_open", "Open", "Jobs of an agent that no observer has.")] = 0
@@ -426,11 +422,11 @@ class JobStats:
 
 @dataclass(frozen=True, slots=True)
 class StartsStats:
-    """The start states of one origin at one moment; `rl.StartStates` keeps them."""
+    """Start states of one origin at one moment, as kept by `rl.StartStates`."""
 
     # fmt: off
     name: str
-    """Of the origin."""
+    """Name of the origin of the states."""
     kept: Annotated[int, gauge("starts_kept", "States kept", "States from which episodes may start now: the best "
         "ones.")]
     draws: Annotated[int, counter("starts_draws", "Episodes started from them", "How often a state was handed out to "
@@ -441,19 +437,19 @@ class StartsStats:
     """Cost of the first state."""
     lineage: Annotated[tuple[tuple[float, int], ...], shown("Lineage", "The way from the first state to the best one, "
         "with the cost of the states on it that are still known.")]
-    """The cost of each ancestor, and how many steps it is from the first one. The newest `MAX_LINEAGE` of them."""
+    """Cost and number of steps from the first state, for each ancestor of the best; the newest `MAX_LINEAGE`."""
     # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceStats:
-    """An inference node at one moment; for whoever watches."""
+    """Figures of an inference node at one moment."""
 
     # fmt: off
     name: str
     endpoint: str
     topic: str
-    """Of the models that it follows; "" if it follows none."""
+    """Topic of the models that the node follows; "" if it follows none."""
     uptime: Annotated[float, UPTIME]
     requests: Annotated[int, counter("inference_requests", "Requests", "Requests that were answered or refused, those "
         "that came again too.")]
@@ -480,7 +476,7 @@ class InferenceStats:
     version: Annotated[int, gauge("inference_model_version", "Version", "Version of the weights with which the next "
         "batch is computed. The node changes it between two batches.", docs="inference.md", curve=True)]
     waited_seconds: float
-    """That requests waited for others, in all."""
+    """Total seconds that requests waited for their batch."""
     computed_seconds: Annotated[float, counter("inference_forward_seconds", "Computed",
         "Seconds that the function took, in all.")]
     waits: Annotated[dict[str, Timing], counter("inference_wait_seconds", "Waited", "Seconds that requests waited from "
@@ -491,7 +487,7 @@ class InferenceStats:
     security: Security
     faults: Annotated[int, FAULTS]
     jobs: JobStats = field(default_factory=JobStats)
-    """Of the agent that it belongs to, if there is one."""
+    """Jobs of the node's agent, if the node belongs to an agent."""
     starts: Annotated[tuple[StartsStats, ...], by("origin", "name")] = ()
-    """Of each origin of that agent."""
+    """Start states of the node's agent, by origin."""
     # fmt: on

@@ -1,10 +1,10 @@
-"""The thread of an inference node: it takes requests, has batches computed, and sends the answers.
+"""Thread of an inference node: receives requests, starts batches, and sends the answers.
 
 ROUTER ──▶ Admission ──▶ Batching ──▶ memoire-batches ──▶ SendQueues ──▶ ROUTER
 
-There are two threads beside its sockets: one runs batches, one after the other, one makes weights ready.
+Two further threads have no sockets: one computes batches, one after another; one loads weights.
 
-io ──batch, weights──▶ memoire-batches ──outputs──▶ io     weights are chosen when it begins
+io ──batch, weights──▶ memoire-batches ──outputs──▶ io     weights are chosen at the begin of the batch
 io ──newest model────▶ memoire-weights ──weights──▶ io
 """
 
@@ -45,16 +45,16 @@ _log = logging.getLogger(__name__)
 
 REQUESTS_PER_TURN = 200
 QUICK_TIME, QUICK_BATCHES = 0.001, 20
-"""After so many batches in a row that took less than these seconds, the thread of the sockets computes the next ones: a
-thread of their own costs more than such a batch, and saves nothing. One that takes longer ends that.
+"""After `QUICK_BATCHES` consecutive batches below `QUICK_TIME` seconds, the thread of the sockets computes the batches:
+a thread switch costs more than such a batch. A longer batch moves the computation back to its own thread.
 """
 
 
 class SerialThread:
-    """Runs functions one after the other in a thread of its own.
+    """Thread that runs functions one after another.
 
     Args:
-        is_newest_only: A function that has not begun makes room for the next one.
+        is_newest_only: True drops a function that has not begun when a newer one comes.
     """
 
     def __init__(self, name: str, *, is_newest_only: bool = False) -> None:
@@ -63,20 +63,20 @@ class SerialThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread; functions may be queued before."""
         self._thread.start()
 
     def run(self, function: Callable[[], None]) -> None:
-        """Have the thread call this. From any thread."""
+        """Queue a function for the thread. Callable from any thread."""
         self._waiting.put(function)
 
     def trouble(self) -> list[str]:
-        """Why a restart is needed, in words: the thread died. Empty while it lives or was never started."""
+        """Return why a restart is needed, if the thread died; empty while it lives or was never started."""
         is_dead = self._thread.ident is not None and not self._thread.is_alive()
         return [f"thread {self._thread.name} has died: its log says why"] if is_dead else []
 
     def stop(self, timeout: float) -> bool:
-        """End after the function that runs now; False if it has not ended after these seconds."""
+        """End the thread after the running function; return False if it does not end within `timeout` seconds."""
         self._waiting.put(None)
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
@@ -100,49 +100,49 @@ B = TypeVar("B", bound=messages.Body)
 
 
 class NodeService(Protocol):
-    """What a node does beside answering rows. The node's thread calls it, but for what tells stats."""
+    """Further service of an inference node, such as jobs. Called in the node's thread, except for `stats`."""
 
     node: str
-    """What the node is then, as clients are told that ask for something else."""
+    """Description of the node in refusals of other requests."""
 
     def begin(self, thread: InferenceThread, room: ByteHolder) -> None:
-        """Before the first request: have messages answered (`InferenceThread.answer_with`).
+        """Register handlers (`InferenceThread.answer_with`), before the first request.
 
         Args:
-            room: What is unpacked of a request takes of it.
+            room: Holder of the bytes of unpacked requests.
         """
 
     def welcome(self) -> Mapping[str, Any]:
-        """Further fields of WELCOME."""
+        """Return further fields of WELCOME."""
 
     def hello(self, client: bytes, name: str) -> None:
-        """A client says what people call it; "" says nothing."""
+        """Record a client's name; "" changes nothing."""
 
     def check(self, client: bytes, job: int, now: float) -> None:
-        """Rows came that belong to a job. Raises ProtocolError (code "cancelled"): it is not wanted any more."""
+        """Raise ProtocolError (code "cancelled") if rows belong to a job that is not wanted any more."""
 
     def left(self, descriptor: int) -> None:
-        """A connection has ended."""
+        """Handle the end of a connection."""
 
     def next_time(self) -> float:
-        """When `turn` has something to do."""
+        """Return the time of the next `turn`."""
 
     def turn(self) -> None:
-        """Do what is due."""
+        """Run the actions that are due."""
 
     def close(self) -> None:
-        """Answer those who wait: there is nothing more."""
+        """Answer all waiting requests, since the node closes."""
 
     def stats(self) -> JobStats:
-        """Of jobs, at this moment."""
+        """Return figures of the jobs at this moment."""
 
     def starts_stats(self) -> tuple[StartsStats, ...]:
-        """Of the states that episodes begin with, by origin."""
+        """Return figures of the start states of episodes, by origin."""
 
 
 @dataclass(slots=True)
-class _Asked:
-    """What a request needs to be answered."""
+class _OpenRequest:
+    """Data of an open request that its answer needs."""
 
     envelope: list[Buffer]
     header: MessageHeader
@@ -150,14 +150,14 @@ class _Asked:
 
 
 class InferenceThread:
-    """Owns the sockets and the two threads beside them. Plain attributes may be read from any thread.
+    """Thread with the sockets of an inference node, and owner of the two other threads. Any thread may read attributes.
 
     Args:
-        load: Makes weights of a model's content; called in a thread of its own.
-        is_waiting: Whether rows wait until there are weights.
-        owner: Lives as long as the thread.
-        service: What it does beside; None: nothing.
-        budget: Bytes that are held for clients.
+        load: Returns the weights of a model's content; called in a thread of its own.
+        is_waiting: True if rows wait for the first weights.
+        owner: Object that the thread keeps alive.
+        service: Further service of the node; None if there is none.
+        budget: Budget of the bytes held for clients.
 
     Raises:
         EndpointError: the address is in use or malformed.
@@ -187,7 +187,7 @@ class InferenceThread:
         self.weights, self.is_waiting = Weights(), is_waiting
         self.pages: tuple[str, ...] = ()
         self.changed = Condition()
-        """Notified when weights were swapped."""
+        """Condition that is notified after each change of the weights."""
         self.models: ModelLink | None = None
         self.service = service
         self._answers: dict[type[messages.Body], Callable[[EnvelopedRequest, Message, int, float], None]] = {}
@@ -195,9 +195,9 @@ class InferenceThread:
         self.answer_with(messages.Hello, self._greet)
         self._is_running = False
         self._quick = 0  # batches in a row that took less than `QUICK_TIME`
-        self._open: dict[tuple[bytes, int], _Asked] = {}  # requests that wait or run
+        self._open: dict[tuple[bytes, int], _OpenRequest] = {}  # requests that wait or run
         self._owners = IdOwners()
-        self._clients_of: dict[int, set[bytes]] = {}  # by the descriptor of their connection
+        self._clients_of: dict[int, set[bytes]] = {}  # clients by the descriptor of their connection
         self.batches = SerialThread("memoire-batches")
         self.loader = SerialThread("memoire-weights", is_newest_only=True)
         self.worker = Worker("memoire-inference", self._turn, self._next_time, self._at_end)
@@ -216,13 +216,13 @@ class InferenceThread:
             raise
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads for sockets, batches and weights."""
         for thread in (self.batches, self.loader, self.worker):
             thread.start()
 
     def answer_with(self, body: type[B], answer: Callable[[EnvelopedRequest, Message, B, int, float], None]) -> None:
-        """Have requests of this kind answered by this, called in the node's thread with request, message, body, the
-        descriptor of its connection and the time; it may raise ProtocolError. Before the first request.
+        """Register a handler for a request type, before the first request. `answer` is called in the node's thread with
+        request, message, body, descriptor of the connection, and time; it may raise ProtocolError.
         """
         taken: Any = answer
         self._answers[body] = lambda request, message, *more: taken(request, message, message.body, *more)
@@ -230,11 +230,11 @@ class InferenceThread:
     # From any thread
 
     def use(self, value: Any, version: int) -> None:
-        """Compute with these weights from the next batch on, unless newer ones are here."""
+        """Use these weights from the next batch on, unless the node has newer weights."""
         self.worker.post(lambda: self._swap(Weights(value, version, True)))
 
     def load(self, model: Model) -> None:
-        """Make weights of this model in the thread for it, and use them."""
+        """Load the weights of a model in the loader's thread, and use them."""
         self.loader.run(lambda: self._load_model(model))
 
     def _load_model(self, model: Model) -> None:
@@ -247,14 +247,14 @@ class InferenceThread:
         self.use(value, model.version)
 
     def stop(self, timeout: float) -> bool:
-        """End all threads within these seconds; False if the function or the loading goes on."""
+        """End all threads; return False if the function or the loading still runs after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         has_ended = self.worker.stop(max(0.0, timeout), linger=min(timeout, 1.0))
         for thread in (self.batches, self.loader):
             has_ended = thread.stop(max(0.0, deadline - time.monotonic())) and has_ended
         return has_ended
 
-    # ------------------------------------------------------------------------- from here on: inside of the thread
+    # ------------------------------------------------------------------------- from here on: in the thread
 
     def _next_time(self) -> float:
         times = [self.lanes.next_time()]
@@ -265,7 +265,7 @@ class InferenceThread:
 
     @property
     def _version(self) -> int:
-        """Of the weights; -1 while rows wait for the first ones."""
+        """Version of the weights; -1 while rows wait for the first weights."""
         return self.weights.version if self.weights.is_there or not self.is_waiting else -1
 
     def _turn(self, ready: dict[object, int]) -> None:
@@ -276,7 +276,7 @@ class InferenceThread:
         if self.service is not None:
             self.service.turn()
         self.lanes.turn(time.monotonic())
-        self._fire()
+        self._start_batch()
 
     def _at_end(self) -> None:
         if self.service is not None:
@@ -331,9 +331,9 @@ class InferenceThread:
         self.send([*request.envelope, *frames])
 
     def check_patience(self, patience: float) -> None:
-        """Refuse a request that waits for too many seconds. Raises ProtocolError (code "too_large")."""
+        """Refuse a request whose patience is too long. Raises ProtocolError (code "too_large")."""
         if patience > (most := self.limits.tuning.patience):
-            text = f"a request that waits for {patience:g} s; {most:g} s are allowed (patience). Give a shorter timeout"
+            text = f"a wait of {patience:g} s is too long; {most:g} s are allowed (patience). Use a shorter timeout"
             raise ProtocolError("too_large", text)
 
     def _ask(
@@ -342,7 +342,7 @@ class InferenceThread:
         self.check_patience(body.patience)
         inputs, header = self.computation.inputs, message.header
         if header.fingerprint != inputs.fingerprint:
-            raise ProtocolError("schema", f"rows of another schema; this node takes {inputs!r}"[:1000])
+            raise ProtocolError("schema", f"the rows have another schema; this node expects {inputs!r}"[:1000])
         size = unpacked_size(message.payload, inputs)
         with self._received.taken(size):
             self._take_rows(request, message, body, now, size)
@@ -357,7 +357,7 @@ class InferenceThread:
         key = header.client, header.sequence
         if key in self._open:  # a resend may have come by a new connection
             self._open[key].envelope = request.envelope
-        asked = _Asked(request.envelope, header, columns)
+        asked = _OpenRequest(request.envelope, header, columns)
         widths = widths_of(columns)
         of = size + rows * sum(widths), widths
         wanted = (header.client, header.sequence, rows, asked, now, now + body.patience, body.min_version, *of)
@@ -384,14 +384,13 @@ class InferenceThread:
         )
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Send an answer: its envelope and frames."""
+        """Send an answer, its envelope and frames."""
         self.lanes.send(self._router, frames, time.monotonic())
 
     def _count(self, error: ProtocolError) -> None:
         self.counts.refused[error.code] += 1
 
     def _own(self, client: bytes, principal: str) -> None:
-        """Bind a client's id to the key that used it first."""
         self._owners.check(client, principal, time.monotonic())
 
     def _hung_up(self, descriptor: int) -> None:
@@ -402,7 +401,7 @@ class InferenceThread:
 
     # Batches
 
-    def _fire(self) -> None:
+    def _start_batch(self) -> None:
         if self._is_running:
             return
         expired, now = self.batching.expired, time.monotonic()
@@ -418,56 +417,61 @@ class InferenceThread:
                 self.batches.run(lambda: self._compute(batch, weights, now))
 
     def _compute(self, batch: RequestBatch, weights: Weights, fired: float) -> None:
-        """In the thread for batches."""
+        """Run the function for a batch, in the batches' thread or in this one."""
         begun, parts = time.perf_counter(), []
         for request in batch.requests:
             parts.append(request.content.columns)
             request.content.columns = {}
         try:
-            found: Rows | ProtocolError = self.computation.run(parts, weights)
+            outputs: Rows | ProtocolError = self.computation.run(parts, weights)
         except ProtocolError as error:
             _log.error("inference node %s: %s", self._name, error.detail, exc_info=error.__cause__)
-            found = error.with_traceback(None)  # whose frames would hold the batch as long as the error
+            outputs = error.with_traceback(None)  # its frames would keep the batch in memory
         except Exception as error:
-            found = self._failure(error, batch.rows)
+            outputs = self._failure(error, batch.rows)
         took = time.perf_counter() - begun
         if self.worker.is_here:
-            self._finish(batch, found, weights, fired, took)
+            self._finish(batch, outputs, weights, fired, took)
         else:
-            self.worker.post(lambda: self._finish(batch, found, weights, fired, took))
+            self.worker.post(lambda: self._finish(batch, outputs, weights, fired, took))
 
     def _finish(
-        self, batch: RequestBatch, found: Rows | ProtocolError, weights: Weights, fired: float, took: float
+        self, batch: RequestBatch, outputs: Rows | ProtocolError, weights: Weights, fired: float, took: float
     ) -> None:
-        """Send the answers, each as soon as it is packed: whoever has his goes on meanwhile."""
+        """Send the answers, each as soon as it is packed, so that clients can continue meanwhile."""
         self._is_running = False
         self._quick = self._quick + 1 if took < QUICK_TIME else 0
         counts, now, rows, first = self.counts, time.monotonic(), batch.rows, 0
-        counts.failures += isinstance(found, ProtocolError)
+        counts.failures += isinstance(outputs, ProtocolError)
         counts.batched_rows += rows
         counts.computed += took
         for request in batch.requests:
             asked = self._open.pop((request.client, request.number), request.content)
             body = messages.Inferred(version=weights.version, batch=rows, waited=max(0.0, fired - request.arrived))
-            frames, kept = self._answer_to(request, asked, body, found, first)
+            frames, kept = self._answer_to(request, asked, body, outputs, first)
             self.batching.answered(request, kept)
             counts.waits.saw(batch.reason, fired - request.arrived)
             counts.durations.saw(batch.reason, now - request.arrived)
             self.send([*asked.envelope, *frames])
             first += request.rows
-        if isinstance(found, dict):
-            found.clear()  # a thread may remember its last task
+        if isinstance(outputs, dict):
+            outputs.clear()  # the thread may keep a reference to its last task
 
     def _answer_to(
-        self, request: InferenceRequest, asked: _Asked, body: messages.Inferred, found: Rows | ProtocolError, first: int
+        self,
+        request: InferenceRequest,
+        asked: _OpenRequest,
+        body: messages.Inferred,
+        outputs: Rows | ProtocolError,
+        first: int,
     ) -> tuple[list[Buffer], KeptReply | None]:
-        """The frames that answer a request of a batch, and what is kept of them: nothing of a refusal."""
-        refusal = found if isinstance(found, ProtocolError) else None
+        """Return the frames that answer a request of a batch, and the reply to keep; None for a refusal."""
+        refusal = outputs if isinstance(outputs, ProtocolError) else None
         try:
-            if not isinstance(found, ProtocolError):
-                payload = self._packed(found, first, request.rows, request.client)
-                outputs = self.computation.outputs.fingerprint
-                frames = reply(asked.header, body, payload=payload, fingerprint=outputs)
+            if not isinstance(outputs, ProtocolError):
+                payload = self._packed(outputs, first, request.rows, request.client)
+                fingerprint = self.computation.outputs.fingerprint
+                frames = reply(asked.header, body, payload=payload, fingerprint=fingerprint)
                 return frames, KeptReply(frames, len(frames[0]) + len(frames[1]))
         except ProtocolError as error:
             refusal = error.with_traceback(None)
@@ -478,21 +482,19 @@ class InferenceThread:
         return reply(asked.header, messages.Refused(code=refusal.code, text=refusal.detail)), None
 
     def _failure(self, error: Exception, rows: int) -> ProtocolError:
-        """What whoever waits for a batch of so many rows is told, such as a lack of memory: the next batch may do."""
+        """Return the refusal of a failed batch, for example for lack of memory. The next batch may succeed."""
         _log.error("inference node %s: a batch failed", self._name, exc_info=error)
         return ProtocolError("failed", escape(f"a batch of {rows} rows failed: {type(error).__name__}: {error}")[:500])
 
-    def _packed(self, found: Rows, first: int, rows: int, client: bytes) -> bytes:
-        """The container of the outputs of some rows. Raises ProtocolError: it is larger than a reply to this client
-        may be.
-        """
+    def _packed(self, rows_by_name: Rows, first: int, rows: int, client: bytes) -> bytes:
+        """Return the container of some rows of the outputs. Raises ProtocolError if the client accepts no such size."""
         outputs = self.computation.outputs
-        known = pack_known(outputs, found, rows, first)
-        payload = pack_rows(outputs, cut(found, first, first + rows), rows) if known is None else known
+        known = pack_known(outputs, rows_by_name, rows, first)
+        payload = pack_rows(outputs, cut(rows_by_name, first, first + rows), rows) if known is None else known
         most = min(self.limits.tuning.request_bytes, self.receivers.of(client).request_bytes)
         if len(payload) > most:
             text = (
-                f"the outputs of {rows} rows have {len(payload)} bytes; {most} are allowed (request_bytes). Ask for "
+                f"the outputs of {rows} rows have {len(payload)} bytes; {most} are allowed (request_bytes). Send "
                 "fewer rows"
             )
             raise ProtocolError("too_large", text)
@@ -500,10 +502,10 @@ class InferenceThread:
 
 
 class _HangUps(ConnectionWatcher):
-    """Tells of connections that ended at an address where nobody shows keys."""
+    """Watcher of ended connections at an address without keys."""
 
-    def __init__(self, made: Socket, hung_up: Callable[[int], None]) -> None:
-        super().__init__(made)
+    def __init__(self, socket: Socket, hung_up: Callable[[int], None]) -> None:
+        super().__init__(socket)
         self._hung_up = hung_up
         self.watch(zmq.EVENT_DISCONNECTED)
 

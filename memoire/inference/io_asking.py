@@ -1,18 +1,18 @@
-"""What asks inference nodes or agents by one thread of its own: closed alike, and found alike after a fork.
+"""Askers of inference nodes or agents, each with one thread of its own; closed alike, and checked alike after a fork.
 
-Which inference node a client asks: its own by rendezvous hash, the next one while that is away. Pure.
+Node choice: the inference node of a client by rendezvous hash; the next one while that is away. Pure.
 
 order of client 7:  b ▶ c ▶ a        b is down: c is asked; b answers again: b is asked
 
-A worker whose turns are also taken by callers that wait for what they bring.
+Lent worker: a worker whose turns waiting callers take, too.
 
-Otherwise a caller would wake the thread for its request, and be woken by it for the answer, which costs more than most
-turns do.
+Otherwise a caller would wake the thread for its request, and the thread would wake the caller for the answer, which
+costs more than most turns do.
 
     thread   turn turn │ stands aside ..................... │ turn turn
     caller             │ turn turn │ (RETURN_INTERVAL) ...  │
 
-A ZeroMQ socket may go from one thread to another if they pass a lock on with it.
+A ZeroMQ socket may move from one thread to another if a lock moves with it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from memoire.wire import messages
 from memoire.wire.frames import Answer
 
 PROBE_INTERVAL = 0.5
-"""Seconds between two looks whether a silent node answers again."""
+"""Seconds between two probes of a silent node."""
 
 
 def rendezvous(client: bytes, urls: Sequence[str]) -> list[str]:
-    """Addresses in the order in which this client asks them: of many clients, each address is first for as many."""
+    """Return the addresses in the order for a client. Over many clients, each address is equally often the first."""
 
     def weight(url: str) -> bytes:
         return hashlib.blake2b(url.encode(), key=client, digest_size=8).digest()
@@ -51,16 +51,16 @@ def rendezvous(client: bytes, urls: Sequence[str]) -> list[str]:
 
 
 class NodeChoice:
-    """The nodes of one client, and which of them were silent when they were asked."""
+    """Order of the nodes of one client, and nodes that were silent."""
 
     def __init__(self, client: bytes, urls: Sequence[str]) -> None:
         self.order = rendezvous(client, urls)
         self.moves = 0
-        """How often a request went on to another node."""
-        self._probe_at: dict[str, float] = {}  # silent nodes, and when to look again
+        """Number of requests that moved to another node."""
+        self._probe_at: dict[str, float] = {}  # time of the next probe, by silent node
 
     def pick(self, is_down: Callable[[str], bool]) -> str:
-        """The node to ask now: the first that is neither down nor silent; the first of all where none is."""
+        """Return the node to ask now: the first that is neither down nor silent, or else the first of all."""
         for url in self.order:
             if url not in self._probe_at and not is_down(url):
                 return url
@@ -68,23 +68,23 @@ class NodeChoice:
 
     @property
     def undisturbed(self) -> str:
-        """The first node of all, while none was silent; "" otherwise."""
+        """First node, if no node was silent; else ""."""
         return "" if self._probe_at else self.order[0]
 
     def silent(self, url: str, now: float) -> None:
-        """A node did not answer in time."""
+        """Record that a node did not answer in time."""
         self._probe_at.setdefault(url, now)
 
     def answered(self, url: str) -> None:
-        """A node has answered: it is asked again."""
+        """Record that a node has answered, so that it is asked again."""
         self._probe_at.pop(url, None)
 
     def next_time(self) -> float:
-        """When `probes` has something to do."""
+        """Return the time of the next probe."""
         return min(self._probe_at.values(), default=float("inf"))
 
     def probes(self, now: float) -> list[str]:
-        """Silent nodes to say HELLO to now."""
+        """Return the silent nodes that get a HELLO now."""
         due = [url for url, at in self._probe_at.items() if at <= now]
         for url in due:
             self._probe_at[url] = now + PROBE_INTERVAL
@@ -92,11 +92,11 @@ class NodeChoice:
 
 
 RETURN_INTERVAL = 0.05
-"""Seconds after a caller's newest turn until the thread takes turns again: most callers are back before."""
+"""Seconds after a caller's newest turn until the thread takes turns again: most callers return before."""
 TURN_INTERVAL = 0.1
-"""Seconds after the newest turn for which callers may only look whether their answer is there."""
+"""Seconds after the newest turn for which callers may wait for their answer without a turn."""
 LOOK_INTERVAL = 0.01
-"""Seconds for which one does so before it takes turns: most answers are there by then."""
+"""Maximum seconds that a caller waits for its answer before it takes turns: most answers have come by then."""
 
 
 def _never(deadline: float) -> bool:
@@ -104,11 +104,11 @@ def _never(deadline: float) -> bool:
 
 
 class LentWorker(Worker):
-    """A worker that lends its turns. Its functions never run at the same time.
+    """Worker that lends its turns to waiting callers. Its functions never run at the same time.
 
     Args:
-        soon: Waits for what callers mostly wait for, a moment and not beyond the deadline that it gets, and takes it
-            in; returns whether to call it again. It costs less than a turn, which does everything else.
+        soon: Waits a moment, at most until the given deadline, for the usual event, and processes it; returns True
+            if it should be called again. Costs less than a turn, which does everything else.
     """
 
     def __init__(
@@ -121,76 +121,75 @@ class LentWorker(Worker):
     ) -> None:
         super().__init__(name, turn, next_time, at_end)
         self._soon = soon
-        self._taking = threading.Lock()  # held by whoever takes a turn
-        self._given_back = float("-inf")  # when a caller took the newest turn
-        self._needs = _core.Condition()  # of the next one
-        self._is_needed = False  # the thread has something to do that no caller waits for
+        self._taking = threading.Lock()  # held by the thread that takes a turn
+        self._lent_at = float("-inf")  # time of the newest turn of a caller
+        self._turn_needed = _core.Condition()  # notified if a turn is needed
+        self._is_needed = False  # the thread has work that no caller waits for
         self._lending = threading.Lock()  # held by the caller that takes turns while it waits
-        self._turned_over = _core.Condition()  # notified after turns, if callers wait for others'
-        self._waiting = 0  # callers that wait, also those that take turns meanwhile
+        self._turned_over = _core.Condition()  # notified after turns, if callers wait for turns of other threads
+        self._waiting = 0  # waiting callers, including the one that takes turns
 
-    # From any thread but the worker's
+    # From any thread except the worker's
 
     def wake(self) -> None:
-        """Have somebody take a turn now."""
+        """Request a turn now, of the thread or of a caller."""
         super().wake()
         self._need()
 
     def _need(self) -> None:
-        with self._needs.held():
+        with self._turn_needed.held():
             self._is_needed = True
-            self._needs.notify_all()
+            self._turn_needed.notify_all()
 
     @property
-    def _others(self) -> int:
-        """Callers that wait for others' turns."""
+    def _other_waiters(self) -> int:
         return self._waiting - self._lending.locked()
 
-    def run(self, function: Callable[..., None], *given: object) -> None:
-        """Call this now, if nobody takes a turn at this moment; as `post` does, otherwise."""
-        with self._mine() as is_mine:
+    def run(self, function: Callable[..., None], *args: object) -> None:
+        """Call a function now if no turn runs at this moment; else post it to the thread."""
+        with self._turn_lock() as is_mine:
             if is_mine and not self._stopping:
-                function(*given)
+                function(*args)
         if not is_mine:
-            self.post(lambda: function(*given))
+            self.post(lambda: function(*args))
 
     @contextmanager
-    def _mine(self, seconds: float = 0.0) -> Iterator[bool]:
-        """Be the one that takes a turn, if nobody else does, or not any more within these seconds."""
+    def _turn_lock(self, seconds: float = 0.0) -> Iterator[bool]:
+        """Acquire the right to take a turn within `seconds`; yield True if acquired."""
         with _core.Held.within(self._taking, seconds) as is_mine:
             try:
                 yield is_mine
             finally:
                 if is_mine:
-                    self._given_back = time.monotonic()
+                    self._lent_at = time.monotonic()
 
     def run_and_look(
-        self, function: Callable[[Any], None], given: Any, is_done: Callable[[], bool], deadline: float
+        self, function: Callable[[Any], None], argument: Any, is_done: Callable[[], bool], deadline: float
     ) -> None:
-        """As `run`, and wait a moment for what this brings about, before anybody else takes turns: for a caller that
-        goes on with `wait_for`, to which mostly nothing is left.
+        """As `run`, then wait a moment for the result before other callers take turns. For a caller that continues with
+        `wait_for`, which usually finds the result.
         """
-        with self._mine() as is_mine:
+        with self._turn_lock() as is_mine:
             if is_mine and not self._stopping:
-                function(given)
-                self._look(lambda: is_done() or self._waiting > 0, deadline)
+                function(argument)
+                self._wait_briefly(lambda: is_done() or self._waiting > 0, deadline)
         if not is_mine:
-            self.post(lambda: function(given))
+            self.post(lambda: function(argument))
 
-    def run_alone(self, function: Callable[..., Any], *given: object) -> Any:
-        """Call this, which waits a moment at most, and return what it returns. None, without a call, if anybody else
+    def run_alone(self, function: Callable[..., Any], *args: object) -> Any:
+        """Call a function that waits at most a moment, and return its result. None, without a call, if another thread
         takes a turn or waits for one, or if a turn is due.
         """
         if self.doors.posted or self._waiting or time.monotonic() >= self._turned + TURN_INTERVAL:
             return None
-        with self._mine() as is_mine:
-            return function(*given) if is_mine and not self._stopping else None
+        with self._turn_lock() as is_mine:
+            return function(*args) if is_mine and not self._stopping else None
 
     def wait_for(self, is_done: Callable[[], bool], deadline: float) -> bool:
-        """Wait until turns have brought something about; False if they have not at `deadline`, by time.monotonic().
+        """Wait until turns make `is_done` true; return False if `deadline`, by time.monotonic(), passes first.
 
-        The caller's thread takes the turns. If several wait, then the worker's thread does. KeyboardInterrupt may end a
-        turn half way: what it would have sent or received is sent again then.
+        The caller's thread takes the turns; if several callers wait, the worker's thread does. KeyboardInterrupt may
+        interrupt a turn: its messages are sent or received again later.
         """
         if is_done():
             return True
@@ -209,20 +208,20 @@ class LentWorker(Worker):
     def _take_turns(self, is_done: Callable[[], bool], deadline: float) -> None:
         if self._taking.locked():
             self.doors.waker.wake()
-        with self._mine(max(0.0, deadline - time.monotonic())) as is_mine:
+        with self._turn_lock(max(0.0, deadline - time.monotonic())) as is_mine:
             if is_mine:
-                self._look(is_done, deadline)
+                self._wait_briefly(is_done, deadline)
             while is_mine and not (is_done() or self._stopping):
                 super()._step(deadline)
-                if self._others:
-                    self._tell()
+                if self._other_waiters:
+                    self._notify()
                 if time.monotonic() >= deadline:
                     break
-        if self._stopping:  # the thread ends what is open
+        if self._stopping:  # the thread ends open requests
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _look(self, is_done: Callable[[], bool], deadline: float) -> None:
-        """Wait a moment for what most callers wait for, unless a turn is due that does the rest."""
+    def _wait_briefly(self, is_done: Callable[[], bool], deadline: float) -> None:
+        """Wait a moment for the usual event, unless a turn is due for other events."""
         try:
             last = min(self._turned + TURN_INTERVAL, time.monotonic() + LOOK_INTERVAL)
             while not (is_done() or self.doors.posted) and time.monotonic() < last:
@@ -230,41 +229,41 @@ class LentWorker(Worker):
                     break
         except Exception:
             self._failed()
-        if self._others:
-            self._tell()
+        if self._other_waiters:
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._turned_over.held():
             self._turned_over.notify_all()
 
-    # The thread's own turns
+    # Turns of the thread
 
     def _step(self, until: float = float("inf")) -> None:
-        while self._lending.locked() or time.monotonic() - self._given_back < RETURN_INTERVAL:
-            with self._needs.held():
-                if self._others or self._needs.wait_for(lambda: self._is_needed, RETURN_INTERVAL):
+        while self._lending.locked() or time.monotonic() - self._lent_at < RETURN_INTERVAL:
+            with self._turn_needed.held():
+                if self._other_waiters or self._turn_needed.wait_for(lambda: self._is_needed, RETURN_INTERVAL):
                     break
-        with self._needs.held():
+        with self._turn_needed.held():
             self._is_needed = False
         with self._taking:
             if not self._stopping:
                 super()._step(until)
-        if self._others:
-            self._tell()
+        if self._other_waiters:
+            self._notify()
 
     def _finish(self) -> None:
         with self._taking:
             super()._finish()
-        self._tell()
+        self._notify()
 
 
 class AskingThread:
-    """The thread that asks one of several nodes: it owns a channel to each, and looks whether silent ones are back.
+    """Thread that asks one of several nodes: it has a channel to each node, and probes silent nodes.
 
     Args:
-        name: Of the thread.
-        soon: As of `LentWorker`.
-        facts: As of `open_channels`.
+        name: Name of the thread.
+        soon: As in `LentWorker`.
+        facts: Further arguments of `open_channels`.
 
     Raises:
         EndpointError: an address is malformed.
@@ -289,7 +288,7 @@ class AskingThread:
     def _is_down(self, url: str) -> bool:
         return self._channels[url].link.is_down
 
-    # Inside of the thread
+    # In the thread
 
     def _next_time(self) -> float:
         return min(self.choice.next_time(), *(channel.next_time() for channel in self._channels.values()))
@@ -309,12 +308,11 @@ class AskingThread:
         return heard
 
     def _at_end(self) -> None:
-        """End what is open: nobody answers any more."""
         raise NotImplementedError
 
 
 class Asker(Node):
-    """A node that asks others, one at a time of several addresses."""
+    """Node that asks other nodes, one of several addresses at a time."""
 
     CLOSED_AT_EXIT = 0
 
@@ -325,7 +323,6 @@ class Asker(Node):
 
     @property
     def _asking(self) -> AskingThread:
-        """The thread, which has the sockets."""
         raise NotImplementedError
 
     def _start(self) -> None:
@@ -334,16 +331,16 @@ class Asker(Node):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The addresses, in the order in which they are asked."""
+        """Addresses, in the order in which they are asked."""
         return tuple(self._asking.choice.order)
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._closing.is_set()
 
     def close(self, timeout: float | None = None) -> None:
-        """End the thread within `timeout` seconds: what is open raises Closed, or is given up. May be called again."""
+        """End the thread within `timeout` seconds; open requests raise Closed or are dropped. May be called again."""
         patience = seconds(timeout, self._limits.close_timeout)
         self._closing.set()
         with self._closer(time.monotonic() + patience) as is_mine:
@@ -352,10 +349,10 @@ class Asker(Node):
 
 
 def checked_urls(urls: str | Sequence[str]) -> list[str]:
-    """Addresses to connect to, or one. Raises EndpointError: there is none, or one is malformed."""
-    given = [urls] if isinstance(urls, str) else list(urls)
-    if not given:
+    """Return a list of addresses to connect to, from one or several. Raises EndpointError if none or malformed."""
+    endpoints = [urls] if isinstance(urls, str) else list(urls)
+    if not endpoints:
         raise EndpointError("[]", "connect to", "a policy needs the address of an inference node", "tcp://host:5570")
-    for url in given:
+    for url in endpoints:
         addresses.check(url, "connect to")
-    return given
+    return endpoints

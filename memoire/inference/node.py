@@ -1,4 +1,4 @@
-"""Batched inference: a node that gives the rows of many clients to one call of a function.
+"""Batched inference: a node that passes the rows of many clients to one call of a function.
 
 actors ──INFER (rows)──▶ queue ──one batch──▶ function(columns, weights) ──parted──▶ INFERRED (rows, version)
                                                      ▲ swapped between two batches
@@ -39,54 +39,54 @@ from .io import InferenceThread, NodeService
 _log = logging.getLogger(__name__)
 
 OWN_COPIES = 2
-"""How often a node has `request_bytes` beside `held_bytes`: for requests, and for replies on their way."""
+"""Multiple of `request_bytes` that a node uses in addition to `held_bytes`: for requests, and for queued replies."""
 
 
 def kept_of(held: int) -> int:
-    """Bytes of kept replies that a node has beside so many held bytes."""
+    """Return the maximum bytes of kept replies of a node, which come on top of its held bytes."""
     return min(KEPT_BYTES, held // 8)
 
 
 class Inference(Node):
-    """Answers clients' rows with what a function makes of them, many at a time; see the module.
+    """Inference node: answers rows of many clients by one call of a function for each batch; see the module.
 
-    A batch begins as soon as its rows reach `max_batch`, or every client that is alive has a request here, or the
+    A batch begins as soon as its rows reach `max_batch`, or every alive client has a request in the queue, or the
     oldest request has waited `max_wait`. All rows of a batch are computed with one version of the weights.
 
     Args:
         endpoint: Address to listen at, such as "tcp://*:5570".
-        inputs, outputs: Columns of the rows that come and go, as `Schema` takes them; no state is needed. Values of
+        inputs, outputs: Columns of received and returned rows, as of `Schema`; a state is not required. Values of
             columns called obs or state must be finite, unless their `Column` allows NaN.
         function: Called in one thread as function(columns), and as function(columns, weights) once there are weights.
-            `columns` has an array [B, *F] for each input, a ragged one padded with zeros and beside it NAME_length
-            [B]. It returns a mapping with an array [B, *F] for each output, a ragged one as a list of arrays, or
-            padded with NAME_length. Arrays are only to be read. An error in it is the clients' answer (code "failed").
-        weights: Called with what was published on `topic`, in another thread; what it returns goes to the function.
-            None passes the content on as it is. If it raises, the former weights stay.
-        topic: Of the models.
-        connect: Address of a server or proxy that has the models; None: there are only those of `update`. If there is
-            one, rows wait for the first weights.
-        max_batch: Rows of a batch.
-        max_wait: Seconds that a request waits for others.
-        alive: Seconds after a client's last request for which others wait for its next one.
-        queue_rows: Rows that may wait; one client may have half of them. Further ones are refused (code "busy"). As
-            many again may wait for a later version of the weights. Their bytes are bounded by `limits.held_bytes`.
-        sizes: Rows of which batches have one number, for compiled functions: they are filled up with rows of zeros.
-            None gives batches as they are.
-        name: What people call it on pages and in logs, as of `Proxy`.
-        keys: This process' keys folder (or a cluster's), as of `Proxy`.
-        service: What it does beside, such as answer observers; `rl.Agent` makes it.
+            `columns` has an array [B, *F] for each input, a ragged one padded with zeros and its lengths beside it as
+            NAME_length [B]. The function returns a mapping with an array [B, *F] for each output, a ragged one as a
+            list of arrays, or padded with NAME_length. It must not change its arrays. Clients get its error (code
+            "failed").
+        weights: Called in another thread with a model published on `topic`; returns the weights for the function.
+            None passes the model's content unchanged. If it raises, the former weights stay.
+        topic: Topic of the models.
+        connect: Address of a server or proxy that has the models, so that rows wait for the first weights. None uses
+            only weights of `update`.
+        max_batch: Maximum rows of a batch.
+        max_wait: Maximum seconds that a request waits for further requests.
+        alive: Seconds after a client's last request for which batches wait for its next request.
+        queue_rows: Maximum rows that wait; one client may have half of them. Further rows are refused (code "busy").
+            As many again may wait for a later version of the weights. `limits.held_bytes` bounds their bytes.
+        sizes: Row counts to which batches are padded with zeros, for compiled functions. None does not pad.
+        name: Name of the node on pages and in logs, as of `Proxy`.
+        keys: Keys folder of this process (or of a cluster), as of `Proxy`.
+        service: Further service of the node, such as answers to observers; `rl.Agent` makes it.
 
     Raises:
         EndpointError: an address is in use or malformed.
         KeyFileError: the keys cannot be used.
-        SchemaError, ParameterError, WrongType: an argument is wrong, or its container has less memory.
+        SchemaError, ParameterError, WrongType: an argument is invalid, or the container has too little memory.
     """
 
     CALLED = "this inference node"
     ROLE = "inference"
     _container: ClassVar[Container] = CONTAINER
-    """That in which its memory is reserved."""
+    """Container whose memory limit bounds the reservation."""
     CLOSED_AT_EXIT = 1
 
     @checked_names()
@@ -129,7 +129,7 @@ class Inference(Node):
         kept = kept_of(held)
         for columns, schema in (("inputs", computation.inputs), ("outputs", computation.outputs)):
             if (size := rows_bytes(schema, 1)) > (most := self._limits.tuning.request_bytes):
-                raise ParameterError("request_bytes", most, f"at least {size}, which one row of the {columns} takes")
+                raise ParameterError("request_bytes", most, f"at least {size}, the bytes of one row of {columns}")
         load = (lambda content: content) if weights is None else _callable("weights", weights)
         wait, life = seconds(max_wait, name="max_wait"), seconds(alive, name="alive")
         self.topic = check_topic(topic)
@@ -184,25 +184,25 @@ class Inference(Node):
 
     @property
     def endpoint(self) -> str:
-        """Address, as bound: what clients ask."""
+        """Bound address, to which clients send their rows."""
         return self._thread.endpoint
 
     @property
     def keys(self) -> Keys | None:
-        """Of this process; None where everybody is let in."""
+        """Keys of this process; None if the node accepts every client."""
         return self._gate.keys
 
     @property
     def version(self) -> int:
-        """Of the weights that the next batch is computed with; 0 when there are none, or nobody has said one."""
+        """Version of the weights for the next batch; 0 if there are no weights, or weights without a version."""
         return self._thread.weights.version
 
     def update(self, weights: Any, version: int) -> None:
-        """Compute with these weights from the next batch on: for a learner that has no server. Returns at once.
+        """Use these weights from the next batch on, for a learner without a server. Returns at once.
 
         Args:
-            weights: What the function gets. It must not change afterwards: a batch may run.
-            version: That replies say, at least 0.
+            weights: Weights for the function. They must not change afterwards: a batch may be running.
+            version: Version that replies contain, at least 0.
         """
         if self._closing.is_set():
             raise Closed(self.CALLED)
@@ -212,10 +212,10 @@ class Inference(Node):
         """Wait until the weights have this version or a newer one, and return it.
 
         Args:
-            timeout: Seconds; None is `request_timeout` of the limits.
+            timeout: Seconds to wait; None takes `request_timeout` of the limits.
 
         Raises:
-            MemoireTimeout: they do not have it in time.
+            MemoireTimeout: the weights did not reach the version in time.
             Closed: the node was closed.
         """
         patience, thread = seconds(timeout, self._limits.request_timeout), self._thread
@@ -226,18 +226,18 @@ class Inference(Node):
         with thread.changed.held():
             if not thread.changed.wait_for(is_done, patience):
                 link = thread.models
-                why = f"It has version {self.version}. " + ("Call update()." if link is None else link.trouble)
+                why = f"The node has version {self.version}. " + ("Call update()." if link is None else link.trouble)
                 raise MemoireTimeout(f"version {version} of the weights", self.endpoint, patience, why)
         if self._closing.is_set():
             raise Closed(self.CALLED)
         return self.version
 
     def show_pages(self, address: str) -> None:
-        """Tell whoever asks that the pages about this node are at "http://HOST:PORT"."""
+        """Advertise the address of this node's pages, "http://HOST:PORT", to clients in WELCOME."""
         self._thread.pages = (checked_name("address", address),)
 
     def stats(self) -> InferenceStats:
-        """All figures at this moment."""
+        """Return all figures of the node at this moment."""
         thread, batching = self._thread, self._thread.batching
         counts, now = thread.counts, time.monotonic()
         waits = counts.waits.now()
@@ -271,29 +271,29 @@ class Inference(Node):
         )
 
     def liveness(self) -> list[str]:
-        """What only a restart can mend, a sentence each. Empty while all is well."""
+        """Return faults that only a restart can repair, a sentence each; empty if there is none."""
         thread = self._thread
         return [*thread.worker.trouble(), *thread.batches.trouble(), *thread.loader.trouble()]
 
     def readiness(self) -> list[str]:
-        """Why this node should get no clients just now, a sentence each; empty when it should."""
+        """Return reasons why this node should get no clients now, a sentence each; empty if it is ready."""
         if self._closing.is_set():
-            return ["closing: this inference node is about to end"]
+            return ["closing: this inference node is closing"]
         if self._thread.is_waiting and not self._thread.weights.is_there:
             return [f"starting: no weights of topic {self.topic!r} have come yet"]
         return self._gate.trouble()
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._closing.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until somebody closes the node; False when `timeout` seconds passed first."""
+        """Wait until the node is closed; return False if `timeout` seconds pass first."""
         return self._closing.wait(seconds(timeout))
 
     def close(self, timeout: float | None = None) -> None:
-        """End the threads and close every socket within `timeout` seconds. May be called again, and from any thread."""
+        """End the threads and close every socket within `timeout` seconds. May be called again, from any thread."""
         patience = seconds(timeout, self._limits.close_timeout)
         self._closing.set()
         with self._thread.changed.held():
@@ -302,7 +302,7 @@ class Inference(Node):
             if not is_mine:
                 return
             if not self._thread.stop(max(END_TIMEOUT, patience)):
-                _log.warning("inference node %s: its threads did not end in time", self.name)
+                _log.warning("inference node %s: its threads did not end before the deadline", self.name)
             self._gate.close()
             self._reserved.release()
             sockets.wait_unbound((self.endpoint,), patience)
@@ -311,17 +311,17 @@ class Inference(Node):
         return f"<memoire.Inference {self.name!r} at {self.endpoint}>"
 
 
-def _callable(name: str, given: Any) -> Any:
-    if not callable(given):
-        raise WrongType(name, "a function", type(given).__name__)
-    return given
+def _callable(name: str, function: Any) -> Any:
+    if not callable(function):
+        raise WrongType(name, "a function", type(function).__name__)
+    return function
 
 
 def _checked_sizes(sizes: Sequence[int] | None, max_batch: int) -> tuple[int, ...]:
-    """Numbers of rows, ascending, the last of which a full batch fits in."""
+    """Return the row counts in ascending order. Raises ParameterError if a full batch exceeds the largest."""
     if sizes is None:
         return ()
-    given = tuple(sorted(whole("sizes", size, 1) for size in sizes))
-    if not given or given[-1] < max_batch:
+    counts = tuple(sorted(whole("sizes", size, 1) for size in sizes))
+    if not counts or counts[-1] < max_batch:
         raise ParameterError("sizes", list(sizes), f"numbers of rows, the largest at least max_batch={max_batch}")
-    return given
+    return counts

@@ -1,9 +1,9 @@
-"""A policy that acts far away: observations go to an inference node, actions come back. An actor needs no torch for it.
+"""Remote policy: sends observations to an inference node and receives actions. An actor needs no torch for this.
 
 RemotePolicy ──INFER──▶ its node by rendezvous hash      down or silent: the next one, and back when it returns
 
-All requests of a policy that acts step by step are the same but for a number and the values, and so are their answers:
-few steps make and read them here, and compiled ones. Whatever is not just so is for the parser, which says what it is.
+Requests of a policy that acts step by step differ only in a number and in the values, and so do their answers. A few
+compiled steps write and read them here. Any other message goes to the parser, which explains what is wrong.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from .computation import packed_rows, padded
 from .io_asking import Asker, AskingThread, checked_urls
 
 MIN_BACKOFF, MAX_BACKOFF = 0.01, 0.2
-"""Seconds before a node is asked again whose queue is full: at first, and at most."""
+"""Seconds before a retry at a node whose queue is full: at first, and at most."""
 
 MAX_EXCHANGES = 256
-"""Numbers of rows of which the frames are kept; others are made again."""
+"""Maximum row counts whose prepared frames are kept; all are dropped beyond."""
 
 
 ANSWER_FRAMES: Final = 3
-"""Of an answer: an empty one, the header, the rows."""
+"""Frames of an answer: an empty one, the header, the rows."""
 
 
 class Exchange:
-    """Requests of so many rows, and the answers.
+    """Prepared requests for a number of rows, and reader of their answers.
 
     Args:
-        head: Frame 0 of one of them, with whatever number and payload.
+        head: Frame 0 of such a request, with any number and payload.
     """
 
     def __init__(self, inputs: Any, outputs: Any, head: bytes, expected: bytes, tail_bytes: int) -> None:
@@ -59,7 +59,7 @@ class Exchange:
     def of(
         cls, inputs: RowSchema, outputs: RowSchema, rows: int, *, client: bytes, patience: float, limits: Limits
     ) -> Exchange | None:
-        """The exchange of so many rows; None while the forms of both containers are not known."""
+        """Return the exchange for a number of rows; None if the forms of the containers are not known yet."""
         asked, answered = FORMS.of(inputs, rows), FORMS.of(outputs, rows)
         if asked is None or answered is None:
             return None
@@ -69,24 +69,24 @@ class Exchange:
         return cls(asked, answered, head, expected, limits.tuning.tail_bytes)
 
     def request(self, columns: Mapping[str, Any], number: int) -> list[bytes] | None:
-        """The frames of a request; None if the columns are not just as they should be."""
+        """Return the frames of a request; None if the columns do not fit the prepared form exactly."""
         payload = self._inputs.pack(columns) if type(columns) is dict else None
         return None if payload is None else [b"", _bytes.renumbered(self._head, number, payload), payload]
 
     def outputs(self, frames: Sequence[Any], number: int) -> Rows | None:
-        """The columns of an answer; None if the frames are something else than the usual answer to this request."""
+        """Return the columns of an answer; None if the frames are not the usual answer to this request."""
         if len(frames) != ANSWER_FRAMES or len(frames[0]):
             return None
         _, head, payload = frames
         if not _bytes.is_answer(head, payload, self._expected, number, self._tail_bytes):
             return None
-        found: Rows | None = self._outputs.unpack(payload)
-        return found
+        columns: Rows | None = self._outputs.unpack(payload)
+        return columns
 
 
 @dataclass(eq=False, slots=True)
 class AskedRows:
-    """One question until it is answered. `has_ended` is set after everything else."""
+    """Request of rows until its answer. `has_ended` is set after all other fields."""
 
     payload: Any
     rows: int
@@ -99,14 +99,14 @@ class AskedRows:
     version: int = 0
     tried: list[str] = field(default_factory=list)
     url: str = ""
-    """Where it is asked now; "" while it waits to be asked again."""
+    """Address of the node that is asked now; "" while the request waits for a retry."""
     move_at: float = 0.0
-    """When the next node is asked, or this one again."""
+    """Time at which the next node is asked, or this one again."""
     backoff: float = MIN_BACKOFF
 
 
 class PolicyThread(AskingThread):
-    """Asks for rows.
+    """Thread that asks inference nodes for the outputs of rows.
 
     Args:
         silence: Seconds without an answer after which the next node is asked.
@@ -127,7 +127,7 @@ class PolicyThread(AskingThread):
         self._inputs, self._outputs, self._limits, self._silence = inputs, outputs, limits, silence
         self._client = client
         self._open: set[AskedRows] = set()
-        self._exchanges: dict[int, Exchange] = {}  # by rows
+        self._exchanges: dict[int, Exchange] = {}  # exchange by number of rows
         self._numbers = itertools.count(1)
         facts: dict[str, Any] = {"limits": limits, "keys": keys, "numbers": self._numbers}
         super().__init__("memoire-policy", urls, client=client, context=context, soon=self._soon, **facts)
@@ -137,40 +137,39 @@ class PolicyThread(AskingThread):
     # From any thread
 
     def ask(self, asked: AskedRows) -> None:
-        """Have it asked."""
+        """Send a request without a wait for its answer."""
         self.worker.run(self._begin, asked)
 
     def ask_and_look(self, asked: AskedRows) -> None:
-        """Have it asked, and wait a moment for its answer: mostly it has ended then."""
+        """Send a request and wait a moment for its answer, which has usually come then."""
         self.worker.run_and_look(self._begin, asked, lambda: asked.has_ended, asked.deadline)
 
     def act(self, columns: Any, timeout: float) -> Rows | AskedRows | None:
-        """Ask for rows in the shortest way, for a caller that waits: if the first node is as it should be, and nothing
-        else is asked. Returns the outputs; or, if they have not come at once, what waits for them; None if nothing was
-        asked, and `ask_and_look` has to.
+        """Send rows in the shortest way for a waiting caller, if the first node is available and no request is open.
+        Return the outputs, or the open request if they have not come at once; None if nothing was sent.
         """
-        found: Rows | AskedRows | None = self.worker.run_alone(self._act, columns, timeout)
-        return found
+        outcome: Rows | AskedRows | None = self.worker.run_alone(self._act, columns, timeout)
+        return outcome
 
     def wait_for(self, asked: AskedRows, deadline: float) -> bool:
-        """Wait until it has ended; False if it has not at `deadline`, by time.monotonic()."""
+        """Wait until a request has ended; return False if `deadline`, by time.monotonic(), passes first."""
         return self.worker.wait_for(lambda: asked.has_ended, deadline)
 
     def drop(self, asked: AskedRows) -> None:
-        """Its answer is not needed any more."""
+        """Drop a request whose answer is not needed any more."""
         self.worker.post(lambda: self._drop(asked))
 
     def trouble(self) -> str:
-        """Why the nodes may not answer, and what to do. Tries to connect, which takes 0.2 s at most."""
+        """Return the reason why the nodes may not answer, and what to do. Tries to connect, for at most 0.2 s."""
         return self._channels[self.choice.order[0]].link.explain()
 
     @property
     def denied(self) -> MemoireError | None:
-        """Why no node lets this process in; None where one may."""
-        found = [channel.link.denied for channel in self._channels.values()]
-        return found[0] if all(found) else None
+        """Error of access if all nodes refuse this process's key; else None."""
+        denials = [channel.link.denied for channel in self._channels.values()]
+        return denials[0] if all(denials) else None
 
-    # ------------------------------------------------------------------------- from here on: inside of the thread
+    # ------------------------------------------------------------------------- from here on: in the thread
 
     def _next_time(self) -> float:
         return min(super()._next_time(), *(asked.move_at for asked in self._open), math.inf)
@@ -182,7 +181,7 @@ class PolicyThread(AskingThread):
             self._look_after(asked, now)
 
     def _soon(self, deadline: float) -> bool:
-        """Wait a moment for the answer of the node that is asked. Returns whether that is one, and there is time."""
+        """Wait a moment for an answer of the only node that is asked; return True if a further wait makes sense."""
         url = ""
         for asked in self._open:
             if not asked.url or url not in ("", asked.url):
@@ -216,7 +215,7 @@ class PolicyThread(AskingThread):
         if type(first) is not np.ndarray or not first.ndim or not channel.is_free:
             return None
         rows = len(first)
-        exchange = self._exchanges.get(rows) or self._learned(rows, timeout)
+        exchange = self._exchanges.get(rows) or self._exchange_for(rows, timeout)
         number = next(self._numbers)
         frames = None if exchange is None else exchange.request(columns, number)
         if exchange is None or frames is None or len(frames[-1]) > channel.longest:
@@ -230,20 +229,20 @@ class PolicyThread(AskingThread):
             opened.append(asked)
             return asked.deadline, self._answered(asked, url)
 
-        found: Rows | None = channel.ask_at_once(number, frames, now, exchange.outputs, open_)
-        return opened[0] if found is None else found
+        outputs: Rows | None = channel.ask_at_once(number, frames, now, exchange.outputs, open_)
+        return opened[0] if outputs is None else outputs
 
-    def _learned(self, rows: int, timeout: float) -> Exchange | None:
-        """The exchange of so many rows, kept for the next ones."""
+    def _exchange_for(self, rows: int, timeout: float) -> Exchange | None:
+        """Return the exchange for a number of rows, and keep it for later requests."""
         if timeout <= 2.0 * ANSWER_TIMEOUT or self._outputs.ragged:
             return None
         facts: dict[str, Any] = {"client": self._client, "patience": timeout, "limits": self._limits}
-        made = Exchange.of(self._inputs, self._outputs, rows, **facts)
-        if made is not None:
+        exchange = Exchange.of(self._inputs, self._outputs, rows, **facts)
+        if exchange is not None:
             if len(self._exchanges) >= MAX_EXCHANGES:
                 self._exchanges.clear()
-            self._exchanges[rows] = made
-        return made
+            self._exchanges[rows] = exchange
+        return exchange
 
     def _begin(self, asked: AskedRows) -> None:
         if asked.has_ended:
@@ -292,7 +291,7 @@ class PolicyThread(AskingThread):
                 return
             columns, rows = unpack_rows(answer.payload, self._outputs, self._limits)
             if rows != asked.rows:
-                raise ProtocolError("value", f"{rows} rows came for {asked.rows}")
+                raise ProtocolError("value", f"the node answered {asked.rows} rows by {rows} rows")
         except ProtocolError as error:
             self._end(asked, Refused(asked.url, error.code, error.detail))
             return
@@ -300,13 +299,15 @@ class PolicyThread(AskingThread):
         self._end(asked)
 
     def _compare(self, asked: AskedRows, url: str, refused: Refused) -> None:
-        """Ask a node for its columns, and end with both sides' ones; if it does not say them, as it was refused."""
+        """Ask a node for its columns, and end the request with an error that names the columns of both sides. If the
+        node does not report its columns, the error is `refused`.
+        """
 
         def finish(answer: Answer) -> None:
             if asked.url != url or asked not in self._open:
                 return
-            said = answer.body if isinstance(answer, Message) else None
-            sides = {} if not isinstance(said, messages.Welcome) else {"inputs": said.schema, "outputs": said.outputs}
+            body = answer.body if isinstance(answer, Message) else None
+            sides = {} if not isinstance(body, messages.Welcome) else {"inputs": body.schema, "outputs": body.outputs}
             text = differing_columns(sides, {"inputs": self._inputs, "outputs": self._outputs})
             self._end(asked, Refused(url, "schema", text) if text else refused)
 
@@ -314,7 +315,7 @@ class PolicyThread(AskingThread):
         self._channels[url].ask(messages.Hello(role="actor"), finish, asked.deadline)
 
     def _end(self, asked: AskedRows, error: MemoireError | None = None) -> None:
-        """It is over: it has its columns, an error, or neither, which is that its time has passed."""
+        """End a request: it has its columns, an error, or neither if its deadline has passed."""
         self._open.discard(asked)
         if asked.url:
             self._channels[asked.url].drop(asked.number)
@@ -331,31 +332,31 @@ class PolicyThread(AskingThread):
 
 
 def differing_columns(node: Mapping[str, str], policy: Mapping[str, RowSchema]) -> str:
-    """What a node says of its columns, by name, beside a policy's, where they differ; "" if they do not."""
+    """Return in words how a node's columns differ from a policy's, by name; "" if they do not differ."""
     texts = []
     for name, text in node.items():
         with contextlib.suppress(MemoireError, ValueError):
-            theirs = RowSchema.from_json(text)
-            if theirs.fingerprint != policy[name].fingerprint:
-                texts.append(f"{name} of the node are {theirs!r:.400}, and those of this policy {policy[name]!r:.400}")
+            of_node = RowSchema.from_json(text)
+            if of_node.fingerprint != policy[name].fingerprint:
+                texts.append(f"{name} of the node are {of_node!r:.400}, those of this policy {policy[name]!r:.400}")
     return f"{'; '.join(texts)}. Give Inference and RemotePolicy the same columns" if texts else ""
 
 
 GRACE = 0.25
-"""Seconds after a deadline in which its thread still says how a request has ended."""
+"""Seconds after a deadline in which the thread still reports how a request has ended."""
 NOW = 0.0
-"""A deadline that has passed."""
+"""Deadline that has always passed, in seconds of the monotonic clock."""
 
 
 class Policy(Protocol):
-    """Whatever acts: rows of observations to rows of outputs."""
+    """Any policy: computes rows of outputs from rows of observations."""
 
     def act(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The outputs of these rows."""
+        """Return the outputs of these rows."""
 
 
 class Pending:
-    """Rows that were asked for; `RemotePolicy.ask` makes them."""
+    """Pending outputs of rows, as returned by `RemotePolicy.ask`."""
 
     def __init__(
         self,
@@ -366,30 +367,31 @@ class Pending:
         asked: AskedRows,
     ) -> None:
         self._thread, self._outputs, self._timeout = thread, outputs, timeout
-        self._fallback, self._asked = fallback, asked
+        self._fallback, self._request = fallback, asked
 
     @property
     def done(self) -> bool:
-        """Whether `result` returns or raises without waiting."""
-        return self._thread.wait_for(self._asked, NOW)
+        """True if `result` returns or raises without waiting."""
+        return self._thread.wait_for(self._request, NOW)
 
     @property
     def version(self) -> int:
-        """Of the weights that the result was computed with; 0 before, or if nobody said one."""
-        return self._asked.version
+        """Version of the weights that computed the result; 0 before the result, or if the node reports none."""
+        return self._request.version
 
     def result(self, timeout: float | None = None) -> Mapping[str, Any]:
-        """The outputs: an array [n, *F] for each, a ragged one padded with zeros, and beside it NAME_length [n].
+        """Wait for the outputs and return them: an array [n, *F] for each output. A ragged output is padded with zeros,
+        and has its lengths beside it as NAME_length [n].
 
         Args:
-            timeout: Seconds to wait; None waits for as long as the policy does.
+            timeout: Seconds to wait; None waits as long as the policy does.
 
         Raises:
-            MemoireTimeout: there is no answer in time, and no fallback. The text says which nodes were asked.
-            Refused: a node has refused it, for instance since its function failed (code "failed").
-            Closed: it was cancelled, or the policy was closed.
+            MemoireTimeout: no answer came in time, and there is no fallback. The text names the nodes that were asked.
+            Refused: a node refused the request, for example because its function failed (code "failed").
+            Closed: the request was cancelled, or the policy was closed.
         """
-        asked, now = self._asked, time.monotonic()
+        asked, now = self._request, time.monotonic()
         last = max(now, asked.deadline) + GRACE
         has_ended = self._thread.wait_for(asked, last if timeout is None else min(last, now + seconds(timeout)))
         if asked.error is not None:
@@ -399,29 +401,33 @@ class Pending:
         is_given_up = has_ended or time.monotonic() >= asked.deadline
         if is_given_up and self._fallback is not None:
             return self._fallback()
-        raise self._too_late(self._timeout if is_given_up else seconds(timeout))
+        raise self._timeout_error(self._timeout if is_given_up else seconds(timeout))
 
-    def _too_late(self, patience: float) -> Exception:
-        tried = ", ".join(self._asked.tried or self._thread.choice.order)
+    def _timeout_error(self, patience: float) -> Exception:
+        tried = ", ".join(self._request.tried or self._thread.choice.order)
         return self._thread.denied or MemoireTimeout("outputs", tried, patience, self._thread.trouble())
 
     def cancel(self) -> None:
-        """The result is not needed any more."""
-        self._thread.drop(self._asked)
+        """Drop the request: its result is not needed any more."""
+        self._thread.drop(self._request)
 
 
 class RemotePolicy(Asker):
-    """Asks inference nodes for the outputs of rows. Any thread may; several requests may be on their way.
+    """Policy that asks inference nodes for the outputs of rows. Thread-safe; several requests may be open.
+
+    Example:
+        policy = memoire.RemotePolicy("tcp://inference:5570", {"obs": (np.float32, (4,))}, {"action": np.int64})
+        action = policy.act({"obs": observations})["action"]
 
     Args:
-        urls: Addresses of inference nodes that compute the same; or one. Each client has its own order of them.
-        inputs, outputs: Columns of rows, just as the nodes have them; see `Inference`.
+        urls: Address of an inference node, or of several that compute the same. Each client has its own order.
+        inputs, outputs: Columns of rows, the same as at the nodes; see `Inference`.
         timeout: Seconds until a request is given up.
-        fallback: A policy whose `act` is called, in the caller's thread, where no node has answered in time.
-        keys: This process' keys folder; see docs/operations.md.
+        fallback: Policy whose `act` is called in the caller's thread if no node has answered in time.
+        keys: Keys folder of this process; see docs/operations.md.
 
     Raises:
-        EndpointError: an address is malformed, or there is none.
+        EndpointError: an address is malformed, or the list is empty.
         KeyFileError: the keys cannot be used.
     """
 
@@ -461,40 +467,39 @@ class RemotePolicy(Asker):
 
     @property
     def moves(self) -> int:
-        """How often a request went on to another node."""
+        """Number of requests that moved to another node."""
         return self._thread.choice.moves
 
     def ask(self, columns: Mapping[str, Any], min_version: int = 0) -> Pending:
         """Send rows, and return at once.
 
         Args:
-            columns: An array [n, *F] for each input, or nested as they were declared; a ragged one as a list of n
-                arrays.
-            min_version: Of the weights: the rows wait at the node until these are there.
+            columns: An array [n, *F] for each input, or nested as declared; a ragged input as a list of n arrays.
+            min_version: Minimum version of the weights: the rows wait at the node for it.
 
         Raises:
-            EntryError, ParameterError, SchemaError: a value has another form, or is missing.
+            EntryError, ParameterError, SchemaError: a value is missing, or does not fit its column.
             Closed: the policy was closed.
         """
-        asked = self._asked(columns, min_version)
+        asked = self._new_request(columns, min_version)
         self._thread.ask(asked)
         return self._pending(asked, columns)
 
     def act(self, columns: Mapping[str, Any], min_version: int = 0) -> Mapping[str, Any]:
         """Send rows and wait for their outputs: `ask(columns).result()`."""
         if type(min_version) is int and not min_version:
-            found = self._thread.act(columns, self._timeout)
-            if isinstance(found, AskedRows):
-                return self._pending(found, columns).result()
-            if found is not None:
-                return found
-        asked = self._asked(columns, min_version)
+            outcome = self._thread.act(columns, self._timeout)
+            if isinstance(outcome, AskedRows):
+                return self._pending(outcome, columns).result()
+            if outcome is not None:
+                return outcome
+        asked = self._new_request(columns, min_version)
         self._thread.ask_and_look(asked)
         if asked.columns is not None and not self._outputs.ragged:
             return asked.columns
         return self._pending(asked, columns).result()
 
-    def _asked(self, columns: Mapping[str, Any], min_version: int) -> AskedRows:
+    def _new_request(self, columns: Mapping[str, Any], min_version: int) -> AskedRows:
         if self._closing.is_set():
             raise Closed(self.CALLED)
         rows, payload = packed_rows(self._inputs, columns)

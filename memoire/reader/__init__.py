@@ -1,1 +1,1 @@
-"""Learners that draw far away from the servers."""
+"""Readers: remote learners that draw batches over the network."""

@@ -1,5 +1,5 @@
-"""Nodes that reach servers by a reader's thread; calls of a kind of table far away, and how their users reach its
-servers over the network: through proxies, directly, or both.
+"""Far nodes: nodes that reach servers by a reader's thread. Calls that only one kind of table has, for a remote user of
+one or several servers: through proxies, directly, or both.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class FarNode(Node):
         hello: Callable[[], messages.Hello],
         **facts: Any,
     ) -> None:
-        """Open the sockets; the thread begins when its worker is started.
+        """Open the sockets; `_begin` starts the thread.
 
         Args:
-            node_id: 16 bytes, its own.
-            hello, facts: As of `ReaderThread`.
+            node_id: The node's own 16 bytes.
+            hello, facts: Arguments of `ReaderThread`.
         """
         if tune_process:
             process.tune()
@@ -66,7 +66,7 @@ class FarNode(Node):
         self._monitor, self._directory = self._thread.monitor, self._thread.directory
 
     def _begin(self, meet: Callable[[], object] | None) -> None:
-        """Start the thread, and wait for servers by `meet`: if that raises, it is closed."""
+        """Start the thread, and wait for servers by `meet`; close the node if `meet` raises."""
         self._thread.worker.start()
         close_at_exit(self)
         try:
@@ -76,19 +76,18 @@ class FarNode(Node):
             self.close(UNDO_TIMEOUT)
             raise
 
-    def _said(self, role: str, table: str, name: str, **facts: Any) -> messages.Hello:
-        """What it says of itself to servers. Called inside of the thread."""
+    def _hello_of(self, role: str, table: str, name: str, **facts: Any) -> messages.Hello:
         host = socket.gethostname()[:256]
         return messages.Hello(role=role, table=table, name=name, software=SOFTWARE, host=host, pid=self._pid, **facts)
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._monitor.is_closing
 
     def close(self, timeout: float | None = None) -> bool:
-        """End the thread and its sockets within `timeout` seconds; calls that wait raise `Closed`. False if it has not
-        ended in time. May be called again.
+        """End the thread and its sockets within `timeout` seconds; return False if that takes longer. Waiting calls
+        raise `Closed`. May be called again.
         """
         patience = seconds(timeout, self._limits.close_timeout)
         deadline = time.monotonic() + patience
@@ -101,7 +100,7 @@ class FarNode(Node):
         return has_ended
 
     def _refuse_calls(self) -> list[FarNode]:
-        """Calls raise `Closed` from now on, those that wait too; nodes that end with this one."""
+        """Make present and later calls raise `Closed`; return the nodes that are closed with this one."""
         with self._monitor.changed:
             self._monitor.is_closing = True
             self._thread.prefetch.close()
@@ -113,7 +112,7 @@ class FarTransport:
     """A `Transport` over a reader's thread.
 
     Args:
-        storage: Kind that the table has to be of.
+        storage: Required kind of the table.
     """
 
     def __init__(self, thread: ReaderThread, limits: Limits, storage: str) -> None:
@@ -121,11 +120,11 @@ class FarTransport:
         self._monitor, self._directory = thread.monitor, thread.directory
 
     def table(self, deadline: float) -> tuple[str, Schema]:
-        """Name and columns of the table.
+        """Return the name and schema of the table.
 
         Raises:
-            MemoireTimeout, AuthError: no server has said them until the deadline.
-            ParameterError: the table stores something else.
+            MemoireTimeout, AuthError: no server has answered before the deadline.
+            ParameterError: the table is of another kind.
         """
         if self._directory.terms is None or not self._directory.has_met(self._monitor.now()):
             self._thread.expect(self._thread.has_met, max(0.0, deadline - self._monitor.now()), "welcome")
@@ -133,49 +132,49 @@ class FarTransport:
         terms = self._directory.terms
         assert terms is not None
         if terms.storage != self._storage:
-            mine, kind = registry.named(self._storage), registry.find(terms.storage)
+            required, kind = registry.named(self._storage), registry.find(terms.storage)
             use = kind.instead if kind is not None and kind.no_pushes else "memoire.connect"
-            expected = f"{mine.name!r} for {mine.instead}; table {terms.table!r} is for {use}"
+            expected = f"{required.name!r} for {required.instead}; for table {terms.table!r} use {use}"
             raise ParameterError("storage", terms.storage, expected)
         return terms.table, terms.schema
 
     def servers(self) -> Sequence[str]:
-        """Names of all servers that are known."""
+        """Return names of all known servers."""
         return tuple(self._directory.servers)
 
     def unmet(self) -> Sequence[str]:
-        """Addresses, also those on proxies' lists, where nobody has answered yet."""
+        """Return addresses, also those on proxies' lists, that have not answered yet."""
         return sorted(self._directory.unmet())
 
     def leaving(self) -> Sequence[str]:
-        """Those that are being drained."""
+        """Return names of servers that are being drained."""
         return self._directory.leaving
 
     def where(self) -> str:
-        """The addresses."""
+        """Return the addresses, for errors."""
         return self._thread.where
 
     def trouble(self) -> str:
-        """Why servers may not answer and what to do."""
+        """Return the reason why servers may not answer, and advice."""
         return self._thread.trouble(probe=False)
 
     def now(self) -> float:
-        """The clock of deadlines."""
+        """Return the time by the clock of deadlines."""
         return self._monitor.now()
 
     def pause(self, seconds: float) -> None:
-        """Wait so long. Raises Closed."""
+        """Sleep. Raises Closed if the node is closed."""
         deadline = self._monitor.now() + seconds
         with self._monitor.changed:
             self._monitor.until(lambda: False, deadline, before=lambda: None)
 
     def ask(self, requests: Mapping[Any, Request], deadline: float) -> dict[Any, Answer]:
-        """The answers to these, or the errors that ended them. What is for an address waits until it has answered."""
+        """Send requests; return the answers or errors. A request to an address waits until the address has answered."""
         self._monitor.check_open()
         names = {key: request.server or str(key) for key, request in requests.items()}
         if silent := set(names.values()) & self._directory.unmet():
-            left = max(0.0, deadline - self._monitor.now())
-            self._monitor.wait(lambda: not silent & self._directory.unmet(), left)
+            remaining = max(0.0, deadline - self._monitor.now())
+            self._monitor.wait(lambda: not silent & self._directory.unmet(), remaining)
         began = self._monitor.now()
 
         def begin(settle: Callable[[Any, Answer], None]) -> Collection[Any]:
@@ -199,31 +198,31 @@ class FarTransport:
             return {key: answers.get(key, silence) for key in requests}
 
     def _named(self, name: str) -> FarServer | None:
-        """The server of this name or at this address of its own; None where nobody has answered there.
+        """Return the server of this name or at this address of its own; None if the address has not answered.
 
         Raises:
-            ParameterError: there is none any more, or the address leads to several.
+            ParameterError: the server is not listed any more, or the address leads to several servers.
         """
         if name in self._directory.servers:
             return self._directory.servers[name]
-        found = next((each.servers for each in self._directory.addresses if each.endpoint == name), None)
-        if found is None:
+        servers = next((each.servers for each in self._directory.addresses if each.endpoint == name), None)
+        if servers is None:
             raise ParameterError("server", name, "a server that is still listed")
-        if len(found) > 1:
-            raise ParameterError("server", name, f"the own address of one server; it leads to {', '.join(found)}")
-        return self._directory.servers.get(found[0]) if found else None
+        if len(servers) > 1:
+            raise ParameterError("server", name, f"the address of one server; it leads to {', '.join(servers)}")
+        return self._directory.servers.get(servers[0]) if servers else None
 
 
 class FarCalls(FarNode):
-    """A user of one table's own calls, at one or several servers far away, on a thread of its own.
+    """Remote user of the calls of one table, at one or several servers, on a thread of its own.
 
     Args:
-        addresses: Of servers, proxies or both.
-        storage: Kind of the table: where no name is given, the first of this kind.
-        table: Its name; None is the first table of this kind, or the first of all.
-        keys: This process' keys folder. None takes $MEMOIRE_KEYS, and without it no key.
-        role: Whose keys it takes of a cluster's folder.
-        name: What people see of this process.
+        addresses: Addresses of servers, proxies or both.
+        storage: Kind of the table.
+        table: Name of the table; None is the first table of this kind, or else the servers' first table.
+        keys: Keys folder of this process. None takes $MEMOIRE_KEYS, and without it no keys.
+        role: Role whose keys to take from a cluster's folder.
+        name: Name shown to people for this process.
     """
 
     CALLED = "this user of a table"
@@ -244,13 +243,13 @@ class FarCalls(FarNode):
     ) -> None:
         self.name, self._storage, asked = process_name(name), storage, table_name(table or "")
         self.client_id = secrets.token_bytes(16)
-        """What servers know this process by: a worker's leases belong to it."""
+        """Client id of this process at the servers: a worker's leases belong to it."""
         self._connect(
             addresses,
             self.client_id,
             limits=limits,
             tune_process=tune_process,
-            hello=lambda: self._said(storage, asked, self.name),
+            hello=lambda: self._hello_of(storage, asked, self.name),
             prefetch=BatchQueue(1, may_grow=False),
             partition=(0, 1),
             rng=random.Random(),
@@ -260,6 +259,6 @@ class FarCalls(FarNode):
         self._far = FarTransport(self._thread, self._limits, storage)
 
     def _meet(self, timeout: float | None) -> None:
-        """Begin, and wait so long for a server; None does not wait. Without one it is closed again."""
+        """Start, and wait up to `timeout` seconds for a server (None does not wait); close if none answers."""
         self._begin(None if timeout is None else lambda: self._far.table(self._monitor.now() + timeout))
         self._guard()

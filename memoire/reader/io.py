@@ -1,4 +1,4 @@
-"""The reader's thread: it carries what the other files decide to the servers, and the answers back.
+"""Reader's thread: carries requests of the deciding parts to the servers, and their answers back.
 
                          ┌ directory    HELLO      WELCOME ┐
     calls ── post ──▶    │ rounds       SUMS, DRAW         │ ◀──▶ channels, one for each address
@@ -6,8 +6,8 @@
           ◀── notify ──  │ publishing   PUBLISH            │
         (monitor)        └ feedback     FEEDBACK           ┘
 
-The parts in the middle decide, and belong to the thread; what calls read of them while it goes on is replaced as a
-whole, or changed under the monitor's lock.
+The parts in the middle decide, and belong to the thread. State that calls read meanwhile is replaced as a whole, or
+changed under the monitor's lock.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ from .rounds import BatchQueue, DrawRequest, Rounds
 _log = logging.getLogger(__name__)
 
 ANSWER_GRACE = 1.0
-"""Seconds beyond a request's deadline in which the thread has to say that nobody answered."""
+"""Seconds after a request's deadline in which the thread has to report the timeout."""
 K = TypeVar("K")
 
 
 class ReaderThread:
-    """Owns the thread and the parts that decide.
+    """Owner of the reader's thread, its channels and the deciding parts.
 
     Args:
         urls: Addresses of servers, proxies or both.
-        reader_id: 16 bytes, the reader's own.
-        hello: Makes what the reader says of itself. Called inside of the thread, which keeps the reader alive by it:
-            one that nobody holds goes on, and the interpreter closes it at its end.
-        called: What errors call it.
+        reader_id: The reader's own 16 bytes.
+        hello: Returns the reader's HELLO. Called in the thread, whose reference keeps the reader alive: an
+            unreferenced reader continues until the interpreter closes it at exit.
+        called: Name of the reader for errors.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ReaderThread:
         self.publisher, self.sides = Publisher(self), Sides(self)
         facts: dict[str, Any] = {"client": reader_id, "limits": limits, "rng": rng, "numbers": numbers, "keys": keys}
         self.channels: dict[Address, Channel] = {}
-        """The channel of each address."""
+        """Channels to the servers, by address."""
         try:
             for address in self.directory.addresses:
                 endpoint = address.endpoint
@@ -110,28 +110,28 @@ class ReaderThread:
 
     @property
     def where(self) -> str:
-        """The addresses, as errors name them."""
+        """Addresses of the reader, comma-separated, for errors."""
         return ", ".join(address.endpoint for address in self.channels)
 
     def trouble(self, *, probe: bool = True) -> str:
-        """Why the first address may not answer and what to do. Tries to connect, which takes 0.2 s at most."""
+        """Return why the first address may not answer, and advice. `probe` tries to connect, for at most 0.2 s."""
         return next(iter(self.channels.values())).link.explain(probe=probe)
 
     @property
     def denied(self) -> AuthError | None:
-        """Why nobody can answer: every address that is not away does not let this process in."""
-        found = [channel.link.denied for channel in self.channels.values()]
-        return found[0] if all(found) else None
+        """Error of access if every address that is not away refuses this process's key; else None."""
+        denials = [channel.link.denied for channel in self.channels.values()]
+        return denials[0] if all(denials) else None
 
     def gather(
         self, begin: Callable[[Callable[[K, Answer], None]], Collection[K]], patience: float
     ) -> tuple[dict[K, Answer], bool]:
-        """The answers to some requests, by their keys, and whether all are there.
+        """Send requests; return their answers by key, and True if all have come.
 
         Args:
-            begin: Called inside of the thread: sends the requests, and returns their keys. It is called with what
-                takes the answer to each.
-            patience: Seconds that it may take.
+            begin: Called in the thread with a function that takes each answer: sends the requests, and returns their
+                keys.
+            patience: Maximum seconds to wait.
         """
         answers: dict[K, Answer] = {}
         asked: list[Collection[K]] = []
@@ -152,21 +152,21 @@ class ReaderThread:
         return answers, is_whole
 
     def expect(self, is_done: Callable[[], bool], patience: float, what: str) -> None:
-        """Wait for a condition, which is asked under the lock.
+        """Wait for a condition, which is evaluated under the lock.
 
         Raises:
-            AuthError: no address lets this process in.
-            MemoireTimeout: it has not come true after these seconds.
+            AuthError: no address accepts this process's key.
+            MemoireTimeout: the condition is false after `patience` seconds.
         """
         if not self.monitor.wait(is_done, patience):
             raise self.silence(what, patience)
 
     def silence(self, what: str, patience: float) -> MemoireError:
-        """Why nothing came in so many seconds."""
+        """Return the error for a call that got no answer within `patience` seconds."""
         return self.denied or MemoireTimeout(what, self.where, patience, self.trouble())
 
     def await_batch(self, batch_size: int, patience: float) -> PooledBatch:
-        """The next batch as soon as it is there; it stays the next one. Under the lock, given up while waiting."""
+        """Wait for the next batch and return it without removing it. Called with the lock held; a wait releases it."""
         self.monitor.check_open()
         if not len(self.prefetch):
             self.prefetch.starve()
@@ -176,11 +176,11 @@ class ReaderThread:
         return self.prefetch.first()
 
     def _is_ready(self, batch_size: int) -> bool:
-        """Whether a batch of this size is there; if another size was asked for before, this one is drawn from now."""
+        """Return True if a batch of this size is ready; if the size is new, draw batches of this size from now on."""
         if (terms := self.directory.terms) is not None:
             if not registry.offers(terms.storage, DrawsBatches):
                 names, kind = registry.names_of(DrawsBatches), registry.named(terms.storage)
-                expected = f"{' or '.join(map(repr, names))} for a batch; of table {terms.table!r} use {kind.instead}"
+                expected = f"{' or '.join(map(repr, names))} for a batch; for table {terms.table!r} use {kind.instead}"
                 raise ParameterError("storage", terms.storage, expected)
             check_batch(terms.parameters, batch_size)
         if self.prefetch.resize(batch_size):
@@ -190,7 +190,7 @@ class ReaderThread:
 
     @property
     def newest_model(self) -> int:
-        """Version of the newest model of the table's topic, or of any if it has none; 0: there is none."""
+        """Version of the newest model of the table's topic, or of any topic if the table has none; 0: no model."""
         terms, versions = self.directory.terms, dict(self.publishing.versions)
         return 0 if terms is None else terms.parameters.newest_model(versions)
 
@@ -208,13 +208,13 @@ class ReaderThread:
         return NotEnoughSamples(batch_size, samples, 0, clients, patience, why + old)
 
     def has_met(self) -> bool:
-        """Whether every address has answered, or had its time. Raises AuthError where nobody lets this process in."""
+        """Return True if every address has answered or had its time. Raises AuthError if all refuse the key."""
         denied = [channel.denied_for_good for channel in self.channels.values()]
         if self.directory.terms is None and denied[0] is not None and all(denied):
             raise denied[0]
         return self.directory.has_met(self.monitor.now())
 
-    # ----------------------------------------------------------------- from here on: inside of the thread alone
+    # ----------------------------------------------------------------- from here on: in the thread only
 
     def ask(
         self,
@@ -224,10 +224,10 @@ class ReaderThread:
         deadline: float = math.inf,
         **facts: Any,
     ) -> None:
-        """Send a request to one server; `finish` gets its reply, or the error that ends it.
+        """Send a request to one server; `finish` gets the reply, or the error that ends the request.
 
         Args:
-            facts: As of `Channel.ask`: `run` is the hash of the run that it is about, 0 whichever the server counts.
+            facts: Further arguments of `Channel.ask`, such as `run`: hash of the request's run; 0 is any run.
         """
         self.channels[server.address].ask(body, finish, deadline, home=server.home, **facts)
 
@@ -245,7 +245,7 @@ class ReaderThread:
         down = [address for address, channel in self.channels.items() if channel.link.is_down]
         for server in (*self.rounds.late(now, down), *self.sides.late(now, down)):
             self.leave_out(server)
-        self._deliver()  # batches of a former size make others
+        self._deliver()  # samples of a former batch size make new batches
         self._begin(now)
         self.sides.turn()
 
@@ -253,22 +253,22 @@ class ReaderThread:
         for channel in self.channels.values():
             channel.close(Closed("this reader"))
 
-    # Who is there
+    # Servers
 
     def _greet(self, address: Address) -> None:
-        hello, deadline = self._hello(), address.hello.due  # when the next one is due
-        # Any server there may answer: behind a proxy another one does where the former one is away.
+        hello, deadline = self._hello(), address.hello.due  # time of the next HELLO
+        # Any server may answer: behind a proxy another server does if the former one is away.
         self.channels[address].ask(hello, functools.partial(self._welcomed, address), deadline, home=0)
-        # Each by itself: has it restarted, and lost what was published? If its parameters differ: in which one?
+        # Also each server: it may have restarted without the published models, or have different parameters.
         for server in self.directory.known if self.publishing.is_used else self.directory.differing():
             if server.address is address:
                 self.ask(server, hello, functools.partial(self._greeted, server), deadline)
 
     def _greeted(self, server: RemoteServer, answer: Answer) -> None:
-        said = answer.body if isinstance(answer, Message) else None
-        if isinstance(said, messages.Welcome) and said.home_name == server.name:
-            server.parameters = Parameters.from_wire(said.parameters)
-            self._met(server, said.epoch)
+        welcome = answer.body if isinstance(answer, Message) else None
+        if isinstance(welcome, messages.Welcome) and welcome.home_name == server.name:
+            server.parameters = Parameters.from_wire(welcome.parameters)
+            self._met(server, welcome.epoch)
 
     def _met(self, server: RemoteServer, epoch: int) -> None:
         self.publisher.met(server, has_restarted=self.directory.met(server, epoch))
@@ -280,10 +280,10 @@ class ReaderThread:
         try:
             self._learn(address, *welcome_of(answer, address.endpoint))
         except MemoireError as error:
-            self._not_welcome(error)
+            self._reject_welcome(error)
 
-    def _not_welcome(self, error: MemoireError) -> None:
-        """The first answer decides whether this reader can be used at all; later ones may be a server in between."""
+    def _reject_welcome(self, error: MemoireError) -> None:
+        """Fail the reader by an error of its first answer or schema; only log later errors."""
         with self.monitor.changed:
             if self.directory.terms is None or isinstance(error, SchemaMismatch):
                 self.monitor.failed = error
@@ -291,29 +291,29 @@ class ReaderThread:
             else:
                 _log.warning("reader %s: %s", self._name, error)
 
-    def _learn(self, address: Address, header: MessageHeader, told: messages.Welcome) -> None:
-        news = self.directory.learn(address, header, told, self.monitor.now())
+    def _learn(self, address: Address, header: MessageHeader, welcome: messages.Welcome) -> None:
+        news = self.directory.learn(address, header, welcome, self.monitor.now())
         if news is None:
             return
         terms, run, dropped = news
         self._change_run(run)
-        self.channels[address].learned(header, told)
+        self.channels[address].learned(header, welcome)
         for server in dropped:
             self.rounds.forget(server)
             self.sides.forget(server)
         self._deliver()
-        self.publishing.observe(told.models)
-        if (home := self.directory.servers.get(told.home_name)) is not None:
-            self._met(home, told.epoch)
+        self.publishing.observe(welcome.models)
+        if (home := self.directory.servers.get(welcome.home_name)) is not None:
+            self._met(home, welcome.epoch)
         with self.monitor.changed:
             if self.directory.agree(terms):
                 self.prefetch.clear()
                 self.rounds.give_up()
-            self.directory.is_finished = self.directory.is_finished or told.finished
+            self.directory.is_finished = self.directory.is_finished or welcome.finished
             self.monitor.changed.notify_all()
 
     def enter(self, run: int) -> None:
-        """All servers count this run now: what is published from here on belongs to it."""
+        """Enter a run that all servers count now: later published models belong to it."""
         for address, channel in self.channels.items():
             self._change_run(self.directory.enter(address, run))
             channel.run = run
@@ -328,12 +328,12 @@ class ReaderThread:
                 self.rounds.balance.reset()
 
     def leave_out(self, server: FarServer) -> None:
-        """It did not answer in time."""
+        """Draw without a server that did not answer in time."""
         self.rounds.leave_out(server)
         self.sides.leave_out(server)
         self._deliver()
 
-    # Drawing, and what comes of it
+    # Draws and their replies
 
     def _begin(self, now: float) -> None:
         for ask in self.rounds.begin(now):
@@ -353,14 +353,13 @@ class ReaderThread:
         self._begin(now)
 
     def _deliver(self) -> None:
-        """Hand over the batches that are whole."""
         for drawn in self.rounds.finished():
             with self.monitor.changed:
                 self.prefetch.put(drawn)
                 self.monitor.changed.notify_all()
 
     def give_feedback(self, ids: NDArray[Any], errors: NDArray[np.float32]) -> None:
-        """Send TD errors to the servers of their samples: [B] ids and [B] errors."""
+        """Send TD errors [B] of samples with these ids [B] to the samples' servers."""
         terms, deadline = self.directory.terms, self.monitor.now() + self.limits.request_timeout
         schema = None if terms is None else terms.schema
         clients = ((server, self.rounds.stock(server).clients) for server in self.directory.known)
@@ -370,29 +369,31 @@ class ReaderThread:
 
 
 class Sides:
-    """Carries what the sides of kinds of tables decide to and from the servers; one wait serves all."""
+    """Carrier of requests and answers of the kinds of tables with calls of their own."""
 
     def __init__(self, thread: ReaderThread) -> None:
         self._thread, self._monitor, directory = thread, thread.monitor, thread.directory
         self.of: Mapping[str, FarSide] = {
             kind.name: registry.loaded(kind.far)(directory, thread.limits) for kind in registry.known() if kind.far
         }
-        """The sides, by kind of table."""
-        self._one_call = threading.Lock()  # held for as long as a call waits: one after the other
+        """Deciding parts, by kind of table."""
+        self._one_call = threading.Lock()  # held while a call waits, so that calls wait one after another
 
     def offering(self, capability: type) -> FarSide:
-        """The side of the kind of table that can do this."""
+        """Return the part of the kind of table that has a capability."""
         return next(side for storage, side in self.of.items() if registry.offers(storage, capability))
 
     def take(self, side: FarSide, wanted: TakeRequest, patience: float) -> list[Any]:
-        """What a call wants, oldest first, as soon as all is there. See `Reader.take`."""
+        """Return the entries that a call requests, oldest first, when all have come. See `Reader.take`."""
         deadline = self._monitor.now() + patience
         with Held.within(self._one_call, patience) as is_mine:
             if not is_mine:
-                raise NotEnoughSamples(wanted.steps, 0, 0, 0, patience, "another thread's take of this reader waits")
+                raise NotEnoughSamples(
+                    wanted.steps, 0, 0, 0, patience, "another thread's take of this reader is waiting"
+                )
             return self._take(side, wanted, patience, self._monitor.left(deadline))
 
-    def _take(self, side: FarSide, wanted: TakeRequest, patience: float, left: float) -> list[Any]:
+    def _take(self, side: FarSide, wanted: TakeRequest, patience: float, remaining: float) -> list[Any]:
         taken: list[Any] = []
 
         def is_whole() -> bool:
@@ -403,7 +404,7 @@ class Sides:
             side.want(wanted)
         self._thread.worker.wake()
         try:
-            if not self._monitor.wait(is_whole, left):
+            if not self._monitor.wait(is_whole, remaining):
                 raise self._shortage(side, wanted, patience)
         finally:
             with self._monitor.changed:
@@ -417,86 +418,84 @@ class Sides:
             entries, parts, clients, why = side.why_not()
         return NotEnoughSamples(wanted.steps, entries, parts, clients, patience, why)
 
-    # Inside of the thread
+    # In the thread
 
     def next_time(self) -> float:
-        """When a turn has something to do."""
+        """Return the time of the next request."""
         with self._monitor.changed:
             now = self._monitor.now()
             return min((side.next_time(now) for side in self.of.values()), default=math.inf)
 
     def turn(self) -> None:
-        """Ask what is to be asked."""
+        """Send the requests that are due."""
         for side in self.of.values():
             with self._monitor.changed:
                 requests = side.begin(self._monitor.now())
             for request in requests:
-                # Without a deadline: what a server hands out it keeps for this request alone, until the next one.
+                # No deadline: a server keeps the entries of a reply for this request only, until the next request.
                 self._thread.ask(request.server, request.body, functools.partial(self._answered, side, request))
 
     def _answered(self, side: FarSide, request: FarRequest, answer: Answer) -> None:
         if isinstance(answer, Closed):
             return
         now, was_away = self._monitor.now(), request.server.is_away
-        came = side.read(answer, now)
+        content = side.read(answer, now)
         with self._monitor.changed:
-            side.answered(request, answer, came, now)
+            side.answered(request, answer, content, now)
             self._monitor.changed.notify_all()
         if was_away:
             _log.info("server %s is back", request.server.name)
         self.turn()
 
     def late(self, now: float, down: Collection[object]) -> list[FarServer]:
-        """Servers that no call waits for any longer; `down` are addresses that surely have no connection."""
+        """Return servers for which no call should wait any longer; `down` are addresses without a connection."""
         return [server for side in self.of.values() for server in side.late(now, down)]
 
     def leave_out(self, server: FarServer) -> None:
-        """It did not answer in time."""
+        """Continue without a server that did not answer in time."""
         with self._monitor.changed:
             for side in self.of.values():
                 side.leave_out(server)
 
     def forget(self, server: FarServer) -> None:
-        """It is on no list any more."""
+        """Forget a server that is on no list any more."""
         with self._monitor.changed:
             for side in self.of.values():
                 side.forget(server)
 
     def clear(self) -> None:
-        """Another run is counted. Under the lock."""
+        """Clear the state of the former run. Under the lock."""
         for side in self.of.values():
             side.clear()
 
 
 class Publisher:
-    """Carries what `Publishing` decides to and from the servers."""
+    """Carrier of models and answers between `Publishing` and the servers."""
 
     def __init__(self, thread: ReaderThread) -> None:
         self._thread, self._publishing, self._monitor = thread, thread.publishing, thread.monitor
 
-    def publish(self, made: Model, patience: float) -> int:
-        """Publish a model at every server; its version when all that answer have it. See `Reader.publish`."""
+    def publish(self, model: Model, patience: float) -> int:
+        """Publish a model at every server; return its version after all that answer have it. See `Reader.publish`."""
         began, orders = self._monitor.now(), list[PublishOrder]()
-        self._thread.worker.post(lambda: self._start(made, began, orders))
+        self._thread.worker.post(lambda: self._start(model, began, orders))
         is_taken = self._monitor.wait(
             lambda: bool(orders) and self._publishing.is_taken(orders[0], self._monitor.now()), patience
         )
-        missing = self._give_up(orders, made.topic)
+        missing = self._give_up(orders, model.topic)
         if not is_taken:
-            raise self._not_published(made.topic, missing, patience)
+            raise self._not_published(model.topic, missing, patience)
         with self._monitor.changed:
             refusal = self._publishing.refusal(orders[0])
-            put_off = self._publishing.put_off(missing, made.topic)
+            put_off = self._publishing.put_off(missing, model.topic)
         if refusal is not None:
             raise refusal
         for sentence in put_off:
-            _log.warning("topic %r is published, but not everywhere yet. %s", made.topic, sentence)
+            _log.warning("topic %r is published, but some servers do not have the model yet. %s", model.topic, sentence)
         return orders[0].model.version
 
     def _give_up(self, orders: list[PublishOrder], topic: str) -> list[RemoteServer]:
-        """Servers that do not have it. The next model does not wait for those that said nothing at all about this
-        one.
-        """
+        """Return the servers without the model. The next model does not wait for servers without any reply."""
         with self._monitor.changed:
             missing = self._publishing.missing(orders[0]) if orders else []
         if missing:
@@ -506,30 +505,30 @@ class Publisher:
     def _not_published(self, topic: str, missing: list[RemoteServer], patience: float) -> MemoireTimeout:
         names = ", ".join(repr(server.name) for server in missing)
         what = f"model of topic {topic!r} at server {names}" if missing else f"answer to a model of topic {topic!r}"
-        advice = "It goes on being sent while this reader is open; a server that is back gets the newest."
+        advice = "The reader keeps sending it while it is open; a server that is back gets the newest model."
         with self._monitor.changed:
             put_off = self._publishing.put_off(missing, topic)
         why = put_off if missing else [self._thread.trouble(probe=False)]
         return MemoireTimeout(what, self._thread.where, patience, " ".join([*why, advice]))
 
-    # Inside of the thread
+    # In the thread
 
     def met(self, server: RemoteServer, *, has_restarted: bool) -> None:
-        """A server is there: send it what it does not have."""
+        """Send the models that a server lacks, after an answer of the server."""
         with self._monitor.changed:
             sends = self._publishing.met(server, has_restarted)
         self._send(sends)
 
-    def _start(self, made: Model, began: float, orders: list[PublishOrder]) -> None:
+    def _start(self, model: Model, began: float, orders: list[PublishOrder]) -> None:
         with self._monitor.changed:
-            order, sends = self._publishing.publish(made, began)
+            order, sends = self._publishing.publish(model, began)
             orders.append(order)
             self._monitor.changed.notify_all()
         self._send(sends)
 
     def _send(self, sends: list[Send]) -> None:
         for send in sends:
-            # Without a deadline: a call that waits for it gives up by itself, and the server may come back.
+            # No deadline: the waiting call has its own, and the server may come back.
             finish = functools.partial(self._sent, send)
             checksum = send.payload_checksum
             self._thread.ask(send.server, send.body, finish, payload=send.payload, payload_checksum=checksum)

@@ -1,19 +1,18 @@
-"""The reader: a learner's batches from any number of servers, drawn as if from all clients' memories at once.
+"""Reader: a learner's batches from any number of servers, drawn as if from all clients' memories at once.
 
-    each server says   who its clients are, what they weigh, and how many samples it keeps for this reader
-    the reader decides how many samples of which client (draw.plan: the rule that a server follows for itself)
-    each server sends  those samples, and what it says now
-    the reader weighs  them together and shuffles (draw.finish)
+    each server reports its clients, their weights, and the number of samples that it reserves for this reader
+    the reader plans    the number of samples of each client (draw.plan: the rule of a single server)
+    each server sends   those samples, and a new report
+    the reader weighs   the samples together and shuffles (draw.finish)
 
-Requests are numbered and a server keeps its reply to the newest, so that one that was lost is sent again and eats no
-samples. A server that does not answer is left out until it does, after a batch has waited `LEFT_OUT_TIMEOUT` for it, or
-at once when its connection ends:
-`stats().away` names it, while a batch's `left_out` only knows the clients of servers that answered. Behind a proxy
-every server is reached through the proxy, by the home in the header: that works where only the proxy has an address,
-as behind a Kubernetes service. Addresses of several servers or proxies may be given; a server that two of them lead to
-is asked once.
+Requests are numbered and a server keeps its reply to the newest: a lost request is sent again and takes no samples.
+A server that does not answer is left out until it does: after a batch has waited `LEFT_OUT_TIMEOUT` for the server, or
+at once when its connection ends. `stats().away` names the server, while a batch's `left_out` only counts clients of
+servers that answered. Behind a proxy the reader reaches every server through the proxy, by the home in the header; that
+works if only the proxy has an address, for example a Kubernetes service. Several servers or proxies may be given; a
+server that two addresses lead to is asked once.
 
-What a reader has done, at one moment. Pure: no lock, no socket, no clock.
+Reader statistics: figures of a reader at one moment. Pure: no lock, no socket, no clock.
 """
 
 from __future__ import annotations
@@ -63,17 +62,17 @@ READER_FEEDBACK: Final = counter(
 
 @dataclass(frozen=True, slots=True)
 class ReaderStats:
-    """A reader at one moment; for whoever watches."""
+    """Figures of one reader at one moment."""
 
     # fmt: off
     reader: str
-    """Its id in hex."""
+    """Id of the reader in hex."""
     name: str
-    """That a person or Kubernetes gave it; "" for none."""
+    """Name given by a person or Kubernetes; "" if there is none."""
     servers: Annotated[tuple[str, ...], SERVERS("answering")]
     """Names of the servers that answer."""
     away: Annotated[tuple[str, ...], SERVERS("away")]
-    """Names of those that do not, and are left out."""
+    """Names of servers that do not answer, and are left out."""
     batches: Annotated[int, counter("reader_batches", "Batches", "Batches that were handed out.")]
     samples: Annotated[int, counter("reader_samples", "Samples drawn", "Samples that were handed out.")]
     batch_bytes: Annotated[int, counter("reader_batch_bytes", "Batch bytes", "Bytes of the arrays of these samples; "
@@ -81,20 +80,20 @@ class ReaderStats:
     rollouts_taken: int
     """Entries of rollouts that calls took."""
     rollouts_kept: int
-    """Entries that came and are kept for the next call."""
+    """Entries of rollouts that arrived and are kept for the next call."""
     rollouts_stale: int
-    """Entries that came and were passed over here, since their model was too old by then."""
+    """Entries of rollouts that arrived and were skipped, since their model was too old by then."""
     short: Annotated[int, counter("reader_short_samples", "Short", "Samples that a server was asked for and no longer "
         "had.")]
     waited: Annotated[float, counter("reader_wait_seconds", "Waited", "Seconds that calls waited for a batch; its rate "
         "is the learner's waiting share.")]
     waits_for: str
-    """Why the next batch has to wait for entries to be recorded; "" when it has not."""
+    """Reason why the next batch waits for entries; "" if it does not wait."""
     prefetched: Annotated[int, gauge("reader_prefetched_batches", "Prefetched", "Batches that wait to be taken.")]
     freshness: Annotated[Freshness | None, within("reader_")]
-    """Of a recent batch; None before the first one."""
+    """Freshness of a recent batch; None before the first batch."""
     scalars: dict[str, float]
-    """What `scalars` set."""
+    """Figures of the learner, set by `scalars`."""
     resends: Annotated[int, counter("reader_resends", "Resends", "Requests that were sent again.")]
     refused: Annotated[dict[str, int], REFUSED]
     feedback_given: Annotated[int, READER_FEEDBACK("given")]
@@ -106,17 +105,17 @@ class ReaderStats:
 
 
 class DeliveredBatches(FreshnessMonitor):
-    """The batches that calls took, and how long these waited. The owner locks."""
+    """Counts of batches that calls took, and of the waited time. The owner locks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.batches = 0
-        self.nbytes = 0  # of their samples' arrays
+        self.nbytes = 0  # of the samples' arrays
         self.waited = 0.0  # seconds
-        self.feedback = 0  # samples for which TD errors were given
+        self.feedback = 0  # samples with reported TD errors
 
     def figures(self, samples: int) -> dict[str, float]:
-        """What servers show of this reader, which has drawn so many samples."""
+        """Return the figures that servers show for this reader, which has drawn `samples`."""
         figures = {} if self.newest is None else dataclasses.asdict(self.newest)
         figures |= {"batches": self.batches, "samples": samples, "waited": self.waited}
         return {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
@@ -125,36 +124,40 @@ class DeliveredBatches(FreshnessMonitor):
 _log = logging.getLogger(__name__)
 
 BATCHES_AHEAD = 3
-"""Unless a reader is told another number, or its learner waits."""
+"""Default number of batches ahead, for a learner that does not wait."""
 
 
 class Reader(ClusterOrders):
-    """Draws batches from all servers behind its addresses, ahead of time on a thread of its own. Methods are
-    thread-safe.
+    """Reader of batches from all servers behind its addresses, drawn ahead on a thread of its own. Thread-safe.
+
+    Example:
+        with memoire.Reader(["tcp://proxy:5560"]) as reader:
+            for batch in reader.batches(256):
+                batch.update_priorities(train(batch))
 
     Args:
         urls: Addresses of servers, proxies or both.
-        table: Name of the table that it draws from; "" is the servers' first.
-        name: What people see in place of its id, as in `connect`.
-        timeout: Seconds to wait until one of them answers; None does not wait: schema and parameters come later.
-        seed: Of counts and order; the servers' samples are drawn by the clients.
-        ahead: Batches that are drawn before they are asked for. None: 3, and up to 16 and 64 MiB for a learner that
-            waits, whose batches come several at once then.
-        partition: (i, n): this is learner i, from 0, of n that part the clients: each draws from about every n-th one,
-            as if there were no others, and importance corrects for those alone. None draws from all clients; learners
-            that do so never get the same sample of a cache either. Episodes at a server are one memory: who parts the
-            clients draws from all of it all the same.
-        context: ZeroMQ context; one for the process by default.
-        keys: This process' keys folder (or a cluster's), for tcp:// addresses; None takes $MEMOIRE_KEYS, and without it
-            none. See docs/operations.md.
-        tune_process: Let this process be tuned for nodes, the first time that one asks for it: see docs/operations.md.
+        table: Name of the table to draw from; "" is the servers' first table.
+        name: Name shown instead of the reader's id, as in `connect`.
+        timeout: Seconds to wait for the first answer; None does not wait: schema and parameters come later.
+        seed: Seed of counts and order; the samples themselves are drawn by the clients.
+        ahead: Batches that are drawn before they are requested. None: 3, and up to 16 batches and 64 MiB for a learner
+            that waits; several batches then share a round.
+        partition: (i, n): this is learner i, from 0, of n learners that divide the clients. Each draws from about
+            every n-th client, and importance corrects for those clients alone. None draws from all clients; two
+            learners never get the same sample of a cache either. Episodes at a server are one memory, which a
+            partition does not divide.
+        context: ZeroMQ context; None is the one for the process.
+        keys: Keys folder of this process (or of a cluster), for tcp:// addresses; None takes $MEMOIRE_KEYS, and
+            without it no keys. See docs/operations.md.
+        tune_process: Tune this process for nodes at the first node that allows it: see docs/operations.md.
 
     Raises:
-        MemoireTimeout: nobody answered.
-        AuthError: the other side does not let this process in.
+        MemoireTimeout: no server answered.
+        AuthError: no server accepts this process's key.
         KeyFileError: the keys cannot be used.
-        EndpointError: an address is none.
-        Refused: there is no such table.
+        EndpointError: an address is malformed.
+        Refused: the servers have no such table.
     """
 
     CALLED = "this reader"
@@ -180,15 +183,15 @@ class Reader(ClusterOrders):
         if ahead is not None and ahead < 1:
             raise ParameterError("ahead", ahead, "at least 1")
         self.reader_id = secrets.token_bytes(16)
-        self.name = process_name(name)  # that people see; "" if nobody gave it one
+        self.name = process_name(name)  # shown to people; "" if there is none
         self.program: Callable[[], Any] | None = None
-        """Tells how the program around it stands, for its pages: set by a worker or trainer of `memoire.rl`."""
+        """Function that returns the state of the surrounding program; set by a worker or trainer of `memoire.rl`."""
         self._asked_table, self._keys = table_name(table), Keys.of(keys, "learner")
         self._options: dict[str, Any] = {"seed": seed, "ahead": ahead, "partition": partition, "context": context}
         self._options |= {"name": self.name, "limits": limits, "keys": self._keys, "tune_process": tune_process}
-        self._partners: dict[str, Reader] = {}  # of the other tables of mixed batches; under the monitor's lock
+        self._partners: dict[str, Reader] = {}  # readers of other tables in mixed batches; under the monitor's lock
         self._scalars: dict[str, float] = {}
-        self._handed_out = DeliveredBatches()
+        self._delivered = DeliveredBatches()
         most_bytes = (limits or Limits()).message_bytes
         self._prefetch = BatchQueue(ahead or BATCHES_AHEAD, may_grow=ahead is None, most_bytes=most_bytes)
         self._connect(
@@ -214,50 +217,50 @@ class Reader(ClusterOrders):
 
     @property
     def schema(self) -> Schema:
-        """What an entry is, as the servers say."""
+        """Columns of an entry, as reported by the servers."""
         assert self._directory.terms is not None
         return self._directory.terms.schema
 
     @property
     def table(self) -> str:
-        """Name of the table that it draws from."""
+        """Name of the table to draw from."""
         return "" if self._directory.terms is None else self._directory.terms.table
 
     @property
     def run(self) -> str:
-        """Name of the experiment, as a server said when it was met last."""
+        """Name of the run that a server counted at the last HELLO."""
         return self._directory.run_name
 
     @property
     def parameters(self) -> Parameters:
-        """Everything that shapes sampling, as the servers said last."""
+        """Parameters of sampling, as last reported by the servers."""
         return Parameters() if self._directory.terms is None else self._directory.terms.parameters
 
     @property
     def finished(self) -> bool:
-        """Whether the run was declared over."""
+        """True if the run was finished."""
         return self._directory.is_finished
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Names of the servers that are known."""
+        """Names of the known servers."""
         return tuple(self._directory.servers)
 
     @checked_names()
     def get_batch(
         self, batch_size: int, timeout: float = 30.0, *, out: Mapping[str, Any] | Batch | None = None
     ) -> Batch:
-        """The next batch; from here on batches of this size are drawn ahead.
+        """Return the next batch; draw batches of this size ahead from now on.
 
         Args:
             batch_size: Samples, at least 1.
-            timeout: Seconds that it may take.
-            out: Arrays of the caller (by name, or an earlier batch) that are filled in place of new ones.
+            timeout: Maximum seconds to wait.
+            out: Arrays of the caller (by name, or an earlier batch) to fill, instead of new ones.
 
         Raises:
-            ParameterError: an array of `out` does not fit; the batch is there for the next call.
+            ParameterError: an array of `out` does not fit; the next call returns the batch.
             NotEnoughSamples: the servers had too few for `timeout` seconds.
-            Refused: (code "too_large") the batch is larger than this reader takes (`limits.message_bytes`).
+            Refused: (code "too_large") the batch is larger than this reader accepts (`limits.message_bytes`).
             MemoireTimeout: no server answered in that time.
             Closed: the reader was closed, also from another thread while waiting.
         """
@@ -267,18 +270,18 @@ class Reader(ClusterOrders):
             try:
                 drawn = self._thread.await_batch(batch_size, patience)
             finally:
-                self._handed_out.waited += time.monotonic() - began
+                self._delivered.waited += time.monotonic() - began
             batch = drawn.batch(self.schema, self.update_priorities)
             if out is not None:
                 batch.copy_into(out)
-            self._prefetch.take()  # it is given away by that
-            self._handed_out.batches += 1
-            self._handed_out.nbytes += drawn.nbytes
+            self._prefetch.take()  # only now: an error of `copy_into` keeps the batch
+            self._delivered.batches += 1
+            self._delivered.nbytes += drawn.nbytes
         if self._prefetch.has_room:
             self._thread.worker.wake()
-        if self._handed_out.is_due(time.monotonic()):
+        if self._delivered.is_due(time.monotonic()):
             newest = self._thread.newest_model
-            self._handed_out.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
+            self._delivered.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
         return batch
 
     @checked_names()
@@ -291,27 +294,27 @@ class Reader(ClusterOrders):
         min_clients: int = 0,
         release: Release = "now",
     ) -> Rollouts:
-        """The oldest entries of a table that stores rollouts, of all its servers: nobody gets them again.
+        """Take the oldest entries of a table that stores rollouts, from all its servers, once for all learners.
 
-        All of them or none: what came in vain is kept here for the next call. Each server gives in proportion to what
-        it holds, in order of arrival. Entries whose model is too old (`max_model_lag`) are passed over and counted.
+        All or nothing: if too few entries come, they are kept for the next call. Each server contributes in proportion
+        to its entries, in order of arrival. Entries whose model is too old (`max_model_lag`) are skipped and counted.
 
         Args:
             steps: Entries, at least 1 and at most the capacity of all servers.
-            timeout: Seconds to wait until they are there.
-            exact: Split fragments so that there are just `steps` entries: the rest is first in the next take. Without
-                it each server's last fragment is taken whole.
-            min_clients: Clients of which entries have to be held before anything is taken.
-            release: When actors may record as many again: "now", or with the next model that is published ("publish"),
-                so that they make no step with a model whose entries were taken already.
+            timeout: Seconds to wait for the entries.
+            exact: True splits fragments to return exactly `steps` entries; the next take begins with the rest. False
+                takes each server's last fragment whole.
+            min_clients: Number of clients of which the servers must hold entries before any is taken.
+            release: Time at which actors may record as many entries again: "now", or "publish" for the next
+                published model, so that actors make no step with a model whose entries were already taken.
 
         Returns:
-            Arrays of the caller; see `Rollouts` for shapes.
+            Rollouts whose arrays belong to the caller; see `Rollouts` for shapes.
 
         Raises:
             ParameterError: an argument is out of its range, or this table stores no rollouts.
-            NotEnoughSamples: too few entries came in that time; it says what was missing.
-            Refused: (code "too_large") the oldest fragment is larger than this reader takes (`limits.message_bytes`).
+            NotEnoughSamples: too few entries came within `timeout`; the error says what was missing.
+            Refused: (code "too_large") the oldest fragment is larger than this reader accepts (`limits.message_bytes`).
             MemoireTimeout: no server answered in that time.
             Closed: the reader was closed, also from another thread while waiting.
         """
@@ -321,11 +324,11 @@ class Reader(ClusterOrders):
             taken = self._thread.sides.take(self._once, wanted, patience)
         finally:
             with self._monitor.changed:
-                self._handed_out.waited += time.monotonic() - began
-                self._handed_out.batches += bool(taken)
+                self._delivered.waited += time.monotonic() - began
+                self._delivered.batches += bool(taken)
         rollouts = Rollouts.of(self.schema, taken, time.monotonic(), self.parameters.discount)
-        if self._handed_out.is_due(time.monotonic()):
-            self._handed_out.took(rollouts.age, rollouts.model_version, self._thread.newest_model)
+        if self._delivered.is_due(time.monotonic()):
+            self._delivered.took(rollouts.age, rollouts.model_version, self._thread.newest_model)
         return rollouts
 
     @overload
@@ -340,14 +343,14 @@ class Reader(ClusterOrders):
     def batches(
         self, batch_size: int | Mapping[str, int], timeout: float = 30.0
     ) -> Iterator[Batch] | Iterator[MixedBatch]:
-        """Batches until the run is over or `close`; each waits at most `timeout` seconds.
+        """Yield batches until the run is over or `close`; each waits at most `timeout` seconds.
 
         Args:
-            batch_size: Samples of this reader's table; or of several, mixed: `{"online": 192, "demo": 64}`.
+            batch_size: Samples of this reader's table; or of several tables, mixed: `{"online": 192, "demo": 64}`.
 
         Raises:
-            MemoireTimeout: not enough samples came in that time.
-            Refused: there is no such table.
+            MemoireTimeout: too few samples came within `timeout`.
+            Refused: the servers have no such table.
         """
         where, advice = ", ".join(self.urls), "Are actors running?"
         if not isinstance(batch_size, Mapping):
@@ -355,18 +358,18 @@ class Reader(ClusterOrders):
             return batches_until_over(draw, self._is_over, what, timeout, where, lambda: advice)
         sizes = sizes_of(batch_size)
         mixer = Mixer(sizes, {name: self._of_table(name).get_batch for name in sizes})
-        lacking = lambda: f"Table {mixer.lacking!r} has too few. {advice}"  # noqa: E731
+        lacking = lambda: f"Table {mixer.lacking!r} has too few samples. {advice}"  # noqa: E731
         return batches_until_over(mixer.get, self._is_over, f"batch of {sizes}", timeout, where, lacking)
 
     def _of_table(self, name: str) -> Reader:
-        """The reader of a table: this one, or one beside it that lives as long."""
+        """Return the reader of a table: this one, or a partner, which is closed with this one."""
         with self._monitor.changed:
             self._monitor.check_open()
             former = self if name in (self.table, self._asked_table) else self._partners.get(name)
             if former is not None and former._monitor.failed is None:
                 return former
             if former is not None:
-                former.close(0.0)  # its table was not there; it may be now
+                former.close(0.0)  # it failed for lack of its table, which may exist now
             self._partners[name] = Reader(self.urls, table=name, timeout=None, **self._options)
             return self._partners[name]
 
@@ -375,47 +378,45 @@ class Reader(ClusterOrders):
 
     @checked_names()
     def update_priorities(self, ids: NDArray[Any], td_errors: Any) -> PriorityUpdate:
-        """Send TD errors [B] on their way to the owners of samples with these ids [B]; returns at once: all are
-        `sent`.
-        """
+        """Queue TD errors [B] for the owners of samples with these ids [B]; return at once, with all as `sent`."""
         self._monitor.check_open()
         errors = td_errors_for(np.asarray(ids), td_errors)
         if len(errors):
             rows = np.array(ids)
-            self._handed_out.feedback += len(errors)
+            self._delivered.feedback += len(errors)
             self._thread.worker.post(lambda: self._thread.give_feedback(rows, errors))
         return PriorityUpdate(sent=len(errors))
 
-    # ------------------------------------------------------------------------------------------- what it tells
+    # ------------------------------------------------------------------------------------------- publishing
 
     def publish(self, topic: str, content: bytes | bytearray | memoryview | str, timeout: float | None = None) -> int:
-        """Publish a model at every server, under one version; returns it when all that answer have it.
+        """Publish a model at every server, under one version; return the version after all answering servers have it.
 
-        A server that is away gets the newest model of each topic when it is back, and one that began anew gets it
-        again: the reader keeps it for that. One that says nothing for three seconds is away, where another one answers.
+        The reader keeps the newest model of each topic: a server that returns or restarts gets it later. A server that
+        is silent for three seconds counts as away, if another server answers.
 
         Raises:
-            MemoireTimeout: a server that was there did not take it in time, or none came; it goes on being sent.
-            Refused: a server has that version already: somebody else publishes this topic.
+            MemoireTimeout: a server did not accept the model in time, or no server came; the transfer continues.
+            Refused: a server has that version already, because another learner publishes this topic.
         """
         self._monitor.check_open()
         patience = self._seconds(timeout)
         return self._thread.publisher.publish(make(check_topic(topic), content, 0), patience)
 
     def scalars(self, values: Mapping[str, float]) -> None:
-        """Set figures to be shown for this learner, by name: finite numbers, at most 64 names. Servers hear of them
-        every two seconds.
+        """Set figures of this learner for the dashboard, by name: finite numbers, at most 64 names. The reader sends
+        them to the servers every two seconds.
         """
         self._monitor.check_open()
         with self._monitor.changed:
             self._scalars = arguments.scalars(values, self._scalars)
 
     def servers_at(self, url: str) -> tuple[str, ...]:
-        """Names of the servers behind one of this reader's addresses, as it said last; none before it has answered."""
+        """Return names of the servers behind one of this reader's addresses, as last reported; () before the first."""
         return next((address.servers for address in self._directory.addresses if address.endpoint == url), ())
 
     def trouble_at(self, url: str) -> str:
-        """Why one of this reader's addresses may not answer and what to do, in a sentence or two; "" once it has.
+        """Return why an address of this reader may not answer, and advice; "" if the address answers.
 
         Tries to connect, which takes 0.2 s at most.
         """
@@ -423,32 +424,32 @@ class Reader(ClusterOrders):
         silent = [address for address in channels if address.endpoint == url and not address.servers]
         return channels[silent[0]].link.explain() if silent else ""
 
-    # ------------------------------------------------------------------------------------------------- its end
+    # ------------------------------------------------------------------------------------------------- state
 
     def stats(self) -> ReaderStats:
-        """All figures at this moment."""
-        thread, handed_out, channels = self._thread, self._handed_out, self._thread.channels.values()
+        """Return all figures of the reader at this moment."""
+        thread, delivered, channels = self._thread, self._delivered, self._thread.channels.values()
         rounds, terms, known = thread.rounds, self._directory.terms, self._directory.known
         return ReaderStats(
             reader=self.reader_id.hex(),
             name=self.name,
             servers=tuple(server.name for server in known if not server.is_away),
             away=tuple(server.name for server in known if server.is_away),
-            batches=handed_out.batches,
+            batches=delivered.batches,
             samples=self._prefetch.samples,
-            batch_bytes=handed_out.nbytes,
+            batch_bytes=delivered.nbytes,
             rollouts_taken=self._once.taken,
             rollouts_kept=self._once.kept,
             rollouts_stale=self._once.stale,
             short=rounds.short,
-            waited=handed_out.waited,
+            waited=delivered.waited,
             waits_for=rounds.waits_for,
             prefetched=len(self._prefetch),
-            freshness=handed_out.newest,
+            freshness=delivered.newest,
             scalars=dict(self._scalars),
             resends=sum(channel.resends for channel in channels),
             refused=dict(sum((channel.refused for channel in channels), rounds.refused)),
-            feedback_given=handed_out.feedback,
+            feedback_given=delivered.feedback,
             feedback_lost=thread.feedback.lost,
             parameters_version=0 if terms is None else terms.parameters_version,
             finished=self.finished,
@@ -456,28 +457,27 @@ class Reader(ClusterOrders):
         )
 
     def liveness(self) -> list[str]:
-        """What only a restart can mend, a sentence each. Empty while all is well."""
+        """Return faults that only a restart can repair, a sentence each; empty if there is none."""
         return self._thread.worker.trouble()
 
     def readiness(self) -> list[str]:
-        """Why no batch can come just now, a sentence each; empty while one can."""
+        """Return reasons why no batch can come now, a sentence each; empty if a batch can come."""
         if self.closed:
-            return ["closing: this reader is about to end"]
+            return ["closing: this reader is closing"]
         if self._directory.there:
             return []
-        return [f"servers: none answers. {self._thread.trouble()}"]
+        return [f"servers: no server answers. {self._thread.trouble()}"]
 
     def _refuse_calls(self) -> list[FarNode]:
-        """The readers of other tables end with it."""
+        """Refuse new calls; return the readers of other tables, which are closed with this one."""
         super()._refuse_calls()
         with self._monitor.changed:
             return list(self._partners.values())
 
     def _hello(self) -> messages.Hello:
-        """What it says of itself to servers. Called inside of its thread."""
-        figures = self._handed_out.figures(self._prefetch.samples + self._once.taken)
+        figures = self._delivered.figures(self._prefetch.samples + self._once.taken)
         table, facts = self._asked_table or self.table, {"codecs": codecs(), "scalars": self._scalars}
-        return self._said("reader", table, self.name, figures=figures, **facts)
+        return self._hello_of("reader", table, self.name, figures=figures, **facts)
 
     def __repr__(self) -> str:
         return f"<memoire.Reader {self.reader_id.hex()[:8]} of {', '.join(self.urls)}>"

@@ -1,6 +1,6 @@
-"""From options to what decides: tables with their pools, the state folder, the dispatcher.
+"""Builders of a server's parts: tables with their pools, the state folder, the dispatcher.
 
-What a server is asked for: its keywords, checked before anything is opened.
+Server options: the keywords of `Server`, checked before any resource is opened.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from .dispatch import Dispatcher
 from .settings import Endpoints, Process, State
 
 MODEL_COPIES = 2
-"""How often a server may fill `model_bytes`: with models, and with those on their way to it."""
+"""Multiple of `model_bytes` that a server may use: for stored models, and for uploads."""
 MESSAGE_COPIES = 4
-"""How often it has `message_bytes` beside `held_bytes`: see `ServerState` and `Dispatcher`."""
+"""Multiple of `message_bytes` that a server may use in addition to `held_bytes`: see `ServerState`, `Dispatcher`."""
 MIN_SEED, MAX_SEED = -(2**63), 2**64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerOptions:
-    """The keywords of `Server`, which says what they mean.
+    """Keywords of `Server`, which documents them.
 
     Raises:
-        ParameterError, WrongType: one is out of its range, missing, or does not go with another.
+        ParameterError, WrongType: an option is out of its range, missing, or conflicts with another option.
     """
 
     endpoint: Endpoints
@@ -62,13 +62,13 @@ class ServerOptions:
     table: Mapping[str, Any]
     """Settings of the only table."""
     settings: Mapping[str, Table] = field(init=False)
-    """Those of the tables, by name: `tables`, or the one that `schema` and what shapes it make."""
+    """Settings of the tables, by name: `tables`, or one table made of `schema` and `table`."""
     budgets: Mapping[str, int] = field(init=False)
-    """Bytes that each table may hold at first."""
+    """Bytes that each table may hold at first, by name."""
     reserved: Reservation = field(init=False)
-    """The memory of them all, and of models."""
+    """Reserved memory of all tables, and of models."""
     _container: ClassVar[Container] = CONTAINER
-    """That in which it is reserved."""
+    """Container whose memory limit bounds the reservation."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", self._settings())
@@ -80,20 +80,19 @@ class ServerOptions:
         self._share_out()
 
     def _share_out(self) -> None:
-        """Reserve what the tables may hold, and share it out among them."""
-        own = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
-        said = self.table.get("byte_limit")  # of the only table: all that the server holds
-        if said is not None and self.limits.held_bytes not in (0, said):
-            also = f"absent, or what limits.held_bytes says, {self.limits.held_bytes}: an only table holds all"
-            raise ParameterError("byte_limit", said, also)
+        byte_limits = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
+        byte_limit = self.table.get("byte_limit")  # of a single table: all bytes that the server holds
+        if byte_limit is not None and self.limits.held_bytes not in (0, byte_limit):
+            also = f"absent or equal to limits.held_bytes={self.limits.held_bytes}: a single table holds all bytes"
+            raise ParameterError("byte_limit", byte_limit, also)
         reserved = Reservation(self._container)
 
         def hold(limits: Limits) -> Limits:
-            if said is None:
+            if byte_limit is None:
                 name, held = "held_bytes", limits.held_bytes or reserved.default("held_bytes", HELD_BYTES)
             else:
-                name, held = "byte_limit", whole("byte_limit", said, 1)
-            budgets = shared_out(own, held)
+                name, held = "byte_limit", whole("byte_limit", byte_limit, 1)
+            budgets = shared_out(byte_limits, held)
             reserved.reserve(name, sum(budgets.values()), sum(budgets.values()))
             limits = replace(limits, held_bytes=held)
             reserved.reserve(name, held, account_bytes(limits) + line_bytes(limits), "beside")
@@ -105,14 +104,14 @@ class ServerOptions:
         object.__setattr__(self, "limits", limits)
 
     def _settings(self) -> Mapping[str, Table]:
-        given = {name: value for name, value in self.table.items() if value is not None}
+        settings = {name: value for name, value in self.table.items() if value is not None}
         if self.tables is None:
-            if self.schema is None and registry.named(given.get("storage", registry.DEFAULT)).has_columns:
+            if self.schema is None and registry.named(settings.get("storage", registry.DEFAULT)).has_columns:
                 raise WrongType("schema", "a memoire.Schema, or tables={name: memoire.Table(schema)}", "None")
-            given.pop("byte_limit", None)
-            return {DEFAULT_TABLE: Table(self.schema, **given)}
-        for name, value in (given if self.schema is None else {"schema": self.schema, **given}).items():
-            raise ParameterError(name, value, "absent beside tables=: each memoire.Table has its own")
+            settings.pop("byte_limit", None)
+            return {DEFAULT_TABLE: Table(self.schema, **settings)}
+        for name, value in (settings if self.schema is None else {"schema": self.schema, **settings}).items():
+            raise ParameterError(name, value, "absent if tables= is given: each memoire.Table has its own")
         return mapping("tables", self.tables)
 
     def _check_inference(self) -> None:
@@ -121,7 +120,7 @@ class ServerOptions:
 
 
 def check_bytes(name: str, value: object) -> None:
-    """Raise ParameterError unless this is a number of bytes, or None."""
+    """Raise ParameterError unless the value is None or a positive number of bytes."""
     if value is not None:
         whole(name, value, 1)
 
@@ -130,7 +129,7 @@ _log = logging.getLogger(__name__)
 
 
 def make_tables(options: ServerOptions) -> Tables:
-    """The tables, with nothing in them. Raises ParameterError."""
+    """Return the tables, empty. Raises ParameterError."""
 
     def make_pool(name: str, settings: Table) -> TablePool:
         place = PoolPlace(name, options.budgets[name], options.limits, _seed_of(options, name))
@@ -144,7 +143,7 @@ def make_tables(options: ServerOptions) -> Tables:
 
 
 def reseed(options: ServerOptions, tables: Tables, lives: int) -> None:
-    """Have a server that was given a seed draw otherwise than in its former lives, so many of them."""
+    """Reseed the tables of a server with a seed after `lives` former starts, so that each start draws differently."""
     for table in tables:
         seed = seed_of(_seed_of(options, table.name), lives)
         if lives and seed is not None and isinstance(table.pool, DrawsAtRandom):
@@ -156,10 +155,10 @@ def _seed_of(options: ServerOptions, name: str) -> int | None:
 
 
 def make_store(options: ServerOptions, name: str) -> StateStore | None:
-    """The state folder, opened and locked; None if there is to be none. Raises StateError.
+    """Return the state folder, opened and locked; None if the options name no folder. Raises StateError.
 
     Args:
-        name: What the server is called if neither its options nor the folder say.
+        name: Name of the server if neither its options nor the folder contain a name.
     """
     if options.state is None:
         return None
@@ -169,18 +168,18 @@ def make_store(options: ServerOptions, name: str) -> StateStore | None:
 def open_store(
     folder: str | Path, name: str | None, default_name: str, limits: Limits, clock: Callable[[], float]
 ) -> StateStore:
-    """The files of a server, opened and locked. Raises StateError."""
+    """Return the state folder's store, opened and locked. Raises StateError."""
     from memoire.disk.state_folder import Store  # needs SQLite, which a thin Python may lack
 
     return Store(folder, name, default_name=default_name, limits=limits, clock=clock)
 
 
 def recover_rows(tables: Tables, store: StateStore | None) -> None:
-    """Hold again what tables saved in the former life as it happened, and have their changes saved from now on.
+    """Restore the rows that tables saved continuously, and save their changes from now on.
 
     Raises:
-        StateCorrupt: what was saved is nothing of these tables'.
-        SnapshotMismatch: it was made with other settings.
+        StateCorrupt: the saved rows do not fit the tables.
+        SnapshotMismatch: the rows were made with other settings.
     """
     for table in tables:
         if store is None or table.rows is None:
@@ -201,10 +200,10 @@ def recover_rows(tables: Tables, store: StateStore | None) -> None:
 
 
 def make_dispatcher(options: ServerOptions, tables: Tables, store: StateStore | None, **facts: Any) -> Dispatcher:
-    """What answers requests. If it cannot be made, the state folder is closed again.
+    """Return the dispatcher, with restored rows. Closes the store if this fails.
 
     Args:
-        facts: As of `Dispatcher`.
+        facts: Further arguments of `Dispatcher`.
     """
     try:
         recover_rows(tables, store)

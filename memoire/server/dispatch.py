@@ -1,17 +1,17 @@
-"""What a server answers: every message goes to its handler, with one lock at the door.
+"""Dispatcher of one server: it passes each message to its handler and takes the lock.
 
     request ──▶ answer ── known? a client? of this run? granted before? ──▶ a handler, with the lock ──▶ reply
     cache   ──▶ arrived ────────────────────────────────── check, without the lock ──▶ accept, with it
 
-No socket: `answer` takes a parsed message and returns a body and a payload, so that a duplicate, a stranger or an
-impossible number is tested without a network. Every request may come any number of times. Thread-safe; the handlers
-are pure.
+No socket: `answer` takes a parsed message and returns a body and a payload, so that tests send duplicates, unknown
+clients and impossible numbers without a network. A client may resend each request any number of times. Thread-safe; the
+handlers are pure.
 
-Replies that are given once: a request that comes again gets the reply of the first time, and changes nothing. Pure.
+Reply cache: a resent request gets the first reply again and changes nothing. Pure.
 
 DRAW 7 of reader r      granted, its reply is kept
 DRAW 7 of reader r      the same reply: the first one was lost
-DRAW 3 of reader r      refused if newer replies have replaced that of number 3
+DRAW 3 of reader r      refused if newer replies have replaced the reply to number 3
 """
 
 from __future__ import annotations
@@ -51,21 +51,20 @@ from .handlers.control import ControlHandler, ModelsHandler, made
 from .state import ClientOwners, Committer, Credits, ServerState
 
 KEPT_ROWS = 64
-"""Rows of requests (of a client, a type and a table) whose replies are kept, however long they are idle."""
+"""Rows of the reply cache (one for a client, type and table) that are kept even if they are idle."""
 MAX_ROWS = 1024
-"""Rows at most; a further one is refused until one of them is idle."""
+"""Maximum rows of the reply cache; a further row is refused until a row is idle."""
 IDLE_TIMEOUT = 60.0
-"""Seconds without a request after which a row beyond `KEPT_ROWS` leaves: its reader has gone. Resends come sooner."""
+"""Idle seconds after which a row beyond `KEPT_ROWS` is dropped: its reader has gone. Resends come sooner."""
 
 REPLY_BYTES = 1024
-"""What a reply takes beside its payload, about."""
+"""Approximate bytes of a kept reply, without its payload."""
 
 
 @dataclass(slots=True)
 class _Row:
     asked_at: float
     replies: dict[int, Reply] = field(default_factory=dict)
-    """By number."""
 
 
 def _size(reply: Reply) -> int:
@@ -73,79 +72,79 @@ def _size(reply: Reply) -> int:
 
 
 class GivenReplies:
-    """The newest replies to each client's requests that would change something if they were granted twice.
-
-    Not thread-safe: nothing else may come between `find` and `keep`.
+    """Reply cache: the newest replies to requests that must not be granted twice, by client, type and table. Not
+    thread-safe: the caller holds one lock over `find` and `keep`.
 
     Args:
-        budget: What replies take of, beside `own` bytes; None: they are not counted.
+        budget: Budget that the replies count in; None does not count them.
+        own: Bytes that the cache has in addition to the budget.
     """
 
     def __init__(self, budget: ByteBudget | None = None, own: int = 0) -> None:
         self.bytes = 0
-        """Of all replies that are kept."""
+        """Bytes of all kept replies."""
         self._room = None
         if budget is not None:
             self._room = budget.holder("kept replies", own=own, measure=lambda: self.bytes)
-        self._given: OrderedDict[tuple[bytes, types.Type, int], _Row] = OrderedDict()  # the idlest one first
+        self._rows: OrderedDict[tuple[bytes, types.Type, int], _Row] = OrderedDict()  # longest idle first
 
     def find(self, header: MessageHeader, now: float) -> Reply | None:
-        """The reply that this request was given before; None if it has to be granted now.
+        """Return the reply that this request got before; None if the request has to be granted now.
 
         Raises:
-            ProtocolError: (code "missing") it is older than all that are kept: nobody knows whether it was granted.
-                (code "busy") too many others ask: none of their replies may go that they may still ask for; or an actor
-                asks, and there is no room to keep one more reply.
+            ProtocolError: (code "missing") the request is older than all kept replies, so that the server does not
+                know if it was granted. (code "busy") the cache has `MAX_ROWS` rows that are in use, or the budget has
+                no room for the reply to an actor.
         """
         key = header.client, header.type, header.table
-        row = self._given.get(key) or self._new_row(key, now)
+        row = self._rows.get(key) or self._new_row(key, now)
         row.asked_at = now
-        self._given.move_to_end(key)
-        given, number, most = row.replies, header.sequence, header.type.kept
-        if number not in given and len(given) == most and number < min(given):
-            raise ProtocolError("missing", f"request {number} was overtaken by {min(given)}")
-        is_more = number not in given and len(given) < most
+        self._rows.move_to_end(key)
+        replies, number, most = row.replies, header.sequence, header.type.kept
+        if number not in replies and len(replies) == most and number < min(replies):
+            raise ProtocolError("missing", f"request {number} is older than all kept replies, from {min(replies)} on")
+        is_more = number not in replies and len(replies) < most
         if is_more and "actor" in header.type.sent_by and self._room is not None and not self._room.room:
             raise self._room.no_room(REPLY_BYTES)
-        return given.get(number)
+        return replies.get(number)
 
     def _new_row(self, key: tuple[bytes, types.Type, int], now: float) -> _Row:
-        while len(self._given) >= KEPT_ROWS and now >= next(iter(self._given.values())).asked_at + IDLE_TIMEOUT:
-            self.bytes -= sum(map(_size, self._given.popitem(last=False)[1].replies.values()))
-        if len(self._given) >= MAX_ROWS:
-            text = f"{MAX_ROWS} rows of requests are answered here already, the most. Ask again: one without a request "
+        while len(self._rows) >= KEPT_ROWS and now >= next(iter(self._rows.values())).asked_at + IDLE_TIMEOUT:
+            self.bytes -= sum(map(_size, self._rows.popitem(last=False)[1].replies.values()))
+        if len(self._rows) >= MAX_ROWS:
+            text = f"this server keeps replies to at most {MAX_ROWS} clients. Retry later: a client without a request "
             raise ProtocolError("busy", f"{text}for {IDLE_TIMEOUT:g} s leaves")
-        row = self._given[key] = _Row(now)
+        row = self._rows[key] = _Row(now)
         return row
 
     def keep(self, header: MessageHeader, reply: Reply) -> None:
-        """The request that `find` was asked for last was granted."""
-        given = self._given[header.client, header.type, header.table].replies
-        given[header.sequence] = reply
+        """Keep the reply to the request that was passed to `find` last."""
+        replies = self._rows[header.client, header.type, header.table].replies
+        replies[header.sequence] = reply
         self.bytes += _size(reply)
-        while len(given) > header.type.kept:
-            self.bytes -= _size(given.pop(min(given)))
+        while len(replies) > header.type.kept:
+            self.bytes -= _size(replies.pop(min(replies)))
 
 
 _log = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """One server without its sockets: the door to its handlers, from any thread.
+    """Dispatcher of a server's messages to their handlers, without sockets. Callable from any thread.
 
     Args:
-        tables: What it keeps; each with schema, parameters and pool of its own.
-        run: Name of the run to count; None goes on with the one that was counted last.
-        endpoints: Where clients connect to; read at each HELLO, since workers may be added.
-        on_lines: Called with log lines that are new, in order.
-        on_model: Called when a model is new.
-        on_news: Called when clients should ask soon: the run is over, or another one, or parameters are new.
-        store: The state folder. With it, the three above are called when what they tell is on disk.
-        clock: Seconds since 1970.
-        epoch: Number of this life, above those of all former ones; a `store` has its own.
+        tables: The server's tables, each with its own schema, parameters and pool.
+        run: Name of the run to count; None continues the run that was counted last.
+        endpoints: Returns the addresses for clients; called at each HELLO, since workers may be added.
+        on_lines: Called with new log lines, in order.
+        on_model: Called with each new model.
+        on_news: Called if clients should send UPDATE soon: the run ended, a run began, or parameters changed.
+        store: The state folder. With a store, `on_lines`, `on_model` and `on_news` are called after the save.
+        clock: Returns seconds since 1970.
+        epoch: Number of this start, above the numbers of all former starts; a `store` has its own.
 
     Raises:
-        ParameterError: the run's name is invalid, or parameters in the state folder are.
+        ParameterError: the run's name, or a table's parameters in the state folder, are invalid.
     """
 
     def __init__(
@@ -166,10 +165,10 @@ class Dispatcher:
         if run is not None:
             arguments.name("run", run)
         self._lock = threading.RLock()
-        self._granting = threading.Lock()  # one at a time of the requests that must not be granted twice
+        self._grant_lock = threading.Lock()  # held while a request that must not be granted twice is answered
         self.budget = ByteBudget(max(limits.held_bytes or HELD_BYTES, tables.byte_limit))
-        """Bytes that are held for peers, by holder."""
-        self._given = GivenReplies(self.budget, own=limits.message_bytes)  # belongs to the lock above
+        """Budget of the bytes that the server holds for its peers."""
+        self._reply_cache = GivenReplies(self.budget, own=limits.message_bytes)  # guarded by `_grant_lock`
         self._clock, self._store = clock, store
         self.committer = Committer(store)
         for table in tables:
@@ -193,7 +192,7 @@ class Dispatcher:
         self.client_names, self.receivers = state.client_names, state.receivers
         self.pushes, self.replies = state.pushes, state.replies
         self.refused: Counter[str] = Counter()
-        """Messages that were refused, by code."""
+        """Number of refused messages, by code."""
         self._credits, self._owners = Credits(state), ClientOwners(state)
         self._intake, self._accounts = IntakeHandler(state), AccountsHandler(state)
         self.feedback, self._draws = FeedbackHandler(state), DrawsHandler(state, self._can_undo)
@@ -209,7 +208,7 @@ class Dispatcher:
         }
         for kind in dict.fromkeys((*registry.known(), *(table.kind for table in tables))):
             self.unlocked |= kind.handlers(state)
-        """What answers each type of message that needs no lock, or has one of its own."""
+        """Handlers of the message types that need no lock or have a lock of their own."""
         self.handlers: dict[type[messages.Body], Handler] = {
             messages.Hello: self._clients.hello,
             messages.Update: self._clients.update,
@@ -219,74 +218,74 @@ class Dispatcher:
             messages.Ledger: self._accounts.page,
             messages.Inherit: self._accounts.bring,
         }
-        """What answers each of the others, called with the lock held."""
+        """Handlers of all other message types, called with the lock held."""
         if store is not None:
             recovery.recover(state, store)
 
-    # ------------------------------------------------------------------------------------------------- what it is
+    # ------------------------------------------------------------------------------------------------- its parts
 
     @property
     def lock(self) -> Held:
-        """Guards everything here and in the handlers, but not pools and limiters, which have their own."""
+        """Lock of the dispatcher and the handlers. Pools and limiters have their own locks."""
         return Held(self._lock)
 
     @property
     def run_name(self) -> str:
-        """Name of the run that is counted now."""
+        """Name of the present run."""
         return self.runs.current.name
 
     @property
     def run(self) -> int:
-        """Its number, as headers say it."""
+        """Number of the present run, as in headers."""
         return self.runs.current.number
 
     @property
     def ledger(self) -> Ledger:
-        """Its accounts."""
+        """Accounts of the present run."""
         return self.runs.current.ledger
 
     @property
     def probes(self) -> Ledger:
-        """Accounts of whoever only tries the way there and back."""
+        """Accounts of clients that only test a round trip."""
         return self._state.probes
 
     @property
     def logbook(self) -> Logbook:
-        """Its log lines."""
+        """Log lines of the present run."""
         return self.runs.current.logbook
 
     @property
     def finished(self) -> bool:
-        """Whether it is over."""
+        """True if the present run is over."""
         return self.runs.current.finished
 
     @property
     def now(self) -> float:
-        """Seconds since 1970, by the clock that was passed in."""
+        """Seconds since 1970, by the dispatcher's clock."""
         return max(0.0, self._clock())
 
     @property
     def is_durable(self) -> bool:
-        """Whether what is acknowledged is on disk."""
+        """True if acknowledged data is on disk."""
         return self.committer.is_durable
 
     @property
     def leaving(self) -> bool:
-        """Whether clients are sent elsewhere: this server is being drained."""
+        """True if the server is being drained and sends its clients to other servers."""
         return self._state.leaving
 
     def show_pages(self, address: str) -> None:
-        """Say in each WELCOME from now on where this server's pages are."""
+        """Set the address of the server's pages that each WELCOME from now on contains."""
         self._state.pages = (address,)
 
     def show_inference(self, addresses: Sequence[str]) -> None:
-        """Say in each WELCOME from now on where inference nodes are that act for clients."""
+        """Set the addresses of inference nodes that each WELCOME from now on contains."""
         self._state.inference = tuple(addresses)
 
     # --------------------------------------------------------------------------------------------------- messages
 
     def answer(self, message: Message) -> Reply:
-        """The reply to a request; REFUSED if it cannot be granted. Never raises for what a peer sent."""
+        """Return the reply to a request; REFUSED if the request is not granted. Never raises for faults of a peer."""
         try:
             self._check(message)
             return self._handle_once(message) if message.type.kept else self._handle(message)
@@ -298,7 +297,7 @@ class Dispatcher:
         if header.type in FOR_INFERENCE:
             raise no_inference(header.type)
         if kind not in self.handlers and kind not in self.unlocked:
-            raise ProtocolError("unexpected", f"{header.type.name} is no request")
+            raise ProtocolError("unexpected", f"{header.type.name} is not a request that a server answers")
         if header.client == NO_CLIENT:
             raise ProtocolError("client", "a request needs a client id")
         if header.run not in (0, self.run) and not isinstance(message.body, messages.Update | messages.Hello):
@@ -314,41 +313,41 @@ class Dispatcher:
             return self.handlers[type(body)](self._clock(), header, body, payload)
 
     def _handle_once(self, message: Message) -> Reply:
-        """Grant each number once; a resend gets the reply that was given, and one older than those kept is refused."""
-        with self._granting:
-            reply = self._given.find(message.header, self._clock())
+        """Grant each request number once: a resend gets the first reply; one older than all kept replies is refused."""
+        with self._grant_lock:
+            reply = self._reply_cache.find(message.header, self._clock())
             if reply is None:
                 reply = self._handle(message)
-                self._given.keep(message.header, reply)
+                self._reply_cache.keep(message.header, reply)
             return reply
 
     def answer_with(self, body: type[messages.Body], answer: Callable[[MessageHeader, Any, Any], Reply]) -> None:
-        """Have requests of this kind answered elsewhere, without the lock, by what may raise ProtocolError. Before the
-        first request.
+        """Register a handler for a request type, before the first request. `answer` is called without the lock; it may
+        raise ProtocolError.
         """
         self.unlocked[body] = lambda _, header, body, payload: answer(header, body, payload)
 
     def refuse(self, error: ProtocolError) -> Reply:
-        """Count a refusal and say it."""
+        """Count a refusal; return the REFUSED reply."""
         with Held(self._lock):
             self.refused[error.code if error.code in CODES else "other"] += 1
         return Reply(messages.Refused(code=error.code, text=error.detail[:1000]))
 
     def own(self, client: bytes, principal: str) -> None:
-        """Bind a client id to the key that uses it first: see `ClientOwners.check`. Raises ProtocolError."""
+        """Bind a client id to the first key that uses it, as `ClientOwners.check`. Raises ProtocolError."""
         with Held(self._lock):
             self._owners.check(client, principal, self._clock())
 
     def arrived(self, header: MessageHeader, body: messages.PushedBody, payload: Any) -> int:
-        """Check a cache or episode and hold it; returns its samples. A refused one is counted for its client.
+        """Check and hold a pushed cache or episode; return its samples. A refused push is counted for its client.
 
         Raises:
-            ProtocolError: it was not taken, and why.
+            ProtocolError: the push is refused.
         """
         size = 0
         try:
             wanted = unpacked_bytes(payload)
-            if wanted > header.payload_bytes:  # else it is copied as it was received, by one thread at a time
+            if wanted > header.payload_bytes:  # else one thread at a time copies the payload as received
                 self.pushes.take(wanted)
                 size = wanted
             table, held = self._intake.check(header, body, payload)
@@ -371,18 +370,18 @@ class Dispatcher:
     # ----------------------------------------------------------------------------------------------------- saving
 
     def collect(self) -> SavedGroup | None:
-        """What is to be saved next; `saved` is called when it is."""
+        """Return the next group to save; the caller calls `saved` after the save."""
         with Held(self._lock):
             self._models.collected()
             return self.committer.collect(self.runs, self.tables)
 
     def saved(self) -> None:
-        """The group that was collected last is on disk."""
+        """Record that the group collected last is on disk."""
         with Held(self._lock):
             self.committer.saved(self.runs)
 
     def frames_of(self, header: MessageHeader, reply: Reply, payload: Any) -> list[Any]:
-        """A reply as it is sent. One that its receiver would throw away, and has no pages, is refused in its place."""
+        """Return the frames of a reply, or of a refusal if the reply is too large for its receiver and not paged."""
         frames = encode_reply(header, reply.body, payload=payload, **reply.changed)
         try:
             self.receivers.of(header.client).check(header.client, reply.body, frames)
@@ -391,7 +390,7 @@ class Dispatcher:
         return frames
 
     def send(self, header: MessageHeader, reply: Reply, send: Callable[[Reply], None]) -> None:
-        """Send a reply: at once, or when what it promises is on disk."""
+        """Send a reply now, or after the save that the reply acknowledges."""
         now: Reply | None = reply
         if reply.until_saved:
             with Held(self._lock):
@@ -400,7 +399,7 @@ class Dispatcher:
             send(now)
 
     def _after(self, ticket: Ticket) -> None:
-        """Call this, with the lock, when all that was said so far is saved."""
+        """Call `ticket`, with the lock held, after the next save of all changes so far."""
 
         def locked() -> None:
             with Held(self._lock):
@@ -411,8 +410,8 @@ class Dispatcher:
     # --------------------------------------------------------------------------------------------------- accounts
 
     def fold(self) -> None:
-        """Let accounts leave memory, and former runs: see `AccountsHandler.fold`. Warn if too many new clients come, or
-        clients do not fetch their TD errors fast enough.
+        """Move accounts and former runs out of memory: see `AccountsHandler.fold`. Log a warning if too many new
+        clients come, or clients do not fetch their TD errors fast enough.
         """
         now = self.now
         with Held(self._lock):
@@ -422,18 +421,18 @@ class Dispatcher:
             _log.warning("server %s: %s", self.name, warning)
 
     def trouble(self) -> str:
-        """Why new clients may soon have to wait, as a sentence; "" while they need not."""
+        """Return a sentence that says why new clients may soon have to wait; "" if they need not wait."""
         with Held(self._lock):
             return self._accounts.trouble(self.now)
 
     def untold(self, within: float) -> int:
-        """Clients heard from in the last `within` seconds that have not said that they know that the run is over."""
+        """Return the number of clients, heard within `within` seconds, that have not confirmed the end of the run."""
         with Held(self._lock):
             return self._clients.untold(within, self._clock())
 
     def pages(self, run: Run) -> Iterator[Rows]:
-        """Every account of a run that is here, in pages: the server's own, and those that it inherited. A client that
-        is counted while they are read may be in them as it was before.
+        """Yield every account of a run in pages: the server's own accounts and the inherited ones. If a client is
+        counted meanwhile, its row may be older.
         """
         with Held(self._lock):
             live = run.live(self.home)
@@ -446,23 +445,23 @@ class Dispatcher:
             yield rows
 
     def inherit(self, name: str, finished: bool, rows: Rows) -> Run:
-        """Keep accounts of other servers for a run: see `AccountsHandler.inherit`. Raises ProtocolError."""
+        """Keep a run's accounts of other servers, as `AccountsHandler.inherit`. Raises ProtocolError."""
         with Held(self._lock):
             return self._accounts.inherit(name, finished, rows, self._clock())
 
-    # ------------------------------------------------------------------------------------- what is said in this process
+    # ------------------------------------------------------------------------------------- calls from this process
 
     def publish(self, topic: str, content: bytes | bytearray | memoryview | str, version: int = 0) -> Model:
-        """Store a new version of a model and tell everyone: see `ModelsHandler.publish`."""
-        model = made(topic, content, self.limits)  # summed up here: nobody else has to wait for that
+        """Store a new version of a model and notify subscribers: see `ModelsHandler.publish`."""
+        model = made(topic, content, self.limits)  # the checksum is computed without the lock
         with Held(self._lock):
             return self._models.publish(model, version)
 
     def hand_on(self, ids: NDArray[Any], td_errors: Any) -> PriorityUpdate:
-        """Set priorities by TD errors of samples, here or at their owners: see `FeedbackHandler.apply`.
+        """Set priorities by TD errors of samples, or queue them for their owners: see `FeedbackHandler.apply`.
 
         Args:
-            ids: `ID` [B], as a batch has them.
+            ids: `ID` [B], as in a batch.
             td_errors: [B], finite.
         """
         return self._apply_feedback(by_client(ids, td_errors))
@@ -472,21 +471,21 @@ class Dispatcher:
 
     def _apply_feedback(self, pieces: Pieces) -> PriorityUpdate:
         with Held(self._lock):
-            made = self.feedback.apply(pieces, self.now)
+            update = self.feedback.apply(pieces, self.now)
             merges = self.feedback.merges()
         for merge in merges:
             merge.work()
             with Held(self._lock):
                 self.feedback.merged(merge)
-        return made
+        return update
 
     def credit(self, table: OpenTable) -> int:
-        """Bytes that each client of a table may have on the way now."""
+        """Return the bytes that each client of a table may have in flight now."""
         with Held(self._lock):
             return self._credits.of(table, self._clock())
 
     def grant(self, credit: int | None) -> None:
-        """Let each client have at most this many bytes on the way from now on, or its share of what is held now."""
+        """Change the limit of bytes that a client may have in flight (None: no change); send NEWS to all clients."""
         with Held(self._lock):
             self._credits.limit(credit)
             self._control.announce()
@@ -494,26 +493,26 @@ class Dispatcher:
     def configure(
         self, table: OpenTable, changes: Mapping[str, Any], *, discard_mismatched: bool = False
     ) -> Parameters:
-        """Change a table's parameters for everyone: see `ControlHandler.configure`. Raises ParameterError."""
+        """Change a table's parameters for all clients: see `ControlHandler.configure`. Raises ParameterError."""
         with Held(self._lock):
             return self._control.configure(table, changes, discard_mismatched=discard_mismatched)
 
     def begin_run(self, name: str) -> None:
-        """Count this run from now on: see `ControlHandler.begin_run`. Raises ParameterError."""
+        """Begin or resume a run by name: see `ControlHandler.begin_run`. Raises ParameterError."""
         with Held(self._lock):
             self._control.begin_run(name, self._clock())
 
     def finish(self) -> None:
-        """The run is over: clients hear of it in their next reply."""
+        """Finish the run: clients read this in their next reply."""
         with Held(self._lock):
             self._control.finish()
 
     def resume(self) -> None:
-        """The run goes on, although it was declared over."""
+        """Continue the present run if it was finished."""
         with Held(self._lock):
             self._control.finish(False)
 
     def drain(self) -> None:
-        """Send all clients elsewhere: see `ControlHandler.drain`."""
+        """Send all clients to other servers: see `ControlHandler.drain`."""
         with Held(self._lock):
             self._control.drain()

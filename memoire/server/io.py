@@ -1,11 +1,11 @@
-"""All that a server does outside of its callers' threads: how it begins, and in which order it ends.
+"""Threads and sockets of a server: start, and order of the shutdown.
 
-Requests      one thread: answers, notices, log file      Pullers       one thread for each address
+Requests      one thread: replies, notices, log file      Pullers       one thread for each address
 Archive       a timer's thread, and one for each order    PlainProxies  in their callers' threads
 
-A plain proxy stands between one address and the workers behind another, and hands whole messages on without a copy. It
-keeps one message at most on its way to the workers. While they have no room it stops reading, so that ZeroMQ's own
-high-water marks hold the senders back. Replies wait in `lanes`: one client without room keeps no other from its own.
+A plain proxy forwards whole messages between an address and the workers behind another address, without a copy. It
+holds at most one message for the workers. While the workers have no room it stops reading, so that ZeroMQ's high-water
+marks hold the senders back. Replies wait in `lanes`: a client without room does not delay replies to other clients.
 """
 
 from __future__ import annotations
@@ -44,56 +44,56 @@ from .io_snapshots import Archive
 
 
 class BoundAddresses:
-    """What a server has bound, and what it says of that.
+    """Addresses that a server has bound and advertises.
 
     Args:
-        name: The server's.
-        gate: Decides who may come in.
+        name: Name of the server.
+        gate: Decides which connections are accepted.
     """
 
     def __init__(self, name: str, gate: Gate) -> None:
         self._name, self._gate = name, gate
         self._bound: list[str] = []
-        self._warned = 0  # of these, how many it was said of whether they are open
+        self._warned = 0  # number of addresses in `_bound` that were checked for a warning
         self.endpoints = messages.Endpoints()
-        """What clients connect to, as WELCOME says it."""
+        """Bound addresses that WELCOME advertises to clients."""
 
-    def bind(self, made: Socket, endpoint: str) -> tuple[str, ConnectionWatcher | None]:
-        """Bind a socket; returns the address with its port, and what its owner has to follow."""
-        bound, way = self._gate.bind(made, endpoint)
+    def bind(self, socket: Socket, endpoint: str) -> tuple[str, ConnectionWatcher | None]:
+        """Bind a socket; return the address with its port, and the watcher of its connections."""
+        bound, watcher = self._gate.bind(socket, endpoint)
         self._bound.append(bound)
-        return bound, way
+        return bound, watcher
 
     def warn_open(self, *plain: str) -> None:
-        """Warn of addresses bound since the last call, and of `plain` ones, if everybody may come in there."""
+        """Log a warning if addresses bound since the last call, or the `plain` ones, accept clients without keys."""
         if self._gate.keys is None:
             new, self._warned = self._bound[self._warned :], len(self._bound)
             access.warn(f"server {self._name!r}", [*new, *plain], guard="keys (keys=)")
 
     def wait_unbound(self, deadline: float) -> None:
-        """Wait until others can bind these addresses."""
+        """Wait until the operating system has freed the bound addresses."""
         sockets.wait_unbound(self._bound, deadline - time.monotonic())
 
 
 MAX_FRAMES = 16
 MESSAGES_PER_TURN = 100
 POLL_INTERVAL = 0.1
-"""Seconds between two looks at whether it is to end."""
+"""Seconds between two checks of the stop event."""
 
 
 Change = Callable[[list[zmq.Frame]], Sequence[Any]]
-"""A message as it goes on; nothing where it does not."""
+"""Function that returns the frames to forward; an empty sequence drops the message."""
 
 
 class _Direction:
-    """Messages from one socket to another."""
+    """Forwarder of messages from one socket to another, which keeps one message that does not fit."""
 
-    def __init__(self, source: Socket, sink: Socket, change: Change, lanes: SendQueues | None = None) -> None:
-        self.source, self.sink, self.change, self._lanes = source, sink, change, lanes
+    def __init__(self, source: Socket, sink: Socket, change: Change, queues: SendQueues | None = None) -> None:
+        self.source, self.sink, self.change, self._queues = source, sink, change, queues
         self.kept: Sequence[Any] | None = None
 
     def move(self) -> None:
-        """Hand on what is there; keep what does not fit."""
+        """Forward received messages; keep a message that does not fit and stop reading."""
         if self.kept is not None:
             if not self._send(self.kept):
                 return
@@ -102,16 +102,16 @@ class _Direction:
             frames = sockets.receive(self.source, most=MAX_FRAMES)
             if frames is None:
                 return
-            # One frame more than any message of ours: not handed on, since its end was thrown away.
+            # More than `MAX_FRAMES`: dropped, since `receive` has truncated the message.
             sent = self.change(frames) if len(frames) <= MAX_FRAMES else []
             if sent and not self._send(sent):
                 self.kept = sent
                 return
 
     def _send(self, frames: Sequence[Any]) -> bool:
-        if self._lanes is None:
+        if self._queues is None:
             return sockets.send(self.sink, frames)
-        self._lanes.send(self.sink, frames, time.monotonic())
+        self._queues.send(self.sink, frames, time.monotonic())
         return True
 
 
@@ -124,53 +124,52 @@ def forward(
     until: threading.Event,
     ways: Mapping[Socket, ConnectionWatcher | None],
 ) -> None:
-    """Hand messages on until the event is set; both sockets belong to the caller's thread, and are closed at the
-    end.
+    """Forward messages until the event is set, then close both sockets, which belong to the caller's thread.
 
     Args:
-        pass_on: What becomes of a message on its way from front to back.
-        replies: Where messages from back to front wait for room; None where there are none.
-        ways: What the sockets' addresses need to be looked after.
+        pass_on: Returns the frames to forward from front to back.
+        replies: Send queues of messages from back to front; None if there are no replies.
+        ways: Watchers of the sockets' connections.
     """
-    doors = Poller()
+    poller = Poller()
     directions = [_Direction(front, back, pass_on)]
     if replies is not None:
         directions.append(_Direction(back, front, list, replies))
     try:
-        for made in (front, back):
-            doors.add(made, way=ways.get(made))
+        for socket in (front, back):
+            poller.add(socket, way=ways.get(socket))
         while not until.is_set():
-            for made in (front, back):
-                reading = any(way.source is made and way.kept is None for way in directions)
-                writing = any(way.sink is made and way.kept is not None for way in directions)
-                doors.watch(made, reading=reading, writing=writing)
+            for socket in (front, back):
+                reading = any(each.source is socket and each.kept is None for each in directions)
+                writing = any(each.sink is socket and each.kept is not None for each in directions)
+                poller.watch(socket, reading=reading, writing=writing)
             now = time.monotonic()
-            doors.wait(min(now + POLL_INTERVAL, float("inf") if replies is None else replies.next_time()))
-            for way in directions:
-                way.move()
+            poller.wait(min(now + POLL_INTERVAL, float("inf") if replies is None else replies.next_time()))
+            for direction in directions:
+                direction.move()
             if replies is not None:
                 replies.turn(time.monotonic())
     finally:
-        doors.close()
+        poller.close()
 
 
 CACHES_PER_TURN = 100
 HEADER_BYTES = 1 << 16
-"""What a message may have beyond its payload's `limits.message_bytes`."""
+"""Maximum bytes of a message in addition to its payload (`limits.message_bytes`)."""
 
 
 def limit_pushes(tables: Tables, message_bytes: int) -> None:
-    """Have tables say the largest push that the addresses take."""
+    """Set the largest push that the addresses accept, in each table."""
     for table in tables:
         table.push_bytes = sockets.largest_push(tables.usual_bytes, message_bytes)
 
 
 class WorkerProxies:
-    """Those that run now. From any thread.
+    """Plain proxies that run in their callers' threads. Methods may be called from any thread.
 
     Args:
-        room: Of replies that wait for room in their connection.
-        is_closing: Ends all of them.
+        room: Holder of bytes of replies that wait for room in their connection.
+        is_closing: Event that ends all proxies.
     """
 
     def __init__(
@@ -184,37 +183,37 @@ class WorkerProxies:
     ) -> None:
         self._gate, self._admission, self._addresses, self._room = gate, admission, addresses, room
         self._context, self._limits, self._is_closing = options.process.context, options.limits, is_closing
-        self._changed = Condition()  # guards the one below
+        self._changed = Condition()  # guards `_running`
         self._running = 0
         self.lanes: list[SendQueues] = []
-        """Replies that wait for room, of each that there ever was; they belong to the callers' threads."""
+        """Send queues of all proxies, also of ended ones; each belongs to the thread that runs the proxy."""
 
     @property
     def running(self) -> int:
-        """How many there are now."""
+        """Number of proxies that run now."""
         return self._running
 
     def run_requests(self, front: str, back: str) -> None:
-        """Hand requests and their replies on; blocks until the server closes."""
+        """Forward requests and replies; blocks until the server closes."""
         frontend = sockets.request_server(self._context, self._limits.tuning.request_bytes)
-        lanes = SendQueues(room=self._room)
-        self.lanes.append(lanes)
+        queues = SendQueues(room=self._room)
+        self.lanes.append(queues)
         backend = sockets.plain_dealer(self._context, self._limits.reply_bytes)
-        self._run(frontend, front, backend, back, place=REQUEST_PLACE, replies=lanes)
+        self._run(frontend, front, backend, back, place=REQUEST_PLACE, replies=queues)
 
     def run_pushes(self, front: str, back: str) -> None:
-        """Hand caches or episodes on; blocks until the server closes."""
+        """Forward caches or episodes; blocks until the server closes."""
         frontend = sockets.data_receiver(self._context, self._limits.message_bytes + HEADER_BYTES)
         self._run(frontend, front, sockets.data_sender(self._context), back, place=PUSH_PLACE)
 
     def _run(
         self, frontend: Socket, front: str, backend: Socket, back: str, *, place: int, replies: SendQueues | None = None
     ) -> None:
-        ways = {}
+        watchers = {}
         try:
-            bound, ways[frontend] = self._gate.bind(frontend, front)
+            bound, watchers[frontend] = self._gate.bind(frontend, front)
             self._addresses.warn_open(bound, back)
-            _, ways[backend] = self._gate.bind(backend, back, only="server")
+            _, watchers[backend] = self._gate.bind(backend, back, only="server")
         except MemoireError:
             frontend.close(0)
             backend.close(0)
@@ -222,7 +221,7 @@ class WorkerProxies:
         self._count(1)
         try:
             pass_on = functools.partial(self._admission.pass_on, frontend, place)
-            forward(frontend, backend, pass_on, replies=replies, until=self._is_closing, ways=ways)
+            forward(frontend, backend, pass_on, replies=replies, until=self._is_closing, ways=watchers)
         finally:
             self._count(-1)
 
@@ -240,28 +239,28 @@ class WorkerProxies:
 _log = logging.getLogger(__name__)
 
 LINGER_TIMEOUT = 2.0
-"""Seconds for which closed sockets go on sending replies at most."""
+"""Maximum seconds in which closed sockets still send replies."""
 MIN_LINGER = 0.2
 LAST_REPLY_DELAY = 0.3
-"""Seconds between the last replies of a server that saves or is finished and its end: a client's socket forgets what
-its thread has not read when the connection ends.
+"""Seconds between the last reply and the end of a server that saves or is finished: when the connection ends, a
+client's socket discards replies that its thread has not read.
 """
 MIN_SAVING = 0.1
-"""Seconds that a state folder has to save what is left, also if there is no time."""
+"""Minimum seconds for the state folder's last save, even after the deadline."""
 MEMORY_SHARE = 0.75
-"""Of the time that is left, for saving what the tables hold; the rest is for the state folder."""
+"""Fraction of the remaining time for saving the tables' content; the rest is for the state folder."""
 
 
 class ServerThreads:
-    """The threads of a server, with their sockets. Nothing is bound, and none has begun, before `open` and `start`.
+    """Threads of a server, with their sockets. `open` binds the addresses; `start` begins the threads.
     Methods may be called from any thread.
 
     Args:
-        is_closing: Set when the server begins to close.
-        owner: Kept alive as long as the threads run.
+        is_closing: Event that is set when the server begins to close.
+        owner: Object that the threads keep alive.
 
     Raises:
-        KeyFileError, ParameterError, StateError: an option cannot be had.
+        KeyFileError, ParameterError, StateError: an option is invalid or cannot be used.
     """
 
     def __init__(self, options: ServerOptions, is_closing: threading.Event, owner: object) -> None:
@@ -278,7 +277,7 @@ class ServerThreads:
             tables,
             store,
             name=self.name,
-            epoch=time.time_ns(),  # whatever clock is given: no two lives have the same number
+            epoch=time.time_ns(),  # not `clock`: no two starts may have the same number
             endpoints=lambda: self.addresses.endpoints,
             on_lines=self.lines.write,
             on_model=self._announcer.add_model,
@@ -288,23 +287,23 @@ class ServerThreads:
         self.requests = RequestThread(dispatcher, admission, store, self._announcer, self.lines, owner)
         self._announcer.wake = self.requests.worker.wake
         self.pullers: list[Worker] = []
-        """Take what is pushed, each at its address."""
+        """Workers that receive pushes, one for each address."""
         limit_pushes(tables, options.limits.message_bytes)
         self.proxies = WorkerProxies(gate, admission, self.addresses, dispatcher.replies, options, is_closing)
         self.archive = Archive(dispatcher, store, options, is_closing)
         self._saves_memory = options.state is not None and options.state.saves_memory
         dispatcher.answer_with(messages.TakeSnapshot, self.archive.order)
 
-    # Its begin
+    # Start
 
     def open(self) -> None:
-        """Bind the addresses. What was bound before one that fails stays open until `close`."""
+        """Bind the addresses. If one fails, the addresses bound before stay open until `close`."""
         at = self._options.endpoint
         endpoint, push, pub = at.request, at.push, at.publish
         if endpoint is not None:
-            near = beside(endpoint)
-            push, pub = push or near[0], pub or near[1]
-        # First the address that errors should name.
+            neighbors = beside(endpoint)
+            push, pub = push or neighbors[0], pub or neighbors[1]
+        # The request address comes first: an error should name it.
         requested = "" if endpoint is None else self.add_request_worker(endpoint, True)
         pushed = "" if push is None else self.add_pull_worker(push, True)
         published = "" if pub is None else self._open_pub(pub)
@@ -314,34 +313,34 @@ class ServerThreads:
             _log.warning("server %s: %s", self.name, trouble)
 
     def _open_pub(self, endpoint: str) -> str:
-        made = sockets.publisher(self._context)
-        bound, way = self.addresses.bind(made, endpoint)
-        self._announcer.open(self.requests.worker.doors.add(made, way=way), self.gate.admits)
+        publisher = sockets.publisher(self._context)
+        bound, watcher = self.addresses.bind(publisher, endpoint)
+        self._announcer.open(self.requests.worker.doors.add(publisher, way=watcher), self.gate.admits)
         return bound
 
     def add_request_worker(self, endpoint: str, bind: bool) -> str:
-        """Answer requests at one more address; see `Server.add_request_worker`."""
-        made = sockets.request_server(self._context, self._limits.tuning.request_bytes)
-        way: ConnectionWatcher | None
+        """Answer requests at a further address; see `Server.add_request_worker`."""
+        router = sockets.request_server(self._context, self._limits.tuning.request_bytes)
+        watcher: ConnectionWatcher | None
         if bind:
-            bound, way = self.addresses.bind(made, endpoint)
+            bound, watcher = self.addresses.bind(router, endpoint)
         else:
-            doors = self.requests.worker.doors
-            bound, way = endpoint, link.dial(doors, made, endpoint, follow=False, keys=self.gate.keys)
-        self.requests.add(made, way)
+            poller = self.requests.worker.doors
+            bound, watcher = endpoint, link.dial(poller, router, endpoint, follow=False, keys=self.gate.keys)
+        self.requests.add(router, watcher)
         return bound
 
     def add_pull_worker(self, endpoint: str, bind: bool) -> str:
-        """Take what comes in at one more address, on a thread of its own; see `Server.add_pull_worker`."""
-        usual, most = self.dispatcher.tables.usual_bytes, self._limits.message_bytes
-        largest = sockets.largest_push(usual, most) + HEADER_BYTES
-        made = sockets.data_receiver(self._context, largest, sockets.data_mark(usual, most))
-        bound, way = self.addresses.bind(made, endpoint) if bind else (endpoint, None)
-        worker = Worker(f"memoire-pull-{len(self.pullers)}", functools.partial(self._pull, made))
-        worker.doors.add(made, way=way)
+        """Receive pushes at a further address, on a thread of its own; see `Server.add_pull_worker`."""
+        usual_bytes, most = self.dispatcher.tables.usual_bytes, self._limits.message_bytes
+        largest = sockets.largest_push(usual_bytes, most) + HEADER_BYTES
+        receiver = sockets.data_receiver(self._context, largest, sockets.data_mark(usual_bytes, most))
+        bound, watcher = self.addresses.bind(receiver, endpoint) if bind else (endpoint, None)
+        worker = Worker(f"memoire-pull-{len(self.pullers)}", functools.partial(self._pull, receiver))
+        worker.doors.add(receiver, way=watcher)
         try:
             if not bind:
-                link.dial(worker.doors, made, endpoint, keys=self.gate.keys)
+                link.dial(worker.doors, receiver, endpoint, keys=self.gate.keys)
         except BaseException:
             worker.stop(0.0)
             raise
@@ -349,46 +348,46 @@ class ServerThreads:
         worker.start()
         return bound
 
-    def _pull(self, made: Socket, ready: dict[object, int]) -> None:
-        # Waits inside of the receive while messages come: with a poll before each one, polls would be half of the work.
-        # Yet a turn ends some time, so that the thread is seen to be alive.
+    def _pull(self, receiver: Socket, ready: dict[object, int]) -> None:
+        # Waits in the receive call while messages come: a poll before each message would double the work. A turn ends
+        # after `CACHES_PER_TURN`, so that the thread shows that it is alive.
         for _ in range(CACHES_PER_TURN):
-            frames = None if self._is_closing.is_set() else sockets.receive(made, most=3, wait=True)
+            frames = None if self._is_closing.is_set() else sockets.receive(receiver, most=3, wait=True)
             if frames is None:
                 return
-            message = self._admission.receive_push(made, frames)
+            message = self._admission.receive_push(receiver, frames)
             if message is not None:
                 assert isinstance(message.body, messages.PushedBody)
                 try:
                     self.dispatcher.arrived(message.header, message.body, message.payload)
                 except ProtocolError:
-                    pass  # counted where it was found
+                    pass  # counted by the dispatcher
 
     def load(self) -> None:
-        """Hold again what the former life held. Raises SnapshotMismatch or DataError; then nothing is saved."""
+        """Restore the tables' content of the last start. If it raises an error, nothing is saved."""
         if self.store is None:
             return
-        saves, self._saves_memory = self._saves_memory, False  # a file that is refused stays
+        saves, self._saves_memory = self._saves_memory, False  # a refused file stays unchanged
         self.archive.load()
         self._saves_memory = saves
 
     def start(self) -> None:
-        """Begin to answer and to save."""
+        """Start the threads that answer and save."""
         self.requests.worker.start()
         self.archive.start()
         self.requests.saving.start()
         self.archive.wait_noted()
 
-    # What is seen of it
+    # Inspection
 
     @property
     def lost(self) -> Exception | None:
-        """Why nothing can be saved any more; None while all is well."""
+        """Error after which nothing can be saved any more; None if there was none."""
         return self.requests.saving.lost
 
     @property
     def lanes(self) -> Iterator[SendQueues]:
-        """Replies that wait for room, by thread."""
+        """Queues of replies that wait for room, by thread."""
         yield self.requests.lanes
         yield from self.proxies.lanes
 
@@ -396,27 +395,27 @@ class ServerThreads:
         return [self.requests.worker, *self.pullers]
 
     def trouble(self) -> list[str]:
-        """What is wrong with threads and disk that only a restart can mend, a sentence each."""
+        """Return faults of threads and disk that only a restart can repair, a sentence each."""
         stuck = [trouble for worker in self._workers() for trouble in worker.trouble()]
         return stuck if self.lost is None else [f"state: {self.lost}", *stuck]
 
     def unready(self) -> list[str]:
-        """Why no new clients should come just now, a sentence each; see `Server.readiness`."""
+        """Return reasons why no new clients should come now, a sentence each; see `Server.readiness`."""
         if self._is_closing.is_set():
-            return ["closing: this server is about to end"]
+            return ["closing: this server is closing"]
         if self.store is not None and not self.store.is_healthy:
             return [f"state: {self.store.trouble}"]
         if self.dispatcher.leaving:
-            return ["leaving: this server is being drained; others count its clients from now on"]
+            return ["leaving: this server is being drained; other servers take over its clients"]
         trouble = [process.shared_guard().trouble(), self.dispatcher.trouble()]
         return [*self.gate.trouble(), *filter(None, trouble)]
 
     def figures(self) -> dict[str, Any]:
-        """Its part of `ServerStats`."""
+        """Return the figures of `ServerStats` that threads and sockets count."""
         return {
             "restored": 0 if self.store is None else self.store.restored,
             "missing": (*(() if self.store is None else self.store.missing), *self.archive.missing),
-            "dropped_replies": sum(lanes.dropped for lanes in self.lanes),
+            "dropped_replies": sum(queues.dropped for queues in self.lanes),
             "requests": self.requests.timings.now(),
             "snapshots": self.archive.taken,
             "snapshot_trouble": self.archive.trouble,
@@ -427,16 +426,16 @@ class ServerThreads:
             "faults": sum(worker.errors for worker in self._workers()),
         }
 
-    # Its end
+    # Shutdown
 
     def begin_close(self) -> None:
-        """Have waiting calls raise `Closed`, at once unless what the tables hold has to be saved first."""
+        """Make waiting calls raise `Closed`: at once, or after the tables' content is saved."""
         self._is_closing.set()
         if not self._saves_memory:
             self._close_pools()
 
     def close(self, deadline: float) -> None:
-        """End everything: what comes in first, then what is saved, then what answers. By one caller at a time."""
+        """Close everything: first the pullers, then the store, then the request thread. By one caller at a time."""
         self._stop(self.pullers, deadline)
         self.requests.tell_finished(deadline - LAST_REPLY_DELAY)
         if self.store is not None:
@@ -454,10 +453,10 @@ class ServerThreads:
 
     def _save_memory(self, deadline: float) -> None:
         if self._saves_memory:
-            left = max(0.0, deadline - time.monotonic())
-            self.archive.save(deadline - (1.0 - MEMORY_SHARE) * left)
+            remaining = max(0.0, deadline - time.monotonic())
+            self.archive.save(deadline - (1.0 - MEMORY_SHARE) * remaining)
             self._close_pools()
-            self._saves_memory = False  # closed again, it would write over what a later life has saved
+            self._saves_memory = False  # a second close would overwrite the snapshot of a later start
 
     def _close_pools(self) -> None:
         for table in self.dispatcher.tables:
@@ -465,14 +464,14 @@ class ServerThreads:
 
     def _stop(self, workers: Sequence[Worker], deadline: float) -> None:
         for worker in workers:
-            left = deadline - time.monotonic()
-            # A moment also where there is no time: a thread that waits for a cache notices the end only then.
-            if not worker.stop(max(END_TIMEOUT, left), linger=max(MIN_LINGER, min(LINGER_TIMEOUT, left))):
-                _log.warning("%s: a thread did not end in time", self.name)
+            remaining = deadline - time.monotonic()
+            # At least a moment, even after the deadline: a thread that waits for a cache notices the end only then.
+            if not worker.stop(max(END_TIMEOUT, remaining), linger=max(MIN_LINGER, min(LINGER_TIMEOUT, remaining))):
+                _log.warning("%s: a thread did not end before the deadline", self.name)
 
 
 def default_name(endpoint: str | None) -> str:
-    """What a server is called that was given no name: its host, and its port or what else tells it from others."""
+    """Return the default name of a server: its host and port, or host, process id and a random suffix."""
     port = (endpoint or "").rpartition(":")[2]
     if endpoint and endpoint.startswith("tcp://") and port.isdigit() and port != "0":
         return f"{socket.gethostname()}:{port}"

@@ -1,15 +1,15 @@
-"""The thread that answers requests, at one address or several.
+"""Request thread of a server: answers requests at one address or several.
 
-    ROUTER ──▶ Admission ──▶ Dispatcher ──▶ Committer: on disk? ──▶ Lanes: room? ──▶ ROUTER
+    ROUTER ──▶ Admission ──▶ Dispatcher ──▶ Committer: on disk? ──▶ SendQueues: room? ──▶ ROUTER
 
-Its turn also tells subscribers, flushes the log file and lets silent accounts leave memory.
+A turn of the thread also notifies subscribers, flushes the log file and moves silent accounts out of memory.
 
-The PUB socket of a server: notices of models, repeated for those who have just subscribed, and news.
+Announcer: notices of models on the server's PUB socket, repeated for new subscribers, and NEWS.
 
 publish ──▶ notice, at once, with a small body
 subscription, or 5 s gone ──▶ Notices ──▶ the same again, without the body
 
-A server's state folder at work: replies that wait until what they say is on disk.
+Reply saver: replies that wait until the data that they acknowledge is on disk.
 
 Committer ── changes ──▶ writer's thread saves a group ──▶ requests' thread sends the replies that waited for it
 """
@@ -45,8 +45,8 @@ from .dispatch import Dispatcher
 
 
 class Announcer:
-    """Tells subscribers of models that are new, and that clients should ask soon. Belongs to the requests' thread, but
-    for `add_model` and `add_news`, which any may call, and `open`, which is called before that thread begins.
+    """Announcer of new models and of NEWS to subscribers. Belongs to the requests' thread, except for `add_model` and
+    `add_news`, which any thread may call, and `open`, which is called before the thread begins.
     """
 
     def __init__(self) -> None:
@@ -55,43 +55,43 @@ class Announcer:
         self._schedule = Notices(time.monotonic())
         self._pub: Socket | None = None
         self.wake: Callable[[], None] = lambda: None
-        """Has the requests' thread take its turn; set by that thread's owner."""
+        """Function that wakes the requests' thread; set by that thread's owner."""
 
     def open(self, pub: Socket, admits: Callable[[Socket, zmq.Frame], bool]) -> None:
-        """Tell them by this socket from now on; without one no subscriber is told.
+        """Set the PUB socket; without a socket no notice is sent.
 
         Args:
-            admits: Whether to mind a subscription that came in by a socket.
+            admits: Returns True if a subscription frame of a socket comes from an admitted client.
         """
         self._pub, self._admits = pub, admits
 
     def add_model(self, model: Model) -> None:
-        """A model is new: its topic's subscribers get it or fetch it."""
+        """Queue the notice of a new model."""
         self._models.append(model)
         self.wake()
 
     def add_news(self) -> None:
-        """All clients should send an UPDATE soon."""
+        """Queue NEWS: all clients should send an UPDATE soon."""
         self._has_news = True
         self.wake()
 
     def next_time(self) -> float:
-        """When `turn` has something to do."""
+        """Return the time at which `turn` has something to send."""
         return time.monotonic() if self._has_news or self._models else self._schedule.next_time()
 
     def turn(self, dispatcher: Dispatcher, ready: dict[object, int]) -> None:
-        """Repeat what is due, and tell what is new."""
+        """Repeat due notices, and send queued ones."""
         if self._pub is not None:
             self._repeat(dispatcher, self._pub, self._pub in ready)
         while self._models:
             self._tell(dispatcher, self._models.popleft())
         if self._has_news:
-            self._has_news = False  # before they are told: what comes meanwhile is told again
+            self._has_news = False  # reset before the send: news that comes meanwhile is sent again
             self._send([NEWS_FRAME, *encode(messages.News(epoch=dispatcher.epoch))])
 
     def _repeat(self, dispatcher: Dispatcher, pub: Socket, is_asked: bool) -> None:
-        """Tell those who have just subscribed what is newest: they miss nothing that was published while they were
-        connecting. Every few seconds tell everybody.
+        """Send the newest models to new subscribers, which may have missed notices while they connected. Every few
+        seconds send the newest models to all subscribers.
         """
         now = time.monotonic()
         with dispatcher.lock:
@@ -110,32 +110,32 @@ class Announcer:
 
 
 class ReplySaver:
-    """Has replies that waited for the disk leave, and notices when the disk is lost.
+    """Sender of replies after the save of their data; also detects a lost disk.
 
     Args:
-        store: The state folder; None if there is none, and then nothing waits.
-        worker: The requests' thread, which sends what waited.
+        store: The state folder; None if there is none, and then no reply waits.
+        worker: The requests' thread, which sends the waiting replies.
     """
 
     def __init__(self, dispatcher: Dispatcher, store: StateStore | None, worker: Worker) -> None:
         self._dispatcher, self._store, self._worker = dispatcher, store, worker
         self.lost: Exception | None = None
-        """Why nothing can be saved any more, ever; None while all is well. From then on nothing is acknowledged."""
+        """Error after which nothing can be saved or acknowledged any more; None if there was none."""
 
     def start(self) -> None:
-        """Begin to save."""
+        """Start the store's thread, if there is a store."""
         if self._store is not None:
             self._store.start(self._dispatcher.collect, self._saved, self._lose, self._refuse)
             self._store.wake()
 
-    # On the store's thread; what waited is sent by the requests' thread
+    # On the store's thread; the requests' thread sends the replies
 
     def _saved(self, group: SavedGroup) -> None:
         self._dispatcher.saved()
         self._deliver(group.tickets)
 
     def _refuse(self) -> None:
-        """Saving has to wait for room: replies that wait for the disk say so."""
+        """Refuse all waiting replies, because saving has to wait for room on the disk."""
         with self._dispatcher.lock:
             refusals = self._dispatcher.committer.refusals()
         self._deliver(refusals)
@@ -157,34 +157,34 @@ class ReplySaver:
                 ticket()
             except Exception:
                 self._worker.errors += 1
-                _log.exception("%s: something that waited for the disk failed", self._dispatcher.name)
+                _log.exception("%s: an action after a save failed", self._dispatcher.name)
 
     def close(self, timeout: float) -> None:
-        """Save what is left, and let go of the folder."""
+        """Save the remaining changes and release the folder."""
         if self._store is not None and not self._store.close(timeout):
             _log.warning(
-                "%s: not everything could be saved; clients that go on will say it again", self._dispatcher.name
+                "%s: not everything could be saved; clients that go on will report it again", self._dispatcher.name
             )
 
 
 _log = logging.getLogger(__name__)
 
 FOLD_INTERVAL = 5.0
-"""Seconds between two looks for accounts that may leave memory."""
+"""Seconds between two scans for accounts that may leave memory."""
 REQUESTS_PER_TURN = 100
 UNREPORTED_TIMEOUT = 2.0
-"""Seconds within which a client was heard from that is worth waiting for when a finished server closes."""
+"""Maximum seconds since a client's last message for a finished server to wait for that client at its close."""
 TOLD_INTERVAL = 0.01
-"""Seconds between two looks at whether all of them know."""
+"""Seconds between two checks if all clients have confirmed the end of the run."""
 
 
 class RequestThread:
-    """Everything here belongs to the thread, but for the methods that say otherwise.
+    """Thread that answers requests. Attributes and methods belong to the thread, except where marked.
 
     Args:
-        announcer: Tells subscribers in this thread.
-        lines: Where clients' lines go, flushed in this thread.
-        owner: Lives as long as the thread: somebody may have dropped the server, while clients use it.
+        announcer: Announcer that this thread drives.
+        lines: Log file of clients' lines, which this thread flushes.
+        owner: Object that the thread keeps alive: a user may drop the server while clients use it.
     """
 
     def __init__(
@@ -201,34 +201,34 @@ class RequestThread:
         self.worker = Worker("memoire-requests", self._turn, self._next_time)
         self.saving = ReplySaver(dispatcher, store, self.worker)
         self.lanes, self._shared = SendQueues(room=dispatcher.replies), sockets.SharedFrame()
-        """Replies that wait for room."""
+        """Send queues of replies that wait for room."""
         self.timings = Timings(kind.name for kind in types.TYPES.values())
-        """Seconds that requests took, by type."""
+        """Durations of requests in seconds, by type."""
         self.is_drained = threading.Event()
-        """Set when no request is taken any more."""
+        """Event that is set after the thread has stopped reading requests."""
         self._sockets: set[Socket] = set()
         self._fold_at = time.monotonic() + FOLD_INTERVAL
 
     # From any thread
 
-    def add(self, made: Socket, way: ConnectionWatcher | None) -> None:
-        """Answer what comes by this socket, which is handed over: no other thread may use it from here on."""
-        self.worker.post(lambda: self._sockets.add(self.worker.doors.add(made, way=way)))
+    def add(self, socket: Socket, watcher: ConnectionWatcher | None) -> None:
+        """Answer requests of this socket, which belongs to the thread from now on."""
+        self.worker.post(lambda: self._sockets.add(self.worker.doors.add(socket, way=watcher)))
 
     def drain(self, deadline: float) -> None:
-        """Answer the requests that are there, and take no more: what they change is saved with the last group."""
+        """Answer the requests that have arrived, then stop reading: their changes are saved with the last group."""
         if self._answers_others:
             self.worker.post(self._last_turn)
             self.is_drained.wait(max(0.0, deadline - time.monotonic()))
         self.is_drained.set()
 
     def tell_finished(self, deadline: float) -> None:
-        """Go on answering until the clients know that the run is over: each asks every `update_every` seconds."""
+        """Keep answering until the clients know that the run is over: each client asks every `update_every` seconds."""
         while self._answers_others and time.monotonic() < deadline and self._dispatcher.untold(UNREPORTED_TIMEOUT):
             time.sleep(TOLD_INTERVAL)
 
     def replied_at(self, deadline: float) -> float:
-        """When the last reply was sent, of all that were to be sent before this call; -inf if there was none."""
+        """Return the time of the last reply that was due before this call; -inf if no reply was sent."""
         if self._answers_others:
             sent = threading.Event()
             self.worker.post(sent.set)
@@ -237,7 +237,7 @@ class RequestThread:
 
     @property
     def _answers_others(self) -> bool:
-        """Whether the thread goes on while the caller waits."""
+        """True if the thread runs while the caller waits."""
         return self.worker.is_alive and not self.worker.is_here
 
     # Turns
@@ -248,8 +248,8 @@ class RequestThread:
     def _turn(self, ready: dict[object, int]) -> None:
         if self.is_drained.is_set():
             self._stop_reading()
-        for made in self._sockets.intersection(ready):
-            self._take(made)
+        for socket in self._sockets.intersection(ready):
+            self._take(socket)
         self._announcer.turn(self._dispatcher, ready)
         self.lanes.turn(time.monotonic())
         if time.monotonic() >= self._fold_at:
@@ -262,33 +262,33 @@ class RequestThread:
         self.is_drained.set()
 
     def _stop_reading(self) -> None:
-        """Wait for no more requests: one that nobody takes would end each wait at once."""
+        """Stop polling for requests: an unread request would end each wait at once."""
         while self._sockets:
             self.worker.doors.watch(self._sockets.pop(), reading=False, writing=False)
 
-    def _take(self, made: Socket) -> None:
+    def _take(self, socket: Socket) -> None:
         for _ in range(REQUESTS_PER_TURN):
-            frames = sockets.receive(made, most=sockets.ENVELOPE)
+            frames = sockets.receive(socket, most=sockets.ENVELOPE)
             if frames is None:
                 return
-            request = self._admission.receive_request(made, frames)
+            request = self._admission.receive_request(socket, frames)
             if request is not None:
-                self._serve(made, request)
+                self._serve(socket, request)
 
-    def _serve(self, made: Socket, request: EnvelopedRequest) -> None:
+    def _serve(self, socket: Socket, request: EnvelopedRequest) -> None:
         try:
             message = self._admission.parse(request, time.monotonic())
         except ProtocolError as error:
             refusal = self._admission.refuse_request(request, error)
             if refusal is not None:
-                self.lanes.send(made, refusal, time.monotonic())
+                self.lanes.send(socket, refusal, time.monotonic())
             return
         if self.saving.lost is not None and not message.body.is_saved_first:
-            return  # it would count as a server that works: clients are to go elsewhere until it is started again
+            return  # a reply would make the server look healthy: clients should use other servers until its restart
         began = time.perf_counter()
         reply = self._answer(message)
         self.timings.saw(message.type.name, time.perf_counter() - began)
-        send = functools.partial(self._send, made, request.envelope, message.header)
+        send = functools.partial(self._send, socket, request.envelope, message.header)
         self._dispatcher.send(message.header, reply, send)
 
     def _answer(self, message: Message) -> Reply:
@@ -301,7 +301,7 @@ class RequestThread:
             _log.exception("%s: a %s could not be answered", self._dispatcher.name, message.type.name)
             return self._dispatcher.refuse(ProtocolError("busy", "the server could not answer; its log says why"))
 
-    def _send(self, made: Socket, envelope: list[zmq.Frame], header: MessageHeader, reply: Reply) -> None:
+    def _send(self, socket: Socket, envelope: list[zmq.Frame], header: MessageHeader, reply: Reply) -> None:
         payload = self._shared.of(reply.payload)
         sent = [*envelope, *self._dispatcher.frames_of(header, reply, payload)]
-        self.lanes.send(made, sent, time.monotonic())
+        self.lanes.send(socket, sent, time.monotonic())

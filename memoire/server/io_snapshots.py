@@ -1,14 +1,14 @@
-"""A server's snapshots: taken while it goes on, by a call, an order from far away or a timer.
+"""Snapshots of a server: taken while it runs, by a call, a remote order or a timer.
 
-    state/  memory.snapshot        what was held when the server was closed, or when the timer last took it
-            snapshots/NAME.snapshot    what somebody ordered under that name
+    state/  memory.snapshot        content of the tables at the last close, or at the timer's last snapshot
+            snapshots/NAME.snapshot    snapshots that an operator ordered under that name
 
-One is taken at a time. The server only ever waits for one cache or episode to be looked up, and for the bookkeeping of
-a table of episodes to be copied, never for the disk.
+One snapshot is taken at a time. The server waits only for the lookup of one cache or episode, and for the copy of an
+episode table's bookkeeping, never for the disk.
 
-What comes back into a server: files of snapshots, by a call or at its begin.
+Restore: files of snapshots are read into the tables, by a call or at the start of the server.
 
-Snapshots that were ordered from far away: which one is being written, and how the others went. Pure.
+Snapshot orders: state of the present order and results of former ones. Pure.
 
 TAKE_SNAPSHOT order 7 ──▶ writing ──▶ ... asked again: writing ──▶ asked again: done, or failed
 TAKE_SNAPSHOT order 8 ──▶ refused ("busy") while order 7 is being written
@@ -53,44 +53,44 @@ from .build import ServerOptions
 from .dispatch import Dispatcher
 
 MAX_ORDERS: Final = 64
-"""Orders that are remembered, the newest. If an older one is asked for again, its snapshot is written again."""
+"""Maximum remembered orders; the newest stay. If an older order is sent again, its snapshot is written again."""
 MAX_TEXT: Final = 1000
-"""Characters that tell why a snapshot could not be taken."""
+"""Maximum characters of the reason why a snapshot failed."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 class SnapshotOrders:
-    """The orders of one server, by their numbers. The owner locks."""
+    """Orders of snapshots at one server, by number. The owner locks."""
 
     def __init__(self) -> None:
         self._orders: OrderedDict[bytes, messages.Snapshot] = OrderedDict()
 
     def receive(self, body: messages.TakeSnapshot) -> tuple[messages.Snapshot, bool]:
-        """How far an order is, and whether it is new and has to be carried out.
+        """Return the state of an order, and True if the order is new and has to be carried out.
 
         Raises:
-            ProtocolError: the name is malformed (code "parameters"), or another one is being written (code "busy").
+            ProtocolError: the name is malformed (code "parameters"), or another snapshot is being written ("busy").
         """
         if not _NAME.fullmatch(body.name):
-            raise ProtocolError("parameters", f"{body.name!r} is no name: letters, digits, _, . and -, at most 100")
+            raise ProtocolError("parameters", f"name {body.name!r} is not 1 to 100 letters, digits, _, . and -")
         known = self._orders.get(body.order)
         if known is not None:
             return known, False
         busy = next((order for order in self._orders.values() if order.state == "writing"), None)
         if busy is not None:
-            raise ProtocolError("busy", f"snapshot {busy.name!r} is being written; order another one when it is")
+            raise ProtocolError("busy", f"snapshot {busy.name!r} is being written; retry after it is done")
         state = self._orders[body.order] = messages.Snapshot(name=body.name, state="writing")
         while len(self._orders) > MAX_ORDERS:
             self._orders.popitem(last=False)
         return state, True
 
-    def finish(self, body: messages.TakeSnapshot, told: messages.Snapshot) -> None:
-        """An order was carried out, or failed."""
-        self._orders[body.order] = told
+    def finish(self, body: messages.TakeSnapshot, result: messages.Snapshot) -> None:
+        """Record the result of an order."""
+        self._orders[body.order] = result
 
 
 def failed(body: messages.TakeSnapshot, why: str) -> messages.Snapshot:
-    """What is told of an order that could not be carried out."""
+    """Return the result of a failed order."""
     return messages.Snapshot(name=body.name, state="failed", text=escape(why)[:MAX_TEXT])
 
 
@@ -99,46 +99,46 @@ _log = logging.getLogger(__name__)
 MEMORY: Final = "memory.snapshot"
 ORDERED: Final = "snapshots"
 HELD: Final = "memory"
-"""The setting that says of `MEMORY`: "saved", that a life has written it, or the id of the one that a life without a
-timer holds again."""
+"""Setting about `MEMORY`: "saved" if a server has written the file, or the id of the snapshot that a server without a
+timer has restored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A file that was written, and what is in it."""
+    """Snapshot file that was written, and counts of its content."""
 
     path: str
     bytes: int
     seconds: float
-    """That it took."""
+    """Seconds that the snapshot took."""
     caches: int
     samples: int
     unused: int
-    """Of these samples, those that were never drawn."""
+    """Samples in the file that were never drawn."""
     episodes: int
     entries: int
     complete: bool
-    """Whether all is in it that was held: a server that has to end may not have had the time."""
+    """True if the file has the tables' whole content; False if a closing server ran out of time."""
 
 
 _WITHOUT: Final = (
-    "discard_mismatched=True (--discard-mismatched) starts with what is whole and fits; then the next snapshot takes "
-    "the file's place."
+    "To start with the undamaged content that fits, use discard_mismatched=True (--discard-mismatched); the next "
+    "snapshot then replaces the file."
 )
 NOTE_TIMEOUT: Final = 5.0
-"""Seconds that a start waits for its note of the file that it holds again."""
-_RESTORED: Final = "restored"  # the setting that names files that were restored once
+"""Maximum seconds that a start waits for the save of its note about the restored file."""
+_RESTORED: Final = "restored"  # setting with the ids of files restored with once=True
 
 
 class Archive:
-    """The snapshots of one server: takes them, and puts back what files hold. Thread-safe.
+    """Archive of one server: takes and restores snapshots of its tables. Thread-safe.
 
     Args:
-        store: Its state folder; None where it has none, and then nothing is ordered or timed.
-        options: Of the server. With `state.snapshot_every` a timer replaces the folder's own file, and each start holds
-            again what that has. Else only one life does, so that a crash does not serve its samples again. With a seed,
-            a file that another server wrote does not change the generator of the draws.
-        is_closing: Whether the server ends: what is being written is given up then.
+        store: The server's state folder; None allows no orders and no timer.
+        options: Options of the server. With `state.snapshot_every` a timer replaces the folder's own file, and each
+            start restores it. Without a timer only one start restores a file, so that samples are not served again
+            after a crash. With a seed, another server's file does not change the generator of the draws.
+        is_closing: Event that is set when the server closes; a snapshot in progress is then aborted.
         at: Called with the name of each point between two steps, so that a test can end the process there.
     """
 
@@ -151,34 +151,34 @@ class Archive:
         at: Callable[[str], None] = lambda point: None,
     ) -> None:
         self._dispatcher, self._store, self._options = dispatcher, store, options
-        self._every = None if options.state is None else options.state.snapshot_every
+        self._interval = None if options.state is None else options.state.snapshot_every
         self._folder = None if store is None else store.folder
         self._is_closing, self._clock, self._at = is_closing, options.process.clock, at
-        self._taking = threading.RLock()
-        self._lock = threading.Lock()  # for all that follows
+        self._take_lock = threading.RLock()
+        self._lock = threading.Lock()  # guards the attributes below
         self._orders = SnapshotOrders()
         self._timer: threading.Thread | None = None
         self.taken = 0
-        """Snapshots that were written whole."""
+        """Number of snapshots completed since the start."""
         self.trouble = ""
-        """Why the timer's last one was not; empty where it was."""
+        """Reason why the timer's last snapshot failed; "" if it succeeded."""
         self.missing: list[str] = []
-        """What the server was begun without, a sentence each."""
+        """Data that the start did not restore, a sentence each."""
         self._is_kept = self._has_noted = False
-        """Whether `MEMORY` has what is not held here: it is put aside, not replaced. Whether `HELD` was set."""
+        """Two flags: `MEMORY` has content that is not in the tables, and is moved, not replaced; `HELD` was set."""
 
     # ---------------------------------------------------------------------------------------------------- taking
 
     def take(self, path: Path, deadline: float | None = None) -> Snapshot:
-        """Write all that the tables hold to a file, while everything goes on, or nothing; with a deadline as much as
-        there is time for, also where the server ends.
+        """Write the tables' content to a file while the server runs. With a deadline, write as much as the time allows,
+        even if the server is closing.
 
         Raises:
-            OSError: it cannot be written; a former file of this name is as it was.
+            OSError: the file cannot be written; a former file of this name is unchanged.
             Closed, Refused: the server was closed, or another run began, meanwhile; likewise.
         """
         dispatcher, began = self._dispatcher, time.monotonic()
-        with self._taking:
+        with self._take_lock:
             with dispatcher.lock:
                 run, finished, models = dispatcher.run_name, dispatcher.finished, dispatcher.models.versions()
                 accounts = dispatcher.pages(dispatcher.runs.current)
@@ -193,12 +193,12 @@ class Archive:
                 if deadline is None and self._is_closing.is_set():
                     raise Closed("this server")
                 if dispatcher.run_name != run:
-                    raise Refused(dispatcher.name, "run", f"another run than {run!r} began meanwhile; take it again")
+                    raise Refused(dispatcher.name, "run", f"another run than {run!r} began; take the snapshot again")
                 is_late = is_late or (deadline is not None and time.monotonic() > deadline)
                 return not is_late
 
             records = snapshots.records(tables, run, finished, accounts, go_on)
-            # Asked once more at the end: of pools that were closed meanwhile nothing more came.
+            # Checked again at the end: pools that were closed meanwhile yielded nothing more.
             end = snapshot_file.write(path, about, records, at=self._at, is_complete=go_on)
             sums = {
                 name: sum(getattr(counts, name) for counts in end.tables)
@@ -210,44 +210,44 @@ class Archive:
             return Snapshot(str(path), size, took, **sums, complete=end.complete)
 
     def _replace(self, deadline: float | None = None) -> Snapshot:
-        """Take one in the place of the folder's own file; that which must not go is in `ORDERED` then."""
+        """Take a snapshot in place of the folder's own file; move that file to `ORDERED` if it must stay."""
         assert self._folder is not None
         path = self._folder / MEMORY
-        with self._taking:
+        with self._take_lock:
             if self._is_kept and path.exists():
                 make_folder(self._folder / ORDERED)
                 aside = self._folder / ORDERED / f"kept-{snapshots.heads([path])[path].id.hex()}.snapshot"
                 path.replace(aside)
-                _log.warning("%s: %s is %s from now on", self._dispatcher.name, path, aside)
+                _log.warning("%s: %s was moved to %s", self._dispatcher.name, path, aside)
             self._is_kept = False
-            made = self.take(path, deadline)
+            snapshot = self.take(path, deadline)
         with self._dispatcher.lock:
             self._dispatcher.committer.add_setting(HELD, "saved")
-        return made
+        return snapshot
 
     def save(self, deadline: float) -> None:
-        """At the server's end: save what is held, as much of it as there is time for, and what draws go on from."""
+        """Save the tables' content and the state of draws at the close, as much as fits before the deadline."""
         assert self._folder is not None
         path = self._folder / MEMORY
         try:
-            made = self._replace(deadline)
+            snapshot = self._replace(deadline)
         except (OSError, MemoireError) as error:
-            _log.warning("%s: what is held was not saved: %s", path, error)
+            _log.warning("%s: the tables' content was not saved: %s", path, error)
             return
-        if not made.complete:
-            saved = f"{made.caches} caches and {made.episodes} episodes"
-            _log.warning("%s: only %s of those held were saved in time", self._dispatcher.name, saved)
+        if not snapshot.complete:
+            saved = f"{snapshot.caches} caches and {snapshot.episodes} episodes"
+            _log.warning("%s: only %s were saved before the deadline", self._dispatcher.name, saved)
 
     def start(self) -> None:
-        """Have the timer take one every so often, if it was asked for."""
-        if self._every is None:
+        """Start the timer, if `snapshot_every` is set."""
+        if self._interval is None:
             return
         self._timer = threading.Thread(target=self._run, name="memoire-snapshots", daemon=True)
         self._timer.start()
 
     def _run(self) -> None:
-        assert self._folder is not None and self._every is not None
-        while not self._is_closing.wait(self._every):
+        assert self._folder is not None and self._interval is not None
+        while not self._is_closing.wait(self._interval):
             try:
                 self._replace()
                 self.trouble = ""
@@ -255,48 +255,48 @@ class Archive:
                 return
             except (OSError, MemoireError) as error:
                 self.trouble = f"no snapshot could be written: {error}"
-                _log.warning("%s: %s; the former one stays", self._dispatcher.name, self.trouble)
+                _log.warning("%s: %s; the former snapshot stays", self._dispatcher.name, self.trouble)
             except Exception:
                 self.trouble = "no snapshot could be taken; the log says why"
-                _log.exception("%s: no snapshot could be taken; the former one stays", self._dispatcher.name)
+                _log.exception("%s: no snapshot could be taken; the former snapshot stays", self._dispatcher.name)
 
-    # ----------------------------------------------------------------------------------------- orders from far away
+    # ----------------------------------------------------------------------------------------- remote orders
 
     def order(self, header: MessageHeader, body: messages.TakeSnapshot, _: Any) -> Reply:
-        """Begin what is ordered, or say how far it is: whoever ordered it asks until it is done."""
+        """Begin an ordered snapshot, or return its state; the operator repeats the order until it is done."""
         if self._folder is None:
             raise ProtocolError("missing", "this server has no state folder (state_dir) to keep a snapshot in")
         with Held(self._lock):
             state, is_new = self._orders.receive(body)
         if is_new:
-            threading.Thread(target=self._fulfil, args=(body,), name="memoire-snapshot", daemon=True).start()
+            threading.Thread(target=self._carry_out, args=(body,), name="memoire-snapshot", daemon=True).start()
         return Reply(state)
 
-    def _fulfil(self, body: messages.TakeSnapshot) -> None:
+    def _carry_out(self, body: messages.TakeSnapshot) -> None:
         assert self._folder is not None
         folder = self._folder / ORDERED
         try:
             make_folder(folder)
-            made = self.take(folder / f"{body.name}.snapshot")
-            told = messages.Snapshot(
-                name=body.name, state="done", path=made.path, bytes=made.bytes, seconds=made.seconds,
-                caches=made.caches, samples=made.samples, episodes=made.episodes, entries=made.entries,
+            snapshot = self.take(folder / f"{body.name}.snapshot")
+            result = messages.Snapshot(
+                name=body.name, state="done", path=snapshot.path, bytes=snapshot.bytes, seconds=snapshot.seconds,
+                caches=snapshot.caches, samples=snapshot.samples, episodes=snapshot.episodes, entries=snapshot.entries,
             )  # fmt: skip
         except (OSError, MemoireError) as error:
-            told = failed(body, str(error))
+            result = failed(body, str(error))
         except Exception as error:
             _log.exception("%s: snapshot %r could not be taken", self._dispatcher.name, body.name)
-            told = failed(body, f"{error!r}; the server's log says more")
+            result = failed(body, f"{error!r}; the server's log says more")
         with Held(self._lock):
-            self._orders.finish(body, told)
+            self._orders.finish(body, result)
 
-    # ----------------------------------------------------------------------------------------- putting back
+    # ----------------------------------------------------------------------------------------- restoring
 
     def restore(self, paths: Sequence[str | Path], *, once: bool = False, **options: Any) -> RestoreCounts:
-        """Put what files hold into the tables; see `Server.restore`.
+        """Restore files into the tables; see `Server.restore`.
 
         Args:
-            options: As of `snapshots.restore`.
+            options: Further arguments of `snapshots.restore`.
         """
         heads = snapshots.heads(paths)
         wanted = [path for path, head in heads.items() if not (once and head.id in self._restored())]
@@ -312,11 +312,11 @@ class Archive:
                 take_parameters=self._configure,
                 **options,
             )
-        self._remember(list(heads.values()), once)
+        self._record_restored(list(heads.values()), once)
         return done
 
-    def _remember(self, heads: Sequence[snapshots.SavedHead], once: bool) -> None:
-        """Go on from the versions of the files' models; of files that are restored once, note that they were."""
+    def _record_restored(self, heads: Sequence[snapshots.SavedHead], once: bool) -> None:
+        """Continue the versions of the files' models; with `once`, record that the files were restored."""
         with self._dispatcher.lock:
             for head in heads:
                 self._dispatcher.models.go_on_from(head.about.models)
@@ -325,9 +325,9 @@ class Archive:
                 self._dispatcher.committer.add_setting(_RESTORED, " ".join(sorted(each.hex() for each in known)))
 
     def _restored(self) -> set[bytes]:
-        """Snapshots that were restored into this folder once."""
-        named = "" if self._store is None else self._store.settings().get(_RESTORED, "")
-        return set(map(bytes.fromhex, named.split()))
+        """Return ids of snapshots restored into this folder with once=True."""
+        ids = "" if self._store is None else self._store.settings().get(_RESTORED, "")
+        return set(map(bytes.fromhex, ids.split()))
 
     def _configure(self, table: str, parameters: Parameters) -> None:
         self._dispatcher.configure(self._dispatcher.tables[table], parameters.to_wire())
@@ -336,39 +336,39 @@ class Archive:
         try:
             self._dispatcher.inherit(run, finished, rows)
         except ProtocolError as error:
-            raise ParameterError("paths", run, f"of a run that fits in here: {error.detail}") from error
+            raise ParameterError("paths", run, f"files of a run that this server can keep: {error.detail}") from error
 
     def load(self) -> None:
-        """At the server's begin: hold again what its former life held at its end, if that counted the same run.
+        """Restore the tables' content of the last close, at the start of the server, if the run is the same.
 
         Raises:
-            SnapshotMismatch: it was made with other values, and the file stays as it is.
-            DataError: the file is of another form, or damaged; likewise.
+            SnapshotMismatch: samples were made with other values; the file stays unchanged.
+            DataError: the file is damaged or has another format; likewise.
         """
         assert self._store is not None and self._options.state is not None
         folder, discards = self._store.folder, self._options.state.discard_mismatched
         for place in (folder, folder / ORDERED):
             if place.is_dir():
-                remove_abandoned_in(place, ".snapshot")  # of a life that was killed while it wrote
+                remove_abandoned_in(place, ".snapshot")  # of a server that was killed during a write
         path, known = folder / MEMORY, self._store.settings().get(HELD, "")
         if not path.exists():
             if known:
-                self._miss(f"{path} is gone: what the former life held is not held again")
-                self._note("")
+                self._report_missing(f"{path} is gone: the tables' content at the last close is lost")
+                self._save_note("")
             return
         try:
             head = snapshots.heads([path])[path]
             if head.about.run != self._dispatcher.run_name:
                 self._is_kept = True
-                self._miss(
-                    f"{path} stays and is not held again: it is of run {head.about.run!r}, and this server counts "
-                    f"{self._dispatcher.run_name!r}. Server.restore takes it"
+                self._report_missing(
+                    f"{path} stays and was not restored: it is of run {head.about.run!r}, and this server counts "
+                    f"{self._dispatcher.run_name!r}. Server.restore reads it"
                 )
                 return
-            if known == head.id.hex() and self._every is None:
-                self._miss(
-                    f"{path} stays and is not held again: a former life did, and ended without a snapshot of its own. "
-                    "Server.restore takes it; samples that were drawn since may be drawn once more"
+            if known == head.id.hex() and self._interval is None:
+                self._report_missing(
+                    f"{path} stays and was not restored: a former start restored it, and ended without a snapshot of "
+                    "its own. Server.restore reads it; samples that were drawn since may be drawn once more"
                 )
                 return
             is_whole = self._load(path, skip_damaged=discards)
@@ -376,14 +376,14 @@ class Archive:
             raise SnapshotMismatch(error.path, error.problem, f"{error.advice} {_WITHOUT}") from error
         except DataError as error:
             if not discards:
-                raise DataError(error.path, f"{error.problem}. {_WITHOUT}") from error
-            self._miss(f"what the former life held is not held again: {error}")
+                raise DataError(error.path, f"{error.problem}. {_WITHOUT.removesuffix('.')}") from error
+            self._report_missing(f"the tables' content at the last close was not restored: {error}")
             return
-        self._note("" if self._every is not None else head.id.hex())
+        self._save_note("" if self._interval is not None else head.id.hex())
         self._is_kept = not (is_whole or discards)
 
     def _load(self, path: Path, *, skip_damaged: bool) -> bool:
-        """Hold again what is in the file; whether that is all of it."""
+        """Restore the file; return True if all of its content is restored."""
         with SnapshotFile(path) as file:
             damage = file.verify()
             if damage and not skip_damaged:
@@ -391,24 +391,24 @@ class Archive:
             is_complete = file.end is not None and file.end.complete
         done = self.restore([path], skip_damaged=True, stays=False, is_same=True, discard_mismatched=skip_damaged)
         if damage or done.damaged or done.refused:
-            self._miss(f"of {path} are held again: {done}")
+            self._report_missing(f"{path}: restored {done}")
         elif not is_complete:
-            self._miss(f"{path} was not finished in time: of what the former life held are held again: {done}")
+            self._report_missing(f"{path} is incomplete, since the close ran out of time: restored {done}")
         else:
-            _log.info("%s: of its former life are held again: %s", self._dispatcher.name, done)
+            _log.info("%s: restored from the last snapshot: %s", self._dispatcher.name, done)
         return not (done.damaged or done.refused)
 
-    def _miss(self, sentence: str) -> None:
+    def _report_missing(self, sentence: str) -> None:
         self.missing.append(sentence)
         _log.warning("%s: %s", self._dispatcher.name, sentence)
 
-    def _note(self, held: str) -> None:
+    def _save_note(self, held: str) -> None:
         self._has_noted = True
         with self._dispatcher.lock:
             self._dispatcher.committer.add_setting(HELD, held)
 
     def wait_noted(self) -> None:
-        """Wait until it is on disk which file is held again: the next life does not do that once more."""
+        """Wait until the note about the restored file is on disk, so that the next start does not restore it again."""
         if not self._has_noted:
             return
         is_saved = threading.Event()

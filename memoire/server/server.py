@@ -1,4 +1,4 @@
-"""The server: takes caches and requests on its own threads, hands out batches, publishes models.
+"""Server: receives caches and requests on its own threads, draws batches, publishes models.
 
     actors ──requests──▶ one thread: Dispatcher        ──▶ replies, notices
            ──caches────▶ one thread per address  ──▶ Pool ◀── get_batch, in the learner's own thread
@@ -50,34 +50,42 @@ _log = logging.getLogger(__name__)
 
 
 class Server(Queries, Node):
-    """Keeps the newest caches of all clients, or their episodes, draws batches, counts, logs and publishes.
+    """Server of a replay memory: holds the newest caches or episodes of all clients, draws batches, publishes models.
+    It also counts clients' totals and stores their log lines.
+
+    Example:
+        with memoire.Server("tcp://*:5560", schema, run="ant-7") as server:
+            for batch in server.batches(256):
+                batch.update_priorities(train(batch))
+            server.publish("policy", weights)
 
     Args:
-        endpoint: Address for requests, such as "tcp://*:5560", "ipc:///run/memoire" or "inproc://memoire"; caches come
-            in on the next port and notices go out on the one after it (or .push and .pub), unless `Endpoints` says
-            others. Port 0 takes free ones. None opens none: workers are added afterwards.
-        schema: What an entry is; a mapping is made a `Schema`. It makes one table, of which `table` has the settings.
-        tables: Several tables in its place, by name. Whoever names none gets the first.
-        run: Name of the experiment that totals, lines and models belong to. None: the one that the state folder counted
-            last, or else "default".
+        endpoint: Address for requests, such as "tcp://*:5560", "ipc:///run/memoire" or "inproc://memoire". Caches use
+            the next port and notices the one after it (or .push and .pub), unless `Endpoints` names other addresses.
+            Port 0 binds free ports. None binds no address: the caller adds workers later.
+        schema: Columns of an entry, a `Schema` or a mapping. The server then has one table, with the settings `table`.
+        tables: Several tables, by name, instead of `schema`. The first is the default of calls without a table's name.
+        run: Name of the experiment that totals, log lines and models belong to. None: the last run of the state
+            folder, or else "default".
         name: Name of this server, the same after a restart; by default its host and port.
-        state: Folder of this server's files, or a `State` that says more. None keeps everything in memory.
-        keys: This process' keys folder (or a cluster's): whoever comes over tcp:// has to have a key that is in it.
-            None takes $MEMOIRE_KEYS, and without it lets everybody in. See docs/operations.md.
-        limits: Timeouts, and bytes that are held. More than the memory limit of the process's container is refused.
-        seed: Of the draws; None takes entropy from the system. In a state folder, no life draws as a former one did.
-        inference: Addresses of inference nodes that compute the policy for this server's actors; clients are told of
-            them. The host "*" is the one at which a client reaches this server.
-        process: What it shares with its process: see `Process`.
-        table: Settings of the only table: what `Table` takes, such as sampler=, multi_step=3 or min_size=1000.
+        state: Folder of this server's files, or a `State` with further settings. None keeps everything in memory.
+        keys: Keys folder of this process (or of a cluster): clients over tcp:// need a key that is in the folder.
+            None takes $MEMOIRE_KEYS, and without it accepts every client. See docs/operations.md.
+        limits: Timeouts and byte limits. More than the memory limit of the process's container is refused.
+        seed: Seed of the draws; None takes entropy from the system. With a state folder, each start draws other
+            samples than the starts before.
+        inference: Addresses of inference nodes that compute the policy for this server's actors; WELCOME contains
+            them. The host "*" stands for the host at which a client reaches this server.
+        process: Objects shared with the process: see `Process`.
+        table: Settings of the single table, as of `Table`, such as sampler=, multi_step=3 or min_size=1000.
 
-    With a state folder a server goes on where it ended: with the run that it counted last and the parameters that were
-    configured last, unless `run` or parameters are given that differ from those given then.
+    With a state folder, a server continues the run that it counted last, with the parameters that were configured last,
+    unless the caller passes another run or other parameters than at the last start.
 
     Raises:
-        StateError: the folder cannot be used, or not as it is; says what to do.
-        SnapshotMismatch: what the tables held when the former life ended was made with other values; names both.
-        DataError: the file of it is damaged.
+        StateError: the folder cannot be used, or not as it is; the error says what to do.
+        SnapshotMismatch: the saved content of a table was made with other values; the error contains both.
+        DataError: the file with the tables' content is damaged.
         EndpointError: an address is in use or malformed.
         ParameterError: a setting is out of its range.
         KeyFileError: the keys cannot be used.
@@ -106,9 +114,9 @@ class Server(Queries, Node):
     ) -> None:
         at, shares = Endpoints.of(endpoint), process or Process()
         if at.request is not None:
-            beside(at.request)  # before anything is made: a malformed address
+            beside(at.request)  # raises for a malformed address before any resource is opened
         for address in () if isinstance(inference, str) else inference:
-            check(address, "bind")  # "tcp://*:5570" is the host at which clients reach this server
+            check(address, "bind")  # the host "*" stands for the host at which clients reach this server
         if shares.tune:
             tuning.tune()
         options = ServerOptions(
@@ -119,50 +127,50 @@ class Server(Queries, Node):
         self._limits, self._pid, self._started = options.limits, os.getpid(), time.monotonic()
         self._closing, self._close_lock = threading.Event(), threading.Lock()
         self._scalars: dict[str, float] = {}
-        self._io = made = ServerThreads(options, self._closing, owner=self)
-        self.name, self._gate, self._store, self._dispatcher = made.name, made.gate, made.store, made.dispatcher
-        self._tables, self._archive = made.dispatcher.tables, made.archive
+        self._io = io = ServerThreads(options, self._closing, owner=self)
+        self.name, self._gate, self._store, self._dispatcher = io.name, io.gate, io.store, io.dispatcher
+        self._tables, self._archive = io.dispatcher.tables, io.archive
         facts = self._check_open, self._is_over, lambda: self.endpoint or self.name
         self._handles = {table.name: TableHandle(self._dispatcher, table, *facts) for table in self._tables}
         self._dispatcher.show_inference(options.inference)
         self._first = self._handles[self._tables.first.name]
         try:
-            made.open()
-            made.load()
+            io.open()
+            io.load()
         except BaseException:
             self.close(UNDO_TIMEOUT)
             raise
-        made.start()
+        io.start()
         close_at_exit(self)
 
     # ---------------------------------------------------------------------------------------------- addresses
 
     @property
     def endpoint(self) -> str:
-        """Address for requests, as bound: what clients connect to ("*" is any of this machine's addresses)."""
+        """Bound address for requests, to which clients connect ("*" is any address of this machine)."""
         return self._io.addresses.endpoints.request
 
     @property
     def push_endpoint(self) -> str:
-        """Address for caches, as bound."""
+        """Bound address for caches and episodes."""
         return self._io.addresses.endpoints.push
 
     @property
     def pub_endpoint(self) -> str:
-        """Address for notices of models, as bound."""
+        """Bound address for notices of models."""
         return self._io.addresses.endpoints.publish
 
     @property
     def keys(self) -> Keys | None:
-        """Of this process; None where everybody is let in."""
+        """Keys of this process; None if the server accepts every client."""
         return self._gate.keys
 
     def show_pages(self, address: str) -> None:
-        """Tell whoever asks that the pages about this server are at "http://HOST:PORT"."""
+        """Advertise the address of this server's pages, "http://HOST:PORT", to clients in WELCOME."""
         self._dispatcher.show_pages(arguments.name("address", address))
 
     def add_request_worker(self, endpoint: str, *, bind: bool = True) -> str:
-        """Answer requests at one more address; returns it as it is bound.
+        """Answer requests at a further address; return the bound address.
 
         Args:
             bind: False connects to a proxy's back instead.
@@ -173,7 +181,7 @@ class Server(Queries, Node):
         return self._add_worker(self._io.add_request_worker, endpoint, bind)
 
     def add_pull_worker(self, endpoint: str, *, bind: bool = True) -> str:
-        """Take caches at one more address, on a thread of its own; returns the address as it is bound.
+        """Receive caches at a further address, on a thread of its own; return the bound address.
 
         Raises:
             EndpointError: the address is in use or malformed.
@@ -188,12 +196,12 @@ class Server(Queries, Node):
         return bound
 
     def run_request_proxy(self, front: str, back: str) -> None:
-        """Share the requests of one address out among the workers that connect to another; blocks until `close`."""
+        """Distribute requests of the front address among the workers at the back address; blocks until `close`."""
         self._check_open()
         self._io.proxies.run_requests(front, back)
 
     def run_pull_proxy(self, front: str, back: str) -> None:
-        """Share the caches of one address out among the workers that connect to another; blocks until `close`."""
+        """Distribute caches of the front address among the workers at the back address; blocks until `close`."""
         self._check_open()
         self._io.proxies.run_pushes(front, back)
 
@@ -201,16 +209,16 @@ class Server(Queries, Node):
 
     @property
     def schema(self) -> Schema:
-        """What an entry is, in the first table."""
+        """Columns of an entry of the first table."""
         return self._first.schema
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Names of the tables; those methods that name none mean the first."""
+        """Names of the tables; methods without a table's name use the first."""
         return self._tables.names
 
     def table(self, name: str) -> TableHandle:
-        """One of the tables: batches, parameters and figures of its own. ParameterError: there is none of this name."""
+        """Return the handle of a table. Raises ParameterError if the name is unknown."""
         return self._handles[self._tables[name].name]
 
     @checked_names()
@@ -219,8 +227,8 @@ class Server(Queries, Node):
     ) -> Batch:
         """Draw a batch from the held caches, as if from all clients' memories at once.
 
-        All or nothing: a batch that cannot be filled takes no sample. docs/sampling.md says how clients are weighed.
-        `TableHandle.get_batch` says what `out` takes and what is raised.
+        All or nothing: a batch that cannot be filled takes no sample. docs/sampling.md explains the weights of clients,
+        and `TableHandle.get_batch` the argument `out` and the errors.
 
         Args:
             batch_size: Samples to draw, B, at least 1: all arrays of the batch are [B, ...].
@@ -238,11 +246,11 @@ class Server(Queries, Node):
     def batches(
         self, batch_size: int | Mapping[str, int], timeout: float = 30.0, *, ahead: int = 0
     ) -> Iterator[Batch] | Iterator[MixedBatch]:
-        """Batches until `finish` or `close`; each waits at most `timeout` seconds for its samples.
+        """Yield batches until `finish` or `close`; each waits at most `timeout` seconds for its samples.
 
         Args:
-            batch_size: Samples of the first table; or of several, mixed: `{"online": 192, "demo": 64}`.
-            ahead: How many are drawn ahead, on a thread of their own: see `TableHandle.batches`.
+            batch_size: Samples of the first table; or of several tables, mixed: `{"online": 192, "demo": 64}`.
+            ahead: Number of batches that a thread of its own draws ahead: see `TableHandle.batches`.
         """
         if isinstance(batch_size, Mapping):
             return mixed_batches(self.table, batch_size, timeout, ahead, self._is_over, self.endpoint or self.name)
@@ -252,26 +260,26 @@ class Server(Queries, Node):
     def sample_episodes(
         self, count: int, timeout: float | None = None, *, group: str | None = None, group_size: int | None = None
     ) -> EpisodeBatch:
-        """Draw whole episodes of the first table, which stores them: see `TableHandle.sample_episodes`."""
+        """Draw whole episodes of the first table, which must store episodes: see `TableHandle.sample_episodes`."""
         return self._first.sample_episodes(count, timeout, group=group, group_size=group_size)
 
     @checked_names()
     def update_priorities(self, ids: Any, td_errors: Any) -> PriorityUpdate:
-        """Set priorities of entries that are here by TD errors [B] of samples with these ids [B], and hand the others
-        on to the clients that own them; returns at once. The owners apply them with their next message: see `stats`.
+        """Set priorities of entries of this server, and send TD errors of other entries to the clients that own them.
+        Returns at once. `ids` are sample ids [B], `td_errors` finite numbers [B]; see `TableHandle.update_priorities`.
         """
         self._check_open()
         return self._dispatcher.hand_on(ids, td_errors)
 
-    # ------------------------------------------------------------------------------------------- what it tells
+    # ------------------------------------------------------------------------------------- models and settings
 
     def publish(self, topic: str, content: bytes | bytearray | memoryview | str, *, version: int = 0) -> int:
-        """Make this the newest model of its topic and tell every client; returns its version. From any thread.
+        """Publish the newest model of a topic to every client; return its version. Callable from any thread.
 
-        Clients get the content in the type in which it was published; those that come later get the newest.
+        Clients get the content in the type in which it was published; later clients get the newest model.
 
         Args:
-            version: Above all former ones; 0 is the next one. For a learner that goes on at a new server.
+            version: Version above all former ones; 0 is the next one. For a learner that continues at a new server.
 
         Raises:
             StaleVersion: the topic has this version or a newer one.
@@ -280,11 +288,11 @@ class Server(Queries, Node):
         return self._dispatcher.publish(topic, content, whole("version", version, 0)).version
 
     def model(self, topic: str) -> Model | None:
-        """The newest model of a topic, from whomever it came; with a state folder, the newest that is saved."""
+        """Return the newest model of a topic from any publisher; with a state folder, the newest saved model."""
         return self._dispatcher.models.newest(topic)
 
     def scalars(self, values: Mapping[str, float]) -> None:
-        """Set figures of this learner to be shown, by name, such as its loss: finite numbers, at most 64 names."""
+        """Set figures of this learner for the dashboard, by name, such as a loss: finite numbers, at most 64 names."""
         self._check_open()
         self._scalars = arguments.scalars(values, self._scalars)
 
@@ -297,25 +305,28 @@ class Server(Queries, Node):
         discard_mismatched: bool = False,
         **fields: Any,
     ) -> Parameters:
-        """Change parameters here and, with their next message, at every client; their data stays. Takes what
-        `Buffer.configure` takes, and `discard_mismatched`: see `TableHandle.configure`. Raises ParameterError if a
-        value is out of its range, or caches are held that were made with another one; then nothing was changed.
+        """Change the first table's parameters at the server and at every client, after its next message. Takes the
+        arguments of `Buffer.configure`, and `discard_mismatched`: see `TableHandle.configure`. Data stays.
+
+        Raises:
+            ParameterError: a value is out of its range, or held caches were made with another; nothing was changed.
         """
         return self._first.configure(
             sampler=sampler, discount=discount, discard_mismatched=discard_mismatched, **fields
         )
 
     def configure_limits(self, *, credit: int | None = None, held_bytes: int | None = None) -> None:
-        """Change byte budgets while clients go on; they hear of it at once.
+        """Change byte budgets while clients are connected; NEWS tells the clients at once.
 
         Args:
-            credit: Bytes that each client may have on the way at most; less where its share of what is held is less.
-            held_bytes: Bytes that are held at most, in all tables: those with a limit of their own keep it, the others
-                share the rest. What is too much is overwritten now. Where episodes are stored they move to a memory
-                of another size, and ids drawn before are stale.
+            credit: Maximum bytes that each client may have in flight; less if its share of the table's limit is less.
+            held_bytes: Maximum bytes of all tables together. Tables with a limit of their own keep it, the others
+                share the rest. Excess data is overwritten now. Stored episodes move to a memory of another size,
+                and ids drawn before become stale.
 
         Raises:
-            ParameterError: not a whole number of at least 1, or nothing would be left; nothing was changed.
+            ParameterError: a value is not a whole number of at least 1, or a table would have no bytes; nothing
+                was changed.
         """
         self._check_open()
         check_bytes("credit", credit)
@@ -326,51 +337,51 @@ class Server(Queries, Node):
         self._dispatcher.grant(credit)
 
     def finish(self) -> None:
-        """The run is over: `client.finished` becomes true everywhere, and `batches` ends."""
+        """Finish the run: `client.finished` becomes true at every client, and `batches` ends."""
         self._dispatcher.finish()
 
     def begin_run(self, name: str) -> None:
-        """Count this run from now on: from zero, or where it ended. The former one stays readable.
+        """Begin a run, or continue a former run of this name. Totals and log lines of other runs stay readable.
 
-        Caches and models of the former run are dropped, parameters stay. Clients hear of it at once, say the rest about
-        the former run, and go on in this one. A run that was finished stays finished: see `resume`. A name is printable
-        text of 1 to 256 characters, or ParameterError is raised.
+        Caches and models of the former run are dropped; parameters stay. Clients get NEWS at once, report the rest of
+        the former run, and continue in the new run. A finished run stays finished: see `resume`. Raises ParameterError
+        unless the name is printable text of 1 to 256 characters.
         """
         self._check_open()
         self._dispatcher.begin_run(name)
         if self._dispatcher.finished:
-            _log.warning("%s: run %r is finished; resume() makes it go on", self.name, name)
+            _log.warning("%s: run %r is finished; call resume() to continue it", self.name, name)
 
     def resume(self) -> None:
-        """Let a run go on that was declared over."""
+        """Continue a run that was finished."""
         self._check_open()
         self._dispatcher.resume()
 
-    # ---------------------------------------------------- what was counted; ParameterError: there is no such run
+    # ------------------------------------------------------------------------------------------------- counts
 
     @property
     def parameters(self) -> Parameters:
-        """Everything that shapes sampling, as it is now."""
+        """Present parameters of the first table's sampling."""
         return self._first.parameters
 
     @property
     def limits(self) -> Limits:
-        """Timeouts and byte limits that it was made with."""
+        """Timeouts and byte limits of the server."""
         return self._limits
 
     @property
     def epoch(self) -> int:
-        """Greater at each start of this server."""
+        """Number of this start of the server, greater than the numbers of former starts."""
         return self._dispatcher.epoch
 
     @property
     def run(self) -> str:
-        """Name of the experiment."""
+        """Name of the present run."""
         return self._dispatcher.run_name
 
     @property
     def finished(self) -> bool:
-        """Whether the run was declared over, here or by a learner far away."""
+        """True if the run was finished, by this process or by a remote learner."""
         return self._dispatcher.finished
 
     @property
@@ -385,7 +396,7 @@ class Server(Queries, Node):
 
     @property
     def total_caches(self) -> int:
-        """Caches that were accepted here; whoever has a batch finds its caches counted."""
+        """Caches that this server accepted, including the caches of all batches drawn so far."""
         with self._dispatcher.lock:
             return self._dispatcher.ledger.accepted_caches
 
@@ -400,7 +411,7 @@ class Server(Queries, Node):
         r"""Write the clients' lines to a file from now on: `'%s,%08x,%s\n' % (time, uuid, message)`.
 
         Lines are buffered, and flushed within a second and at close. The former file is closed. The mode is as of
-        fopen: "a" goes on where the file ends, "w" begins with an empty one.
+        fopen: "a" appends to the file, "w" empties it first.
         """
         self._check_open()
         self._io.lines.open(logfile_path, mode)
@@ -408,15 +419,14 @@ class Server(Queries, Node):
     # ------------------------------------------------------------------------------------------------- snapshots
 
     def snapshot(self, path: str | Path) -> Snapshot:
-        """Write all that the tables hold to a file, while everything goes on: a cache or episode at a time is looked
-        up, and no more than one is kept in memory for it. Returns what was written.
+        """Write the tables' content to a file while the server runs; return the counts of what was written.
 
-        The file appears whole or not at all, and is on disk when this returns; a former one of that name stays until
-        then. Each client, and each episode, is as it was when its turn came. If nothing comes in and is drawn
-        meanwhile, it holds the whole state of drawing; else the counters of that, and promises no more (docs/state.md).
+        Memory for the call: one cache or episode at a time. The file is on disk and complete when the call returns; a
+        former file of that name stays until then. Each client and episode is saved as it is at its turn. If nothing is
+        pushed or drawn meanwhile, the file has the whole state of draws, else only their counters (docs/state.md).
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
             Closed, Refused: the server was closed, or another run began, meanwhile.
         """
         self._check_open()
@@ -431,29 +441,30 @@ class Server(Queries, Node):
         skip_damaged: bool = False,
         once: bool = False,
     ) -> RestoreCounts:
-        """Put what was written by `snapshot`, here or at other servers, into this server's tables, while it goes on.
+        """Restore files of `snapshot`, of this server or others, into this server's tables, while the server runs.
 
-        Caches come with what was drawn of them, episodes with priorities, ages and what learners said; clients with
-        their sums and, in the run that it was, their totals. What is held here already is not held twice. A client that
-        is known by this alone stays until its samples are used; with reuse_cache, as long as there is room.
+        Caches come with their drawn samples marked, episodes with priorities, ages and learners' feedback, clients with
+        their sums and, in their run, their totals. Data that the server already holds is not held twice. A client that
+        only the files contain stays until its samples are used; with reuse_cache, as long as there is room.
 
-        A table in which nothing ever was draws what the saved one would have drawn, if it gets one whole file (one
-        path, no part), and the server was given no `seed`. Else it draws with the generator that it has.
+        A table that never held data draws what the saved table would have drawn, if it gets one whole file (one path,
+        no part), and the server has no `seed`. Else it draws with its own generator.
 
         Args:
-            paths: All files of the cluster that was saved, or those that are wanted.
-            part: (rank, of): this server takes what belongs to it among so many that are given the same files: each
-                client's caches, each episode, and each client's totals go to exactly one.
-            configure: Whether tables take the files' parameters first. Else caches that were made with other values,
-                such as another discount, are refused.
-            skip_damaged: Take what is whole of a damaged file, and count the rest; else it is refused.
-            once: Leave out files that were restored into this state folder before: for a server whose start restores.
+            paths: All files of the saved cluster, or a selection.
+            part: (rank, of): this server takes its part among `of` servers that restore the same files. Each client's
+                caches, each episode, and each client's totals go to exactly one server.
+            configure: True sets the tables' parameters from the files first. False refuses caches that were made with
+                other values, such as another discount.
+            skip_damaged: True restores the undamaged content of a damaged file and counts the rest; False refuses it.
+            once: True skips files that were restored into this state folder before, for a server that restores at
+                each start.
 
         Raises:
-            DataError: a file cannot be read, is damaged, or no snapshot; nothing was taken.
-            SnapshotMismatch: a file has a table that this server lacks, of another schema, or of samples that were made
-                with other values; nothing was taken.
-            ParameterError: `part` is malformed, or a table's parameters cannot be taken; nothing was taken.
+            DataError: a file cannot be read, is damaged, or is not a snapshot; nothing was restored.
+            SnapshotMismatch: a file has a table that is missing here, that has another schema, or whose samples were
+                made with other values; nothing was restored.
+            ParameterError: `part` is malformed, or a table's parameters cannot be set; nothing was restored.
         """
         self._check_open()
         return self._archive.restore(paths, once=once, part=part, configure=configure, skip_damaged=skip_damaged)
@@ -461,44 +472,40 @@ class Server(Queries, Node):
     # ------------------------------------------------------------------------------------------------- its state
 
     def stats(self) -> ServerStats:
-        """All figures at this moment."""
+        """Return all figures of the server at this moment."""
         tables = {name: handle.stats() for name, handle in self._handles.items()}
         counted, uptime = figures_of(self._dispatcher, tables, self._scalars), time.monotonic() - self._started
         return ServerStats(name=self.name, uptime=uptime, **counted, **self._io.figures())
 
     def liveness(self) -> list[str]:
-        """What only a restart can mend, a sentence each: threads that died or are stuck. Empty while all is well."""
+        """Return faults that only a restart can repair, a sentence each: dead or stuck threads, a lost disk."""
         return self._io.trouble()
 
     def readiness(self) -> list[str]:
-        """Why this server should get no new clients just now, a sentence each; empty when it should."""
+        """Return reasons why this server should get no new clients now, a sentence each; empty if it is ready."""
         return self._io.unready()
 
     @property
     def failure(self) -> Exception | None:
-        """Why this server can save nothing any more and acknowledges nothing: it has to be started again. None where
-        all is well.
-        """
+        """Error after which the server saves and acknowledges nothing until its restart; None if there was none."""
         return self._io.lost
 
     # ------------------------------------------------------------------------------------------------- its end
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._closing.is_set()
 
     def wait_closed(self, timeout: float | None = None) -> bool:
-        """Wait until somebody closes the server; False when `timeout` seconds passed first."""
+        """Wait until the server is closed; return False if `timeout` seconds pass first."""
         return self._closing.wait(seconds(timeout))
 
     def close(self, timeout: float | None = None) -> None:
         """End all threads and loops, and close every socket within `timeout` seconds. Waiting calls raise `Closed`.
 
-        After `finish` it waits, within that time, until clients that were heard from lately know of it: an actor that
-        loops until `client.finished` would otherwise never end.
-
-        May be called again, and from any thread. Batches stay valid.
+        After `finish` it waits, within that time, until recently heard clients know of the end: an actor that loops
+        until `client.finished` would otherwise never end. May be called again, from any thread. Batches stay valid.
         """
         deadline = time.monotonic() + seconds(timeout, self._limits.close_timeout)
         self._io.begin_close()

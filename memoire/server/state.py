@@ -1,19 +1,19 @@
-"""What the handlers of one server share: what it is called, keeps and counts. Pure.
+"""State that the handlers of one server share: its name, data and counts. Pure.
 
-How much a client may have on the way, in bytes and in entries: its part of what all together may have. Pure.
+Credits: bytes and entries that each client may have in flight, as its part of the total. Pure.
 
-Who learns from a server, and what they say of themselves. Pure.
+Learners: the readers of a server, and the figures that they report. Pure.
 
-Whose key each client id belongs to: nobody else may speak for it. Pure.
+Client owners: the key that each client id belongs to; another key cannot use the id. Pure.
 
-What a server finds again of its former life: the run, models, and parameters unless others are given now. Pure.
+Recovery: the run, models and parameters of the last start, unless the caller passes other parameters now. Pure.
 
-What a server has to save, and what waits until it is on disk. Without a state folder nothing is kept and nothing waits.
-Pure: the store's thread is elsewhere, and the dispatcher's lock is held.
+Committer: changes to save, and replies that wait until the changes are on disk. Without a state folder nothing is saved
+and nothing waits. Pure: the store has its own thread, and the dispatcher's lock is held.
 
-    handlers     touch(account)  add_lines(...)           what has changed
-                 after(ticket)   hold(reply)              what waits for it
-    the store    collect() ─────▶ one group, saved in one transaction ─────▶ saved(), and the group's tickets may go
+        handlers     touch(account)  add_lines(...)           changes
+                     after(ticket)   hold(reply)              tickets and replies that wait for the changes
+        the store    collect() ─────▶ one group, saved in one transaction ─────▶ saved(), then the group's tickets
 """
 
 from __future__ import annotations
@@ -46,84 +46,84 @@ from memoire.wire.messages import Hello
 from memoire.wire.receivers import Page, Receivers
 
 MAX_LEARNERS = 64
-"""Learners that are known. Beyond, the one heard least recently is not shown until its next HELLO, and its replies are
+"""Maximum learners in memory. Beyond, the learner silent longest is not shown until its next HELLO, and its replies are
 not compressed.
 """
 SILENCE_TIMEOUT = 60.0
-"""Seconds after which a learner is no longer shown; it says HELLO every two."""
+"""Seconds of silence after which a learner is no longer shown; a learner sends HELLO every two seconds."""
 
 
 class Learners:
-    """The readers that said HELLO lately. Not thread-safe: the owner locks."""
+    """Readers that sent HELLO recently. Not thread-safe: the owner locks."""
 
     def __init__(self) -> None:
-        self._learners: OrderedDict[bytes, LearnerStats] = OrderedDict()  # who was heard last is last
+        self._learners: OrderedDict[bytes, LearnerStats] = OrderedDict()  # in order of the last HELLO
         self._codecs: dict[bytes, frozenset[str]] = {}  # compressions that each of them can undo
 
-    def met(self, learner: bytes, said: Hello, now: float, table: str = "") -> None:
-        """A reader of this table said HELLO.
+    def met(self, learner: bytes, hello: Hello, now: float, table: str = "") -> None:
+        """Record the HELLO of a reader.
 
         Raises:
             ProtocolError: a figure is not finite.
         """
-        for name, value in (*said.scalars.items(), *said.figures.items()):
+        for name, value in (*hello.scalars.items(), *hello.figures.items()):
             if not math.isfinite(value):
                 raise ProtocolError("value", f"scalar {name!r} is {value}; only finite numbers are kept")
         known = self._learners.pop(learner, None)
         self._learners[learner] = LearnerStats(
             learner=learner.hex(),
             table=table,
-            name=said.name,
-            host=said.host,
-            pid=said.pid,
-            software=said.software,
+            name=hello.name,
+            host=hello.host,
+            pid=hello.pid,
+            software=hello.software,
             first_seen=now if known is None else known.first_seen,
             last_seen=now,
-            scalars=dict(said.scalars),
-            figures=dict(said.figures),
+            scalars=dict(hello.scalars),
+            figures=dict(hello.figures),
         )
-        self._codecs[learner] = frozenset(said.codecs)
+        self._codecs[learner] = frozenset(hello.codecs)
         while len(self._learners) > MAX_LEARNERS:
             gone, _ = self._learners.popitem(last=False)
             del self._codecs[gone]
 
     def has(self, learner: bytes, codec: str) -> bool:
-        """Whether that learner said that it can undo a compression; not of one that is not known (any more)."""
+        """Return True if a known learner reported that it can undo a compression."""
         return codec in self._codecs.get(learner, ())
 
     def now(self, now: float) -> tuple[LearnerStats, ...]:
-        """Those that were heard within `SILENCE_TIMEOUT` seconds, the newest word last."""
+        """Return the learners heard within `SILENCE_TIMEOUT` seconds, last heard last."""
         return tuple(each for each in self._learners.values() if each.last_seen >= now - SILENCE_TIMEOUT)
 
 
 class HeldReply:
-    """A reply that waits for the disk: it is sent as it is, or refused, once."""
+    """Reply that waits for the disk: it is sent, or replaced by a refusal, once."""
 
     def __init__(self, reply: Reply, send: Callable[[Reply], None]) -> None:
         self._reply, self._send = reply, send
         self._is_sent = False
 
     def __call__(self, refusal: Reply | None = None) -> None:
-        """The changes that the reply acknowledges are on disk; or nothing can be saved now, and this says why."""
+        """Send the reply, whose changes are on disk; or send the refusal, which says why nothing can be saved."""
         if not self._is_sent:
             self._is_sent = True
             self._send(refusal or self._reply)
 
 
 class Committer(UnsavedChanges):
-    """What is to be saved by a server's store, and the replies that wait for it.
+    """Changes for a server's store to save, and the replies that wait for the save.
 
     Args:
-        store: The state folder; None saves nothing, and every reply goes at once.
+        store: The state folder; None saves nothing and holds no reply.
     """
 
     def __init__(self, store: StateStore | None) -> None:
         super().__init__(is_durable=store is not None)
         self._store = store
-        self._waits: list[Ticket] = []  # of the group that is being saved
+        self._waits: list[Ticket] = []  # tickets of the group that is being saved
 
     def after(self, ticket: Ticket) -> None:
-        """Call this when everything up to now is saved: at once if nothing is ever saved."""
+        """Call the ticket after the save of all changes so far; at once if there is no store."""
         if self._store is None:
             ticket()
         else:
@@ -131,18 +131,18 @@ class Committer(UnsavedChanges):
             self._store.wake()
 
     def check_room(self, body: messages.Body) -> None:
-        """Refuse a request whose reply would wait for a disk that fails, before it changes anything.
+        """Refuse a request whose reply would wait for a failing disk, before the request changes anything.
 
         Raises:
-            ProtocolError: (code "disk") it says what is wrong with the disk, where, and what to do.
+            ProtocolError: (code "disk") the text says what is wrong with the disk, where, and what to do.
         """
         if self._store is not None and not self._store.is_healthy and body.is_saved_first:
             raise ProtocolError("disk", self._store.trouble)
 
     def hold(self, header: MessageHeader, reply: Reply, send: Callable[[Reply], None]) -> Reply | None:
-        """The reply to send now; None if it waits until the disk has what it says, and `send` is called then.
+        """Return the reply to send now; or return None, and call `send` with the reply after the save.
 
-        While the disk fails, the reply says why nothing is acknowledged, and the client asks again.
+        While the disk fails, return a refusal that says why; the client retries.
         """
         if self._store is None or not reply.until_saved:
             return reply
@@ -154,7 +154,7 @@ class Committer(UnsavedChanges):
         return None
 
     def refusals(self) -> list[Ticket]:
-        """The disk begins to fail: tickets that refuse each reply that waits for it."""
+        """Return tickets that refuse each waiting reply, because the disk begins to fail."""
         refusal, waiting = self._refusal(), (*self._waits, *self.tickets)
         return [functools.partial(held, refusal) for held in waiting if isinstance(held, HeldReply)]
 
@@ -162,12 +162,12 @@ class Committer(UnsavedChanges):
         assert self._store is not None
         return Reply(messages.Refused(code="disk", text=self._store.trouble[:1000]))
 
-    # What the store asks
+    # Calls of the store
 
     def collect(self, runs: Runs, tables: Iterable[OpenTable] = ()) -> SavedGroup | None:
-        """What is to be saved next; `saved` is called when it is.
+        """Return the next group to save; the caller calls `saved` after the save.
 
-        Tickets are taken before tables' rows: what a reply tells of these had happened by then.
+        Tickets are collected before tables' rows: a reply acknowledges only rows of this group or an earlier one.
         """
         for run in runs:
             run.kept.taken()
@@ -180,7 +180,7 @@ class Committer(UnsavedChanges):
         return group
 
     def saved(self, runs: Runs) -> None:
-        """The group that was collected last is on disk."""
+        """Record that the group collected last is on disk."""
         self._waits = []
         self.settle()
         for run in runs:
@@ -188,20 +188,20 @@ class Committer(UnsavedChanges):
 
 
 REPLY_PART = 4
-"""A reply takes about this part of the bytes that a message may have; what is left is for the next one."""
+"""Reciprocal of the fraction of `limits.message_bytes` that one reply fills; further data goes into the next reply."""
 
 
 class ClientNames:
-    """The names that people gave to clients, also to those that have ended: log lines outlive them. Only in memory:
-    clients say their names again to a server that was restarted.
+    """Names that people gave to clients, also to ended clients, whose log lines remain. Kept in memory only: clients
+    send their names again to a restarted server.
     """
 
     def __init__(self, room: ByteHolder) -> None:
         self._room = room
-        self._names: OrderedDict[bytes, str] = OrderedDict()  # who said it last is last
+        self._names: OrderedDict[bytes, str] = OrderedDict()  # in order of the last report
 
     def note(self, client: bytes, name: str) -> None:
-        """A client says its name; "" says nothing."""
+        """Record a client's name; "" changes nothing."""
         if name:
             self._room.add(getsizeof(name) - getsizeof(self._names.get(client)))
             self._names[client] = name
@@ -210,22 +210,22 @@ class ClientNames:
                 self._room.add(-getsizeof(self._names.popitem(last=False)[1]))
 
     def of(self, client: bytes) -> str:
-        """The name of a client; "" if it has none, or it is forgotten."""
+        """Return the name of a client; "" if it is unknown or forgotten."""
         return self._names.get(client, "")
 
 
 class ServerState:
-    """Everything that the handlers of a server's messages read and change; those of one kind of table see it as a
-    `Desk`. The dispatcher's lock guards it, except for pools and limiters, which have their own locks.
+    """State that the message handlers of a server read and change; handlers of a kind of table get it as a `Desk`. The
+    dispatcher's lock guards it, except for pools and limiters, which have their own locks.
 
     Args:
         tables: The server's tables. Each has its own schema, parameters and pool.
-        run: Name of the run that is counted.
-        committer: Told of everything that has to be saved.
-        past: What earlier processes of this server saved.
+        run: Name of the run to count.
+        committer: Collects all changes that have to be saved.
+        past: Store with the data of earlier processes of this server.
         now: Seconds since 1970.
         epoch: Number of this start of the server, greater than those of all earlier starts.
-        budget: Bytes that the server holds for its peers; None makes one of `limits.held_bytes`.
+        budget: Budget of bytes held for peers; None makes one of `limits.held_bytes`.
     """
 
     def __init__(
@@ -243,13 +243,13 @@ class ServerState:
     ) -> None:
         budget = budget or ByteBudget(limits.held_bytes or HELD_BYTES)
         self.requests = budget.holder("requests", own=limits.message_bytes)
-        """What a request takes while it is answered."""
+        """Bytes of requests while they are answered."""
         self.pushes = budget.holder("pushes", own=limits.message_bytes)
-        """What a cache or episode takes while it is checked and unpacked."""
+        """Bytes of caches and episodes while they are checked and unpacked."""
         self.replies = budget.holder("replies on their way", own=limits.message_bytes)
-        """What waits for room in the connections of those who asked."""
+        """Bytes of replies that wait for room in their connections."""
         self.reports = budget.holder("clients", own=account_bytes(limits))
-        """Accounts, and what clients say of themselves."""
+        """Bytes of accounts and of clients' reports."""
         lines = budget.holder("log lines", own=line_bytes(limits))
         self.name, self.home, self.epoch = name, name_hash(name), epoch
         self.tables, self.committer = tables, committer
@@ -259,42 +259,42 @@ class ServerState:
         budget.holder("models", own=kept, measure=lambda: self.models.bytes + self.models.numbered_bytes)
         self.uploads = budget.holder("uploads of models", own=kept)
         self.td_errors = budget.holder("TD errors that wait")
-        """Of samples whose priorities clients are to set."""
+        """Bytes of TD errors that wait for the clients that own the entries."""
         self.learners = Learners()
         self.receivers = Receivers()
-        """The largest replies that its clients accept."""
+        """Limits of replies that each client accepts."""
         self.client_names = ClientNames(self.reports)
         self.informed: set[bytes] = set()
-        """Clients that have said that they know that the run is over."""
+        """Clients that have confirmed the end of the run."""
         self.leaving = False
-        """Whether clients are sent elsewhere: this server is being drained."""
+        """True if the server is being drained and sends its clients to other servers."""
         self.pages: tuple[str, ...] = ()
-        """Where its pages are, for those who ask for them."""
+        """Address of the server's pages, for WELCOME; at most one."""
         self.inference: tuple[str, ...] = ()
-        """Addresses of inference nodes that act for its clients."""
+        """Addresses of inference nodes that act for the server's clients."""
         self.newcomers = TokenBuckets(limits.new_clients, limits.tuning.new_clients_rate)
-        """Accounts that may be opened now, by the owner of their key."""
+        """Rate limit of new accounts, by the owner of their key."""
         facts: dict[str, Any] = {"epoch": epoch, "room": self.reports}
         opens = self.newcomers.take
         self.runs = Runs(run, now, past, home=self.home, may_open=opens, forget=self._forget, line_room=lines, **facts)
         newcomers = TokenBuckets(limits.new_clients, limits.tuning.new_clients_rate)
         self.probes = Ledger(store=SumsOnlyStore(), may_open=newcomers.take, **facts)
-        """Accounts of clients that only try the way there and back: in no run's totals, in no list, never saved."""
+        """Accounts of clients that only test a round trip: not in a run's totals or in a list, never saved."""
 
     @property
     def finished(self) -> bool:
-        """Whether the run that is counted now is over."""
+        """True if the present run is over."""
         return self.run.finished
 
     def table(self, header: MessageHeader) -> OpenTable:
-        """The table that a header names. Raises ProtocolError if there is none, or it has another schema."""
+        """Return the table that a header names. Raises ProtocolError if it is unknown or its schema differs."""
         table = self.tables.numbered(header.table)
         if header.fingerprint:
             table.check_fingerprint(header.fingerprint)
         return table
 
     def page(self, client: bytes, kind: types.Type) -> Page:
-        """An empty reply of this type to a client: a part of what a message may have, the rest is for the next one."""
+        """Return an empty reply page of this type for a client, which may fill a part of `limits.message_bytes`."""
         most = self.limits.message_bytes // REPLY_PART
         return Page(self.receivers.of(client), kind, client, payload_bytes=most)
 
@@ -305,25 +305,24 @@ class ServerState:
 
     @property
     def ledger(self) -> Ledger:
-        """Its accounts."""
+        """Accounts of the present run."""
         return self.runs.current.ledger
 
     def ledger_of(self, table: int, run: Run | None = None) -> Ledger:
-        """Where clients of the table of this number are counted: in the ledger of a run, or else of the present one."""
+        """Return the ledger for clients of a table: `probes`, or the ledger of a run (None: the present run)."""
         return self.probes if self.tables.is_probe(table) else (run or self.run).ledger
 
     def wrong_run(self) -> ProtocolError:
-        """What whoever speaks of another run is answered."""
-        return ProtocolError("run", f"this server counts run {self.run.name!r}; say HELLO again")
+        """Return the refusal of a message that names another run."""
+        return ProtocolError("run", f"this server counts run {self.run.name!r}; send HELLO again")
 
     def report_models(self) -> None:
-        """Have the tables know how old their entries' models are."""
+        """Pass the newest models' versions to the tables, which compute the age of their entries' models."""
         versions = self.models.versions()
         for table in self.tables:
             table.pool.saw_model(table.parameters.newest_model(versions))
 
     def _forget(self, client: bytes) -> None:
-        """Drop what is in memory of a client that left the ledger of a run."""
         if client not in self.ledger:
             self.informed.discard(client)
             for table in self.tables:
@@ -331,40 +330,40 @@ class ServerState:
 
 
 STOCK_PART = 4
-"""A client may hold this part of its credit undrawn while learners draw."""
+"""Reciprocal of the fraction of its credit that a client may hold undrawn while learners draw."""
 UNDRAWN = "waits until more is drawn: enough of this client's samples are at its server, and none of them was drawn yet"
-"""Why a client may record no more where learners draw less than actors bring."""
+"""Reason why a client may record no more entries if learners draw less than actors push."""
 COUNT_INTERVAL = 1.0
-"""Seconds between two counts of the clients that are silent."""
+"""Seconds between two counts of silent clients."""
 
 
 class Credits:
-    """Shares of the clients that may push: those that are neither gone nor silent for `limits.client_timeout`."""
+    """Shares of the byte limits, for each client that may push: neither gone nor silent for `limits.client_timeout`."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
         self._limit = state.limits.credit
-        self._silent: Counter[int] = Counter()  # clients of each table that are silent for too long
+        self._silent: Counter[int] = Counter()  # silent clients of each table
         self._counted_at = 0.0
-        self._counted_ledger: Ledger | None = None  # of which run
+        self._counted_ledger: Ledger | None = None  # ledger of the run that was counted
 
     def limit(self, credit: int | None) -> None:
-        """Let each client have at most this many bytes on the way from now on; None leaves that as it is."""
+        """Set the maximum bytes that a client may have in flight; None keeps the present maximum."""
         self._limit = self._limit if credit is None else credit
 
     def of(self, table: OpenTable, now: float) -> int:
-        """Bytes that each client of a table may have on the way: its limit, or if that is less its share of what the
-        table holds, or of what all together may have on the way.
+        """Return the bytes that each client of a table may have in flight. That is the least of its limit, its share of
+        the table's byte limit, and its share of all bytes in flight.
         """
         sharers = self._sharers(now)
         together = self._state.limits.on_way_bytes // max(1, sum(sharers.values()))
         return max(1, min(self._limit, together, table.pool.byte_limit // max(1, sharers[table.number])))
 
     def grant(self, table: OpenTable, client: bytes, inserted: int, now: float) -> tuple[int, str]:
-        """How many entries a client may have recorded before it has to ask again, and why not more.
+        """Return how many entries a client may have recorded before its next request, and the reason for a limit.
 
         Args:
-            inserted: That it has recorded by now.
+            inserted: Entries that the client has recorded so far.
         """
         granted, why = NO_LIMIT, ""
         if table.limiter.is_active:
@@ -375,7 +374,7 @@ class Credits:
         return inserted + wanted, "" if wanted else UNDRAWN
 
     def _wanted(self, table: OpenTable, client: bytes, now: float) -> int | None:
-        """Entries whose samples learners want of a client; None where they want all."""
+        """Return the entries whose samples learners want of a client; None if there is no such limit."""
         ratio = table.parameters.samples_per_insert
         if table.sums is None or not ratio:
             return None
@@ -383,33 +382,33 @@ class Credits:
         return None if room is None else min(math.ceil(room / ratio), NO_LIMIT)
 
     def _sharers(self, now: float) -> Counter[int]:
-        """Clients of each table that may push; those that are silent are counted once a second."""
+        """Return the number of pushing clients of each table; silent clients are counted once a second."""
         ledger = self._state.ledger
         is_fresh = self._counted_at <= now < self._counted_at + COUNT_INTERVAL
         if ledger is not self._counted_ledger or not is_fresh:
             self._counted_ledger, self._counted_at = ledger, now
             since = now - self._state.limits.client_timeout
-            everybody = (*ledger, *ledger.guests)
-            silent = (each.table for each in everybody if each.last_seen < since and not each.report.leaving)
+            accounts = (*ledger, *ledger.guests)
+            silent = (each.table for each in accounts if each.last_seen < since and not each.report.leaving)
             self._silent = Counter(silent)
         return ledger.present - self._silent if self._silent else ledger.present
 
 
 class ClientOwners:
-    """Owners of client ids: accounts know theirs, and ids without an account are kept here."""
+    """Owners of client ids: an account stores its own, and ids without an account are stored here."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
         self._owners = IdOwners()
 
     def check(self, client: bytes, principal: str, now: float) -> None:
-        """Bind a client id to the key that uses it first, for as long as the id is known here.
+        """Bind a client id to the key that uses it first, for as long as the server knows the id.
 
         Args:
-            principal: Role and name of the key that a message came by; "" if it came by none.
+            principal: Role and name of the key that authenticated the message; "" if there was no key.
 
         Raises:
-            ProtocolError: it belongs to another key (code "owner"), or too many ids are known (code "busy").
+            ProtocolError: the id belongs to another key (code "owner"), or too many ids are known (code "busy").
         """
         if not principal or client == NO_CLIENT:
             return
@@ -423,12 +422,12 @@ class ClientOwners:
             self._state.committer.touch(self._state.run.name, account)
 
     def move_to(self, account: Account) -> None:
-        """The client has an account now, which knows its owner from here on."""
+        """Move a client's owner into the client's new account."""
         account.owner = account.owner or self._owners.pop(account.client)
 
 
 DEFAULT_RUN = "default"
-"""Name of the run of a server that was never given one."""
+"""Name of the run of a server that got no name for its run."""
 
 
 _LIVES: Final = "lives"
@@ -441,33 +440,33 @@ def lives_of(past: StateStore) -> int:
 
 
 class _FormerStart(msgspec.Struct, frozen=True):
-    """What a former life was given, and with what it ended."""
+    """Table's parameters in the state folder: as passed to the last start, and at its end."""
 
     given: dict[str, Any]
     now: dict[str, Any]
     version: int
     making: dict[str, Any] = {}
-    """Settings beside the parameters: `OpenTable.making`."""
+    """Other settings that shaped stored samples: `OpenTable.making`."""
 
 
-def run_to_count(past: StateStore | None, given: str | None, committer: Committer) -> str:
-    """The run that was counted last, unless another one is given now than was given then."""
+def run_to_count(past: StateStore | None, name: str | None, committer: Committer) -> str:
+    """Return the name of the run to count: the last run, unless the caller passes another name than last time."""
     if past is None:
-        return DEFAULT_RUN if given is None else given
-    counted = next((facts.name for facts in past.runs() if not facts.ended), None)
-    if given is None:
-        return counted or DEFAULT_RUN
-    if counted is not None and past.settings().get("run") == given:
-        return counted
-    committer.add_setting("run", given)
-    return given
+        return DEFAULT_RUN if name is None else name
+    former = next((facts.name for facts in past.runs() if not facts.ended), None)
+    if name is None:
+        return former or DEFAULT_RUN
+    if former is not None and past.settings().get("run") == name:
+        return former
+    committer.add_setting("run", name)
+    return name
 
 
 def recover(state: ServerState, past: StateStore) -> None:
-    """Take over models and parameters of the former life; what is new in this one is to be saved.
+    """Restore models and parameters of the last start; mark all changes of this start for saving.
 
     Raises:
-        ParameterError: what was saved for a table are no parameters, or none that fit it.
+        ParameterError: the saved parameters of a table are malformed or do not fit the table.
     """
     for model in past.models(state.run.name):
         state.models.put(model)
@@ -483,40 +482,39 @@ def recover(state: ServerState, past: StateStore) -> None:
 
 
 def _recover_parameters(table: OpenTable, saved: str | None) -> None:
-    given = table.settings.parameters.to_wire()
-    chosen = _FormerStart(given, given, 1) if saved is None else _chosen(table.key, saved)
-    former = [Parameters.from_wire(fields) for fields in (chosen.given, chosen.now)]  # refuses unknown settings
+    initial = table.settings.parameters.to_wire()
+    start = _FormerStart(initial, initial, 1) if saved is None else _parse_start(table.key, saved)
+    former = [Parameters.from_wire(fields) for fields in (start.given, start.now)]  # refuses unknown settings
     if former[0] == table.settings.parameters:
-        table.take_parameters(former[1], chosen.version)
+        table.take_parameters(former[1], start.version)
     else:
-        table.take_parameters(table.parameters, chosen.version + 1)
+        table.take_parameters(table.parameters, start.version + 1)
 
 
 def save_parameters(table: OpenTable, committer: Committer) -> None:
-    """Have a table's parameters saved as they are now, beside those that it was given."""
+    """Save a table's present parameters, and the parameters that it was created with."""
     if committer.is_durable:
-        given = table.settings.parameters.to_wire()
-        chosen = _FormerStart(given, table.parameters.to_wire(), table.parameters_version, table.making)
-        committer.add_setting(table.key, msgspec.json.encode(chosen).decode())
+        initial = table.settings.parameters.to_wire()
+        start = _FormerStart(initial, table.parameters.to_wire(), table.parameters_version, table.making)
+        committer.add_setting(table.key, msgspec.json.encode(start).decode())
 
 
 def check_making(table: OpenTable, past: StateStore, folder: str) -> None:
-    """Refuse what a table holds again, if that was made with other settings than the table has.
+    """Raise SnapshotMismatch if the stored samples of a table were made with other settings than the table's.
 
-    Raises:
-        SnapshotMismatch: names both values.
+    The error contains both values.
     """
     saved = past.settings().get(table.key)
-    making = {} if saved is None else _chosen(table.key, saved).making
-    for name, made in making.items():
-        if made != (mine := table.making.get(name)):
-            problem = f"holds table {table.name!r} of {name}={made!r}, where this server has {name}={mine!r}"
-            advice = f"Start it with {name}={made!r}, or give the server another state folder."
+    making = {} if saved is None else _parse_start(table.key, saved).making
+    for name, value in making.items():
+        if value != (present := table.making.get(name)):
+            problem = f"holds table {table.name!r} made with {name}={value!r}, but this server has {name}={present!r}"
+            advice = f"Start it with {name}={value!r}, or give the server another state folder."
             raise SnapshotMismatch(folder, problem, advice)
 
 
-def _chosen(key: str, saved: str) -> _FormerStart:
+def _parse_start(key: str, saved: str) -> _FormerStart:
     try:
         return msgspec.json.decode(saved, type=_FormerStart)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ParameterError(key, saved[:80], f"what a server saves of a table: {error}") from error
+        raise ParameterError(key, saved[:80], f"parameters that a server has saved for a table: {error}") from error

@@ -1,7 +1,7 @@
-"""What a server, its tables and its clients have done, at one moment, and what clients report over all of them.
+"""Figures of a server, its tables and its clients at one moment, and scalars of all clients.
 
-What a server knows of its runs, asked in its process: totals, accounts, clients, episodes, log lines. It reads what the
-dispatcher holds, under its lock and by its clock, and older lines from the state folder. Nothing is changed.
+Queries of a server's runs in its process: totals, accounts, clients, episodes, log lines. They read the dispatcher's
+state under its lock and by its clock, and older lines from the state folder. They change nothing.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
     from .dispatch import Dispatcher
 
 NEWEST = 100
-"""Episodes that `recent` speaks of."""
+"""Maximum episodes that `recent` summarizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecentEpisodes:
-    """The newest closed episodes: at most `NEWEST`."""
+    """Summary of the newest closed episodes, at most `NEWEST`."""
 
     # fmt: off
     count: Annotated[int, adding("sum")] = 0
@@ -74,7 +74,7 @@ class RecentEpisodes:
 
 
 def recent(ended: Iterable[Ended], kind: int = TRAIN) -> RecentEpisodes:
-    """What the episodes of a kind show."""
+    """Summarize the newest episodes of a kind (`TRAIN` or `TEST`)."""
     newest = [each for each in ended if each.kind == kind][-NEWEST:]
     if not newest:
         return RecentEpisodes()
@@ -85,7 +85,7 @@ def recent(ended: Iterable[Ended], kind: int = TRAIN) -> RecentEpisodes:
 
 @dataclass(frozen=True, slots=True)
 class FigureSpread:
-    """One figure as many clients report it."""
+    """Statistics of one figure over all clients that report the figure."""
 
     # fmt: off
     count: Annotated[int, adding("sum")]
@@ -97,40 +97,40 @@ class FigureSpread:
 
 
 def spread(reports: Iterable[Mapping[str, float]], most: int) -> dict[str, FigureSpread]:
-    """Each name's values over all reports; of more than `most` names the first ones in their order."""
-    found: dict[str, list[float]] = {}
+    """Summarize each name's values over all reports; of more than `most` names, only the first in sorted order."""
+    values_by_name: dict[str, list[float]] = {}
     for report in reports:
         for name, value in report.items():
-            found.setdefault(name, []).append(value)
+            values_by_name.setdefault(name, []).append(value)
     return {
         name: FigureSpread(len(values), math.fsum(values) / len(values), min(values), max(values))
-        for name, values in sorted(found.items())[:most]
+        for name, values in sorted(values_by_name.items())[:most]
     }
 
 
 @dataclass(frozen=True, slots=True)
 class ClientStats:
-    """One client as a server sees it. Times are seconds since 1970."""
+    """One client at one moment, as a server counts it. Times are seconds since 1970."""
 
     client: str
-    """Its id in hex."""
+    """Id of the client in hex."""
     name: str
-    """That a person or Kubernetes gave it; "" for none."""
+    """Name given by a person or Kubernetes; "" if there is none."""
     table: str
-    """Name of the table that it fills; "" where this server does not have it any more."""
+    """Name of the table that the client fills; "" if the server no longer has the table."""
     label: int
     host: str
     episodes: int
     steps: int
     pushed_caches: int
-    """As far as anything that arrived says: accepted, rejected, lost and in flight, always and exactly. Where episodes
-    are stored, these; so with all counts of caches."""
+    """Caches, by the newest number that arrived: the sum of accepted, rejected, lost and in flight. For a table of
+    episodes, all counts of caches count episodes."""
     pushed_bytes: int
-    """Received (accepted or rejected), lost and in flight, always and exactly."""
+    """Bytes: the sum of received (accepted or rejected), lost and in flight."""
     received_bytes: int
     accepted_caches: int
     rejected: dict[str, int]
-    """Caches by code."""
+    """Number of rejected caches, by code."""
     lost_caches: int
     lost_bytes: int
     in_flight_caches: int
@@ -147,12 +147,12 @@ class ClientStats:
     newest_models: dict[str, int]
     """Newest version of each topic when the client reported `models` and `scalars`."""
     feedback: FeedbackCounts
-    """What became of the TD errors that learners gave for its entries."""
+    """Outcomes of the TD errors that learners reported for the client's entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableStats:
-    """A table at one moment; for whoever watches."""
+    """Figures of one table at one moment."""
 
     # fmt: off
     name: str
@@ -161,7 +161,7 @@ class TableStats:
     episodes: Annotated[int, counter("table_episodes", "Episodes", "Episodes of this run that clients closed for the "
         "table.")]
     steps: Annotated[int, counter("table_steps", "Steps", "Entries of this run that clients recorded for the table.")]
-    """Those of clients that said goodbye are included."""
+    """Steps of all clients, also of clients that have left."""
     batches: Annotated[int, counter("batches", "Batches", "Batches that get_batch handed out in the server's process.")]
     missed_batches: Annotated[int, counter("missed_batches", "Calls without a batch", "Calls of get_batch, "
         "sample_episodes and take that got nothing, because too few samples came in time.", docs="rate.md")]
@@ -174,8 +174,8 @@ class TableStats:
     held_samples: Annotated[int, shown("Samples held", "Samples of all held caches; of other tables, entries.")]
     held_bytes: Annotated[int, gauge("held_bytes", "Size", "Bytes of what is held.", curve=True)]
     byte_limit: Annotated[int, gauge("held_limit_bytes", "Limit", "Bytes that are held at most.")]
-    capacity: Annotated[int, gauge("held_capacity", "Capacity", "Caches or entries that are held at most; 0: bytes "
-        "alone say.")]
+    capacity: Annotated[int, gauge("held_capacity", "Capacity", "Maximum caches or entries that are held; 0 if only "
+        "bytes are limited.")]
     unused_samples: Annotated[int, gauge("unused_samples", "Samples left", "Held samples that no learner has drawn "
         "yet; of a table of episodes, entries that can be drawn.", docs="rate.md", curve=True)]
     overwritten_caches: Annotated[int, counter("overwritten_caches", "Overwritten", "Caches, episodes or fragments of "
@@ -200,11 +200,11 @@ class TableStats:
         docs="rate.md", adds="last"), gauge("table_samples_per_insert_target", "Samples per insert, wanted",
         "Samples that should be drawn from a table for each step: samples_per_insert.", of="cluster")]
     rate: RateStats
-    """How drawing stands beside recording, and who waits for what."""
+    """State of the table's rate limiter: ratio of samples to inserts, and counts of waiting clients and draws."""
     freshness: Freshness | None
-    """Of the samples of a recent batch that was drawn in this process; None before the first one."""
+    """Freshness of a recent batch drawn in this process; None before the first batch."""
     own: Any = None
-    """Figures that only its kind has."""
+    """Figures that only this kind of table has."""
     # fmt: on
 
 
@@ -217,7 +217,7 @@ ACCOUNTS: Final = gauge(
 
 @dataclass(frozen=True, slots=True)
 class ServerStats:
-    """A server at one moment; for whoever watches."""
+    """Figures of one server at one moment."""
 
     # fmt: off
     name: str
@@ -227,34 +227,34 @@ class ServerStats:
     uptime: Annotated[float, UPTIME]
     finished: Annotated[bool, gauge("run_finished", "Finished", "1 once the run was declared over, 0 before.",
         adds="all")]
-    durable: Annotated[bool, gauge("durable", "Counts survive a crash", "1 where a reply means on disk (--state-dir), "
-        "0 where it means in memory.", docs="state.md", adds="all")]
+    durable: Annotated[bool, gauge("durable", "Counts survive a crash", "1 if acknowledged data is on disk "
+        "(--state-dir), 0 if it is only in memory.", docs="state.md", adds="all")]
     restored: Annotated[int, counter("backup_restores", "Backups put back", "How often an older backup was put back "
         "into the state folder; what ended clients did since it is missing.")]
     missing: tuple[str, ...]
-    """What the start went on without, such as a model whose file is gone, a sentence each: the log has them, too."""
+    """Data that the start did not find, such as a model's file, a sentence each, as in the log."""
     totals: Totals
     refused: Annotated[dict[str, int], REFUSED]
     dropped_replies: Annotated[int, DROPPED_REPLIES]
     tables: Annotated[dict[str, TableStats], by("table")]
-    """Each table's own figures, by name; those below are sums over them."""
+    """Figures of each table, by name; several fields of the server are sums over its tables."""
     guests: int
-    """Clients that have said hello and reported nothing that counts; `totals.clients` is without them."""
+    """Clients that sent HELLO and have not reported counts; `totals.clients` does not include guests."""
     probes: int
-    """Round trips of `memoire doctor --roundtrip` since the server was started, which no other figure has."""
+    """Round trips of `memoire doctor --roundtrip` since the server started; no other figure counts these."""
     accounts_in_memory: Annotated[int, ACCOUNTS("memory")]
     accounts_folded: Annotated[int, ACCOUNTS("folded")]
-    """Accounts that left memory, since their clients are gone or silent; they come back when these speak again."""
+    """Accounts moved out of memory because their clients are gone or silent; a message brings an account back."""
     newcomers_left: Annotated[int, gauge("new_clients_left", "New clients left", "New clients that the key with the "
         "fewest left may bring at once (limits.new_clients) before further ones have to wait.", adds="min")]
     presence: Annotated[dict[str, int], gauge("clients", "Clients", "Clients of this run: active, silent for "
         "client_timeout, or gone.", label="state")]
-    """Guests are among them."""
+    """Clients by state: active, silent or gone. Guests are included."""
     recent: RecentEpisodes
-    """The newest episodes of training."""
+    """Summary of the newest training episodes."""
     tested: Annotated[RecentEpisodes, within("test_", "newest episodes", "newest test episodes")]
     scalars: Annotated[dict[str, FigureSpread], by("name")]
-    """What active clients report by `Client.scalars`, by name."""
+    """Scalars that active clients report by `Client.scalars`, by name."""
     learner_scalars: Annotated[dict[str, float], gauge("learner_scalar", "Learner's figures",
         "What learners report by Server.scalars or Reader.scalars.", label="name", adds="last")]
     learners: Annotated[tuple[LearnerStats, ...], gauge("learners", "Learners", "Readers that were heard from within a "
@@ -262,22 +262,22 @@ class ServerStats:
     requests: Annotated[dict[str, Timing], histogram("request_duration_seconds", "Request time",
         "Seconds that a request took from its arrival to its answer, by type.", label="type", docs="metrics.md")]
     snapshots: int
-    """Of what is held, that were written."""
+    """Snapshots written since the server started."""
     snapshot_trouble: str
-    """Why the newest one that the timer was to take was not; empty where it was."""
+    """Reason why the timer's newest snapshot failed; "" if it succeeded."""
     folder: FolderStats | None
-    """Of the state folder; None without one."""
+    """Figures of the state folder; None without a folder."""
     batches: int
     samples: int
-    """Samples handed out in batches, here and to readers."""
+    """Samples in batches for this process and for readers."""
     waited: float
-    """Seconds that get_batch, sample_episodes and take waited for samples, in all."""
+    """Total seconds that get_batch, sample_episodes and take waited for samples."""
     held_caches: int
     held_bytes: int
     byte_limit: int
-    """Bytes of caches that are held at most."""
+    """Maximum bytes of held caches."""
     holders: Annotated[dict[str, int], HOLDER_BYTES]
-    """Holders are tables, keyed rows, requests that are answered."""
+    """Bytes by holder, such as a table, keyed rows or requests in progress."""
     budget: Annotated[int, BUDGET_BYTES]
     credit: Annotated[int, gauge("credit_bytes", "Credit", "Bytes that each client of the first table may have on the "
         "way.", adds="min")]
@@ -287,28 +287,28 @@ class ServerStats:
     model_bytes: Annotated[int, MODEL_BYTES]
     log_lines: Annotated[int, counter("log_lines", "Log lines", "Log lines of this run.")]
     feedback: FeedbackCounts
-    """What became of the TD errors that learners gave in this run; `ClientStats.feedback` has each client's."""
+    """Outcomes of the TD errors that learners reported in this run; `ClientStats.feedback` has each client's."""
     feedback_owners: dict[str, FeedbackCounts]
-    """The same from the same moment, by whose entries they were for: "clients", "server" (it stores episodes itself)
-    and "unknown" owners; of the latter two since the server was started.
+    """Outcomes by owner of the entries: "clients", "server" (stores episodes itself) and "unknown". The counts of
+    "server" and "unknown" begin at the start of the server.
     """
-    feedback_overflowed: Annotated[int, counter("feedback_overflowed", "Overflowed", "Of the lost ones since the "
-        "server was started, those that were too many for one client.")]
+    feedback_overflowed: Annotated[int, counter("feedback_overflowed", "Overflowed", "TD errors that "
+        "were lost because too many waited, since the server started.")]
     feedback_delay: Annotated[Timing, histogram("feedback_delay_seconds", "Feedback delay",
         "Seconds from the arrival of a TD error until its client acknowledged it.")]
     actor_entries: Annotated[int, gauge("actor_entries", "Entries of actors", "Entries that the memories of active "
         "clients hold.")]
     feedback_given: int
-    """Since the server was started."""
+    """TD errors that learners reported since the server started."""
     feedback_lost: int
     parameters_version: int
-    """Of the first table."""
+    """Version of the first table's parameters."""
     descriptors: int
     """File descriptors that the process has open."""
     most_descriptors: int
-    """How many it may have."""
+    """Maximum file descriptors of the process."""
     security: Security
-    """Who may come, and who was sent away."""
+    """Access rules, and counts of refused connections."""
     faults: Annotated[int, FAULTS]
     # fmt: on
 
@@ -318,11 +318,11 @@ _OF_ACCOUNT: Final = (
     "in_flight_caches", "first_seen", "last_seen", "last_cache", "feedback",
 )  # fmt: skip
 _OF_REPORT: Final = "episodes", "steps", "total_weight", "positives", "parameters_version"
-"""Figures of a client that its account, and its newest report, have under the same names."""
+"""Names of figures that `ClientStats` copies from a client's account, and from its newest report."""
 
 
 def client_stats(dispatcher: Dispatcher, account: Account) -> ClientStats:
-    """One client, by its account. Under the dispatcher's lock."""
+    """Return the figures of one client. The caller holds the dispatcher's lock."""
     report, facts = account.report, {name: getattr(account, name) for name in _OF_ACCOUNT}
     return ClientStats(
         client=account.client.hex(),
@@ -342,7 +342,7 @@ def client_stats(dispatcher: Dispatcher, account: Account) -> ClientStats:
 def table_stats(
     dispatcher: Dispatcher, table: OpenTable, batches: int, missed: int, waited: float, freshness: Freshness | None
 ) -> TableStats:
-    """One table, with what was handed out of it in this process."""
+    """Return the figures of one table, with the batches, missed draws and waited seconds of this process."""
     pool = table.pool.stats()
     with dispatcher.lock:
         ledger, version = dispatcher.ledger, table.parameters_version
@@ -388,10 +388,10 @@ SUMMED = (
 def figures_of(
     dispatcher: Dispatcher, tables: Mapping[str, TableStats], scalars: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The figures of a server that follow from what was counted.
+    """Return the figures of a server that follow from its counts.
 
     Args:
-        scalars: Of the learner in the server's process.
+        scalars: Figures of the learner in the server's process.
     """
     over_tables, now = total(TableStats, tables.values()), dispatcher.now
     sums = {name: getattr(over_tables, name) for name in SUMMED}
@@ -443,12 +443,12 @@ def figures_of(
 
 
 KNOWN_RUNS = 20
-"""Runs that an error names, the newest, if somebody asks for one that there is not."""
+"""Maximum names in the error for an unknown run; the newest runs are listed."""
 
 
 class Queries:
-    """Answers questions about the runs of one server: totals, accounts, episodes, log lines. Thread-safe. Each call
-    raises ParameterError if the server knows no run of that name.
+    """Queries of the runs of one server: totals, accounts, episodes, log lines. Thread-safe. Each method with `run`
+    raises ParameterError if the server does not know the run.
     """
 
     _dispatcher: Dispatcher
@@ -456,12 +456,12 @@ class Queries:
     """The server's state folder; None if it has none."""
 
     def runs(self) -> list[RunFacts]:
-        """All runs that this server knows, the one that is counted last."""
+        """Return all known runs; the present run is last."""
         with self._dispatcher.lock:
             return self._dispatcher.runs.facts()
 
     def _run_named(self, name: str | None) -> Run:
-        """The run of this name; None is the one that is counted now. Under the dispatcher's lock."""
+        """Return a run by name; None is the present run. The caller holds the dispatcher's lock."""
         run = self._dispatcher.runs.current if name is None else self._dispatcher.runs.named(name)
         if run is None:
             known = [facts.name for facts in self._dispatcher.runs.facts()]
@@ -469,8 +469,8 @@ class Queries:
         return run
 
     def totals(self, run: str | None = None) -> Totals:
-        """Sums over all clients of a run, with what servers that were drained have brought here; None is the run that
-        is counted now. What other servers of the cluster have counted is in `Reader.totals`.
+        """Return sums over all clients of a run, with the counts of drained servers; None is the present run.
+        `Reader.totals` includes the cluster's other servers.
         """
         with self._dispatcher.lock:
             chosen = self._run_named(run)
@@ -479,8 +479,8 @@ class Queries:
         return totals_of_pages(self._dispatcher.pages(chosen))
 
     def accounts(self, run: str | None = None) -> ServerAccounts:
-        """What this server has counted for a run, client by client, with what drained servers have brought here; for
-        whoever merges several (`memoire.accounting.merge`). Cost: some 250 bytes for each client of the run.
+        """Return a run's accounts, client by client, with the accounts of drained servers, for `accounting.merge`.
+        Cost: about 250 bytes for each client of the run.
         """
         with self._dispatcher.lock:
             chosen = self._run_named(run)
@@ -490,11 +490,11 @@ class Queries:
     def account_page(
         self, run: str | None = None, after: bytes = b"", *, seen: float = 0.0, most: int = 16384
     ) -> tuple[ServerAccounts, bool]:
-        """At most so many accounts of a run, in the order of their keys, and whether there are more.
+        """Return at most `most` accounts of a run, in the order of their keys, and True if there are more.
 
         Args:
             after: Key (`merge.key_of`) of the last row of the page before.
-            seen: If that is less than half of `limits.client_timeout` ago, all accounts whose client was heard since
+            seen: If less than half of `limits.client_timeout` ago, return all accounts whose client was heard since
                 then, and no others.
         """
         dispatcher = self._dispatcher
@@ -502,10 +502,10 @@ class Queries:
             chosen = self._run_named(run)
             live = chosen.live(dispatcher.home)
             if seen > dispatcher.now - dispatcher.limits.client_timeout / 2:  # none of these has left memory
-                rows, more = live[live["last_seen"] >= seen], False
+                rows, has_more = live[live["last_seen"] >= seen], False
             else:
-                rows, more = chosen.page(live, after, most)
-            return self._accounts_of(chosen, rows), more
+                rows, has_more = chosen.page(live, after, most)
+            return self._accounts_of(chosen, rows), has_more
 
     def _accounts_of(self, run: Run, rows: Rows) -> ServerAccounts:
         dispatcher = self._dispatcher
@@ -522,43 +522,45 @@ class Queries:
             )
 
     def clients(self, after: str = "", most: int | None = None) -> list[ClientStats]:
-        """The clients that were heard lately and whose id in hex is above `after`, in the order of their ids: at most
-        so many. Guests are among them, which have reported nothing yet. `accounts` has all that were ever counted.
+        """Return at most `most` clients heard recently whose id in hex is above `after`, ordered by id. Guests, which
+        have reported nothing yet, are included. `accounts` has all clients that were ever counted.
         """
         with self._dispatcher.lock:
-            everybody = [*self._dispatcher.ledger, *self._dispatcher.ledger.guests]
-            found = (account for account in everybody if account.client.hex() > after)
-            count = len(everybody) if most is None else most
-            accounts = heapq.nsmallest(count, found, key=operator.attrgetter("client"))
+            known = [*self._dispatcher.ledger, *self._dispatcher.ledger.guests]
+            later = (account for account in known if account.client.hex() > after)
+            count = len(known) if most is None else most
+            accounts = heapq.nsmallest(count, later, key=operator.attrgetter("client"))
             return [client_stats(self._dispatcher, account) for account in accounts]
 
     def client_name(self, client: bytes) -> str:
-        """The name that a person or Kubernetes gave to a client, by the 16 bytes of its id; "" if it has none. Those of
-        clients that have ended are remembered for as long as the server runs.
+        """Return the name that a person or Kubernetes gave to a client (16 bytes of id); "" if there is none. The
+        server remembers names of ended clients until it stops.
         """
         with self._dispatcher.lock:
             return self._dispatcher.client_names.of(client)
 
     def episodes(self, most: int = 1000) -> list[tuple[str, messages.Ended]]:
-        """The newest closed episodes, oldest first, each with its client's id in hex."""
+        """Return the newest closed episodes, oldest first, each with its client's id in hex."""
         with self._dispatcher.lock:
             return [(client.hex(), ended) for client, ended in list(self._dispatcher.ledger.ended)[-most:]]
 
     def episodes_after(self, after: int, most: int = 1000) -> tuple[str, int, list[tuple[str, messages.Ended]]]:
-        """Closed episodes with a number above `after`, oldest first, as far as they are still kept: the run, the number
-        of the first one, and each with its client's id in hex. Numbers begin anew with each start of the server
-        (`stats().epoch`), and with each run.
+        """Return kept closed episodes with a number above `after`, oldest first. Numbers restart with each run and with
+        each start of the server (`stats().epoch`).
+
+        Returns:
+            Name of the run, number of the first episode, and each episode with its client's id in hex.
         """
         after, most = whole("after", after, 0), whole("most", most, 0)
         with self._dispatcher.lock:
             kept, count = self._dispatcher.ledger.ended, self._dispatcher.ledger.ended_count
             gone = count - len(kept)
             begin = max(0, (after if after <= count else 0) - gone)
-            found = [(client.hex(), ended) for client, ended in itertools.islice(kept, begin, begin + most)]
-            return self._dispatcher.run_name, gone + begin + 1, found
+            episodes = [(client.hex(), ended) for client, ended in itertools.islice(kept, begin, begin + most)]
+            return self._dispatcher.run_name, gone + begin + 1, episodes
 
     def lines(self, after: int = 0, most: int = 1000, *, run: str | None = None) -> list[LogEntry]:
-        """The newest log lines with an index above `after`, oldest first, as far as they are kept in memory."""
+        """Return the newest log lines in memory with an index above `after`, oldest first."""
         with self._dispatcher.lock:
             return self._run_named(run).logbook.recent(after, most)
 
@@ -576,23 +578,23 @@ class Queries:
         most: int = 100,
         newest_first: bool = False,
     ) -> list[LogEntry]:
-        """Log lines of a run that fulfil all conditions: of all that a state folder keeps, or, without one, of the
-        newest in memory.
+        """Return log lines of a run that fulfil all conditions, from the state folder or else from memory. Memory holds
+        only the newest lines.
 
         Args:
-            text, client, label, since, until, after, before: See `LineFilter`: the last index of a page is where the
-                next one begins.
-            run: None is the one that is counted now.
-            most: At most so many, 1 to 10000.
-            newest_first: Else the oldest come first.
+            text, client, label, since, until, after, before: See `LineFilter`. To read the next page, pass the last
+                index of this page as `after` (or as `before`, if `newest_first`).
+            run: Name of the run; None is the present run.
+            most: Maximum lines, 1 to 10000.
+            newest_first: True returns the newest lines first, else the oldest.
         """
         wanted = LineFilter(text=text, client=client, label=label, since=since, until=until, after=after, before=before)
         if not 1 <= most <= MAX_FOUND_LINES:
             raise ParameterError("most", most, f"from 1 to {MAX_FOUND_LINES}")
         with self._dispatcher.lock:
-            found = self._run_named(run)
-            lines = found.logbook.recent(0, MAX_FOUND_LINES)
+            kept_run = self._run_named(run)
+            lines = kept_run.logbook.recent(0, MAX_FOUND_LINES)
         if self._store is not None:
-            return list(self._store.search(found.name, wanted, most=most, newest_first=newest_first))
+            return list(self._store.search(kept_run.name, wanted, most=most, newest_first=newest_first))
         chosen = filter(wanted.is_met_by, reversed(lines) if newest_first else lines)
         return [entry.escaped for entry in itertools.islice(chosen, most)]

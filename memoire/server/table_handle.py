@@ -1,4 +1,4 @@
-"""One table of a server, as a learner in the server's process uses it."""
+"""Handle of one table of a server, for a learner in the server's process."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from .dispatch import Dispatcher
 from .stats import TableStats, table_stats
 
 WAIT_INTERVAL = 0.1
-"""Seconds after which a draw that waits for samples says so again."""
+"""Seconds between two reports of a waiting draw to the rate limiter."""
 T = TypeVar("T")
 ADVICE = "Are actors running, and do they reach this server?"
 
 
 class TableHandle(StrictAttributes):
-    """One table of a `Server`: `server.table("demo")`. All methods may be called from any thread.
+    """One table of a `Server`, as from `server.table("demo")`. All methods may be called from any thread.
 
     Args:
-        check_open: Raises where the server is closed.
-        is_over: Whether the run is finished, or the server closed.
-        where: What errors call the server.
+        check_open: Raises an error if the server is closed.
+        is_over: Returns True if the run is finished or the server closed.
+        where: Returns the name of the server for errors.
     """
 
     _COPY = "Ask each server for its tables: server.table(name)."
@@ -60,25 +60,25 @@ class TableHandle(StrictAttributes):
     ) -> None:
         self._dispatcher, self._table = dispatcher, table
         self._check_open, self._is_over, self._where = check_open, is_over, where
-        self._counting = threading.Lock()  # guards the three below
+        self._counts_lock = threading.Lock()  # guards `_batches`, `_missed` and `_waited`
         self._batches = self._missed = 0
         self._waited = 0.0
-        self._looks = FreshnessMonitor()
+        self._freshness = FreshnessMonitor()
         self._guard()
 
     @property
     def name(self) -> str:
-        """The table's."""
+        """Name of the table at the server."""
         return self._table.name
 
     @property
     def schema(self) -> Schema:
-        """What an entry of it is."""
+        """Columns of an entry of the table."""
         return self._table.schema
 
     @property
     def parameters(self) -> Parameters:
-        """Everything that shapes its sampling, as it is now."""
+        """Present parameters of the table's sampling."""
         return self._table.parameters
 
     @checked_names()
@@ -88,19 +88,19 @@ class TableHandle(StrictAttributes):
         """Draw a batch of this table's samples, as if from all clients' memories at once.
 
         All or nothing: a batch that cannot be filled takes no sample. Safe from several threads; the GIL is released
-        while samples are copied. docs/sampling.md says how clients are weighed.
+        while samples are copied. docs/sampling.md explains the weights of clients.
 
         Args:
             batch_size: Samples to draw, B, at least 1.
             timeout: Seconds to wait for enough samples; None does not wait.
-            out: Arrays of the caller (by name, or an earlier batch) that are filled in place of new ones.
+            out: Arrays of the caller (by name, or an earlier batch) to fill, instead of new ones.
 
         Returns:
-            Arrays [B, ...], which belong to the caller.
+            Batch of arrays [B, ...], which belong to the caller.
 
         Raises:
-            ParameterError, WrongType: an array of `out` does not fit, or it is none; no sample was taken.
-            NotEnoughSamples: fewer are held, also after `timeout`.
+            ParameterError, WrongType: a value of `out` is not a fitting array; no sample was taken.
+            NotEnoughSamples: the table holds fewer samples, also after `timeout`.
             Closed: the server was closed, also from another thread while waiting.
         """
         size = whole("batch_size", batch_size, 1, MAX_BATCH)
@@ -108,9 +108,9 @@ class TableHandle(StrictAttributes):
             raise WrongType("out", "arrays by their names in a batch", type(out).__name__)
         pool = self._table.draws or self._table.offered(DrawsBatches)
         patience = seconds(timeout, 0.0)
-        drawn = self._counted(lambda: self._in_band(size, patience, lambda left: pool.get(size, timeout=left, out=out)))
-        if self._looks.is_due(time.monotonic()):
-            self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, self._newest_model())
+        drawn = self._counted(lambda: self._in_band(size, patience, lambda wait: pool.get(size, timeout=wait, out=out)))
+        if self._freshness.is_due(time.monotonic()):
+            self._freshness.saw(drawn.gathered, drawn.importance, drawn.left_out, self._newest_model())
         batch = drawn.batch(self.schema, self.update_priorities)
         return batch if out is None else batch.copy_into(out)
 
@@ -120,21 +120,21 @@ class TableHandle(StrictAttributes):
     ) -> EpisodeBatch:
         """Draw whole episodes of a table that stores them, or groups of them: see `Buffer.sample_episodes`.
 
-        Each entry of them is a sample drawn. With `samples_per_insert_tolerance` a draw begins within the band, and the
-        next waits until it is there again.
+        Each entry of the episodes counts as a drawn sample. With `samples_per_insert_tolerance` a draw begins within
+        the band and may exceed it; the next draw waits until the ratio is in the band again.
 
         Args:
-            timeout: Seconds to wait until there are any; None does not wait.
+            timeout: Seconds to wait for an episode; None does not wait.
 
         Raises:
-            ParameterError: an argument is out of its range, or this table holds caches.
-            NotEnoughSamples: no episode, or no complete group, came in that time.
+            ParameterError: an argument is out of its range, or this table does not store episodes.
+            NotEnoughSamples: no episode, or no complete group, came within `timeout`.
         """
         draws, patience = self._table.offered(DrawsEpisodes), seconds(timeout, 0.0)
         draw = functools.partial(
             draws.sample_episodes, count, self.update_priorities, group=group, group_size=group_size
         )
-        batch = self._counted(lambda: self._in_band(1, patience, lambda left: draw(timeout=left)))
+        batch = self._counted(lambda: self._in_band(1, patience, lambda wait: draw(timeout=wait)))
         self._table.limiter.drew(int(batch["mask"].sum()) - 1)
         return batch
 
@@ -148,23 +148,23 @@ class TableHandle(StrictAttributes):
         min_clients: int = 0,
         release: Release = "now",
     ) -> Rollouts:
-        """The oldest entries of a table that stores rollouts, in order of arrival: nobody gets them again.
+        """Take the oldest entries of a table that stores rollouts, in order of arrival, once for all learners.
 
-        All of them or none. Entries whose model is too old (`max_model_lag`) are passed over, counted, and never handed
-        out. docs/on-policy.md says how actors are paced.
+        All or nothing: if too few entries come, none is taken. Entries whose model is too old (`max_model_lag`) are
+        skipped, counted, and never taken. docs/on-policy.md explains how actors are paced.
 
         Args:
             steps: Entries, at least 1 and at most the table's capacity.
-            timeout: Seconds to wait until they are there; None does not wait.
-            exact: Split the last fragment so that there are just `steps` entries: its rest is first in the next take.
-                Without it the last fragment is taken whole.
-            min_clients: Clients of which entries have to be held before anything is taken.
-            release: When actors may record as many again: "now", or with the next model that is published ("publish"),
-                so that they make no step with a model whose entries were taken already.
+            timeout: Seconds to wait for the entries; None does not wait.
+            exact: True splits the last fragment to return exactly `steps` entries; the next take begins with the
+                rest. False takes the last fragment whole.
+            min_clients: Number of clients of which the table must hold entries before any is taken.
+            release: Time at which actors may record as many entries again: "now", or "publish" for the next
+                published model, so that actors make no step with a model whose entries were already taken.
 
         Raises:
             ParameterError: an argument is out of its range, or this table stores no rollouts.
-            NotEnoughSamples: too few entries came in that time; it says what was missing.
+            NotEnoughSamples: too few entries came within `timeout`; the error says what was missing.
             Closed: the server was closed, also from another thread while waiting.
         """
         pool, wanted = self._table.offered(HandsOutOnce), TakeRequest(steps, exact, min_clients, release)
@@ -174,12 +174,12 @@ class TableHandle(StrictAttributes):
                 functools.partial(pool.take, wanted), steps, patience, time.monotonic() + patience
             )
         )
-        if self._looks.is_due(time.monotonic()):
-            self._looks.took(taken.age, taken.model_version, self._newest_model())
+        if self._freshness.is_due(time.monotonic()):
+            self._freshness.took(taken.age, taken.model_version, self._newest_model())
         return taken
 
     def _counted(self, draw: Callable[[], T]) -> T:
-        """What `draw` returns, counted, and how long it waited."""
+        """Call `draw` and return its result; count the batch or the failure, and the seconds waited."""
         self._check_open()
         began, batches, missed = time.monotonic(), 0, 0
         try:
@@ -193,15 +193,15 @@ class TableHandle(StrictAttributes):
             raise Closed("this server") from None
         finally:
             waited = time.monotonic() - began
-            with Held(self._counting):
+            with Held(self._counts_lock):
                 self._waited += waited
                 self._batches += batches
                 self._missed += missed
         return drawn
 
     def _in_band(self, size: int, timeout: float, draw: Callable[[float], T]) -> T:
-        """What `draw` returns of at least `size` samples, called with the seconds to wait: as soon as there are enough,
-        and as they may be drawn beside what is recorded.
+        """Call `draw` with the remaining seconds to wait for at least `size` samples, and return its result. Draw as
+        soon as there are enough samples and the rate limiter admits the draw.
         """
         limiter = self._table.limiter
         if not limiter.is_active:
@@ -219,34 +219,34 @@ class TableHandle(StrictAttributes):
             raise
 
     def _in_stretches(self, draw: Callable[[float], T], size: int, timeout: float, deadline: float) -> T:
-        """What `draw` returns, called with the seconds to wait until it has `size` samples, or until the deadline.
-        Meanwhile actors that have no room, or were told to wait, hear that a learner waits for them.
+        """Call `draw` in short intervals until it gets `size` samples or the deadline passes; return its result.
+        Between the intervals, report the waiting learner to the rate limiter, so that actors may record again.
         """
-        limiter, who = self._table.limiter, object()
+        limiter, waiter = self._table.limiter, object()
         try:
             while True:
-                left = deadline - time.monotonic()
+                remaining = deadline - time.monotonic()
                 try:
-                    return draw(max(0.0, min(left, WAIT_INTERVAL)))
+                    return draw(max(0.0, min(remaining, WAIT_INTERVAL)))
                 except NotEnoughSamples as short:
-                    if left <= WAIT_INTERVAL:
+                    if remaining <= WAIT_INTERVAL:
                         facts = short.wanted, short.unused, short.caches, short.clients, timeout, short.reason
                         raise NotEnoughSamples(*facts) from None
-                limiter.wants(who, size)
+                limiter.wants(waiter, size)
         finally:
-            limiter.wants(who, 0)
+            limiter.wants(waiter, 0)
 
     @checked_names()
     def batches(self, batch_size: int, timeout: float = 30.0, *, ahead: int = 0) -> Iterator[Batch]:
-        """Batches of this table until the run is over or the server closed.
+        """Yield batches of this table until the run is over or the server closed.
 
         Args:
-            timeout: Seconds that each waits for its samples at most.
-            ahead: Batches that are drawn on a thread of their own while the learner works on one, from the first one
-                on; 0 draws each when it is asked for. They are as old as that. Those that nobody fetches are lost.
+            timeout: Maximum seconds that each batch waits for its samples.
+            ahead: Batches that a thread of its own draws ahead while the learner works, after the first one; 0 draws
+                each batch on request. A batch is as old as its draw. Batches that the learner never requests are lost.
 
         Raises:
-            MemoireTimeout: not enough samples came in that time.
+            MemoireTimeout: a batch's samples did not come within `timeout`.
         """
         what, draw = f"batch of {batch_size}", functools.partial(self.get_batch, batch_size)
 
@@ -257,12 +257,12 @@ class TableHandle(StrictAttributes):
 
     @checked_names()
     def update_priorities(self, ids: Any, td_errors: Any) -> PriorityUpdate:
-        """Set priorities of entries that are here, and hand TD errors of others on to the clients that own them;
-        returns at once. The owners apply them with their next message and report applied and stale: see `stats`.
+        """Set priorities of entries of this server, and send TD errors of other entries to the clients that own them.
+        Returns at once. The owners apply the TD errors after their next message and report the result: see `stats`.
 
         Args:
-            ids: Of a batch, [B].
-            td_errors: Finite, [B].
+            ids: Ids of a batch, [B].
+            td_errors: Finite TD errors, [B].
         """
         self._check_open()
         return self._dispatcher.hand_on(ids, td_errors)
@@ -276,15 +276,15 @@ class TableHandle(StrictAttributes):
         discard_mismatched: bool = False,
         **fields: Any,
     ) -> Parameters:
-        """Change this table's parameters here and, with their next message, at its clients; their data stays. Takes
-        what `Buffer.configure` takes.
+        """Change this table's parameters at the server and, after their next message, at its clients; data stays. Takes
+        the arguments of `Buffer.configure`.
 
         Args:
-            discard_mismatched: Drop caches that are held if their samples were made with other values, such as another
-                discount. Without it they are a reason to refuse: a learner would train on them.
+            discard_mismatched: Drop held caches whose samples were made with other values, such as another discount.
+                Without it such caches make the call fail, since a learner would train on them.
 
         Raises:
-            ParameterError: a value is out of its range, or caches are held that were made with another one; nothing
+            ParameterError: a value is out of its range, or the table holds caches made with another value; nothing
                 was changed.
         """
         self._check_open()
@@ -292,54 +292,51 @@ class TableHandle(StrictAttributes):
         return self._dispatcher.configure(self._table, changes, discard_mismatched=discard_mismatched)
 
     def limit(self, byte_limit: int) -> int:
-        """Hold at most so many bytes in this table from now on, whatever the others hold; returns how many caches had
-        to go.
-        """
+        """Limit the bytes of this table, independent of the other tables; return the number of dropped caches."""
         self._check_open()
         gone = self._dispatcher.tables.limit(self._table, byte_limit)
-        self._dispatcher.grant(None)  # its clients' shares are others now
+        self._dispatcher.grant(None)  # the shares of its clients have changed
         return gone
 
     def calls(self, **options: Any) -> Any:
-        """The calls that this kind of table has of its own, without a network: of prompts those of `memoire.Prompts`.
+        """Return the calls that only this kind of table has, without a network, such as those of `memoire.Prompts`.
 
         Args:
-            options: Of these calls: of prompts `rank` and `session`, as of `memoire.Prompts`.
+            options: Options of these calls; for prompts `rank` and `session`, as in `memoire.Prompts`.
 
         Raises:
-            ParameterError: it has none.
+            ParameterError: this kind of table has no calls of its own.
         """
-        way = DirectTransport(self._dispatcher, self._table, self._check_open)
-        return self._table.offered(HasCalls).calls(way, **options)
+        transport = DirectTransport(self._dispatcher, self._table, self._check_open)
+        return self._table.offered(HasCalls).calls(transport, **options)
 
     def distribution(self) -> Distribution:
-        """How weights and ages of what is held are spread. Some tens of thousands of samples are looked at for it,
-        which takes milliseconds; nothing is changed.
+        """Return how weights and ages of held samples are distributed. Reads some tens of thousands of samples, which
+        takes milliseconds; changes nothing.
         """
         return self._table.pool.distribution()
 
     def peek(self, of: tuple[bytes, int] | None = None) -> InspectedSample | None:
-        """A copy of one held sample, as likely as in a draw, to be looked at: nothing is taken by that.
+        """Return a copy of one held sample, chosen as in a draw; the table keeps the sample.
 
-        None where nothing is held, or the sample is too large to be looked at.
+        None if the table is empty, or the sample is too large to inspect.
 
         Args:
-            of: Client and number of the entry that is wanted, as `InspectedSample` names them; None if it
-                is not held.
+            of: Client and number of an entry, as in `InspectedSample`; the result is None if the entry is not held.
         """
         pool = self._table.pool
         peeked = pool.peek(of) if isinstance(pool, ShowsSamples) else None
         return None if peeked is None else peeked.specimen(self.schema, self._newest_model())
 
     def _newest_model(self) -> int:
-        """Version of the newest model of the table's topic, or of any if it has none; 0: there is none."""
+        """Return the version of the newest model of the table's topic, or of any topic if it has none; 0: no model."""
         return self._table.parameters.newest_model(self._dispatcher.models.versions())
 
     def stats(self) -> TableStats:
-        """All figures at this moment."""
-        with Held(self._counting):
+        """Return all figures of the table at this moment."""
+        with Held(self._counts_lock):
             counted = self._batches, self._missed, self._waited
-        return table_stats(self._dispatcher, self._table, *counted, self._looks.newest)
+        return table_stats(self._dispatcher, self._table, *counted, self._freshness.newest)
 
     def __repr__(self) -> str:
         return f"<table {self.name!r} of {self._where()}>"
@@ -353,18 +350,18 @@ def mixed_batches(
     is_over: Callable[[], bool],
     where: str,
 ) -> Iterator[MixedBatch]:
-    """Batches of several tables until the run is over: see `Server.batches`.
+    """Yield batches of several tables until the run is over: see `Server.batches`.
 
     Args:
-        table: Finds a table by its name.
+        table: Returns a table's handle by its name.
         batch_size: Samples of each table in a batch, by its name.
-        where: What errors call the server.
+        where: Name of the server for errors.
     """
     sizes = sizes_of(batch_size)
     mixer = Mixer(sizes, {name: table(name).get_batch for name in sizes})
 
     def advice() -> str:
-        return f"Table {mixer.lacking!r} has too few. {ADVICE}"
+        return f"Table {mixer.lacking!r} has too few samples. {ADVICE}"
 
     def drawn(is_over: Callable[[], bool]) -> Iterator[MixedBatch]:
         return batches_until_over(mixer.get, is_over, f"batch of {sizes}", timeout, where, advice)
@@ -373,37 +370,37 @@ def mixed_batches(
 
 
 UNBOUNDED = Receiver(*[1 << 53] * 3)
-"""What a user in this process takes: replies do not leave it."""
+"""Limits of a receiver in this process, whose replies are not sent over a network."""
 
 
 class DirectTransport(Transport):
-    """A `Transport` to one server, in its process. Replies wait for the disk here, too."""
+    """`Transport` to one server in this process. Replies wait for the disk as over a network."""
 
     def __init__(self, dispatcher: Dispatcher, table: OpenTable, check_open: Callable[[], None]) -> None:
         self.limits = dispatcher.limits
         self._dispatcher, self._table, self._check_open = dispatcher, table, check_open
         self._client, self._numbers = secrets.token_bytes(16), itertools.count(1)
-        dispatcher.receivers.register(self._client, UNBOUNDED)  # its replies stay in this process
+        dispatcher.receivers.register(self._client, UNBOUNDED)  # replies stay in this process
 
     def table(self, deadline: float) -> tuple[str, Schema]:
-        """Name and columns of the table."""
+        """Return the name and schema of the table."""
         return self._table.name, self._table.schema
 
     def servers(self) -> Sequence[str]:
-        """The only one."""
+        """Return the name of the server."""
         return [self._dispatcher.name]
 
     def where(self) -> str:
-        """What errors call it."""
+        """Return the name of the table and server for errors."""
         return f"table {self._table.name!r} of this server"
 
     def pause(self, seconds: float) -> None:
-        """Wait so long. Raises Closed."""
+        """Sleep. Raises Closed if the server is closed."""
         time.sleep(seconds)
         self._check_open()
 
     def ask(self, requests: Mapping[Any, Request], deadline: float) -> dict[Any, Answer]:
-        """The answer of the server."""
+        """Send requests to the server; return the answers."""
         self._check_open()
         return {key: self._ask(request, deadline) for key, request in requests.items()}
 
@@ -425,7 +422,7 @@ class DirectTransport(Transport):
         patience = max(0.0, deadline - time.monotonic()) + 1.0
         if not is_there.wait(patience):
             self._check_open()
-            return MemoireTimeout("disk", self.where(), patience, "The state folder has not saved it yet.")
+            return MemoireTimeout("disk", self.where(), patience, "The state folder has not saved the change yet.")
         if isinstance(box[0].body, messages.Refused):
             return Refused(self.where(), box[0].body.code, box[0].body.text)
         return Message(header, box[0].body, box[0].payload)

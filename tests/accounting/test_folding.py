@@ -248,8 +248,8 @@ def test_the_server_warns_and_is_not_ready_before_newcomers_have_to_wait(clock, 
         assert home.ask(bytes([number]) * 16, messages.Update(steps=1), 1).steps == 1
         home.dispatcher.fold()
         assert bool(home.dispatcher.trouble()) == (number == 6)
-    assert "2 new ones of 8 may still come at once" in home.dispatcher.trouble()
-    assert [record.message for record in caplog.records if "new ones" in record.message] == [
+    assert "2 of 8 new clients with the same key may still register at once" in home.dispatcher.trouble()
+    assert [record.message for record in caplog.records if "new clients" in record.message] == [
         f"server home: {home.dispatcher.trouble()}"
     ]
     replies = [home.ask(bytes([number]) * 16, messages.Update(steps=1), 1) for number in range(7, 10)]

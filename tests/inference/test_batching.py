@@ -84,15 +84,15 @@ def test_the_queue_is_bounded_in_all_and_for_each_client():
     batches = made(max_batch=8, queue_rows=32)
     for number in (1, 2):
         batches.ask(asked(1, number, 0.0, rows=8))
-    with pytest.raises(ProtocolError, match="16 rows of this client wait already; 16 may") as caught:
+    with pytest.raises(ProtocolError, match="16 rows of this client wait already; the limit is 16") as caught:
         batches.ask(asked(1, 3, 0.0))
     assert caught.value.code == "busy"
     for number in (1, 2):
         batches.ask(asked(2, number, 0.0, rows=8))
-    with pytest.raises(ProtocolError, match="32 rows wait already, for others too") as caught:
+    with pytest.raises(ProtocolError, match="32 rows of all clients wait already") as caught:
         batches.ask(asked(3, 1, 0.0))
     assert caught.value.code == "busy"
-    with pytest.raises(ProtocolError, match="9 rows; a batch has at most 8") as caught:
+    with pytest.raises(ProtocolError, match="the request has 9 rows; at most 8") as caught:
         batches.ask(asked(4, 1, 0.0, rows=9))
     assert caught.value.code == "too_large"
 
@@ -101,11 +101,13 @@ def test_requests_for_a_later_version_leave_the_room_of_those_that_can_be_answer
     batches = made(max_batch=8, queue_rows=32)
     for who in (1, 2, 3, 4):
         batches.ask(asked(who, 1, 0.0, rows=8, patience=2.0**40, min_version=2**53 - 1), 5)
-    with pytest.raises(ProtocolError, match="32 rows wait already, for others too for weights after version 5; 32 may"):
+    with pytest.raises(
+        ProtocolError, match="32 rows of all clients wait already for weights after version 5; the limit is 32"
+    ):
         batches.ask(asked(5, 1, 0.0, min_version=6), 5)
     for who in (1, 2, 3, 4):
         batches.ask(asked(who, 2, 0.0, rows=8, min_version=5), 5)
-    with pytest.raises(ProtocolError, match="32 rows wait already, for others too; 32 may"):
+    with pytest.raises(ProtocolError, match="32 rows of all clients wait already; the limit is 32"):
         batches.ask(asked(5, 1, 0.0), 5)
     assert taken(batches.take(0.0, 5)) == ("full", [(1, 2)])
     batches.ask(asked(5, 1, 0.0), 5)

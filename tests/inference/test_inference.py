@@ -137,7 +137,7 @@ def test_an_error_of_the_function_is_the_answer_and_the_node_lives_on(open_node,
         ({"action": np.zeros(1, np.int64)}, "column 'value' is missing"),
         ({"action": np.zeros(2, np.int64), "value": np.zeros(1, np.float32)}, "action"),
         ({"action": np.zeros(1), "value": np.zeros(1, np.float32)}, "action"),
-        (None, "a mapping of arrays was expected, got NoneType"),
+        (None, "expected a mapping of arrays, got NoneType"),
     ],
 )
 def test_outputs_that_do_not_fit_are_an_error_that_names_them(open_node, open_policy, outputs, text):
@@ -204,7 +204,7 @@ def test_rows_wait_for_their_version(open_node, open_policy):
     node.update(10, 5)
     assert pending.result()["value"][0] == 20 and pending.version == 5
     assert node.wait_version(5, 1.0) == 5
-    with pytest.raises(MemoireTimeout, match=r"version 6 .*It has version 5\. Call update"):
+    with pytest.raises(MemoireTimeout, match=r"version 6 .*The node has version 5\. Call update"):
         node.wait_version(6, 0.05)
 
 
@@ -357,7 +357,7 @@ def test_what_is_wrong_is_said_before_anything_is_sent(open_node, open_policy):
     large = {"obs": (np.uint8, (2_000_000,))}
     for sides in ({"inputs": large}, {"outputs": large}):
         (name,) = sides
-        says = f"^request_bytes must be at least 2000\\d+, which one row of the {name}"
+        says = f"^request_bytes must be at least 2000\\d+, the bytes of one row of {name}"
         with pytest.raises(ParameterError, match=says):
             open_node(**sides)
 
@@ -383,8 +383,8 @@ def test_every_setting_of_node_and_policy_is_listed():
         ({"inputs": {"obs": np.float32}}, 1, r"inputs of the node are .*float32\[2\].* this policy .*\(obs: float32"),
         ({"inputs": {"obs": (np.float64, (2,))}}, 1, r"inputs of the node are .*float32\[2\].*float64\[2\]"),
         ({"outputs": {"action": np.int32}}, 1, r"outputs of the node are .*action.* this policy .*\(action: int32\)"),
-        ({"timeout": 9.0}, 1, r"waits for [89].* s; 5 s are allowed \(patience\)"),
-        ({}, 257, r"257 rows; a batch has at most 256 \(max_batch\)"),
+        ({"timeout": 9.0}, 1, r"a wait of [89].* s is too long; 5 s are allowed \(patience\)"),
+        ({}, 257, r"the request has 257 rows; at most 256 \(max_batch\)"),
     ],
 )
 def test_a_policy_that_was_told_otherwise_than_its_node_is_refused_by_both_values(

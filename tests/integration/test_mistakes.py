@@ -253,7 +253,7 @@ TOGETHER = [
      "(did you mean 'policy'?), or it cannot be reached: see client.stats().silent."),
     ("a model for nobody", published_to_nobody,
      errors.MemoireTimeout, re.compile("no answer to a model of topic 'policy' from DEAD within 0.3 s. .*memoire doctor DEAD"
-     ".*It goes on being sent while this reader is open; a server that is back gets the newest.")),
+     ".*The reader keeps sending it while it is open; a server that is back gets the newest model.")),
     ("ids of another batch", lambda w: w.reader.update_priorities(np.zeros(3), np.zeros(3)), errors.WrongType,
      "ids must be the ids of a batch, got float64[3]. Nothing was changed."),
     ("a server's taken address", lambda w: memoire.Server(w.server.endpoint, FLOATS, process=memoire.Process(context=w.cluster.context)),

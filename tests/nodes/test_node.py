@@ -184,7 +184,7 @@ def test_an_actor_and_a_learner_show_how_they_stand(server):
         status, _, said = ask(actor, "/readyz")
         assert status == 503 and said["reasons"][0].startswith("silent: The home of this client, server 'home', was")
         reader.close()
-        assert ask(learner, "/readyz")[2]["reasons"] == ["closing: this reader is about to end"]
+        assert ask(learner, "/readyz")[2]["reasons"] == ["closing: this reader is closing"]
 
 
 def test_what_is_not_for_everybody_asks_for_the_token(server):
@@ -326,7 +326,7 @@ def test_a_server_that_closes_is_alive_but_not_ready(server, pages):
     server.close()
     assert ask(pages, "/livez")[0] == 200
     status, _, said = ask(pages, "/readyz")
-    assert status == 503 and said["reasons"] == ["closing: this server is about to end"]
+    assert status == 503 and said["reasons"] == ["closing: this server is closing"]
     assert ask(pages)[2]["ready"] is False
 
 

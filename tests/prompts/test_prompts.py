@@ -510,7 +510,7 @@ def test_settings_that_do_not_fit_are_refused_by_name(server):
     with pytest.raises(ParameterError, match="it is for storage='prompts'"):
         memoire.Table({"obs": np.float32, "reward": np.float32}, group=8)
     with memoire.Server(ANY, {"obs": np.float32}) as other:
-        with pytest.raises(ParameterError, match="table 'default' is for memoire.connect"):
+        with pytest.raises(ParameterError, match="for table 'default' use memoire.connect"):
             memoire.Prompts(other.endpoint, timeout=10.0)
         with pytest.raises(ParameterError, match="storage"):
             other.table("default").calls()

@@ -251,7 +251,7 @@ def test_a_server_that_lacks_room_is_offered_it_after_its_next_hello_and_says_wh
     assert [send.server.name for send in world.sends] == ["b"] and world.directory.next_time() == 5.0
     missing = world.made.missing(order)
     assert missing == list(order.there) and world.made.refusal(order) is None
-    assert world.made.put_off(missing, "policy") == [f"Server 'a' refused it for now ({code}): no."]
+    assert world.made.put_off(missing, "policy") == [f"Server 'a' refused the model for now ({code}): no."]
     world.met("a")
     world.answer_all()
     assert world.made.is_taken(order, 0.0) and not world.made.put_off(order.there, "policy")

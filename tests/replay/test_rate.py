@@ -237,7 +237,7 @@ def test_a_reader_s_balance_goes_on_over_the_lives_of_its_servers(walk, ratio, c
         hear(name)
 
 
-UNKNOWN = "waits for all servers to say how many entries were recorded"
+UNKNOWN = "waits until all servers have reported how many entries were recorded"
 
 
 def test_a_draw_that_waits_goes_on_when_entries_come():

@@ -159,8 +159,8 @@ def test_a_table_with_a_limit_of_its_own_has_that_and_the_others_share_the_rest(
         ({"tables": {"a": SCHEMA}}, "memoire.Table"),
         ({"tables": 7}, "mapping"),
         ({}, "memoire.Schema, or tables="),
-        ({"tables": {"a": Table(SCHEMA)}, "multi_step": 3}, "absent beside tables="),
-        ({"tables": {"a": Table(SCHEMA)}, "sampler": Uniform()}, "absent beside tables="),
+        ({"tables": {"a": Table(SCHEMA)}, "multi_step": 3}, "absent if tables= is given"),
+        ({"tables": {"a": Table(SCHEMA)}, "sampler": Uniform()}, "absent if tables= is given"),
     ],
 )
 def test_settings_of_tables_that_cannot_be_are_refused(options, message):

@@ -165,7 +165,7 @@ def test_a_client_of_a_former_run_is_counted_there_and_told_of_the_present_one()
     assert ends.state.runs.named("run").ledger.steps == 5 and ends.state.ledger.steps == 0
     assert len(ends.state.tables.first.pool.reserve(READER, 10)) == 0
     assert ends.update(run=NEXT, steps=1).body.granted_steps == 31, "it said no HELLO: what it has is counted from here"
-    with pytest.raises(ProtocolError, match="this server counts run 'next'; say HELLO again") as caught:
+    with pytest.raises(ProtocolError, match="this server counts run 'next'; send HELLO again") as caught:
         ends.update(run=5, steps=1)
     assert caught.value.code == "run"
 
@@ -214,7 +214,7 @@ def test_who_only_tries_the_way_there_and_back_is_in_no_total(ends):
     assert state.ledger.find(ME) is None and state.ledger.totals().clients == 0
     assert (state.probes.find(ME).report.steps, state.probes.totals().clients) == (3, 1)
     for facts in ({"lines": [LINE]}, {"ended": [messages.Ended(number=1, time=0.0, length=3, returned=1.0)]}):
-        with pytest.raises(ProtocolError, match="is for round trips: it keeps no log lines and episodes"):
+        with pytest.raises(ProtocolError, match="is for round trips: it keeps no log or episodes"):
             ends.update(table=PROBE, steps=9, **facts)
     assert state.probes.find(ME).report.steps == 3
 
@@ -374,7 +374,7 @@ def test_a_run_that_begins_between_check_and_accept_takes_nothing(state):
     handler, made = IntakeHandler(state), pushed()
     table, held = handler.check(made.header, made.body, made.payload)
     state.runs.begin("next", NOW)
-    with pytest.raises(ProtocolError, match="a cache of another run; this server counts 'next'"):
+    with pytest.raises(ProtocolError, match="the push belongs to another run; this server counts run 'next'"):
         handler.accept(NOW, made.header, made.body, table, held)
     handler.reject(NOW, made.header, made.body, "run")
     former = state.runs.named("run").ledger

@@ -95,7 +95,7 @@ def test_another_run_begins_with_nothing_of_the_former_one():
     ends.state.informed.add(ME)
     publish(ends)
     ends.control.begin_run("next", NOW + 5)
-    with pytest.raises(ProtocolError, match="beginning is not here"):
+    with pytest.raises(ProtocolError, match="no upload begins before the chunk"):
         publish(ends, offset=10)
     former, limiter = ends.state.runs.named("run"), ends.state.tables.first.limiter
     assert (former.ended, former.finished, former.ledger.steps) == (NOW + 5, True, 26)
@@ -175,7 +175,7 @@ def test_a_version_that_is_here_is_taken_again_at_once(ends):
     ends.models.publish(made("t", BODY, LIMITS), 4)
     reply = publish(ends, version=4)
     assert (reply.body.received, reply.body.version, reply.until_saved) == (len(BODY), 4, True)
-    with pytest.raises(ProtocolError, match="beginning is not here"):
+    with pytest.raises(ProtocolError, match="no upload begins before the chunk"):
         publish(ends, offset=10)
     with pytest.raises(ProtocolError) as caught:
         publish_all(ends, b"y", client=YOU, version=4)
@@ -212,7 +212,7 @@ def test_models_that_wait_for_the_disk_are_bounded(roomy, disk):
 def test_a_version_that_was_overtaken_is_missing_and_nothing_is_wrong(ends):
     ends.models.publish(made("t", b"x", LIMITS), 4)
     told = fetch(ends, version=3).body
-    assert (told.code, told.text) == ("missing", "version 3 of topic 't' has made room for 4")
+    assert (told.code, told.text) == ("missing", "version 3 of topic 't' was replaced by version 4")
     with pytest.raises(ProtocolError):
         fetch(ends, version=5)
 

@@ -91,7 +91,7 @@ def test_what_would_change_something_twice_is_granted_once(dispatcher):
     handler, granted = dispatcher.handlers[messages.Control], []
 
     def control(*request):
-        granted.append(is_free(dispatcher._granting))
+        granted.append(is_free(dispatcher._grant_lock))
         return handler(*request)
 
     dispatcher.handlers[messages.Control] = control
@@ -253,8 +253,8 @@ def test_feedback_that_nobody_fetches_is_bounded_and_counted(caplog):
         served.fold()
     assert [record.getMessage() for record in caplog.records] == [
         f"server home: {2 * len(ids)} TD errors were dropped: more than {FEEDBACK_SAMPLES} waited for one actor, which "
-        "fetches them with its UPDATE messages, or held_bytes had no room for more. Use more actors, draw less, or "
-        "store episodes, whose priorities the server sets"
+        "fetches them with its UPDATE messages, or held_bytes had no room. Use more actors, draw fewer samples, or "
+        "store episodes, whose priorities the server sets itself"
     ]
     served.ledger.check_invariants()
 
@@ -388,7 +388,7 @@ def test_one_that_is_older_than_all_that_are_kept_is_refused():
     given = GivenReplies()
     for number in (5, 6, 7):
         give(given, number)
-    with pytest.raises(ProtocolError, match="request 5 was overtaken by 6") as caught:
+    with pytest.raises(ProtocolError, match="request 5 is older than all kept replies, from 6 on") as caught:
         find(given, 5)
     assert caught.value.code == "missing" and find(given, 6) == reply(6)
 
@@ -418,7 +418,7 @@ def test_no_number_of_readers_makes_a_reply_go_that_may_still_be_asked_for():
     for number in range(MAX_ROWS):
         give(given, 1, client=client_of(number))
     for _ in range(2):
-        with pytest.raises(ProtocolError, match="1024 rows of requests are answered here already") as caught:
+        with pytest.raises(ProtocolError, match="this server keeps replies to at most 1024 clients") as caught:
             find(given, 1, client=client_of(MAX_ROWS))
         assert caught.value.code == "busy"
     assert all(find(given, 1, client=client_of(number)) == reply(1) for number in range(MAX_ROWS))

@@ -263,7 +263,7 @@ def test_parameters_that_are_given_differently_replace_them(disk_of_recovery):
     assert (table.parameters.cache_size, table.parameters_version) == (16, 3)
 
 
-NO_PARAMETERS = ParameterError, "what a server saves of a table"
+NO_PARAMETERS = ParameterError, "parameters that a server has saved for a table"
 RENAMED = UnknownName, "size_of_caches"
 
 

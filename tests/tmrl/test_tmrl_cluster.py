@@ -143,7 +143,7 @@ def test_episodes_are_run_and_the_environment_is_measured_if_asked() -> None:
 def test_a_worker_beyond_the_bound_waits_until_another_one_leaves() -> None:
     with Server(port=0, max_workers=1) as server:
         first = worker(server.port)
-        with pytest.raises(Refused, match="1 actors are here, and no more than max_actors=1 may be"):
+        with pytest.raises(Refused, match="1 actors are active, and the server accepts at most max_actors=1"):
             worker(server.port, connect_timeout=0.5)
         first.close()
         worker(server.port).close()

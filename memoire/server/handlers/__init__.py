@@ -1,1 +1,1 @@
-"""What a server answers, a subject a file. Pure: time is passed in, and the dispatcher's lock is held."""
+"""Handlers of the server's messages, one file for each subject. Pure; called with the dispatcher's lock held."""

@@ -1,16 +1,16 @@
-"""What has been counted: pages of a run's accounts, and accounts that drained servers bring here. Pure.
+"""Accounts handler: sends pages of a run's accounts, and keeps accounts of drained servers. Pure.
 
-Priorities that learners set: those of entries that are here are applied, the others wait for their owners. Pure.
+Feedback handler: sets priorities of entries stored here, and queues TD errors for the owners of all others. Pure.
 
 learner     ids and TD errors ──▶ apply       entries of this server: set in the pool
-                                              entries of client 7: wait, the newest of each    until it says UPDATE
-client 7    UPDATE ──▶ fetch(through=0)       piece 1 is sent, and kept until it says that it has applied it
+                                              entries of client 7: wait until its UPDATE, the newest of each entry
+client 7    UPDATE ──▶ fetch(through=0)       piece 1 is sent, and kept until client 7 reports it as applied
             UPDATE ──▶ fetch(through=1)       piece 2, of what has come since
 
-At every moment each TD error is in one place of `FeedbackCounts`. What was sent is never dropped, since its owner may
-have applied it. Of those that were not sent the newest of an entry is enough.
+At every moment each TD error is in one place of `FeedbackCounts`. A sent TD error is never dropped, since its owner may
+have applied it. Of unsent TD errors only the newest of an entry is needed.
 
-Which accounts stay in memory: those of clients that are gone, or silent for long, leave it. Pure.
+Accounts in memory: accounts of clients that are gone, or silent for long, leave memory. Pure.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ from memoire.wire.frames import MessageHeader, encoded_bytes
 from memoire.wire.rows import ACCOUNT, unpack_accounts
 
 MAX_RUNS = 1024
-"""Names of runs that one reply tells, the newest."""
+"""Maximum names of runs in one reply; the newest are sent."""
 MAX_FORMER_RUNS = 1 << 14
-"""Runs of other servers that are kept beside those that were counted here."""
+"""Maximum runs of this server and of other servers together."""
 MAX_ACCOUNT_READINGS = 4
-"""Readings of accounts, in pages, that go on at the same time. A further one ends the oldest, whose next pages show the
-accounts as they are then: each still once, since pages follow their keys.
+"""Maximum paged readings of accounts at the same time. A further reading ends the oldest. The next pages of an ended
+reading show the accounts as they are then, each account once, since pages follow the keys.
 """
 FEW_LEFT = 0.25
-"""Part of the newcomers that may come at once; while fewer are left, the server warns and is not ready."""
+"""Fraction of the allowed new clients below which the server warns and is not ready."""
 CROWD = 1 << 16
-"""Accounts in memory beyond which silent ones leave it sooner."""
+"""Accounts in memory above which silent clients' accounts leave memory sooner."""
 
 
 class AccountsHandler:
-    """Shows accounts, and keeps those of other servers. Frees memory: moves out of it the accounts of clients that have
-    left, and runs that are not asked for any more. Also warns when too many new clients come.
+    """Handler of accounts: sends them in pages, keeps those of other servers, and moves accounts of clients that have
+    left, and former runs without requests, out of memory. Warns if too many new clients come.
 
     Args:
-        max_runs: Names of runs that one reply tells.
-        max_former_runs: Runs that are kept, those of other servers included.
+        max_runs: Maximum names of runs in one reply.
+        max_former_runs: Maximum runs, including those of other servers.
         page_rows: Accounts in a page.
-        crowd: Accounts in memory beyond which silent ones leave it sooner.
+        crowd: Accounts in memory above which silent clients' accounts leave memory sooner.
     """
 
     def __init__(
@@ -79,17 +79,17 @@ class AccountsHandler:
     ) -> None:
         self._state, self._crowd, self._warned_at = state, crowd, float("-inf")
         self._max_runs, self._max_former_runs, self._page_rows = max_runs, max_former_runs, page_rows
-        # Accounts in memory when somebody began to read them, by reader and run.
+        # Accounts in memory at the begin of a reading, by reader and run.
         self._readings: OrderedDict[tuple[bytes, str], Rows] = OrderedDict()
 
     def page(self, now: float, header: MessageHeader, body: messages.Ledger, _: Any) -> Reply:
-        """A page of a run's accounts, and what there is to say of the run."""
+        """Return a page of a run's accounts and facts about the run."""
         state = self._state
         run = state.runs.named(body.run) if body.run else state.run
         if run is None:
             raise ProtocolError("run", f"this server knows no run {body.run!r}")
         tail = state.receivers.of(header.client).tail_bytes
-        rows, more = self._read(header.client, run, body.after, max(1, tail // 2 // ACCOUNT.itemsize))
+        rows, has_more = self._read(header.client, run, body.after, max(1, tail // 2 // ACCOUNT.itemsize))
         pools = [table.pool.stats() for table in state.tables if run is state.run]
         return Reply(
             messages.Accounts(
@@ -99,7 +99,7 @@ class AccountsHandler:
                 durable=state.committer.is_durable,
                 runs=_newest([facts.name for facts in state.runs.facts()][-self._max_runs :], tail // 4),
                 accounts=rows.tobytes(),
-                more=more,
+                more=has_more,
                 time=max(0.0, now),
                 applied=sum(pool.applied for pool in pools),
                 stale=sum(pool.stale for pool in pools),
@@ -109,26 +109,26 @@ class AccountsHandler:
         )
 
     def _read(self, reader: bytes, run: Run, after: bytes, most: int) -> tuple[Rows, bool]:
-        """The rows after this key, as the accounts were when the reader began, and whether there are more."""
+        """Return the rows after a key, as they were at the begin of the reading, and True if there are more."""
         key = reader, run.name
         live = self._readings.get(key)
         if not after or live is None:
             live = self._readings[key] = run.live(self._state.home)
-        rows, more = run.page(live, after, min(most, self._page_rows))
-        if not more:
+        rows, has_more = run.page(live, after, min(most, self._page_rows))
+        if not has_more:
             del self._readings[key]
         while len(self._readings) > MAX_ACCOUNT_READINGS:
             self._readings.popitem(last=False)
-        return rows, more
+        return rows, has_more
 
     def bring(self, now: float, _: MessageHeader, body: messages.Inherit, payload: Any) -> Reply:
-        """Keep what a drained server has counted."""
+        """Keep the accounts that a drained server sends."""
         rows = merge(unpack_accounts(body.accounts))
         run = self.inherit(body.run_name, body.finished, rows, now)
         return Reply(messages.Taken(samples=len(rows), finished=run.finished), until_saved=True)
 
     def inherit(self, name: str, finished: bool, rows: Rows, now: float) -> Run:
-        """Keep accounts of other servers for a run, as `merge` gives them; returns the run.
+        """Keep a run's accounts of other servers, in rows as of `merge`; return the run.
 
         Raises:
             ProtocolError: the run's name is invalid, or too many runs are kept.
@@ -139,27 +139,26 @@ class AccountsHandler:
         return run
 
     def _former(self, name: str, finished: bool, now: float) -> Run:
-        """A run that was counted elsewhere, and is kept here."""
         try:
             arguments.name("run", name)
         except ParameterError as error:
             raise ProtocolError("parameters", str(error)) from error
         if len(self._state.runs.facts()) >= self._max_former_runs:
-            raise ProtocolError("busy", f"{self._max_former_runs} runs are kept here already")
+            raise ProtocolError("busy", f"this server keeps {self._max_former_runs} runs already, the maximum")
         run = self._state.runs.keep(name, finished, now)
         self._state.committer.add_run(run.facts)
         return run
 
-    # Which accounts stay in memory
+    # Accounts in memory
 
     def fold(self, now: float, feedback: FeedbackHandler) -> None:
-        """Let accounts leave memory whose clients are gone, or silent for long, once they are on disk if anything is;
-        and former runs that nobody asks for. Cost: a look at each account in memory.
+        """Move accounts of gone or long silent clients out of memory, after a durable server has saved them. Move
+        former runs without requests out of memory, too. Cost: one check of each account in memory.
         """
         committer, runs = self._state.committer, self._state.runs
         for run in runs:
             self._fold_run(run, now, feedback)
-        # Of those that made a round trip and are gone, or silent, only the sums stay.
+        # Of clients that made a round trip and are gone, or silent, only the sums stay.
         probes, since = self._state.probes, now - self._state.limits.client_timeout
         for account in list(probes):
             if account.last_seen < since:
@@ -179,18 +178,18 @@ class AccountsHandler:
         run.ledger.expire(now - limits.client_timeout)
 
     def trouble(self, now: float) -> str:
-        """Why new clients may soon have to wait, as a sentence; "" while they need not."""
+        """Return a sentence that says why new clients may soon have to wait; "" if they need not wait."""
         newcomers = self._state.newcomers
-        left = newcomers.least(now)
-        if left > FEW_LEFT * newcomers.burst:
+        tokens = newcomers.least(now)
+        if tokens > FEW_LEFT * newcomers.burst:
             return ""
         return (
-            f"clients: {left:.0f} new ones of {newcomers.burst} may still come at once with the same key; further "
-            f"ones have to wait, and {newcomers.rate:g} may come a second (new_clients, new_clients_rate)"
+            f"clients: {tokens:.0f} of {newcomers.burst} new clients with the same key may still register at once; "
+            f"further ones have to wait: {newcomers.rate:g} may register a second (new_clients, new_clients_rate)"
         )
 
     def warning(self, now: float) -> str:
-        """The trouble if the log is to have it now, which is every `WARN_INTERVAL` seconds at most; "" otherwise."""
+        """Return `trouble` at most every `WARN_INTERVAL` seconds; "" otherwise."""
         trouble = self.trouble(now)
         if not trouble or now <= self._warned_at + WARN_INTERVAL:
             return ""
@@ -199,7 +198,7 @@ class AccountsHandler:
 
 
 def _newest(names: list[str], size: int) -> list[str]:
-    """The last names that have so many bytes together."""
+    """Return the last names that fit into `size` bytes together."""
     first = len(names)
     while first and (size := size - encoded_bytes(names[first - 1])) >= 0:
         first -= 1
@@ -207,27 +206,25 @@ def _newest(names: list[str], size: int) -> list[str]:
 
 
 FEEDBACK_SAMPLES = 1 << 19
-"""TD errors that wait for one client; beyond, those that wait longest are lost, and counted."""
+"""Maximum TD errors that wait for one client; beyond that the oldest are counted as lost."""
 MERGED_SAMPLES = 1 << 15
-"""They are merged when so many have come since they were merged last, and as many as were left then. A reply brings
-that many: fewer are soon away.
-"""
+"""Minimum unmerged TD errors for a merge, if they are also half of all unsent TD errors. A reply carries as many."""
 MOST_UNMERGED = FEEDBACK_SAMPLES // 4
-"""At latest they are merged when so many have come."""
+"""Unmerged TD errors that make a merge due in any case."""
 ERROR = np.dtype([("number", np.int64), ("error", np.float32), ("given", np.float64)])
-"""A TD error that waits: number of the entry, error, and when it came, in seconds since 1970. Arrays of them are never
-changed.
+"""A waiting TD error: number of the entry, error, and time of arrival in seconds since 1970. Arrays of this dtype are
+never changed.
 """
 PIECE_BYTES = 640
-"""Of a piece of them, beside these."""
+"""Bytes of a piece of TD errors, in addition to the rows."""
 SAMPLE_BYTES = 16
-"""Of a TD error in a reply: number, error and owner."""
+"""Bytes of a TD error in a reply: number, error and owner."""
 READ_COPIES = 3
-"""What a message of them takes while it is read, in times of its unpacked size."""
+"""Memory that a FEEDBACK message takes while it is read, as a multiple of its unpacked size."""
 CONTAINER_BYTES = 1024
-"""What a reply has beside them, at most."""
+"""Maximum bytes of a reply in addition to its TD errors."""
 WARN_INTERVAL = 60.0
-"""Seconds between two warnings that clients do not keep up."""
+"""Seconds between two warnings that clients fetch TD errors too slowly."""
 
 _Errors: TypeAlias = NDArray[np.void]
 """TD errors of one client's entries: [n] rows of `ERROR`."""
@@ -236,39 +233,40 @@ Pieces = Iterable[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]
 
 
 def _bytes_of(errors: int, clients: int) -> int:
-    """What so many TD errors of so many clients take at most, when they come."""
+    """Return the maximum bytes that newly arrived TD errors take."""
     return ERROR.itemsize * errors + 2 * PIECE_BYTES * clients
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """What waits for one client."""
+    """TD errors that wait for one client."""
 
     pieces: list[_Errors] = field(default_factory=list)
-    """Not sent yet, in the order in which they came."""
+    """Unsent TD errors, in order of arrival."""
     unsent: int = 0
-    """TD errors in them."""
+    """Number of TD errors in `pieces`."""
     unmerged: int = 0
-    """Those that came since they were merged last."""
+    """Number of TD errors that arrived since the last merge."""
     sent: _Errors | None = None
+    """The piece that was sent and is not acknowledged."""
     number: int = 0
-    """Of the piece that was sent."""
+    """Number of the sent piece."""
     counted: int = 0
-    """Bytes that were counted for it last."""
+    """Bytes that the holder `td_errors` counts for this client."""
 
     @property
     def bytes(self) -> int:
-        """That it takes."""
+        """Bytes that the waiting TD errors take."""
         errors = self.unsent + (0 if self.sent is None else len(self.sent))
         return ERROR.itemsize * errors + PIECE_BYTES * (len(self.pieces) + 1)
 
     @property
     def is_long(self) -> bool:
-        """Whether so many TD errors have come that merging them pays."""
+        """True if enough TD errors have come that a merge pays."""
         return self.unmerged >= max(MERGED_SAMPLES, min(self.unsent // 2, MOST_UNMERGED))
 
     def adding(self, piece: _Errors) -> Changes:
-        """The changes by which more have come."""
+        """Return the changes that append a piece."""
         count = len(piece)
         return [
             (self.pieces.append, (piece,)),
@@ -277,13 +275,13 @@ class _Waiting:
         ]
 
     def taking(self, count: int, result: _Errors) -> Changes:
-        """The changes by which what was merged is in the place of so many pieces, which are the first."""
+        """Return the changes that replace the first `count` pieces by their merged result."""
         unmerged = self.unsent - sum(map(len, self.pieces[:count]))
         pieces = [result, *self.pieces[count:]]
         return setting(self, unmerged=unmerged, unsent=unmerged + len(result), pieces=pieces)
 
     def cutting(self, most: int) -> tuple[list[_Errors], Changes]:
-        """The first TD errors of those that were not sent, and the changes by which they leave."""
+        """Return the first `most` unsent TD errors, and the changes that remove them."""
         chosen, pieces, room = [], list(self.pieces), most
         while pieces and room:
             piece = pieces.pop(0)
@@ -297,7 +295,7 @@ class _Waiting:
 
 
 class Merge:
-    """TD errors of one client that are to be merged: of each entry the newest stays, in the place of the oldest.
+    """Merge of TD errors of one client: the newest of each entry stays, in the place of the oldest.
 
     `work` needs no lock.
     """
@@ -307,34 +305,34 @@ class Merge:
         self.result: _Errors | None = None
 
     def work(self) -> None:
-        """Find what stays."""
+        """Compute `result`: the TD errors that stay."""
         joined = np.concatenate(self.pieces)
         rows = newest_of_each(np.ascontiguousarray(joined["number"]))
         self.result = joined if len(rows) == len(joined) else joined[rows]
 
 
 class Fetched(NamedTuple):
-    """What a client is sent."""
+    """Piece of TD errors that is sent to a client."""
 
     number: int
-    """Of the piece."""
+    """Number of the piece, ascending over all clients."""
     payload: Any
-    """Its container."""
+    """Container with the piece's TD errors."""
     age: float
-    """Seconds since the oldest of it came."""
+    """Seconds since the arrival of the oldest TD error in the piece."""
     waiting: int
-    """TD errors that wait beyond it."""
+    """Number of TD errors that wait for a later piece."""
 
 
 def by_client(ids: NDArray[Any], td_errors: Any) -> list[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]:
-    """TD errors of samples, sorted by the client that owns each of them. Needs no lock.
+    """Return TD errors of samples grouped by the client that owns each entry. Needs no lock.
 
     Args:
-        ids: `ID` [B], as a batch has them.
+        ids: `ID` [B], as in a batch.
         td_errors: [B], finite.
 
     Raises:
-        ParameterError: these are no ids, or no finite TD errors for them.
+        ParameterError: `ids` are not sample ids, or `td_errors` are not finite numbers, one for each id.
     """
     ids = np.asarray(ids)
     errors = td_errors_for(ids, td_errors)
@@ -348,66 +346,66 @@ def by_client(ids: NDArray[Any], td_errors: Any) -> list[tuple[bytes, NDArray[np
 
 
 class FeedbackHandler:
-    """Applies feedback, or keeps it for the clients that own the entries."""
+    """Handler of TD errors: applies them to entries of this server, or keeps them for the owners of other entries."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
         self._waiting: dict[bytes, _Waiting] = {}
-        self._long: set[bytes] = set()  # clients for which so much waits that it should be merged
-        self._number = 0  # of the newest piece that was sent to any client
+        self._merge_due: set[bytes] = set()  # clients whose waiting TD errors should be merged
+        self._number = 0  # of the newest piece sent to any client
         self._delays = Timings(["delay"])
-        self._warned_at, self._warned_of = float("-inf"), 0
+        self._warned_at, self._warned_overflow = float("-inf"), 0
         self.given = 0
-        """Priorities that learners have set."""
+        """TD errors that learners have reported."""
         self.lost = 0
-        """Those whose client is not known here, or never fetched them."""
+        """TD errors whose client is unknown here, or never fetched them."""
         self.overflowed = 0
-        """Of the lost ones, those for which there was no room: too many waited for one client, or for all."""
+        """Lost TD errors for which there was no room: too many waited for one client, or for all clients."""
 
     @property
     def delays(self) -> Timing:
-        """Seconds from the arrival of each TD error until its owner said that it was applied, or stale."""
+        """Seconds from the arrival of each TD error until its owner reported it as applied or stale."""
         return self._delays.now()["delay"]
 
     def read(self, header: MessageHeader, payload: Any) -> list[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]:
-        """TD errors of a FEEDBACK message by client: its id, numbers of entries [N], TD errors [N]. Needs no lock.
-        Raises ProtocolError.
+        """Return TD errors of a FEEDBACK message by client: its id, numbers of entries [N], TD errors [N]. Needs no
+        lock. Raises ProtocolError.
         """
         table = self._state.tables.numbered(header.table)
         with self._state.requests.taken(READ_COPIES * containers.unpacked_bytes(payload)):
-            found = containers.read_feedback(payload, table.schema, self._state.limits)
+            by_owner = containers.read_feedback(payload, table.schema, self._state.limits)
             return [
                 (client, numbers.astype(np.int64), errors.astype(np.float32))
-                for client, (numbers, errors) in found.items()
+                for client, (numbers, errors) in by_owner.items()
             ]
 
-    def taken(self, header: MessageHeader, made: PriorityUpdate) -> Reply:
-        """The answer to a FEEDBACK message of which this was made."""
+    def taken(self, header: MessageHeader, update: PriorityUpdate) -> Reply:
+        """Return the reply to a FEEDBACK message that was applied with this result."""
         table = self._state.tables.numbered(header.table)
-        samples = made.applied + made.stale + made.sent
-        return Reply(messages.Taken(samples=samples, lost=made.lost, parameters_version=table.parameters_version))
+        samples = update.applied + update.stale + update.sent
+        return Reply(messages.Taken(samples=samples, lost=update.lost, parameters_version=table.parameters_version))
 
     def apply(self, pieces: Pieces, now: float) -> PriorityUpdate:
-        """Set priorities of entries that are here, and keep TD errors of others for their owners, which fetch them
-        with their next UPDATE. `merges` are due then.
+        """Set priorities of entries of this server, and queue TD errors of other entries for their owners. An owner
+        fetches its TD errors with its next UPDATE. The caller then runs `merges`.
         """
         pieces = list(pieces)
         known = [len(numbers) for client, numbers, _ in pieces if client in self._waiting]
-        has_room = len(known) > 1 and self._has_room(_bytes_of(sum(known), len(known)))  # asked once for all
-        made = [self._apply(client, numbers, errors, now, has_room) for client, numbers, errors in pieces]
-        return PriorityUpdate(*map(sum, zip(*made, strict=True)))
+        has_room = len(known) > 1 and self._has_room(_bytes_of(sum(known), len(known)))  # checked once for all clients
+        updates = [self._apply(client, numbers, errors, now, has_room) for client, numbers, errors in pieces]
+        return PriorityUpdate(*map(sum, zip(*updates, strict=True)))
 
     def _apply(
         self, client: bytes, numbers: NDArray[np.int64], errors: NDArray[np.float32], now: float, has_room: bool
     ) -> PriorityUpdate:
-        """Of one client. `has_room`: there is room for all that come with them and whose clients have some waiting."""
+        """Apply TD errors of one client. `has_room`: all of the call's TD errors for waiting clients fit the budget."""
         ledger = self._state.ledger
         for table in self._state.tables:
             own = table.priorities
             if own is not None and client == own.owner and (counts := own.apply(client, numbers, errors)) is not None:
                 applied, gone = counts
-                made = ledger.own_feedback + FeedbackCounts(given=applied + gone, applied=applied, gone=gone)
-                at_once(setting(ledger, own_feedback=made) + adding(self, given=len(numbers)))
+                own_feedback = ledger.own_feedback + FeedbackCounts(given=applied + gone, applied=applied, gone=gone)
+                at_once(setting(ledger, own_feedback=own_feedback) + adding(self, given=len(numbers)))
                 return PriorityUpdate(applied, gone)
         account, count = ledger.find(client), len(numbers)
         if account is None or not ledger.is_counted(account):
@@ -425,7 +423,7 @@ class FeedbackHandler:
             waiting = self._waiting[client] = _Waiting()
         rows = np.empty(count, ERROR)
         rows["number"], rows["error"], rows["given"] = numbers, errors, now
-        # As a whole: a count below what waits would let no reply be read any more.
+        # All or nothing: a waiting count below the number of waiting TD errors would make each reply invalid.
         at_once(
             [
                 (setattr, (account, "given_feedback", account.given_feedback + count)),
@@ -436,7 +434,7 @@ class FeedbackHandler:
         )
         self._recount(waiting)
         if waiting.is_long:
-            self._long.add(client)
+            self._merge_due.add(client)
         else:
             self._drop_overflow(account, waiting)
         return PriorityUpdate(0, 0, count)
@@ -445,7 +443,7 @@ class FeedbackHandler:
         self._state.committer.touch(run.name, account)
 
     def _lose(self, run: Run, account: Account, samples: int, gone: Changes) -> None:
-        """Count as lost what waited for a client, and have it gone."""
+        """Count TD errors of a client as lost, and apply the changes that remove them."""
         self._state.committer.touch(run.name, account)
         losing = run.ledger.losing_feedback(account, samples) + adding(account, waiting_feedback=-samples)
         at_once(gone + losing + adding(self, lost=samples))
@@ -458,14 +456,12 @@ class FeedbackHandler:
         return True
 
     def _recount(self, waiting: _Waiting, size: int | None = None) -> None:
-        """Count what waits for a client, after a change of it."""
         size = waiting.bytes if size is None else size
         self._state.td_errors.add(size - waiting.counted, setting(waiting, counted=size))
 
-    # What waits is kept short
+    # Bounds of the waiting TD errors
 
     def _drop_overflow(self, account: Account, waiting: _Waiting) -> None:
-        """Count as lost what waits longest, if too many wait."""
         overflow = waiting.unsent - FEEDBACK_SAMPLES
         if overflow > 0:
             _, cut = waiting.cutting(overflow)
@@ -473,15 +469,15 @@ class FeedbackHandler:
             self._recount(waiting)
 
     def merges(self) -> list[Merge]:
-        """What should be merged now: `Merge.work` without a lock, then `merged`."""
-        if not self._long:
+        """Return the merges that are due: the caller runs `Merge.work` without a lock, then `merged`."""
+        if not self._merge_due:
             return []
-        found = [(client, self._waiting.get(client)) for client in self._long]
-        self._long.clear()
-        return [Merge(client, list(waiting.pieces)) for client, waiting in found if waiting and waiting.pieces]
+        candidates = [(client, self._waiting.get(client)) for client in self._merge_due]
+        self._merge_due.clear()
+        return [Merge(client, list(waiting.pieces)) for client, waiting in candidates if waiting and waiting.pieces]
 
     def merged(self, merge: Merge) -> None:
-        """Take what was merged, unless some of it was sent or given up meanwhile. Too many do not wait afterwards."""
+        """Use the result of a merge, unless a piece of it was sent or given up meanwhile; then drop overflow."""
         waiting, account = self._waiting.get(merge.client), self._state.ledger.find(merge.client)
         if waiting is None or account is None:
             return
@@ -496,19 +492,19 @@ class FeedbackHandler:
         self._drop_overflow(account, waiting)
 
     def warning(self, now: float) -> str:
-        """That clients do not keep up, if the log is to have it now, which is every `WARN_INTERVAL` seconds at most."""
-        lost = self.overflowed - self._warned_of
+        """Return a warning if clients fetch TD errors too slowly, at most every `WARN_INTERVAL` seconds; else ""."""
+        lost = self.overflowed - self._warned_overflow
         if not lost or now <= self._warned_at + WARN_INTERVAL:
             return ""
-        self._warned_at, self._warned_of = now, self.overflowed
+        self._warned_at, self._warned_overflow = now, self.overflowed
         return (
             f"{lost} TD errors were dropped: more than {FEEDBACK_SAMPLES} waited for one actor, which fetches them "
-            "with its UPDATE messages, or held_bytes had no room for more. Use more actors, draw less, or store "
-            "episodes, whose priorities the server sets"
+            "with its UPDATE messages, or held_bytes had no room. Use more actors, draw fewer samples, or store "
+            "episodes, whose priorities the server sets itself"
         )
 
     def give_up(self, run: Run, client: bytes) -> None:
-        """Count as lost what waits for a client that will not fetch it any more."""
+        """Count as lost the TD errors of a client that will not fetch them any more."""
         waiting = self._waiting.get(client)
         if waiting is None:
             return
@@ -521,17 +517,17 @@ class FeedbackHandler:
             self._lose(run, account, account.waiting_feedback, gone)
 
     def give_up_all(self, run: Run) -> None:
-        """Count as lost all TD errors that clients of this run have not fetched: another run is counted now."""
+        """Count as lost all waiting TD errors: the run that they belong to has ended."""
         for client in list(self._waiting):
             self.give_up(run, client)
 
-    # What a client fetches
+    # Replies to a client
 
     def fetch(self, table: OpenTable, account: Account, through: int, now: float) -> Fetched | None:
-        """What a client is sent now; None if nothing waits.
+        """Return the piece of TD errors to send to a client now; None if none waits.
 
         Args:
-            account: With the report that came with this.
+            account: The client's account, with the report of the present UPDATE.
             through: Number of the newest piece that the client has applied.
         """
         waiting = self._waiting.get(account.client)
@@ -556,7 +552,7 @@ class FeedbackHandler:
         return Fetched(waiting.number, payload, age, waiting.unsent)
 
     def _acknowledged(self, account: Account, sent: _Errors, applied: int, gone: int, now: float) -> None:
-        """A client has all that was sent to it, and says how many it could use, and how many were gone before."""
+        """Record that a client has received a piece, applied some of its TD errors, and found some entries gone."""
         count = len(sent)
         applied = min(count, max(0, applied))
         gone = min(count - applied, max(0, gone))

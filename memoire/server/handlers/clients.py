@@ -1,9 +1,9 @@
-"""What clients say of themselves, by HELLO and UPDATE, and what they are told. Pure.
+"""Clients handler: registers clients at HELLO, and counts their reports by UPDATE. Pure.
 
-Caches and episodes that clients push: checked, held, and counted whether they are taken or not. Pure.
+Intake handler: checks, holds and counts caches and episodes that clients push. Pure.
 
-What readers draw: sums of clients' weights, and samples by these. Pure. That changes nothing that the dispatcher's lock
-guards: pools and limiters, which do the work, have locks of their own.
+Draws handler: sends readers the sums of clients' weights, and samples. Pure. It changes nothing that the dispatcher's
+lock guards: it works by pools and limiters, which have locks of their own.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from memoire.wire.rows import counts_of
 from .accounts import FeedbackHandler
 
 LIMITS_OF_CLIENTS = ("message_bytes", "request_bytes", "tail_bytes", "model_bytes", "model_chunk")
-"""Fields of `Limits` that a client has to keep to, too."""
+"""Fields of `Limits` that clients have to respect, too; WELCOME contains them."""
 PLACE_TIMEOUT = 10.0
-"""Seconds of silence after which an actor's place is another's, where there is a bound (`limits.max_actors`)."""
+"""Seconds of silence after which an actor's place is free, if `limits.max_actors` is set."""
 
 
 class ClientsHandler:
-    """Registers clients and counts what they report.
+    """Handler of HELLO and UPDATE: registers clients and counts their reports.
 
     Args:
-        endpoints: Where clients connect to; read at each HELLO, since workers may be added.
-        on_lines: Called with log lines that are new, in order, when they are saved.
+        endpoints: Returns the addresses for clients; called at each HELLO, since workers may be added.
+        on_lines: Called with new log lines, in order, after they are saved.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ClientsHandler:
     # HELLO
 
     def hello(self, now: float, header: MessageHeader, body: messages.Hello, _: Any) -> Reply:
-        """Register a client, a reader or another peer, and tell it all that it needs to begin."""
+        """Register a client, a reader or another peer; return the WELCOME with its first settings."""
         state = self._state
         state.receivers.met(header.client, body)
         table = state.tables.named(body.table, body.role)
@@ -81,10 +81,10 @@ class ClientsHandler:
         return Reply(welcome, None, names, until_saved=not is_saved)
 
     def _register(self, client: bytes, body: messages.Hello, table: OpenTable, now: float) -> int:
-        """Keep what a client says of itself; returns since when its account is open, or would be.
+        """Open or update a client's account; return the account's `since` epoch.
 
         Raises:
-            ProtocolError: (code "busy") as many actors are here as may be.
+            ProtocolError: (code "busy") `limits.max_actors` other actors are active.
         """
         ledger = self._state.ledger_of(table.number)
         if ledger is not self._state.probes:
@@ -103,14 +103,14 @@ class ClientsHandler:
         return account.since
 
     def _check_places(self, client: bytes, now: float) -> None:
-        """Refuse an actor for which there is no place. One that is here may say HELLO as often as it likes."""
+        """Refuse an actor if there is no place. A registered actor may send HELLO as often as it likes."""
         most = self._state.limits.max_actors
         if most == 0:
             return
         others = sum(each.client != client for each in self._state.ledger.active(now - PLACE_TIMEOUT))
         if others >= most:
-            bound = f"no more than max_actors={most} may be"
-            raise ProtocolError("busy", f"{others} actors are here, and {bound}. This one may come when one leaves")
+            bound = f"the server accepts at most max_actors={most}"
+            raise ProtocolError("busy", f"{others} actors are active, and {bound}. Retry after one has left")
 
     def _welcome(
         self, table: OpenTable, body: messages.Hello, now: float, since: int, granted_steps: int
@@ -151,7 +151,7 @@ class ClientsHandler:
     # UPDATE
 
     def update(self, now: float, header: MessageHeader, body: messages.Update, _: Any) -> Reply:
-        """Count what a client reports, for the run that it speaks of, and tell it what has been counted."""
+        """Count a client's report for the run in its header; return the reply with the counts."""
         state = self._state
         table, run = state.tables.numbered(header.table), state.runs.find(header.run)
         if run is None:
@@ -168,20 +168,20 @@ class ClientsHandler:
             if not account.report.leaving:
                 inserted = body.steps - body.passed_steps
                 changed["granted_steps"], changed["wait"] = self._credits.grant(table, header.client, inserted, now)
-            self._let_go(table, account)
+            self._dismiss_guest(table, account)
         is_saved = state.committer.is_saved(run.name, header.client)
         return Reply(self._updated(table, account, body, now, changed), payload, until_saved=not is_saved)
 
-    def _let_go(self, table: OpenTable, account: Account) -> None:
-        """Forget a guest that hears in this reply that it is to go elsewhere: it counts nothing here any more, unless
-        it says HELLO again. Whoever drains this server need not wait for it.
+    def _dismiss_guest(self, table: OpenTable, account: Account) -> None:
+        """Forget a guest of a draining server: this reply sends the guest to another server, and it has no counts here.
+        A drain does not wait for the guest.
         """
         ledger = self._state.ledger_of(table.number)
         if self._state.leaving and account.client in ledger and not ledger.is_counted(account):
             ledger.dismiss(account.client)
 
     def _count(self, run: Run, header: MessageHeader, body: messages.Update, table: OpenTable, now: float) -> Account:
-        """The client's account with all that it reports; what has changed is to be saved."""
+        """Update the client's account by its report, mark changes for saving, and return the account."""
         committer, ledger = self._state.committer, self._state.ledger_of(table.number, run)
         if ledger is self._state.probes:
             return self._count_probe(header, body, table, now)
@@ -198,25 +198,25 @@ class ClientsHandler:
 
     def _count_probe(self, header: MessageHeader, body: messages.Update, table: OpenTable, now: float) -> Account:
         if body.lines or body.ended:
-            raise ProtocolError("table", f"table {table.name!r} is for round trips: it keeps no log lines and episodes")
+            raise ProtocolError("table", f"table {table.name!r} is for round trips: it keeps no log or episodes")
         return self._state.probes.report(header.client, header.sequence, body, now, table.number)
 
     def _fetch_feedback(
         self, table: OpenTable, account: Account, body: messages.Update, now: float
     ) -> tuple[Any, dict[str, Any]]:
-        """Priorities that wait for a client: their container, and the reply's field that numbers them."""
-        # Numbers begin again at each start.
+        """Return the container of TD errors for a client (or None), and the fields of the reply that number it."""
+        # Numbers of pieces restart with the server.
         through = body.feedback_through if body.epoch == self._state.epoch else 0
-        found = self._feedback.fetch(table, account, through, now)
+        piece = self._feedback.fetch(table, account, through, now)
         if account.report.leaving:
             self._feedback.give_up(self._state.run, account.client)
-        if found is None:
+        if piece is None:
             return None, {}
-        said = {"feedback_through": found.number, "feedback_age": found.age, "feedback_waiting": found.waiting}
-        return found.payload, said
+        fields = {"feedback_through": piece.number, "feedback_age": piece.age, "feedback_waiting": piece.waiting}
+        return piece.payload, fields
 
     def _report(self, table: OpenTable, header: MessageHeader, body: messages.Update, account: Account) -> None:
-        """Tell pool and limiter what a client of the present run has reported."""
+        """Pass a client's report to the table's pool and rate limiter."""
         if not self._state.ledger_of(table.number).is_counted(account):
             return
         client, number = header.client, header.sequence
@@ -260,7 +260,7 @@ class ClientsHandler:
     # The end of a run
 
     def untold(self, within: float, now: float) -> int:
-        """Clients heard from in the last `within` seconds that have not said that they know that the run is over."""
+        """Return the number of clients, heard within `within` seconds, that have not confirmed the end of the run."""
         state = self._state
         if not state.run.finished:
             return 0
@@ -272,7 +272,7 @@ class ClientsHandler:
 
 
 class IntakeHandler:
-    """Takes what arrives in three steps, of which the first, which takes longest, needs no lock.
+    """Handler of pushed caches and episodes, in three steps; the first step takes longest and needs no lock.
 
     check ──▶ accept            ProtocolError from either of them ──▶ reject
     """
@@ -281,13 +281,13 @@ class IntakeHandler:
         self._state = state
 
     def check(self, header: MessageHeader, body: messages.PushedBody, payload: Any) -> tuple[OpenTable, Any]:
-        """The table that something is for, and what the table's pool can hold of it. Needs no lock.
+        """Return the table of a push and the checked payload, ready for the table's pool. Needs no lock.
 
         Raises:
-            ProtocolError: it cannot be taken, and why.
+            ProtocolError: the push is refused.
         """
         if header.client == NO_CLIENT:
-            raise ProtocolError("client", "a cache needs a client id")
+            raise ProtocolError("client", "a pushed message needs a client id")
         self._run_of(header)
         table = self._state.tables.numbered(header.table)
         table.check_fingerprint(header.fingerprint)
@@ -296,11 +296,11 @@ class IntakeHandler:
         return table, table.pushes.check(body, payload, limits=self._state.limits, checksum=header.payload_checksum)
 
     def accept(self, now: float, header: MessageHeader, body: messages.PushedBody, table: OpenTable, held: Any) -> None:
-        """Hold what was checked, and count it for its client.
+        """Hold a checked push, and count it for its client.
 
         Raises:
-            ProtocolError: another run has begun since it was checked, the pool is closed to it, or too many accounts
-                are opened at once.
+            ProtocolError: another run has begun since the check, the pool refuses the push, or too many accounts are
+                opened at once.
         """
         run = self._run_of(header)
         assert table.pushes is not None
@@ -311,7 +311,7 @@ class IntakeHandler:
             ledger.accepted(account, header.payload_bytes, held.samples)
 
     def reject(self, now: float, header: MessageHeader, body: messages.PushedBody, code: str) -> None:
-        """Count for its client what was not taken, in the run that it was for, if that is known here.
+        """Count a refused push for its client, in the push's run, if the server knows that run.
 
         Raises:
             ProtocolError: (code "busy") too many accounts are opened at once.
@@ -325,10 +325,10 @@ class IntakeHandler:
             ledger.rejected(account, code)
 
     def _run_of(self, header: MessageHeader) -> Run:
-        """The run that is counted now. Raises ProtocolError if something was made for another one."""
+        """Return the present run. Raises ProtocolError if the header names another run."""
         run = self._state.runs.current
         if header.run and header.run != run.number:
-            raise ProtocolError("run", f"a cache of another run; this server counts {run.name!r}")
+            raise ProtocolError("run", f"the push belongs to another run; this server counts run {run.name!r}")
         return run
 
     def _count(
@@ -343,23 +343,23 @@ class IntakeHandler:
 
 
 class DrawsHandler:
-    """Answers readers.
+    """Handler of readers' requests for sums and samples.
 
     Args:
-        can_undo: Whether a reader (its id) said that it can undo a compression. It holds the lock by itself.
+        can_undo: Returns True if a reader (by its id) can undo a compression. Takes the lock itself.
     """
 
     def __init__(self, state: ServerState, can_undo: Callable[[bytes, str], bool]) -> None:
         self._state, self._can_undo = state, can_undo
 
     def sums(self, _: float, header: MessageHeader, body: messages.Sums, payload: Any) -> Reply:
-        """Reserve samples for a reader, and tell it what there is of each client."""
-        table, pool = self._asked(header)
+        """Reserve samples for a reader; return the sums of each client's weights."""
+        table, pool = self._table_and_pool(header)
         return Reply(messages.Summed(**self._facts(table, pool, header.client, body, body.after)))
 
     def draw(self, now: float, header: MessageHeader, body: messages.Draw, _: Any) -> Reply:
-        """Draw as many samples of each client as a reader asks for, and tell it what there is now."""
-        (table, pool), reader = self._asked(header), header.client
+        """Draw the counts of samples that a reader requests of each client; return the samples and the new sums."""
+        (table, pool), reader = self._table_and_pool(header), header.client
         parameters, counts = table.parameters.fingerprint, counts_of(body.counts)
         self._check_rows(pool, reader, body)
         page = Page(self._receiver(reader), types.DRAWN, reader)
@@ -378,27 +378,27 @@ class DrawsHandler:
         body: messages.Sums | messages.Draw,
         after: bytes | None,
     ) -> dict[str, Any]:
-        """What there is for a reader now, as SUMMED and DRAWN say it; `after` is as of `_page`."""
+        """Return the fields of SUMMED and DRAWN for a reader; `after` is as of `_page`."""
         rows, is_whole = self._page(_reserve(pool, reader, body), reader, after)
         return {
             "epoch": self._state.epoch,
             "clients": rows.tobytes(),
             "finished": self._state.run.finished,
             "is_whole": is_whole,
-            "standing": _standing(table, reader, body),
+            "standing": _exchange_rates(table, reader, body),
             "parameters": table.parameters.fingerprint,
         }
 
-    def _asked(self, header: MessageHeader) -> tuple[OpenTable, DrawsBatches]:
-        """The table that a request is about, and its pool. Raises ProtocolError (code "table") if none draws there."""
+    def _table_and_pool(self, header: MessageHeader) -> tuple[OpenTable, DrawsBatches]:
+        """Return a request's table and its pool. Raises ProtocolError (code "table") if the table draws no batches."""
         table = self._state.table(header)
         return table, table.asked(DrawsBatches, header.type.name)
 
     def _check_rows(self, pool: DrawsBatches, reader: bytes, body: messages.Draw) -> None:
-        """Refuse a draw whose reply has more rows of clients than its reader takes, before a sample is taken.
+        """Refuse a draw whose reply would have more rows of clients than its reader accepts. No sample is taken.
 
         Raises:
-            ProtocolError: (code "too_large") it has.
+            ProtocolError: (code "too_large") the rows exceed the reader's limit.
         """
         if not body.in_pages:
             size, most = _reserve(pool, reader, body).nbytes, int(self._receiver(reader).tail_bytes * ROW_PART)
@@ -406,10 +406,10 @@ class DrawsHandler:
                 raise too_large("DRAWN, whose rows", size, most, "tail_bytes", reader)
 
     def _page(self, rows: NDArray[np.void], reader: bytes, after: bytes | None) -> tuple[NDArray[np.void], bool]:
-        """As many rows as fit into half of a tail, and whether these are all that are left.
+        """Return as many rows as fit into half of a tail, and True if no further rows follow.
 
         Args:
-            after: Client of the last row that came; None takes all of them.
+            after: Client of the last row of the page before; None returns all rows.
         """
         room = max(1, self._receiver(reader).tail_bytes // 2 // rows.itemsize)
         if after is None or (not after and len(rows) <= room):
@@ -423,8 +423,8 @@ class DrawsHandler:
         return self._state.receivers.of(reader)
 
     def _compression(self, table: OpenTable, reader: bytes, is_chosen: bool) -> str:
-        """How frames travel to a reader: by lz4 if the parameters say so, or leave it to the reader, and both have it.
-        zlib is for actors: a server that packed every batch by it would do little else.
+        """Return the compression of samples for a reader: lz4 if the parameters or the reader choose it and both
+        processes have it, else none. zlib is for actors: packing each batch by zlib would dominate the server's work.
         """
         wanted = table.parameters.compression
         if not (wanted == "lz4" or (wanted == "auto" and is_chosen)) or "lz4" not in compression.codecs():
@@ -433,14 +433,13 @@ class DrawsHandler:
 
 
 def _reserve(pool: DrawsBatches, reader: bytes, body: messages.Sums | messages.Draw) -> NDArray[np.void]:
-    """Keep for a reader what it asks for: see `Pool.reserve`."""
     return pool.reserve(reader, body.reserve, body.elsewhere, (body.part, body.of), body.wanted)
 
 
-def _standing(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw) -> messages.ServerRate | None:
-    """Tell a table's limiter what a reader says of all servers, and the reader what the limiter says of this one."""
+def _exchange_rates(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw) -> messages.ServerRate | None:
+    """Pass a reader's cluster-wide rate to the table's limiter; return the limiter's rate of this server."""
     table.limiter.wants(reader, body.wanted)
     if body.band is not None:
         table.limiter.told(ClusterSurplus(*msgspec.structs.astuple(body.band)))
-    standing = table.limiter.standing()
-    return None if standing is None else messages.ServerRate(*standing)
+    rate = table.limiter.standing()
+    return None if rate is None else messages.ServerRate(*rate)

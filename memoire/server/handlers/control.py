@@ -1,8 +1,8 @@
-"""What learners and operators decide: parameters, runs, and that a server is drained. Pure.
+"""Control handler: parameters, runs and draining, as learners and operators decide. Pure.
 
-Models: numbered when they come, shown when they are on disk, fetched chunk by chunk. Pure.
+Models handler: numbers models, publishes them after the save, and sends them chunk by chunk. Pure.
 
-Models on their way to a server, chunk by chunk: a bounded number of them, within a number of bytes. Pure.
+Uploads: models that arrive chunk by chunk, bounded in number and in bytes. Pure.
 """
 
 from __future__ import annotations
@@ -37,57 +37,59 @@ from memoire.wire.frames import MessageHeader
 from .accounts import FeedbackHandler
 
 MAX_UPLOADS = 16
-"""Models that come in several chunks at the same time; a further one is refused until one of them has ended."""
+"""Maximum models that arrive in several chunks at the same time; a further one is refused until an upload ends."""
 UPLOAD_TIMEOUT = 60.0
-"""Seconds after its newest chunk for which an upload is kept: its publisher has died."""
+"""Seconds after the newest chunk for which an upload is kept; then its publisher is presumed dead."""
 
 
 class Uploads:
-    """What publishers have begun to send. An upload that has begun keeps its place until it ends or is given up.
+    """Models that publishers have begun to send. An upload keeps its place until it ends or expires.
 
     Args:
-        room: Has the whole size of each, `limits.model_bytes` in all at most.
+        room: Holder that counts the whole size of each upload, together at most `limits.model_bytes`.
     """
 
     def __init__(self, limits: Limits, room: ByteHolder) -> None:
         self._limits, self._room = limits, room
-        # By client and topic, each with the time of its newest chunk; in the order of these.
-        self._begun: OrderedDict[tuple[bytes, str], tuple[ModelAssembly, float]] = OrderedDict()
+        # Assembly and time of the newest chunk, by client and topic; oldest time first.
+        self._by_topic: OrderedDict[tuple[bytes, str], tuple[ModelAssembly, float]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._begun)
+        return len(self._by_topic)
 
     def receive(self, client: bytes, body: messages.Publish, payload: Any, now: float) -> tuple[int, Model | None]:
-        """Take a chunk; returns how many bytes are here from the beginning on, and the model if it is whole.
+        """Take a chunk; return the number of consecutive bytes received, and the model if it is complete.
 
         Raises:
-            ProtocolError: the model is too large, its beginning is not here, the chunk does not fit, or the whole has
-                another checksum than announced: then it is forgotten, and its publisher begins again. Code "busy":
-                there is no room beside the uploads that are under way.
+            ProtocolError: the model is too large, its beginning is missing, the chunk does not fit, or the whole has
+                another checksum than announced: the upload is dropped, and its publisher starts again. Code "busy":
+                the other uploads leave no room.
         """
-        self._give_up(now)
+        self._drop_expired(now)
         chunk = memoryview(b"" if payload is None else payload).cast("B")
         key = client, body.topic
         assembly = self._assembly(key, body, is_whole=len(chunk) == body.size)
         try:
             whole = assembly.add(body.offset, chunk)
         finally:
-            if assembly.offset == assembly.size:  # all bytes came, right or wrong: no chunk could mend it
+            if assembly.offset == assembly.size:  # all bytes came, right or wrong: a further chunk cannot repair them
                 self.drop(*key)
         if whole is None and assembly.offset < assembly.size:
-            if (known := self._begun.get(key)) is None or known[0] is not assembly:
+            if (known := self._by_topic.get(key)) is None or known[0] is not assembly:
                 self.drop(*key)
                 self._room.add(assembly.size)
-            self._begun[key] = assembly, now
-            self._begun.move_to_end(key)
+            self._by_topic[key] = assembly, now
+            self._by_topic.move_to_end(key)
         return assembly.offset, whole
 
     def _assembly(self, key: tuple[bytes, str], body: messages.Publish, *, is_whole: bool) -> ModelAssembly:
-        known = self._begun.get(key)
+        known = self._by_topic.get(key)
         if known is not None and known[0].checksum == body.checksum:
             return known[0]
         if body.offset:
-            raise ProtocolError("missing", f"a stretch at {body.offset} of a model whose beginning is not here")
+            raise ProtocolError(
+                "missing", f"no upload begins before the chunk at byte {body.offset}; send all from byte 0"
+            )
         size, most = body.size, self._limits.model_bytes
         assembly = ModelAssembly(body.topic, 0, size, body.checksum, body.text, byte_limit=most)
         if not is_whole:
@@ -95,39 +97,38 @@ class Uploads:
         return assembly
 
     def _check_room(self, key: tuple[bytes, str], size: int) -> None:
-        """Raise ProtocolError where the others leave no room. Their whole sizes count: each of them can be finished."""
-        others = [kept.size for other, (kept, _) in self._begun.items() if other != key]
+        """Raise ProtocolError if other uploads leave no room. Their whole sizes count, so that each can finish."""
+        others = [kept.size for other, (kept, _) in self._by_topic.items() if other != key]
         most = self._limits.model_bytes
         if others and (len(others) >= MAX_UPLOADS or sum(others) + size > most):
             text = (
-                f"{len(others)} models of {sum(others)} bytes are being sent to this server, and one of {size} bytes "
-                f"was to come; {MAX_UPLOADS} at a time may, of {most} bytes (model_bytes). Send it again: each ends, "
-                f"or is given up after {UPLOAD_TIMEOUT:g} s without a chunk"
+                f"{len(others)} models of {sum(others)} bytes are being uploaded; one of {size} bytes does not fit: "
+                f"at most {MAX_UPLOADS} uploads of {most} bytes together (model_bytes). Retry later: an upload ends, "
+                f"or expires after {UPLOAD_TIMEOUT:g} s without a chunk"
             )
             raise ProtocolError("busy", text)
 
-    def _give_up(self, now: float) -> None:
-        """Forget uploads that do not go on."""
-        while self._begun and now >= next(iter(self._begun.values()))[1] + UPLOAD_TIMEOUT:
-            self.drop(*next(iter(self._begun)))
+    def _drop_expired(self, now: float) -> None:
+        while self._by_topic and now >= next(iter(self._by_topic.values()))[1] + UPLOAD_TIMEOUT:
+            self.drop(*next(iter(self._by_topic)))
 
     def drop(self, client: bytes, topic: str) -> None:
-        """Forget what a client has begun to send for a topic."""
-        gone = self._begun.pop((client, topic), None)
+        """Drop a client's upload for a topic."""
+        gone = self._by_topic.pop((client, topic), None)
         if gone is not None:
             self._room.add(-gone[0].size)
 
     def clear(self) -> None:
-        """Another run begins: forget all of them."""
-        for key in list(self._begun):
+        """Drop all uploads, at the begin of another run."""
+        for key in list(self._by_topic):
             self.drop(*key)
 
 
 def made(topic: str, content: bytes | bytearray | memoryview | str, limits: Limits) -> Model:
-    """A model of this content, without a version. It is summed up here, which needs no lock.
+    """Return a model of this content, without a version. Computes the checksum; needs no lock.
 
     Raises:
-        WrongType: the content is no bytes and no text.
+        WrongType: the content is neither bytes nor text.
         ParameterError: it is too large, or the topic is malformed.
     """
     if not isinstance(content, (str, bytes, bytearray, memoryview)):
@@ -141,11 +142,11 @@ def made(topic: str, content: bytes | bytearray | memoryview | str, limits: Limi
 
 
 class ModelsHandler:
-    """Takes models from learners, here and far away, and gives them to clients.
+    """Handler of models: publishes those of local and remote learners, and sends them to clients.
 
     Args:
-        on_model: Called when a model is new, once it is saved.
-        after: Has something called, with the lock held, when all that was said so far is saved.
+        on_model: Called with each new model, after its save.
+        after: Schedules a call, with the lock held, after the save of all changes so far.
     """
 
     def __init__(
@@ -153,81 +154,81 @@ class ModelsHandler:
     ) -> None:
         self._state, self._on_model, self._after = state, on_model, after
         self._uploads = Uploads(state.limits, state.uploads)
-        self._unsaved: list[Model] = []  # published since a group was taken to be saved
+        self._unsaved: list[Model] = []  # published since the last group was collected
 
-    def publish(self, made: Model, version: int = 0) -> Model:
-        """Number a model, 0 by the next version, and have it saved, then shown to everyone.
+    def publish(self, model: Model, version: int = 0) -> Model:
+        """Give a model a version (0: the next one), save it, and then announce it; return the model.
 
         Raises:
             StaleVersion: the topic has this version or a newer one.
-            ParameterError: the topic is one too many, or the newest models of the others leave no room.
+            ParameterError: the topic exceeds the maximum of topics, or other topics' newest models leave no room.
         """
-        model = self._numbered(made, version)
-        self._show_when_saved(model)
+        model = self._with_version(model, version)
+        self._announce_when_saved(model)
         return model
 
-    def _numbered(self, made: Model, version: int) -> Model:
-        others, most = self._state.models.bytes_beside(made.topic), self._state.limits.model_bytes
-        if others + made.size > most:
+    def _with_version(self, model: Model, version: int) -> Model:
+        others, most = self._state.models.bytes_beside(model.topic), self._state.limits.model_bytes
+        if others + model.size > most:
             expected = (
                 f"at most {most - others}: the newest models of other topics, which stay, take {others} of {most} "
                 "(limits.model_bytes)"
             )
-            raise ParameterError(f"the size of a model of topic {made.topic!r}", made.size, expected)
-        return self._state.models.number(made, version)
+            raise ParameterError(f"the size of a model of topic {model.topic!r}", model.size, expected)
+        return self._state.models.number(model, version)
 
-    def _show_when_saved(self, model: Model) -> None:
-        """Nobody may have a version that a restart would forget."""
+    def _announce_when_saved(self, model: Model) -> None:
+        """Announce a model after its save, so that no client has a version that a restart would lose."""
         committer = self._state.committer
         if not committer.is_durable:
-            self._show([model])
+            self._announce([model])
             return
         committer.add_model(self._state.run.name, model)
         if not self._unsaved:
-            self._after(functools.partial(self._show, self._unsaved))
+            self._after(functools.partial(self._announce, self._unsaved))
         self._unsaved.append(model)
         while len(self._unsaved) > 1 and sum(kept.size for kept in self._unsaved) > SMALL_BYTES:
-            del self._unsaved[0]  # published faster than the disk takes it: passed over, as by a slow client
+            del self._unsaved[0]  # published faster than the disk saves: skipped, as by a slow client
 
-    def _show(self, models: list[Model]) -> None:
+    def _announce(self, models: list[Model]) -> None:
         for model in models:
             if self._state.models.put(model):
                 self._on_model(model)
         self._state.report_models()
 
     def collected(self) -> None:
-        """All models until now are being saved: later ones wait for the next group."""
+        """Begin a new list of unsaved models: the models in the list now belong to the group being saved."""
         self._unsaved = []
 
     def begin_run(self) -> None:
-        """Another run has begun: it has no models yet."""
+        """Drop models and uploads of the former run."""
         self._state.models.renew()
         self._uploads.clear()
 
-    # What is asked from far away
+    # Requests from other processes
 
     def receive(self, now: float, header: MessageHeader, body: messages.Publish, payload: Any) -> Reply:
-        """Take a chunk of a model; with the last one the model is published."""
-        if self._state.models.is_numbered(body.topic, body.version, body.checksum):  # again, by who cannot know that
+        """Take a chunk of a model; publish the model with its last chunk."""
+        if self._state.models.is_numbered(body.topic, body.version, body.checksum):  # a resend after a lost reply
             self._uploads.drop(header.client, body.topic)
             return _published(body, body.version)
         offset, whole = self._uploads.receive(header.client, body, payload, now)
         if whole is None:
             return Reply(messages.Published(topic=body.topic, received=offset))
         try:
-            model = self._numbered(whole, body.version)
+            model = self._with_version(whole, body.version)
         except (StaleVersion, ValueError) as error:
             raise ProtocolError("topic", str(error)) from error
-        self._show_when_saved(model)
+        self._announce_when_saved(model)
         return _published(body, model.version)
 
     def fetch(self, _: float, header: MessageHeader, body: messages.Fetch, payload: Any) -> Reply:
-        """A chunk of a model."""
+        """Return a chunk of a model."""
         state = self._state
         model = state.models.serve(body.topic, body.version, stretch_of(body, state.limits))
         newest = state.models.version(body.topic)
-        if model is None and 0 < body.version < newest:  # overtaken while it was asked for: nothing is wrong
-            text = f"version {body.version} of topic {body.topic!r} has made room for {newest}"
+        if model is None and 0 < body.version < newest:  # a newer version came during the fetch: no fault
+            text = f"version {body.version} of topic {body.topic!r} was replaced by version {newest}"
             return Reply(messages.Refused(code="missing", text=text))
         chunk, stretch = chunk_of(model, body, state.limits, home=state.home, epoch=state.epoch)
         return Reply(chunk, stretch, known_checksum(chunk, stretch))
@@ -238,10 +239,10 @@ def _published(body: messages.Publish, version: int) -> Reply:
 
 
 class ControlHandler:
-    """Changes what everybody follows.
+    """Handler of CONTROL: changes parameters, runs and draining for all clients.
 
     Args:
-        on_news: Called when clients should ask soon, once what is new is saved.
+        on_news: Called after the save if clients should send UPDATE soon.
     """
 
     def __init__(
@@ -250,8 +251,8 @@ class ControlHandler:
         self._state, self._models, self._feedback, self._on_news = state, models, feedback, on_news
 
     def control(self, now: float, header: MessageHeader, body: messages.Control, _: Any) -> Reply:
-        """Carry out a CONTROL message of a learner or operator: parameters, run, finish and drain, in this order. If
-        one of these is wrong, those before it have taken effect.
+        """Apply a CONTROL message of a learner or operator: parameters, run, finish and drain, in this order. If one of
+        these fails, those before it have taken effect.
         """
         table = self._state.tables.numbered(header.table)
         try:
@@ -271,11 +272,11 @@ class ControlHandler:
     def configure(
         self, table: OpenTable, changes: Mapping[str, Any], *, discard_mismatched: bool = False
     ) -> Parameters:
-        """Change a table's parameters for everyone; its clients hear of it in the reply to their next UPDATE.
+        """Change a table's parameters for all clients; each gets them in the reply to its next UPDATE.
 
         Raises:
-            ParameterError: a value is out of its range, or caches are held that were made with another one;
-                nothing was changed.
+            ParameterError: a value is out of its range, or the table holds caches made with another value; nothing
+                was changed.
         """
         parameters = table.parameters.replace(**changes)
         if parameters != table.parameters:
@@ -286,13 +287,11 @@ class ControlHandler:
         return parameters
 
     def announce(self) -> None:
-        """Send clients NEWS, so that they send an UPDATE soon and get the changes. NEWS goes out when all changes so
-        far are saved.
-        """
+        """Send NEWS to clients, after the save of all changes so far: they soon send UPDATE and get the changes."""
         self._state.committer.after(self._on_news)
 
     def begin_run(self, name: str, now: float) -> None:
-        """Count this run from now on, from zero or where it ended; the former one stays readable, with its caches gone.
+        """Begin a run, or continue a former run of this name. The present run's caches are dropped, its totals stay.
 
         Raises:
             ParameterError: the name is invalid.
@@ -314,7 +313,7 @@ class ControlHandler:
         self.announce()
 
     def finish(self, is_finished: bool = True) -> None:
-        """The run is over: clients hear of it in their next reply. False: it goes on, although it was declared over."""
+        """Finish the present run, or continue it if False; clients read this in their next reply."""
         run = self._state.run
         if run.finished != is_finished:
             run.finished = is_finished
@@ -323,9 +322,9 @@ class ControlHandler:
             self.announce()
 
     def drain(self) -> None:
-        """Send all clients elsewhere: they hear of it in their next reply, when all that they said is acknowledged.
+        """Send all clients to other servers, by the next reply to each, when all that it reported is acknowledged.
 
-        New ones are taken only if nobody else takes them. A restart ends it.
+        New clients are accepted only if no other server accepts them. A restart ends the drain.
         """
         self._state.leaving = True
         self.announce()
