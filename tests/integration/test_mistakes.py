@@ -346,4 +346,4 @@ def test_writers_whose_episodes_are_cut_shorter_than_samples_are_refused_by_name
     with caplog.at_level(logging.WARNING, "memoire.client.pushes"):
         server.configure(**{name: 9})
         until(lambda: caplog.records)
-    assert f"sets {name}=9; here it must be at most 8" in caplog.text
+    assert f"sets {name}=9; writers here need at most 8" in caplog.text
