@@ -166,8 +166,7 @@ class Client(Node):
         self.name = process_name(name)
         """Name of the client in logs, pages and metrics; "" if it has no name."""
         self.program: Callable[[], Any] | None = None
-        """Function that returns the state of the program around the client, for its pages; set by a worker or trainer
-        of `memoire.rl`."""
+        """Function that returns the state of the program around the client, for its pages; set by `memoire.rl`."""
         self.client_id = secrets.token_bytes(16)
         """Id of this client: 128 random bits, new for each `Client` object."""
         self.uuid = input_uuid or secrets.randbelow((1 << 32) - 1) + 1
@@ -658,7 +657,6 @@ class Client(Node):
 
     @property
     def _name(self) -> str:
-        """Name of the client in log lines."""
         return f"client {self._session.shown}"
 
     def __repr__(self) -> str:

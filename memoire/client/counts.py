@@ -272,9 +272,7 @@ class InsertGrant:
         return max(0, min(entries, self.left))
 
     def settling(self, entries: int, inserted: int) -> Changes:
-        """Return the changes that make inserts of `inserted` among `entries` recorded entries; the others stay passed
-        steps.
-        """
+        """Return the changes that make inserts of `inserted` among `entries` recorded entries; the rest stay passed."""
         waited = min(entries, self._undecided)
         passed = setting(self._counts, passed=self._counts.passed - min(waited, inserted))
         return passed + setting(self, _undecided=self._undecided - waited)

@@ -240,9 +240,7 @@ class Connection:
         return f"The home of this client, server {home!r}, was last heard {self.silent:.1f} s ago. {advice}"
 
     def deliver_everything(self, deadline: float) -> bool:
-        """Wait until the home has acknowledged everything, reports of earlier clients too; False at the deadline or if
-        the thread ends.
-        """
+        """Wait until the home has acknowledged everything, with reports of earlier clients; False at the deadline."""
         session, changed = self._session, self._waiting.changed
         with changed:
             if session.welcome is None or not self.worker.is_alive or self._waiting.failed is not None:

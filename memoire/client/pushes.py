@@ -383,9 +383,7 @@ class LocalMemory:
         return self.choose_side(self._session.told.storage)
 
     def choose_side(self, storage: str) -> ActorSide:
-        """Return the actor side for this storage, also before the first WELCOME is accepted. Raises ParameterError if
-        the kind is unknown.
-        """
+        """Return the actor side for a storage, also before the first WELCOME. Raises ParameterError if unknown."""
         if self._side is None:
             self._side = side_of(storage)(self._pusher, lambda: self.memory)
         return self._side
@@ -491,9 +489,7 @@ class LocalMemory:
         return applied, stale, self._memory.count_replaced(numbers, age) if stale else 0
 
     def sums(self) -> MemorySums:
-        """Return total weight, number of positive weights, smallest positive weight and number of entries, from one
-        moment.
-        """
+        """Return total weight, number and smallest of the positive weights, and number of entries, at one moment."""
         if self._memory is None:
             return MemorySums()
         entries = self._memory.num_entries

@@ -356,9 +356,7 @@ class ClientStats:
     dropped_lines: Annotated[int, counter("client_dropped_lines", "Lines dropped",
         "Log lines that log() did not take.")]
     dropped_returns: int
-    """Number of episodes that count, but whose return was dropped: not finite, or thousands closed while the home was
-    away.
-    """
+    """Number of episodes without a reported return: not finite, or thousands closed while the home was away."""
     parameters_version: int
     models: Annotated[dict[str, int], gauge("client_model_version", "Models", "Newest version of each topic that this "
         "client has.", label="topic")]

@@ -146,8 +146,7 @@ class UpdateSchedule:
 
 
 MOVE_INTERVAL = 2.0
-"""Seconds, times 0.5 to 1.5, between two HELLO messages of a client whose home is being drained, until another server
-takes it."""
+"""Seconds, times 0.5 to 1.5, between two HELLO of a client whose home is drained, until another server takes it."""
 OUTDATED = ("run", "schema", "table", "client")
 """Codes of refusals of an UPDATE after which the client sends HELLO to learn the present run, schema and home."""
 BUSY_TIMEOUT = ("disk", "busy")

@@ -175,7 +175,7 @@ def test_each_part_is_told_in_order_and_then_the_file_goes(teller, caplog):
     assert teller.answered(UPDATED, 2.0) == LateRequest(messages.Update(epoch=5, steps=30))
     assert teller.path.exists() and not teller.is_done
     assert teller.answered(UPDATED, 3.0) is None and teller.is_done
-    assert not teller.path.exists() and "30 steps, 2 episodes and 1 lines were told" in caplog.text
+    assert not teller.path.exists() and "delivered 30 steps, 2 episodes and 1 log lines" in caplog.text
 
 
 def test_another_home_is_told_nothing_of_caches(teller):
