@@ -545,8 +545,8 @@ class Client(Node):
         """Yield a reader with this client's address, name, keys and limits; the client's `close` closes it, too."""
         from memoire.reader.reader import Reader
 
-        own: dict[str, Any] = {"name": self.name, "context": self._context, "limits": self._limits, "keys": self._keys}
-        with Reader([self.endpoint], timeout=None, **own | {"seed": self._seed} | options) as reader:
+        args: dict[str, Any] = {"name": self.name, "context": self._context, "limits": self._limits, "keys": self._keys}
+        with Reader([self.endpoint], timeout=None, **args | {"seed": self._seed} | options) as reader:
             with self._waiting.changed:
                 self._readers.append(reader)
             try:
@@ -645,7 +645,7 @@ class Client(Node):
     def _check_open(self) -> None:
         self._waiting.check_open()
 
-    def _await(self, is_done: Callable[[], bool], patience: float, what: str) -> None:
+    def _await(self, is_done: Callable[[], bool], patience: float, expected: str) -> None:
         """Wait until `is_done` returns True. Raises MemoireTimeout, or the error that prevents it."""
         waiting = self._waiting
         with waiting.changed:
@@ -653,7 +653,7 @@ class Client(Node):
             if waiting.until(is_done, waiting.now() + patience, waiting.check_open, lambda: None):
                 return
         error = self._session.put_off or self._io.channel.link.denied
-        raise error or MemoireTimeout(what, self.endpoint, patience, self._io.advice())
+        raise error or MemoireTimeout(expected, self.endpoint, patience, self._io.advice())
 
     @property
     def _name(self) -> str:

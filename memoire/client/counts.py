@@ -515,7 +515,7 @@ class AccountWindows:
         self._own_limit = 0  # bytes of the client's own limit; 0: as many as the home grants
         self._lost_after = lost_after
         self._key = (0, 0, 0)  # run, home and since of `now`; zeros before the first WELCOME
-        self._left: OrderedDict[tuple[int, int, int], PushWindow] = OrderedDict()  # the newest last
+        self._former: OrderedDict[tuple[int, int, int], PushWindow] = OrderedDict()  # the newest last
         self._forgotten = PushSums()  # of accounts that were left so long ago that only their sums are kept
 
     def grant(self, granted: int) -> None:
@@ -534,22 +534,22 @@ class AccountWindows:
         if key == self._key:
             return
         self.now.give_up()
-        self._left[self._key] = self.now
+        self._former[self._key] = self.now
         credit = self.now.credit
-        self.now = self._left.pop(key) if key in self._left else PushWindow(credit, lost_after=self._lost_after)
+        self.now = self._former.pop(key) if key in self._former else PushWindow(credit, lost_after=self._lost_after)
         self.now.credit, self._key = credit, key
-        while len(self._left) > MAX_HOMES:
-            self._forgotten.add(self._left.popitem(last=False)[1])
+        while len(self._former) > MAX_HOMES:
+            self._forgotten.add(self._former.popitem(last=False)[1])
 
     def sums(self) -> PushSums:
         """Return the sums over the windows of all accounts."""
         sums = replace(self._forgotten, rejected=dict(self._forgotten.rejected))
-        for window in (*self._left.values(), self.now):
+        for window in (*self._former.values(), self.now):
             sums.add(window)
         return sums
 
     def check_invariants(self) -> None:
         """Raise AssertionError if bytes or caches of any account are not accounted for."""
-        for window in (*self._left.values(), self.now):
+        for window in (*self._former.values(), self.now):
             window.check_invariants()
-        assert not any(window.in_flight_bytes or window.in_flight_caches for window in self._left.values())
+        assert not any(window.in_flight_bytes or window.in_flight_caches for window in self._former.values())

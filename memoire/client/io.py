@@ -190,13 +190,13 @@ class Connection:
             raise
         poller, limits = self.worker.doors, self._limits
         self.data = DataSockets(poller, self.channel, addresses, context=context, limits=limits, keys=keys)
-        self.topics = Topics(self._limits, self.data.feed.fetch, self.data.subscribe, self.worker.post, self._took)
+        self.topics = Topics(self._limits, self.data.feed.fetch, self.data.subscribe, self.worker.post, self._set_dirty)
         self._renewals = 0  # renewals of the channel that the other sockets have followed
         self._connections = 0  # connections of the channel that `_turn` has seen
         self.worker.post(self.hello)
         for path, content in () if folder is None else reports.found(folder):
             channel = self._channel_of(content.client)
-            self.former.append(FormerClient(channel, reports.UnreportedClient(path, content), self._told_former))
+            self.former.append(FormerClient(channel, reports.UnreportedClient(path, content), self._remove_former))
 
     def _channel_of(self, client: bytes, numbers: Iterator[int] | None = None) -> Channel:
         return Channel(
@@ -379,7 +379,7 @@ class Connection:
         if now >= session.update_due():
             self._send_update()
         if session.welcome is not None:
-            self._say(session.watch.look(now))
+            self._log_change(session.watch.look(now))
             for each in list(self.former):
                 each.turn(ready)
 
@@ -392,7 +392,7 @@ class Connection:
         with self._waiting.changed:
             self._waiting.changed.notify_all()
 
-    def _say(self, change: Change) -> None:
+    def _log_change(self, change: Change) -> None:
         """Log a warning if the home has gone away or has come back."""
         session = self._session
         label = f"client {session.shown}"
@@ -414,7 +414,7 @@ class Connection:
                 self.advice(probe=False),
             )
 
-    def _told_former(self, former: FormerClient) -> None:
+    def _remove_former(self, former: FormerClient) -> None:
         def leave() -> None:
             former.channel.leave()
             with self._waiting.changed:
@@ -430,13 +430,13 @@ class Connection:
         with self._waiting.changed:
             hello = self._session.hello(socket.gethostname()[:256], os.getpid())
         if hello is not None:
-            self.channel.ask(hello, self._welcomed, run=0, home=home)
+            self.channel.ask(hello, self._apply_welcome, run=0, home=home)
 
-    def _welcomed(self, answer: Answer) -> None:
+    def _apply_welcome(self, answer: Answer) -> None:
         try:
             welcomed = self._session.welcomed(answer, time.monotonic())
             if welcomed is not None:
-                self._learn(welcomed)
+                self._enter_home(welcomed)
         except MemoireError as error:
             self._fail(error)
 
@@ -447,7 +447,7 @@ class Connection:
                 self._session.end()
             self._waiting.changed.notify_all()
 
-    def _learn(self, welcomed: AcceptedWelcome) -> None:
+    def _enter_home(self, welcomed: AcceptedWelcome) -> None:
         session, welcome = self._session, welcomed.welcome
         with self._waiting.changed:
             if session.remains(welcomed):
@@ -459,15 +459,15 @@ class Connection:
             entered = session.enter(welcomed, time.monotonic())
             self.channel.learned(welcomed.header, welcome)
             self._waiting.changed.notify_all()
-        self._say(entered.change)
+        self._log_change(entered.change)
         if entered.is_new_run:
             self.topics.begin_run()
         self.topics.is_kept = welcome.durable
         if entered.has_forgotten:
             self.topics.restarted()
-        self._hear_of(welcome.models)
+        self._take_versions(welcome.models)
 
-    def _hear_of(self, models: dict[str, int]) -> None:
+    def _take_versions(self, models: dict[str, int]) -> None:
         """Take the newest versions of models at the home. Never called under the lock."""
         self.topics.announced(models)
         self._local.saw_models(models)
@@ -507,13 +507,13 @@ class Connection:
 
     def _updated(self, reply: messages.Updated, payload: Any, asked: SentUpdate) -> Step:
         session = self._session
-        self._say(session.watch.acknowledged(time.monotonic()))
+        self._log_change(session.watch.acknowledged(time.monotonic()))
         # Before calls that wait for this answer return.
         if reply.parameters is not None:
             self._take_parameters(reply.parameters, reply.parameters_version)
         if payload is not None and reply.feedback_through > session.feedback_through and session.is_same_life(reply):
             self._apply_feedback(payload, reply.feedback_through, reply.feedback_age)
-        self._hear_of(reply.models)
+        self._take_versions(reply.models)
         with self._waiting.changed:
             step = session.updated(reply, asked, time.monotonic())
             self._waiting.changed.notify_all()
@@ -543,7 +543,7 @@ class Connection:
 
     # Models
 
-    def _took(self, model: Model, is_renewed: bool, source: tuple[int, int]) -> None:
+    def _set_dirty(self, model: Model, is_renewed: bool, source: tuple[int, int]) -> None:
         """Mark the session dirty, so that the next UPDATE reports the model's version."""
         with self._waiting.changed:
             self._session.schedule.is_dirty = True

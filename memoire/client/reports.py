@@ -91,14 +91,14 @@ def save(folder: Path, untold: FinalCounts, *, at: Fault = no_fault) -> Path:
 
 def leave(folder: Path | None, untold: FinalCounts) -> str:
     """Keep the report in the folder, if there is one; returns a phrase on what was not acknowledged and is kept."""
-    what = f"{untold.steps} steps, {untold.episodes} episodes and {untold.lines} log lines were acknowledged"
+    counts = f"{untold.steps} steps, {untold.episodes} episodes and {untold.lines} log lines were acknowledged"
     if folder is None:
-        return f"{what}: they are not counted"
+        return f"{counts}: they are not counted"
     try:
-        kept = save(folder, untold)
+        path = save(folder, untold)
     except OSError as error:
-        return f"{what}: they are not counted, and could not be kept in {folder}: {error}"
-    return f"{what}: they are in {kept}, and the next client with this folder reports them"
+        return f"{counts}: they are not counted, and could not be kept in {folder}: {error}"
+    return f"{counts}: they are in {path}, and the next client with this folder reports them"
 
 
 def found(folder: Path) -> list[tuple[Path, FinalCounts]]:

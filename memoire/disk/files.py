@@ -148,11 +148,11 @@ def check_file_system(folder: Path, mounts: str | None = None) -> None:
             mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return
-    kind, where = _mounted_at(folder.resolve(), mounts)
+    kind, mount_point = _mounted_at(folder.resolve(), mounts)
     if kind in _REMOTE or (kind.startswith("fuse") and kind not in _LOCAL_FUSE):
         raise StateUnusable(
             str(folder),
-            f"{where} is a network or user-space file system ({kind}), on which locks and shared memory between "
+            f"{mount_point} is a network or user-space file system ({kind}), on which locks and shared memory between "
             f"processes cannot be trusted",
             "Use a local disk or a block volume (in Kubernetes: a ReadWriteOncePod volume).",
         )
@@ -160,16 +160,16 @@ def check_file_system(folder: Path, mounts: str | None = None) -> None:
 
 def _mounted_at(path: Path, mounts: str) -> tuple[str, str]:
     """Return kind and mount point of a path's file system; the newest one mounted there counts."""
-    kind, where = "", ""
+    kind, mount_point = "", ""
     for line in mounts.splitlines():
         mount, _, facts = line.partition(" - ")
         fields = mount.split()
         if len(fields) < 5 or not facts:
             continue
         point = fields[4].encode().decode("unicode_escape")
-        if path.is_relative_to(point) and len(point) >= len(where):
-            kind, where = facts.split()[0], point
-    return kind, where
+        if path.is_relative_to(point) and len(point) >= len(mount_point):
+            kind, mount_point = facts.split()[0], point
+    return kind, mount_point
 
 
 def lock_folder(folder: Path, what: str = "the state folder", user: str = "server", *, name: str = "lock") -> FileLock:
@@ -210,9 +210,9 @@ def _unusable(folder: Path, error: OSError) -> StateUnusable:
     return unusable(folder, error)
 
 
-def _no_lock(path: Path, what: str) -> StateForeign:
+def _no_lock(path: Path, description: str) -> StateForeign:
     return StateForeign(
         str(path),
-        f"is {what}, not the lock of a folder of memoire",
+        f"is {description}, not the lock of a folder of memoire",
         "Name another folder, or remove the file if it is not needed.",
     )

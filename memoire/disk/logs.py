@@ -70,9 +70,9 @@ class LineFile:
         """
         if mode not in MODES:
             raise ParameterError("mode", mode, f"one of {', '.join(map(repr, MODES))}")
-        whole = Path(path).absolute()
-        file = whole.open(mode.replace("b", "").replace("t", ""), encoding="utf-8", newline="", buffering=1 << 16)
-        self._replace(file, str(whole))
+        full_path = Path(path).absolute()
+        file = full_path.open(mode.replace("b", "").replace("t", ""), encoding="utf-8", newline="", buffering=1 << 16)
+        self._replace(file, str(full_path))
 
     def write(self, lines: Iterable[LogEntry]) -> None:
         """Write lines, which are flushed within `LOG_FLUSH_INTERVAL` seconds."""

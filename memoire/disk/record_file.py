@@ -273,8 +273,8 @@ class RecordReader(ClosingContext):
         """Return the next `size` bytes (b"" unless `keep`) and their checksum; -1 if the file is shorter."""
         total = 0
         if keep:
-            whole = self._file.read(size)
-            return whole, _payload_sum(memoryview(whole)) if len(whole) == size else -1
+            payload = self._file.read(size)
+            return payload, _payload_sum(memoryview(payload)) if len(payload) == size else -1
         for start in range(0, size, _PIECE):
             total = _bytes.checksum(self._file.read(min(_PIECE, size - start)), total)
         return b"", total

@@ -93,10 +93,10 @@ def records(
         keeps = table.pool if isinstance(table.pool, KeepsLayout) else None
         facts, payload, changes = ({}, b"", 0) if keeps is None else keeps.saved_layout()
         yield Record(msgspec.convert(table.state() | facts, snapshot_file.TableRecord), place, payload)
-        for body, held in table.pool.records():
+        for body, content in table.pool.records():
             if not go_on():
                 return
-            yield Record(body, place, held)
+            yield Record(body, place, content)
         if keeps is not None and keeps.saved_layout() == (facts, payload, changes):
             yield Record(snapshot_file.TableEndRecord(), place)
 
@@ -364,10 +364,10 @@ class _Restoring:
     _limits: Limits
     _now: float
     _inherit: Callable[[str, bool, Rows], Any]
-    _taken: dict[str, Heir] = field(default_factory=dict)
+    _heirs: dict[str, Heir] = field(default_factory=dict)
     """Memories with the saved layout, ready to replace tables' own, by table."""
-    _over: set[str] = field(default_factory=set)
-    """Names of tables whose memory was replaced by one of `_taken`."""
+    _replaced: set[str] = field(default_factory=set)
+    """Names of tables whose memory was replaced by one of `_heirs`."""
     _limiters: dict[str, LimiterState] = field(default_factory=dict)
     _remade: set[str] = field(default_factory=set)
     """Names of tables of episodes whose priorities are computed again, except those that learners reported."""
@@ -415,14 +415,14 @@ class _Restoring:
                 saved = file.about.tables[record.table]
                 table = self._tables[saved.name]
                 heirs[record.table] = self._lay(file, table, heirs[record.table], record, wanted.get(saved.name))
-        self._taken = {
-            file.about.tables[place].name: taken
-            for place, taken in heirs.items()
-            if taken is not None and not damage and taken.finish()
+        self._heirs = {
+            file.about.tables[place].name: heir
+            for place, heir in heirs.items()
+            if heir is not None and not damage and heir.finish()
         }
 
     def _lay(
-        self, file: SnapshotFile, table: OpenTable, taken: Heir | None, record: Record, wanted: Parameters | None
+        self, file: SnapshotFile, table: OpenTable, heir: Heir | None, record: Record, wanted: Parameters | None
     ) -> Heir | None:
         """Add a record of a table to the memory that is made with its layout; returns that memory, if any."""
 
@@ -431,13 +431,13 @@ class _Restoring:
 
         body, payload = record.body, record.payload
         if not isinstance(payload, bytes) or not isinstance(table.pool, KeepsLayout):
-            return taken
+            return heir
         if isinstance(body, TableRecord):
             generator, parameters = self._keeps_generators and not self._is_same, wanted or table.parameters
             return table.pool.heir(body, payload, parameters, keeps_generator=generator, wrong=wrong)
-        if taken is not None:
-            taken.put(body, payload)
-        return taken
+        if heir is not None:
+            heir.put(body, payload)
+        return heir
 
     def run(self) -> RestoreCounts:
         self._remade = {
@@ -481,7 +481,7 @@ class _Restoring:
             self._take_accounts(body, payload)
         elif isinstance(body, TableRecord):
             self._take_state(table, body)
-        elif table.name in self._over:
+        elif table.name in self._replaced:
             pass  # it was restored with the memory
         elif payload is None:
             self._done["damaged"] += 1
@@ -510,14 +510,14 @@ class _Restoring:
     def _take_state(self, table: OpenTable, body: TableRecord) -> None:
         if self._is_same and isinstance(table.pool, SavesRows):
             return  # state.db has its newest state
-        goes_on, taken = self._goes_on(table), self._taken.get(table.name)
+        goes_on, heir = self._goes_on(table), self._heirs.get(table.name)
         if goes_on and body.limiter is not None and (self._is_same or table.limiter.is_untouched):
             self._limiters[table.name] = body.limiter
-        if taken is None or taken.memory is None or not isinstance(table.pool, KeepsLayout):
+        if heir is None or heir.memory is None or not isinstance(table.pool, KeepsLayout):
             pass
-        elif table.pool.take_over(taken.memory, taken.names):
-            self._over.add(table.name)
-            self._done.update(episodes=len(taken.names), entries=taken.entries)
+        elif table.pool.take_over(heir.memory, heir.names):
+            self._replaced.add(table.name)
+            self._done.update(episodes=len(heir.names), entries=heir.entries)
         if self._keeps_generators and not self._is_same:
             body = msgspec.structs.replace(body, random=b"")
         table.pool.go_on_from(body, is_same=goes_on)

@@ -107,7 +107,7 @@ class StateFile:
         self._saved_words = 0
         self.was_backup = read_head(path)
         logs = [path.with_name(path.name + ending) for ending in ("-wal", "-shm")]
-        self._logs = {beside: beside.read_bytes() if beside.exists() else None for beside in logs}
+        self._logs = {log: log.read_bytes() if log.exists() else None for log in logs}
         # Read-only at first: closing a damaged file that is open for writing would empty its log for good. A log
         # beside a backup belongs to another file: "immutable" ignores the log.
         has_journal = path.with_name(path.name + "-journal").exists()
@@ -386,7 +386,7 @@ class StateFile:
         is_over = len(lines) < MAX_TRIMMED_ROWS
         removed = [(SEGMENT, segment_key(segment))] if is_over else []
         seal = self.seal.next(
-            ([self._sums[which] for which in removed], ()), ([number + check for number, check in lines], ())
+            ([self._sums[key] for key in removed], ()), ([number + check for number, check in lines], ())
         )
 
         def write() -> None:

@@ -136,14 +136,14 @@ class Store(ClosingContext):
         self._backups = DatabaseBackups(
             self.folder, opened.reader, lambda: self._file.seal.generation, every=limits.tuning.backup_every, at=at
         )
-        self._wanted = Condition()
-        self._is_wanted = self._closing = False  # under that lock
+        self._wakeup = Condition()
+        self._has_wakeup = self._closing = False  # under that lock
         self._give_up = threading.Event()
         self._thread: threading.Thread | None = None
         self._full_since = 0.0
         self._trouble: tuple[str, str] | None = None
         """Problem of the disk while saving waits, and advice; replaced as a whole."""
-        self._lost: StateLost | None = None
+        self._failure: StateLost | None = None
         self._unsaved = self._closed = False
         """True if a collected group could not be saved; true if the store was closed."""
         self._size = float("-inf"), 0  # time of the newest measurement of the files, and their bytes
@@ -236,9 +236,9 @@ class Store(ClosingContext):
 
     def wake(self) -> None:
         """Collect and save at once, for a call that waits; else that happens within `SAVE_DELAY`. Thread-safe."""
-        with self._wanted.held():
-            self._is_wanted = True
-            self._wanted.notify_all()
+        with self._wakeup.held():
+            self._has_wakeup = True
+            self._wakeup.notify_all()
 
     def save(self, group: SavedGroup) -> None:
         """Save a group in one transaction; it is on disk when this returns. After `start`, only its thread may call it.
@@ -311,16 +311,16 @@ class Store(ClosingContext):
                     return
         except Exception as error:
             _log.exception("%s: the state can no longer be saved", self.folder)
-            self._lost = error if isinstance(error, StateLost) else StateLost(str(self.folder), words(error))
+            self._failure = error if isinstance(error, StateLost) else StateLost(str(self.folder), words(error))
             self._unsaved = True
-            self._failed(self._lost)
+            self._failed(self._failure)
 
     def _wait(self) -> bool:
         """Wait until changes have to be collected; returns True if the store is being closed."""
-        with self._wanted.held():
-            if not (self._is_wanted or self._closing):
-                self._wanted.wait(SAVE_DELAY)
-            self._is_wanted = False
+        with self._wakeup.held():
+            if not (self._has_wakeup or self._closing):
+                self._wakeup.wait(SAVE_DELAY)
+            self._has_wakeup = False
             return self._closing
 
     def _save_all(self) -> bool:
@@ -388,16 +388,16 @@ class Store(ClosingContext):
     @property
     def is_healthy(self) -> bool:
         """True if changes are saved without delay."""
-        return self._lost is None and self._trouble is None and not self._closed
+        return self._failure is None and self._trouble is None and not self._closed
 
     @property
     def trouble(self) -> str:
         """Problem of the disk now, in words; "" if there is none."""
-        if self._lost is not None:
-            return str(self._lost)
+        if self._failure is not None:
+            return str(self._failure)
         if (trouble := self._trouble) is not None:
-            (why, advice), seconds = trouble, time.monotonic() - self._full_since
-            problem = f"{why} since {seconds:.0f} s ({self.folder}): nothing is acknowledged until it is saved"
+            (cause, advice), seconds = trouble, time.monotonic() - self._full_since
+            problem = f"{cause} since {seconds:.0f} s ({self.folder}): nothing is acknowledged until it is saved"
             return f"{problem}. {advice}, and it goes on by itself"
         return self._lines.trouble or self._backups.trouble
 
@@ -431,9 +431,9 @@ class Store(ClosingContext):
     def _end(self, timeout: float) -> bool:
         """Let the thread save the rest and end, without retries in the last fifth of the time; False if it has not."""
         deadline = time.monotonic() + timeout
-        with self._wanted.held():
+        with self._wakeup.held():
             self._closing = True
-            self._wanted.notify_all()
+            self._wakeup.notify_all()
         if self._thread is None or self._thread is threading.current_thread():
             return True
         self._thread.join(max(0.0, 0.8 * timeout))

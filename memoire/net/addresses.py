@@ -311,17 +311,17 @@ class TimedSocket(socket.socket):
 
     def recv(self, *arguments: Any) -> bytes:
         """Receive bytes as `socket.recv`; b"" at the end of the connection."""
-        self.settimeout(_left(self.deadline))
+        self.settimeout(_remaining(self.deadline))
         return super().recv(*arguments)
 
     def recv_into(self, *arguments: Any) -> int:
         """Receive bytes into a buffer; a file made from this socket reads with it."""
-        self.settimeout(_left(self.deadline))
+        self.settimeout(_remaining(self.deadline))
         return super().recv_into(*arguments)
 
     def sendall(self, *arguments: Any) -> None:
         """Send all bytes as `socket.sendall`, with the time until the deadline."""
-        self.settimeout(_left(self.deadline))
+        self.settimeout(_remaining(self.deadline))
         super().sendall(*arguments)
 
 
@@ -334,7 +334,7 @@ def connect_before(host: str, port: int, deadline: float) -> TimedSocket:
     addresses = _addresses(host, deadline)
     for place, address in enumerate(addresses, 1):
         try:
-            seconds = _left(deadline) / (len(addresses) + 1 - place)
+            seconds = _remaining(deadline) / (len(addresses) + 1 - place)
             return TimedSocket.of(socket.create_connection((address, port), seconds), deadline)
         except OSError:
             if place == len(addresses):
@@ -348,7 +348,7 @@ def _addresses(host: str, deadline: float) -> tuple[str, ...]:
     results: queue.SimpleQueue[LookupResult] = queue.SimpleQueue()
     shared_names().ask(host, results.put)
     try:
-        result = results.get(timeout=_left(deadline))
+        result = results.get(timeout=_remaining(deadline))
     except queue.Empty:
         raise TimeoutError from None
     if result.trouble:
@@ -356,7 +356,7 @@ def _addresses(host: str, deadline: float) -> tuple[str, ...]:
     return result.addresses
 
 
-def _left(deadline: float) -> float:
+def _remaining(deadline: float) -> float:
     """Return the seconds until the deadline. Raises TimeoutError after it: a socket takes 0 for "do not wait"."""
     remaining = deadline - time.monotonic()
     if remaining <= 0.0:

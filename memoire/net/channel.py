@@ -147,7 +147,7 @@ class Channel:
     """Channel for requests to one address, with the fields of the headers of its requests.
 
     Args:
-        doors: Poller of the thread that owns the channel.
+        poller: Poller of the thread that owns the channel.
         client: Id of the requesting client; replies to other clients are rejected.
         numbers: Iterator of sequence numbers: one counter for all messages of a client.
         keys: Keys of this process; None connects without keys.
@@ -155,7 +155,7 @@ class Channel:
 
     def __init__(
         self,
-        doors: Poller,
+        poller: Poller,
         context: Context,
         endpoint: str,
         *,
@@ -183,7 +183,7 @@ class Channel:
         self._is_unknown = self._introduces  # the peer may not know which replies this client takes
         self._limits = limits
         self._keys = keys
-        self._poller = doors
+        self._poller = poller
         self._context = context
         self._rng = rng
         self._numbers = numbers or itertools.count(1)

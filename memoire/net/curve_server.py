@@ -124,12 +124,12 @@ class Gate:
         if self.keys is None or not str(endpoint).startswith("tcp://"):
             self._open.append(sockets.bind(socket, endpoint))
             return self._open[-1], None
-        own = self.keys.own
-        if own.role not in LISTENING_ROLES:
+        key = self.keys.own
+        if key.role not in LISTENING_ROLES:
             socket.close(0)
             advice = "A node that listens needs the key of a server, proxy or inference node."
-            raise KeyFileError(str(self.keys.folder), f"has a key that cannot listen ({own.peer.principal})", advice)
-        assert own.secret is not None
+            raise KeyFileError(str(self.keys.folder), f"has a key that cannot listen ({key.peer.principal})", advice)
+        assert key.secret is not None
         try:
             with _core.Held(self._lock):
                 if self._authenticator is None:
@@ -138,7 +138,7 @@ class Gate:
         except EndpointError:
             socket.close(0)
             raise
-        sockets.ask_for_keys(socket, own.secret, f"{self.domain}:{only}")
+        sockets.ask_for_keys(socket, key.secret, f"{self.domain}:{only}")
         bound = sockets.bind(socket, endpoint)
         self._guarded.add(socket)
         self._ports.add(int(bound.rpartition(":")[2]))
@@ -299,11 +299,10 @@ class _GuardedAddress(ConnectionWatcher):
         self._look_at = time.monotonic() + KEYS_INTERVAL
         self._gate, self._endpoint = gate, sockets.listened_at(socket)
         self._keys, self._own_key = gate.keys, gate.keys.own
-        # ZeroMQ reports no event if a peer is too old for keys, or speaks another protocol: these are the accepted
-        # connections without any outcome.
-        self._accepted = self._settled = self._silently = 0
-        self._shaking: dict[int, float] = {}  # time of acceptance of connections in handshake, by descriptor
-        self._strays: deque[float] = deque()  # times of handshakes with a wrong key, after which a peer may try another
+        # ZeroMQ reports no event for a peer too old for keys, or with another protocol: accepted, without an outcome.
+        self._accepted = self._settled = self._unexplained = 0
+        self._handshakes: dict[int, float] = {}  # time of acceptance of connections in handshake, by descriptor
+        self._wrong_keys: deque[float] = deque()  # times of handshakes with a wrong key: the peer may try another
 
     @property
     def look_at(self) -> float:
@@ -316,21 +315,21 @@ class _GuardedAddress(ConnectionWatcher):
             self._rebind()
         window = 3.0 * sockets.HANDSHAKE_TIMEOUT + KEYS_INTERVAL
         known = self._gate.came
-        recent = sum(now - since < window and fd not in known for fd, since in list(self._shaking.items()))
-        unexplained = self._accepted - self._settled - recent - self._silently
+        recent = sum(now - since < window and fd not in known for fd, since in list(self._handshakes.items()))
+        unexplained = self._accepted - self._settled - recent - self._unexplained
         if unexplained > 0:
-            self._silently += unexplained
+            self._unexplained += unexplained
             self._gate.refuse("protocol", count=unexplained)
-        while self._strays and now - self._strays[0] > SECOND_KEY:
-            self._strays.popleft()
+        while self._wrong_keys and now - self._wrong_keys[0] > SECOND_KEY:
+            self._wrong_keys.popleft()
             self._gate.refuse("server_key")
 
     def happened(self, event: int, value: int, address: str) -> None:
         if event == zmq.EVENT_ACCEPTED:
             self._accepted += 1
-            self._shaking[value] = time.monotonic()
+            self._handshakes[value] = time.monotonic()
         elif event == zmq.EVENT_DISCONNECTED:
-            self._shaking.pop(value, None)
+            self._handshakes.pop(value, None)
             self._gate.on_hang_up(value)
         elif event == zmq.EVENT_LISTENING:
             process.guard_listener(value, self._socket)
@@ -342,28 +341,28 @@ class _GuardedAddress(ConnectionWatcher):
         """Count the outcome of a handshake. Peers that are not authorized were counted in `Gate.decide`."""
         if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
             # ZeroMQ does not identify the peer: it may be one that dialled with a wrong key before.
-            if self._strays:
-                self._strays.popleft()
+            if self._wrong_keys:
+                self._wrong_keys.popleft()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value != errno.EAGAIN:
             self._gate.count_hang_up()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self._gate.refuse("silent")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.WRONG_KEY:
-            self._strays.append(time.monotonic())
+            self._wrong_keys.append(time.monotonic())
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self._gate.refuse("plain" if value == sockets.OTHER_MECHANISM else "protocol")
 
     def _rebind(self) -> None:
         """Bind again with a new key. ZeroMQ ends the connections made with the old key; peers reconnect."""
-        own = self._keys.own
-        assert own.secret is not None
+        own_key = self._keys.own
+        assert own_key.secret is not None
         try:
-            sockets.rebind(self._socket, self._endpoint, own.secret)
+            sockets.rebind(self._socket, self._endpoint, own_key.secret)
         except EndpointError as error:
             _log.error("%s Trying again in %.0f s", error, KEYS_INTERVAL)
             return
-        self._own_key = own
-        _log.info("listening at %s with the key %s", self._endpoint, own.fingerprint)
+        self._own_key = own_key
+        _log.info("listening at %s with the key %s", self._endpoint, own_key.fingerprint)
 
 
 # --------------------------------------------------------------------------------------------- ZeroMQ's questions

@@ -81,11 +81,11 @@ class DialKeys:
             raise KeyFileError(str(keys.folder), f"has no server.pub to verify {endpoint}", advice)
         self.keys = keys
         self._socket, self._endpoint = socket, endpoint
-        self._own, self._servers = keys.own, keys.servers
+        self._own_key, self._servers = keys.own, keys.servers
         self.expected = b""
         """Public key that the peer has to show."""
         self._address = ""
-        self._wrong: set[bytes] = set()  # keys that the peer does not have
+        self._wrong_keys: set[bytes] = set()  # keys that the peer does not have
         self._refusals = 0  # refusals since the newest successful handshake
         self._is_in_doubt = False  # the key that this address had before has failed once
         self._dial_at = float("inf")
@@ -99,7 +99,7 @@ class DialKeys:
     @property
     def is_outdated(self) -> bool:
         """True if the process' keys have changed since the socket was given them."""
-        return (self._own, self._servers) != (self.keys.own, self.keys.servers)
+        return (self._own_key, self._servers) != (self.keys.own, self.keys.servers)
 
     def is_due(self, now: float) -> bool:
         """Return True if the socket has to dial again now; reads changed keys from time to time."""
@@ -113,29 +113,29 @@ class DialKeys:
         the last connection to the address, its host or any address, or else the first of server.pub.
         """
         self._dial_at = float("inf")
-        self._own, self._servers, self._address = self.keys.own, self.keys.servers, address
+        self._own_key, self._servers, self._address = self.keys.own, self.keys.servers, address
         known = [key.public for key in self._servers]
         recent = [self.keys.met.get(place) for place in (address, _host(address), ANYWHERE)]
-        order = [public for public in (*recent, *known) if public in known and public not in self._wrong]
+        order = [public for public in (*recent, *known) if public in known and public not in self._wrong_keys]
         self.expected = order[0] if order else known[0]
-        assert self._own.secret is not None
-        sockets.use_keys(self._socket, self._own.public, self._own.secret, self.expected)
+        assert self._own_key.secret is not None
+        sockets.use_keys(self._socket, self._own_key.public, self._own_key.secret, self.expected)
 
     def succeeded(self) -> None:
         """Record a successful handshake: the expected key is that of the address."""
         self._record_key()
-        self._wrong.clear()
+        self._wrong_keys.clear()
         self._is_in_doubt = False
         self._refusals = 0
         self._dial_at = float("inf")
 
     def failed(self, event: int, value: int, now: float) -> AuthError | None:
         """Take a failed handshake; returns the error that explains the refusal, or None if the cause is unclear yet."""
-        own = self._own
+        key = self._own_key
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._record_key()  # the peer could decrypt, so it has the expected key
             self._pause(now)
-            reason = f"it does not know the key {own.peer.principal} {own.fingerprint} of this process (any more)"
+            reason = f"it does not know the key {key.peer.principal} {key.fingerprint} of this process (any more)"
             advice = "Authorize the key there with `memoire keys authorize FOLDER own.pub`."
             return AuthError(self._endpoint, reason, advice)
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.OTHER_MECHANISM:
@@ -147,13 +147,13 @@ class DialKeys:
         if self.expected == self.keys.met.get(self._address) and not self._is_in_doubt:
             self._is_in_doubt = True  # a peer that starts or ends hangs up, too: ZeroMQ dials again by itself
             return None
-        self._wrong.add(self.expected)
-        if any(key.public not in self._wrong for key in self.keys.servers):
+        self._wrong_keys.add(self.expected)
+        if any(server.public not in self._wrong_keys for server in self.keys.servers):
             self._dial_at = now
             return None
-        self._wrong.clear()
+        self._wrong_keys.clear()
         self._pause(now)
-        shown = ", ".join(key.fingerprint for key in self._servers)
+        shown = ", ".join(server.fingerprint for server in self._servers)
         advice = "If it is the right node, add its own.pub to server.pub; its log may tell why it refuses connections."
         return AuthError(
             self._endpoint, f"it ends the connection: it has none of the keys in server.pub ({shown})", advice
@@ -177,7 +177,7 @@ class Link(ConnectionWatcher):
     """Link of one socket to its peer, made by `dial`. Any thread may read its plain attributes."""
 
     def __init__(
-        self, doors: Poller, socket: Socket, endpoint: str, known: NameResolver, keys: Keys | None = None
+        self, poller: Poller, socket: Socket, endpoint: str, known: NameResolver, keys: Keys | None = None
     ) -> None:
         super().__init__(socket)
         self.endpoint = endpoint
@@ -202,7 +202,7 @@ class Link(ConnectionWatcher):
         self._keys = DialKeys(keys, socket, endpoint) if keys is not None and endpoint.startswith("tcp://") else None
         self._name_at = float("inf")  # time of the next look-up of the name
         self._refusal = ""  # why the newest handshake failed
-        self._poller, self._names = doors, known
+        self._poller, self._names = poller, known
         self._followers: dict[Socket, _FollowingSocket | None] = {}
         named = _NAMED.fullmatch(endpoint)
         self._host, self._port = ("", "") if named is None or addresses.is_numeric(named["host"]) else named.groups()
@@ -372,7 +372,7 @@ class Link(ConnectionWatcher):
         if not result.addresses:
             self._pause()
             return
-        former, self._addresses = self.address, tuple(self._full(address) for address in result.addresses)
+        former, self._addresses = self.address, tuple(self._with_port(address) for address in result.addresses)
         self._tried &= set(self._addresses)
         has_failed = former in self._tried
         self._tried.clear()
@@ -383,7 +383,7 @@ class Link(ConnectionWatcher):
             place = self._addresses.index(former) + 1
             self._move((self._addresses[place:] + self._addresses)[0])
 
-    def _full(self, address: str) -> str:
+    def _with_port(self, address: str) -> str:
         return f"tcp://[{address}]:{self._port}" if ":" in address else f"tcp://{address}:{self._port}"
 
     def _move(self, address: str) -> None:
@@ -476,7 +476,7 @@ def _normalized(address: str) -> str:
 
 
 def dial(
-    doors: Poller,
+    poller: Poller,
     socket: Socket,
     endpoint: str,
     *,
@@ -488,7 +488,7 @@ def dial(
     """Connect a socket of a poller to an address or name; returns its link at once, without a wait for the peer.
 
     Args:
-        doors: Poller that owns the socket.
+        poller: Poller that owns the socket.
         watch: True if the caller needs the state of the connection; with a name or keys it is watched anyway.
         follow: False if the socket is added to the poller later, with `add(socket, way=link)`.
         known: Resolver of names; the process's own by default.
@@ -503,12 +503,12 @@ def dial(
     except EndpointError:
         socket.close(0)
         raise
-    link = Link(doors, socket, endpoint, known or addresses.shared_names(), keys)
+    link = Link(poller, socket, endpoint, known or addresses.shared_names(), keys)
     try:
         link.open(watch)
     except BaseException:
         link.close()
         raise
     if follow:
-        doors.follow(socket, link)
+        poller.follow(socket, link)
     return link

@@ -156,12 +156,12 @@ class Poller:
         self.posted.append(function)
         self.waker.wake()
 
-    def follow(self, socket: Socket, way: ConnectionWatcher) -> None:
+    def follow(self, socket: Socket, watcher: ConnectionWatcher) -> None:
         """Call a watcher of a socket's connections for its events and timers, until the socket is dropped."""
-        self._watchers[socket] = way
-        if way.monitor is not None:
-            self._monitors[way.monitor] = way
-            self._poller.register(way.monitor, zmq.POLLIN)
+        self._watchers[socket] = watcher
+        if watcher.monitor is not None:
+            self._monitors[watcher.monitor] = watcher
+            self._poller.register(watcher.monitor, zmq.POLLIN)
 
     def add(self, socket: Socket, *, reading: bool = True, way: ConnectionWatcher | None = None) -> Socket:
         """Take ownership of a socket, and wait for its messages if `reading`; returns the socket."""
@@ -446,10 +446,10 @@ class Sender:
         is_reading: True if the socket also receives answers.
     """
 
-    def __init__(self, doors: Poller, *, is_reading: bool) -> None:
+    def __init__(self, poller: Poller, *, is_reading: bool) -> None:
         self.socket: Socket | None = None
         """Socket in use; None before `use`, and after `drop`."""
-        self._poller, self._is_reading, self._is_blocked = doors, is_reading, False
+        self._poller, self._is_reading, self._is_blocked = poller, is_reading, False
 
     def use(self, socket: Socket) -> None:
         """Send by this socket from now on; the former socket must have been dropped."""

@@ -239,8 +239,8 @@ class Forked:
     def __getattribute__(self, name: str) -> Any:
         if name in Forked.ANSWERS:
             return object.__getattribute__(self, name)
-        own = object.__getattribute__
-        raise ForkedError(own(self, "CALLED"), own(self, "_pid"), os.getpid())
+        read = object.__getattribute__
+        raise ForkedError(read(self, "CALLED"), read(self, "_pid"), os.getpid())
 
     @property
     def closed(self) -> bool:
@@ -252,13 +252,13 @@ class Forked:
         return False
 
     def __repr__(self) -> str:
-        own = object.__getattribute__
-        return f"<{own(self, 'CALLED')}, forked from process {own(self, '_pid')}>"
+        read = object.__getattribute__
+        return f"<{read(self, 'CALLED')}, forked from process {read(self, '_pid')}>"
 
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 END_TIMEOUT = 1.0
-"""Least seconds that a thread gets to end, even after the deadline: it needs none but for a busy processor."""
+"""Least seconds that a thread gets to end, even after the deadline: on a busy machine it may need them."""
 EXIT_TIMEOUT = 0.5
 """Seconds that each node has to close when the interpreter ends."""
 TOTAL_EXIT_TIMEOUT = 2.0
