@@ -21,7 +21,7 @@ from memoire.wire.parts import Payload
 from .pushes import HELD_BACK, WINDOW_FULL, ActorSide, WriterObserver
 
 NOTHING_TO_DRAW = "nothing to draw"
-"""Reason of a skipped push: no entry of the memory has a positive weight."""
+"""Reason for a skipped push: no entry of the memory has a positive weight."""
 
 
 class CachesObserver(_core.SampleDebt, WriterObserver):
@@ -29,7 +29,7 @@ class CachesObserver(_core.SampleDebt, WriterObserver):
 
     def __init__(self, side: CachesSide) -> None:
         WriterObserver.__init__(self, side)
-        self._side, self._entry_bytes = side, side.session.schema.entry_bytes  # for good
+        self._side, self._entry_bytes = side, side.session.schema.entry_bytes  # neither changes
         self._held, self._counts = self._waiting.changed, self._session.counts
         self._schedule = self._session.schedule
 
@@ -76,7 +76,7 @@ class CachesObserver(_core.SampleDebt, WriterObserver):
 class CachesSide(ActorSide):
     """Actor side of a table of caches: a memory of recent episodes, from which caches are drawn."""
 
-    STORED = "caches: use a writer, or push_cache"
+    STORED = "caches: record with a writer, or call push_cache"
     observer = CachesObserver
     leaves_open = False
 
@@ -122,8 +122,7 @@ class CachesSide(ActorSide):
         payload = containers.build(memory, now=pusher.clock(), compression=pusher.codec())
         pusher.spend(began)
         if payload.nbytes > session.most_bytes:
-            fitting = f"fits into {session.most_bytes} (limits.message_bytes)"
-            expected = f"such that a cache of {payload.nbytes} bytes {fitting}"
+            expected = f"smaller: a cache of {payload.nbytes} bytes exceeds {session.most_bytes} (limits.message_bytes)"
             raise ParameterError("cache_size", session.parameters.cache_size, expected)
         return payload
 

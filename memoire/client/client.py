@@ -178,7 +178,7 @@ class Client(Node):
         self._pid = os.getpid()
         self._close_lock = threading.Lock()
         self._is_left = False  # what was not acknowledged was logged, or kept in the folder
-        self._readers: list[Reader] = []  # of `batches` that are drawn now; under the lock
+        self._readers: list[Reader] = []  # readers of running `batches` calls; under the lock
         self._make_parts(table_name(table), capacity, live, on_full, clock, (push, subscribe))
         self._io.worker.start()
         close_at_exit(self)
@@ -332,7 +332,7 @@ class Client(Node):
         """
         self._check_open()
         writer = self._local.writer(envs, num_envs, autoreset, self._handed.stamp, **options)
-        self._check_open()  # `close` ends the writers that were there when it was called
+        self._check_open()  # `close` may have ended the existing writers before this one was made
         return writer
 
     def on_entries(self, count: int) -> None:

@@ -103,20 +103,23 @@ class RunCounts(EntryCounts):
         self._run: int | None = None  # hash of the present run's name; None before the first WELCOME
         self._entered = ClientCounts()  # sums at the moment the present run was entered
         self._already = ClientCounts()  # counted for the present run when the client was in it before
-        self._former: dict[int, ClientCounts] = {}  # counted for each run that was left
+        self._former: dict[int, ClientCounts] = {}  # counts of each former run, by the hash of its name
         self._ended: deque[messages.Ended] = deque(maxlen=MAX_ENDED)  # closed episodes that no home has acknowledged
         self._ended_number = 0
 
     def recording(self, entries: int, entry_bytes: int) -> Changes:
         """Return the changes that count `entries` recorded entries of `entry_bytes` each."""
         steps, size = self.steps + entries, self.generated_bytes + entries * entry_bytes
-        return [(setattr, (self, "steps", steps)), (setattr, (self, "generated_bytes", size))]  # a list: see `setting`
+        return [
+            (setattr, (self, "steps", steps)),
+            (setattr, (self, "generated_bytes", size)),
+        ]  # a list, as `setting` returns
 
     def closing_episode(self, length: int, returned: float, now: float, kind: int = messages.TRAIN) -> Changes:
         """Return the changes that count an episode of `length` entries, closed at `now` in seconds since 1970. A test
         episode is reported but not counted.
         """
-        number, is_told = self._ended_number + 1, abs(returned) <= MAX_RETURN  # and no NaN
+        number, is_told = self._ended_number + 1, abs(returned) <= MAX_RETURN  # False for NaN
         dropped = self.dropped_returns + (not is_told or len(self._ended) == MAX_ENDED)
         episodes = self.episodes + (kind == messages.TRAIN)
         changes = setting(self, episodes=episodes, _ended_number=number, dropped_returns=dropped)
@@ -442,7 +445,7 @@ class PushWindow:
         # Never more than was pushed, though another process may use this client's id.
         received, accepted = min(received, self.pushed_bytes), min(accepted, self.pushed_caches)
         arrived = min(accepted + sum(rejected.values()), self.pushed_caches)
-        # An answer may be late, and a server that was killed may have forgotten its newest caches: those are lost.
+        # Smaller sums are ignored: the answer is late, or the server was killed and has lost its newest caches.
         if arrived >= self.received_caches:
             self.accepted_caches, self.received_caches, self.rejected = accepted, arrived, dict(rejected)
         self.received_bytes = max(self.received_bytes, received)
@@ -515,8 +518,8 @@ class AccountWindows:
         self._own_limit = 0  # bytes of the client's own limit; 0: as many as the home grants
         self._lost_after = lost_after
         self._key = (0, 0, 0)  # run, home and since of `now`; zeros before the first WELCOME
-        self._former: OrderedDict[tuple[int, int, int], PushWindow] = OrderedDict()  # the newest last
-        self._forgotten = PushSums()  # of accounts that were left so long ago that only their sums are kept
+        self._former: OrderedDict[tuple[int, int, int], PushWindow] = OrderedDict()  # former accounts, newest last
+        self._forgotten = PushSums()  # sums of the oldest accounts, whose windows were dropped
 
     def grant(self, granted: int) -> None:
         """Set the bytes that the home grants; 0 keeps the former grant."""

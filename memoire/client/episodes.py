@@ -242,7 +242,7 @@ class EpisodesObserver(WriterObserver):
 class EpisodesSide(ActorSide):
     """Actor side of a table of episodes: open episodes, each pushed when it is closed."""
 
-    STORED = "whole episodes: closed ones are pushed, or push_episode pushes one"
+    STORED = "whole episodes: record with a writer, or call push_episode"
     observer: ClassVar[type[WriterObserver]] = EpisodesObserver
     is_granted_at_once: ClassVar[bool] = False
     """True if a writer's entries are granted when they are recorded, not when their episode is pushed."""
@@ -251,7 +251,7 @@ class EpisodesSide(ActorSide):
 
     def make_memory(self, entries: int, *, ragged_bytes: int, live: bool, seed: int | None) -> Memory:
         """Return an empty `OpenEpisodes`; `live` and `seed` have no effect, since nothing is drawn from it."""
-        # A writer cuts an endless episode when it fills half of this: what it cuts must fit a message and the server.
+        # A writer cuts an endless episode at half of this room: the fragment must fit a message and the server.
         schema, most_bytes = self.session.schema, self.session.most_bytes
         ragged = Reservation(CONTAINER).default("capacity", most_bytes // 2) if schema.ragged else 0
         self.fitting = max(1, most_fitting(partial(episode_bytes, schema), most_bytes - ragged))
@@ -410,7 +410,7 @@ class RolloutsObserver(WriterObserver):
 class RolloutsSide(EpisodesSide):
     """Actor side of a table of rollouts: open episodes, pushed in fragments of one length."""
 
-    STORED = "rollouts: closed episodes are pushed, or push_episode pushes one"
+    STORED = "rollouts: record with a writer, or call push_episode"
     observer = RolloutsObserver
     waits_for_models = True
     is_granted_at_once = True

@@ -178,7 +178,7 @@ class Connection:
         self.log_timeout = session.limits.log_timeout
         """Seconds that `log` waits for room if its caller sets no timeout."""
         self._blocking_line = 0.0  # oldest queued line when `log` last waited until its timeout: it does not wait again
-        self._warn_at = float("-inf")  # when a warning that lines are dropped may come again
+        self._warn_at = float("-inf")  # earliest time of the next warning that lines are dropped
         self.former: list[FormerClient] = []
         """Reports of earlier clients that are being delivered; changed under the lock."""
         self.worker = Worker("memoire-client", self._turn, self._next_time, self._at_end)

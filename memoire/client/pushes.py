@@ -50,9 +50,9 @@ from .session import Session
 from .waiting import ClientLock
 
 HELD_BACK = "held back"
-"""Reason of a skipped push: the home has granted no more entries, since learners are too far behind."""
+"""Reason for a skipped push: the home has granted no more entries, since learners are too far behind."""
 WINDOW_FULL = "window full"
-"""Reason of a skipped push: the byte window had no room."""
+"""Reason for a skipped push: the byte window had no room."""
 
 WhenFull = Literal["skip", "block"]
 

@@ -42,7 +42,7 @@ KIND = FileKind(b"memorprt", 2, "a report that a client kept")
 MAX_BYTES = 256 << 20
 """Most bytes of a file that is read; a client's largest report is far smaller."""
 RETRY_INTERVAL = 5.0
-"""Seconds before a home that had no time is asked again."""
+"""Seconds until a busy home is asked again."""
 TRANSIENT_CODES = (*PASSING, "client")
 """Codes of refusals after which the report is tried again later, beginning with HELLO."""
 _PREFIX, _SUFFIX = "untold-", ".msgpack"
@@ -162,7 +162,7 @@ class UnreportedClient:
         self.is_done = False
         """True if the report was delivered, or was refused for good and is left to the next client."""
         self._unsent: list[ReportPart] = []
-        self._awaited: type[messages.Body] = messages.Welcome  # what answers the newest request
+        self._awaited: type[messages.Body] = messages.Welcome  # type of the answer to the newest request
         self._is_home = False  # True if the answering server is the one that counted the client
 
     def begin(self) -> LateRequest:

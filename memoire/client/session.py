@@ -282,7 +282,7 @@ class Session:
         """Count a received message that was not accepted."""
         self.refused[code] = self.refused.get(code, 0) + 1
 
-    # What is counted
+    # Counting
 
     def recording(self, entries: int) -> Changes:
         """Return the changes that count `entries` recorded entries."""
@@ -383,7 +383,7 @@ class Session:
             self.feedback_through = 0
             return WelcomeChanges(change, False, False)
         if (welcome.epoch, welcome.home_name) != (former.epoch, former.home_name):
-            self.feedback_through = 0  # pieces are numbered from 1 at each start of each home
+            self.feedback_through = 0  # each start of a home numbers its feedback from 1
         if welcome.home_name != former.home_name:
             self._move_at = 0.0
         self.schedule.hurry()  # a new or restarted home gets an UPDATE at once
@@ -416,7 +416,7 @@ class Session:
         self.schedule.awaits_feedback = is_same and reply.feedback_waiting > 0
         self.schedule.is_dirty = self.schedule.is_dirty or self.has_remainder or bool(self.window.in_flight_bytes)
         self._follow_run(reply, asked)
-        if is_same and self.counts.boundary is None:  # a grant of another run does not count this one's entries
+        if is_same and self.counts.boundary is None:  # a grant for another run does not apply to this one
             self.inserts.grant(reply.granted_steps, reply.wait)
         step = self._next_step(is_same, reply.leaving, now)
         self.is_between = self.counts.boundary is not None or step != "update"

@@ -86,7 +86,7 @@ class HandedModels:
             ParameterError: `model_version` is not a version.
             ModelUnknown: the caller has models of several topics, and the table sets no `model_topic`.
         """
-        is_unknown = type(model_version) is int and model_version == 0  # most often, and then nothing is called
+        is_unknown = type(model_version) is int and model_version == 0  # the usual case, without a call
         if not is_unknown and (version := arguments.model_version(model_version)):
             return version
         if not self._versions:

@@ -370,7 +370,7 @@ class DatabaseReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._idle = [connect(path, "ro")]
         self._closed = self._has_checked_lines = False
 

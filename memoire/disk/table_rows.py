@@ -142,7 +142,7 @@ class StoredRows:
         stored = self._file.table_rows(kind, *prefix, order="body")
         places = ((*_PLACE.unpack(body), key) for key, body in stored if body.startswith(_PLACED))
         for name, rows in itertools.groupby(places, key=lambda each: each[1]):
-            records = enumerate(salvage(self._path(name), KIND, list[DataError]()), -1)  # keys are first
+            records = enumerate(salvage(self._path(name), KIND, list[DataError]()), -1)  # the first record has the keys
             place, record, bodies = -1, None, list[tuple[bytes, bytes | None]]()
             for _, _, wanted, check, _, key in rows:
                 while place < wanted and (following := next(records, None)) is not None:

@@ -438,7 +438,7 @@ class Channel:
             is_small = len(frames[-1]) < LARGE_PAYLOAD
             message = parse(frames[1:], self._limits, verify_payload=is_small)
             if not (is_small or message.payload is None or isinstance(message.body, messages.Chunk)):
-                check_payload(message.payload, message.header.payload_checksum)  # a chunk's is compared as it is copied
+                check_payload(message.payload, message.header.payload_checksum)  # a chunk's is checked in its copy
             if message.header.client != self._client:
                 raise ProtocolError("client", "the reply is for another client")
         except ProtocolError as error:

@@ -96,7 +96,7 @@ class Gate:
         self._ports: set[int] = set()
         self._local = OPEN
         self._context = context
-        self._authenticator: _Authenticator | None = None  # since something was bound
+        self._authenticator: _Authenticator | None = None  # set by the first `bind` with keys
         self.on_hang_up: Callable[[int], None] = lambda descriptor: None
         """Callback for each ended connection of a guarded address, with its descriptor; runs in the socket's thread."""
         self.domain = ""
@@ -259,7 +259,7 @@ class Gate:
             return
         try:
             with _socket.socket(fileno=copy) as connection:
-                copy = -1  # closed with it
+                copy = -1  # closed with the connection object
                 name = connection.getsockname()
                 listens = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_ACCEPTCONN)
                 if isinstance(name, tuple) and name[1] in self._ports and not listens:

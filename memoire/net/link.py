@@ -201,12 +201,12 @@ class Link(ConnectionWatcher):
         """Error if the peer refuses this process' keys; None if it does not, or that is not known yet."""
         self._keys = DialKeys(keys, socket, endpoint) if keys is not None and endpoint.startswith("tcp://") else None
         self._name_at = float("inf")  # time of the next look-up of the name
-        self._refusal = ""  # why the newest handshake failed
+        self._refusal = ""  # reason of the newest failed handshake, for advice
         self._poller, self._names = poller, known
         self._followers: dict[Socket, _FollowingSocket | None] = {}
         named = _NAMED.fullmatch(endpoint)
         self._host, self._port = ("", "") if named is None or addresses.is_numeric(named["host"]) else named.groups()
-        self._addresses: tuple[str, ...] = ()  # of the name, best first, as `address` is written
+        self._addresses: tuple[str, ...] = ()  # addresses of the name, best first, in the form of `address`
         self._tried: set[str] = set()  # addresses that failed since the name was looked up
         self._rounds = 0  # number of look-ups of which all addresses failed
         self._is_asking = False

@@ -84,7 +84,7 @@ class ConnectionWatcher:
 
 
 class Waker:
-    """Ends another thread's wait in `poll`: a socket pair, since ZeroMQ sockets belong to one thread.
+    """Waker that ends another thread's wait in `poll`: a socket pair, since ZeroMQ sockets belong to one thread.
 
     `wake` may be called from any thread, also after `close`; the waiting thread registers `fd` and calls `drain`.
     """

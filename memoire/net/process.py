@@ -45,7 +45,7 @@ _SO_ATTACH_FILTER: Final = 26
 _SO_DETACH_FILTER: Final = 27
 _NOTHING: Final = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction: BPF_RET with 0 bytes of the packet
 
-_is_tuned = False  # set once
+_is_tuned = False  # set by `tune`
 
 
 def tune() -> None:
@@ -139,7 +139,7 @@ class System:
         except OSError as error:
             _log.warning("an address could not be %s new connections: %s", "closed to" if on else "opened to", error)
         finally:
-            listening.detach()  # it belongs to ZeroMQ
+            listening.detach()  # the descriptor belongs to ZeroMQ
 
 
 class DescriptorGuard:

@@ -316,7 +316,7 @@ class Worker:
         self._turned = time.monotonic()  # time of the newest turn; a wait is no longer than `IDLE_INTERVAL`
         self._progress = ProgressMonitor()
         self._stopping = False
-        self._starting = threading.Lock()  # against a stop in the middle of a start
+        self._starting = threading.Lock()  # guards against a stop during a start
         self._linger = 0.0
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
