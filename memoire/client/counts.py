@@ -91,8 +91,8 @@ class RunCounts(EntryCounts):
         """Number of caches or episodes that were not pushed, because the byte window was full."""
         self.dropped_lines = 0
         self.applied = self.stale = self.gone = 0
-        """Numbers of priorities that were set; whose entry was gone; and whose entry was gone before the learner
-        reported them. The last are part of the second.
+        """Number of priorities that were set (`applied`); that came too late for their entry (`stale`); and of stale
+        ones whose entry was gone before the learner reported them (`gone`).
         """
         self.dropped_returns = 0
         """Number of episodes that count, but whose return is not reported."""
