@@ -407,7 +407,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name_before_anything_is_taken(tm
     pool = pool_of([5])
     save(tmp_path / "a", table(pool), table(pool_of([7]), "demo"))
     again = Pool(SCHEMA, PLAIN)
-    with pytest.raises(SnapshotMismatch, match="table 'demo', and this server has 'default'"):
+    with pytest.raises(SnapshotMismatch, match="table 'demo', but this server has 'default'"):
         load([tmp_path / "a"], table(again))
     other = Pool(STATES, PLAIN)
     with pytest.raises(SnapshotMismatch, match="in table 'demo', but this server stores"):
