@@ -415,7 +415,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name_before_anything_is_taken(tm
     stacked = Pool(SCHEMA, Parameters(next=()))
     with pytest.raises(SnapshotMismatch, match="made with next=None, but this server has next="):
         load([tmp_path / "a"], table(again), table(stacked, "demo"))
-    with pytest.raises(SnapshotMismatch, match="keeps episodes"):
+    with pytest.raises(SnapshotMismatch, match="stores episodes"):
         load([tmp_path / "a"], table(again), table(again, "demo", "episodes"))
     renamed = PLAIN.to_wire()
     renamed["gamma"] = renamed.pop("discount")
