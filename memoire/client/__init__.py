@@ -1,1 +1,1 @@
-"""An actor's end of the wire."""
+"""Actor side of the protocol: the client, its session with a server, and its pushes."""

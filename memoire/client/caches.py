@@ -1,4 +1,4 @@
-"""Caches at an actor: recent episodes stay here, and samples that are drawn of them are pushed.
+"""Actor side of cache tables: a memory keeps recent episodes, and caches of samples drawn from them are pushed.
 
 entries ──▶ granted? ──▶ samples_per_insert of them are owed ──▶ cache_size are owed: draw and push a cache
 """
@@ -21,25 +21,25 @@ from memoire.wire.parts import Payload
 from .pushes import HELD_BACK, WINDOW_FULL, ActorSide, WriterObserver
 
 NOTHING_TO_DRAW = "nothing to draw"
-"""Why nothing was pushed while no entry of the memory weighs anything."""
+"""Reason for a skipped push: no entry of the memory has a positive weight."""
 
 
 class CachesObserver(_core.SampleDebt, WriterObserver):
-    """Pushes as many samples as the parameters ask for."""
+    """Writer observer that pushes `samples_per_insert` samples for each granted entry, a cache at a time."""
 
     def __init__(self, side: CachesSide) -> None:
         WriterObserver.__init__(self, side)
-        self._side, self._entry_bytes = side, side.session.schema.entry_bytes  # for good
+        self._side, self._entry_bytes = side, side.session.schema.entry_bytes  # neither changes
         self._held, self._counts = self._waiting.changed, self._session.counts
         self._schedule = self._session.schedule
 
     @property
     def is_behind(self) -> bool:
-        """Whether something of entries that it took is not done yet."""
+        """True if entries of an earlier call still wait for a grant, or a cache for its push."""
         return self._is_due or self._asked > 0
 
     def take_entries(self, writer: _core.StepCounter, waits: bool) -> None:
-        """Take what was recorded, and push a cache if so many samples are owed."""
+        """Count the writer's new entries, and push a cache if `cache_size` samples are owed."""
         self._waiting.check_process()
         count, pusher, parameters = writer._untold, self._pusher, self._session.parameters
         if not self._take_granted(writer, parameters.samples_per_insert, self._entry_bytes):
@@ -49,7 +49,7 @@ class CachesObserver(_core.SampleDebt, WriterObserver):
             self._push(pusher.patience if waits else 0.0)
 
     def _insert(self, patience: float) -> None:
-        """Make inserts of the entries that wait for that, or let them stay passed steps."""
+        """Insert the entries that wait for a grant; after `patience` seconds the rest stay passed steps."""
         pusher, parameters = self._pusher, self._session.parameters
 
         def admitting(count: int) -> Changes:
@@ -61,9 +61,9 @@ class CachesObserver(_core.SampleDebt, WriterObserver):
             pusher.skip(HELD_BACK, lambda: inserts.settling(self._asked, 0) + setting(self, _asked=0))
 
     def _push(self, patience: float) -> None:
-        """Push the cache that is due."""
+        """Push one cache, and subtract its samples from those owed."""
         if not self._is_due:
-            # One at a time: after a pause, such as a window that was full, old debts are not made good in a burst.
+            # One at a time: after a pause, such as a full window, the samples owed are not pushed in a burst.
             size = self._session.parameters.cache_size
             _core.at_once(setting(self, _owed=min(self._owed - size, size), _is_due=True))
         try:
@@ -74,14 +74,14 @@ class CachesObserver(_core.SampleDebt, WriterObserver):
 
 
 class CachesSide(ActorSide):
-    """A memory of recent episodes, of which caches are drawn."""
+    """Actor side of a table of caches: a memory of recent episodes, from which caches are drawn."""
 
-    STORED = "caches: use a writer, or push_cache"
+    STORED = "caches: record with a writer, or call push_cache"
     observer = CachesObserver
     leaves_open = False
 
     def make_memory(self, entries: int, *, ragged_bytes: int, live: bool, seed: int | None) -> Memory:
-        """A `Memory` of closed and open episodes."""
+        """Return a `Memory` of closed and open episodes."""
         schema, parameters = self.session.schema, self.session.parameters
         memory = Memory(schema, entries, parameters, live=live, seed=seed)
         memory.limit_ragged(ragged_bytes if schema.ragged else 0)
@@ -89,11 +89,11 @@ class CachesSide(ActorSide):
         return memory
 
     def usual_bytes(self, schema: Schema, parameters: Parameters) -> int:
-        """Of a cache."""
+        """Return the usual size of a cache in bytes."""
         return usual_bytes(schema, parameters)
 
     def push_cache(self, patience: float) -> bool:
-        """Draw a cache and push it, as soon as an entry may be inserted."""
+        """Draw a cache and push it, as soon as the home grants an entry; False after `patience` seconds."""
         pusher = self.pusher
         deadline = pusher.waiting.now() + patience
         if not pusher.is_granted(deadline):
@@ -101,7 +101,7 @@ class CachesSide(ActorSide):
         return self.push_granted(pusher.waiting.left(deadline))
 
     def push_granted(self, patience: float, with_it: Callable[[], Changes] = list) -> bool:
-        """The same for a writer whose entries were granted; `with_it` is changed together with what comes of it."""
+        """Draw and push a cache of granted entries; the changes of `with_it` are made together with a push or skip."""
         pusher, memory = self.pusher, self.memory()
         deadline = pusher.waiting.now() + patience
         if memory.num_positive == 0:
@@ -122,8 +122,7 @@ class CachesSide(ActorSide):
         payload = containers.build(memory, now=pusher.clock(), compression=pusher.codec())
         pusher.spend(began)
         if payload.nbytes > session.most_bytes:
-            fitting = f"fits into {session.most_bytes} (limits.message_bytes)"
-            expected = f"such that a cache of {payload.nbytes} bytes {fitting}"
+            expected = f"smaller: a cache of {payload.nbytes} bytes exceeds {session.most_bytes} (limits.message_bytes)"
             raise ParameterError("cache_size", session.parameters.cache_size, expected)
         return payload
 

@@ -1,12 +1,12 @@
-"""The client: an actor's memory, and what it tells and hears over the network.
+"""The client: an actor's memory, and its reports, pushes and models over the network.
 
     methods, from any thread ──▶ counters, lines, window (one lock) ──▶ one thread with three sockets ──▶ server or
     proxy
                                                                         requests, caches, notices
 
 Methods never touch a socket. The thread sends the client's cumulative totals, newest sums, lines and scalars in
-UPDATE, at most every `update_every` seconds and at once when somebody waits for it; the replies say what arrived,
-which parameters and models are new, and whether the run is over.
+UPDATE, at most every `update_every` seconds, and at once if a call waits for the reply. The reply acknowledges what
+arrived, brings new parameters and the versions of models, and tells if the run is over.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SILENCE_TIMEOUT = 3 * HEARTBEAT_INTERVAL
-"""Seconds without a reply after which a client says that it is not ready."""
+"""Seconds without a reply after which a client reports that it is not ready."""
 
 
 @checked_names()
@@ -72,35 +72,39 @@ def connect(
     keys: Given = None,
     state: str | Path | None = None,
 ) -> Client:
-    """Connect to a server, proxy or relay: one address, and everything else comes from there.
+    """Connect to a server, proxy or relay, which sends schema, parameters and all other addresses.
 
     Args:
         url: Such as "tcp://proxy:5560" or "ipc:///run/memoire".
-        table: Name of the table that it fills; "" is the server's first.
-        seed: Of the memory's draws; None takes entropy from the system.
-        timeout: Seconds to wait for the other side.
-        name: What people see in place of its id on pages, in logs and metrics, such as "actor-3": 1 to 253 letters,
-            digits, dots, hyphens and underscores. Several may have the same. None takes $MEMOIRE_NAME, and in a Pod
-            of Kubernetes the name of the Pod; "" gives none.
+        table: Name of the table that the client fills; "" is the server's first.
+        seed: Seed of the memory's draws; None takes entropy from the system.
+        timeout: Seconds to wait for the server's answer.
+        name: Name shown in place of the client's id on pages, in logs and metrics, such as "actor-3": 1 to 253 letters,
+            digits, dots, hyphens and underscores. Several clients may have the same name. None takes $MEMOIRE_NAME,
+            and in a Pod of Kubernetes the name of the Pod; "" leaves the client without a name.
         input_uuid: 32-bit label in the log's lines; 0 takes a random one.
-        capacity: Entries that the memory has room for, if the table does not say it (`client_capacity`); by default
+        capacity: Entries that the memory has room for, if the table does not set `client_capacity`; by default
             what fits 256 MiB.
-        on_full: What the writer does with a cache or episode when the byte window is full: skip it, or wait for
+        on_full: What the writer does with a cache or episode when the byte window is full: "skip" it, or "block" for
             `limits.block_timeout` seconds and then skip it.
         context: ZeroMQ context; one for the process by default.
-        keys: This process' keys folder (or a cluster's), for tcp:// addresses; None takes $MEMOIRE_KEYS, and without it
-            none. See docs/operations.md.
-        state: Folder in which this client leaves what it could not tell when it ends, and from which it tells what
-            earlier ones have left; made when it is not there. None leaves nothing: the log says what is lost.
+        keys: This process' keys folder (or a cluster's), for tcp:// addresses; None takes $MEMOIRE_KEYS, and connects
+            without keys if that is not set. See docs/operations.md.
+        state: Folder for reports that this client could not deliver before its end; the next client with the same
+            folder delivers them. Made if missing. None keeps nothing: the log says what is lost.
 
     Raises:
-        MemoireTimeout: nobody answered; says what to look at.
-        AuthError: the other side does not let this process in.
+        MemoireTimeout: no answer came in time; the message says what to check.
+        AuthError: the server does not let this process in.
         KeyFileError: the keys cannot be used.
-        EndpointError: the address is none.
-        StateUnusable: state cannot be written.
-        Refused: the other side does not take this client, or has no such table.
-        ParameterError: an argument is out of its range, or `capacity` is not what the table says.
+        EndpointError: the address is malformed.
+        StateUnusable: the folder `state` cannot be written.
+        Refused: the server does not take this client, or has no such table.
+        ParameterError: an argument is out of its range, or `capacity` differs from the table's `client_capacity`.
+
+    Example:
+        with memoire.connect("tcp://proxy:5560", seed=0) as client:
+            writer = client.writer(envs)
     """
     return Client(
         url,
@@ -123,8 +127,9 @@ class Client(Node):
 
     Args:
         request: Address for requests.
-        push, subscribe: Addresses for caches and notices, where they are not those that the server names.
-        live: Whether entries can be drawn before their episode is closed.
+        push, subscribe: Addresses for caches and notices, if they differ from those that the server names.
+        live: True if entries can be drawn before their episode is closed.
+        clock: Returns seconds since 1970.
         The others: see `connect`.
     """
 
@@ -159,21 +164,21 @@ class Client(Node):
             raise ParameterError("input_uuid", input_uuid, "a number of 32 bits")
         self.endpoint = request
         self.name = process_name(name)
+        """Name of the client in logs, pages and metrics; "" if it has no name."""
         self.program: Callable[[], Any] | None = None
-        """Tells how the program around it stands, for its pages: set by a worker or trainer of `memoire.rl`."""
-        """What people call it; "" if nobody gave it a name."""
+        """Function that returns the state of the program around the client, for its pages; set by `memoire.rl`."""
         self.client_id = secrets.token_bytes(16)
-        """128 random bits: who this client is; new for each one made."""
+        """Id of this client: 128 random bits, new for each `Client` object."""
         self.uuid = input_uuid or secrets.randbelow((1 << 32) - 1) + 1
-        """The label of its log lines."""
+        """Label of the client's log lines, a number of 32 bits."""
         self._folder = None if state is None else reports.folder_at(state)
         self._limits, self._seed = limits or Limits(), seed
         self._context = context or shared_context()
         self._keys = Keys.of(keys, "actor")
         self._pid = os.getpid()
         self._close_lock = threading.Lock()
-        self._is_left = False  # what could not be told was said, or kept
-        self._readers: list[Reader] = []  # of `batches` that are drawn now; under the lock
+        self._is_left = False  # what was not acknowledged was logged, or kept in the folder
+        self._readers: list[Reader] = []  # readers of running `batches` calls; under the lock
         self._make_parts(table_name(table), capacity, live, on_full, clock, (push, subscribe))
         self._io.worker.start()
         close_at_exit(self)
@@ -191,7 +196,7 @@ class Client(Node):
         live: bool,
         on_full: WhenFull,
         clock: Callable[[], float],
-        given: tuple[str | None, str | None],
+        addresses: tuple[str | None, str | None],
     ) -> None:
         limits, rng, numbers = self._limits, random.Random(secrets.randbits(64)), itertools.count(1)
         facts: dict[str, Any] = {"table": table, "name": self.name, "label": self.uuid, "limits": limits, "rng": rng}
@@ -206,7 +211,7 @@ class Client(Node):
             self._waiting,
             self._local,
             self._pusher,
-            given=given,
+            addresses=addresses,
             context=self._context,
             keys=self._keys,
             rng=rng,
@@ -215,26 +220,26 @@ class Client(Node):
             owner=self,
         )
 
-    # ------------------------------------------------------------------------------------------ what it learned
+    # ------------------------------------------------------------------------------------ what the server says
 
     @property
     def schema(self) -> Schema:
-        """What an entry is, as the server says."""
+        """Schema of the table's entries, from the server."""
         return self._session.schema
 
     @property
     def parameters(self) -> Parameters:
-        """Everything that shapes sampling, as the server said last."""
+        """Sampling parameters of the table, the newest that the server sent."""
         return self._session.parameters
 
     @property
     def table(self) -> str:
-        """Name of the table that it fills."""
+        """Name of the table that the client fills."""
         return self._session.told.table_name
 
     @property
     def run(self) -> str:
-        """Name of the experiment."""
+        """Name of the run that the client counts for."""
         return self._session.told.run_name
 
     @property
@@ -244,25 +249,25 @@ class Client(Node):
 
     @property
     def storage(self) -> str:
-        """What the server stores: "caches" that are drawn here, or whole "episodes"."""
+        """Kind of the table: "caches" that the client draws, whole "episodes", or "rollouts"."""
         return self._session.told.storage
 
     @property
     def inference(self) -> tuple[str, ...]:
-        """Addresses of inference nodes that act for this server's clients, as the server said when it was met last."""
+        """Addresses of inference nodes that act for this server's clients, from the server's newest WELCOME."""
         address = self._io.channel.link.address
         return tuple(seen_from(address, each) for each in self._session.told.inference)
 
     @property
     def finished(self) -> bool:
-        """Whether the run is over; an actor's loop ends with it."""
+        """True if the run is over; an actor's loop ends then. Raises Closed."""
         self._check_open()
         return self._session.is_finished
 
     @property
     def memory(self) -> Memory:
-        """The client's own recent episodes; made when it is first asked for. Where the server stores episodes, only
-        those that are open.
+        """Memory of the client's recent episodes, made at first use. If the server stores episodes or rollouts, it
+        holds open episodes only.
 
         Raises:
             MemoireError: see `sync`.
@@ -271,7 +276,7 @@ class Client(Node):
 
     @property
     def push_reason(self) -> str:
-        """Why the newest push_cache returned False; "" when it did not."""
+        """Reason why the newest push was skipped; "" if it was not."""
         return self._pusher.reason
 
     @push_reason.setter
@@ -280,22 +285,24 @@ class Client(Node):
 
     @property
     def room(self) -> int:
-        """Entries that may be recorded before a step waits for a learner, or before they bring nothing; 2**53 - 1 if
-        there is no limit.
+        """Entries that the server still grants: beyond them a step waits for a learner, or its entries are not pushed.
+        2**53 - 1 if there is no limit.
         """
         with self._waiting.changed:
             return self._session.inserts.left
 
     def sync(self, capacity: int | None = None, timeout: float | None = None, *, overrides: bool = False) -> None:
-        """Ask the server for schema and parameters again, and begin with an empty memory; totals go on. Writers
-        that were made before are closed: they would fill a memory that nobody draws from.
+        """Ask the server for schema and parameters again, and begin with an empty memory; totals go on. Existing
+        writers are closed, since the memory that they fill is no longer drawn from.
 
         Args:
-            capacity: Entries that the new memory has room for; None: as before, or as the table says.
-            overrides: Whether `capacity` may be another than the table's `client_capacity`.
+            capacity: Entries that the new memory has room for; None keeps the capacity, or takes the table's.
+            timeout: Seconds to wait for the server's answer; None waits `request_timeout`.
+            overrides: True if `capacity` may differ from the table's `client_capacity`.
 
         Raises:
-            ParameterError: `capacity`, or that of before, is not what the table says; the memory stays.
+            ParameterError: the capacity differs from the table's `client_capacity`; the memory stays.
+            MemoireTimeout: no answer came in time.
         """
         before, patience = self._session.told, self._waiting.seconds(timeout)
         deadline = time.monotonic() + patience
@@ -311,38 +318,38 @@ class Client(Node):
     def writer(
         self, envs: Any = None, *, num_envs: int | None = None, autoreset: str | None = None, **options: Any
     ) -> Writer:
-        """A writer for an environment or a vector of them: takes what step() returned; counts, and pushes caches by
-        itself.
+        """Return a writer for one environment or a vector of them: it takes what step() returned, counts, and pushes.
 
         Args:
             envs: A Gymnasium (vector) environment, from which number and autoreset mode are read.
-            num_envs, autoreset: The same by hand: "next_step", "same_step" or "disabled".
+            num_envs, autoreset: Number of environments and their autoreset mode ("next_step", "same_step" or
+                "disabled"), instead of `envs`.
             options: longest and check; see `Writer`. A table of rollouts that has a length takes no other `longest`.
 
-        May be called again, for other environments: each thread that steps some needs a writer of its own.
-        An entry of a step that is not told its `model_version` gets the version that `newest` or `wait` of this
-        client's model last handed out: of the table's `model_topic`, or else of the only topic.
+        May be called again, for other environments: each thread that steps environments needs its own writer.
+        A step without a `model_version` gets the version that `newest` or `wait` of this client's model last
+        returned: of the table's `model_topic`, or else of the only topic.
         """
         self._check_open()
-        made = self._local.writer(envs, num_envs, autoreset, self._handed.stamp, **options)
-        self._check_open()  # `close` ends the writers that were there when it was called
-        return made
+        writer = self._local.writer(envs, num_envs, autoreset, self._handed.stamp, **options)
+        self._check_open()  # `close` may have ended the existing writers before this one was made
+        return writer
 
     def on_entries(self, count: int) -> None:
-        """Count entries that were recorded."""
+        """Add `count` recorded entries to the client's steps, for a caller that records without a writer."""
         self._check_open()
         self._pusher.count(count)
 
     def on_episode(self, lane: int, length: int, returned: Any) -> None:
-        """Count a closed episode; `returned` is the sum of its rewards, [*R] or a number."""
+        """Count a closed episode of `length` entries; `returned` is the sum of its rewards, [*R] or a number."""
         self._check_open()
         self._pusher.count_episode(length, returned)
 
     def report(self, length: int, returned: float, *, kind: str = "train") -> None:
-        """Tell of an episode that was run: how many steps it had, and the sum of its rewards.
+        """Report an episode to the server: its number of steps and the sum of its rewards.
 
         Args:
-            kind: "train" counts it, as a writer does by itself; "test" only shows it, beside those of training.
+            kind: "train" counts the episode, as a writer does by itself; "test" only shows it beside those of training.
 
         Raises:
             ParameterError: `kind` is something else, or the length is negative.
@@ -354,13 +361,14 @@ class Client(Node):
         self._pusher.count_episode(steps, float(returned), TEST if kind == "test" else TRAIN)
 
     def push_cache(self, timeout: float | None = None) -> bool:
-        """Draw a cache from the memory and push it. False, with `push_reason`, when that was not possible; counted in
-        stats().not_pushed.
+        """Draw a cache from the memory and push it. Returns False if that was not possible: `push_reason` has the
+        reason, stats().not_pushed the count.
 
         Args:
             timeout: Seconds to wait for room in the byte window; None waits `request_timeout`.
 
         Raises:
+            ParameterError: the table does not store caches, or a cache is too large for a message.
             Closed, SchemaMismatch: the client cannot be used (any more).
         """
         self._check_open()
@@ -382,20 +390,20 @@ class Client(Node):
         is_cut: bool = False,
         timeout: float | None = None,
     ) -> bool:
-        """Push a whole episode to a server that stores episodes, and count it with its steps. False, with
-        `push_reason`, when the byte window had no room for it: then nothing was pushed or counted but that.
+        """Push a whole episode to a server that stores episodes, and count it with its steps. Returns False, with
+        `push_reason`, if it was skipped: the home granted no entry, or the byte window had no room.
 
-        Nothing of it is kept here. A writer does this by itself, at each episode's end.
+        The client keeps no copy. A writer pushes its episodes by itself, at each episode's end.
 
         Args:
             columns: For each column but the return its values in order, [T, *F], nested as the schema is or by the
-                columns' names. They count as recorded now.
-            init_w: What the entries' weights are multiplied by: a number, or [T].
-            model_version: Of the models that acted: a number, or [T]; 0 is unknown.
-            final_state, terminated, bootstrap_value: How it ended, as of `Memory.close`.
-            multiplier, update_value, update_weight: How it is weighed, as of `Memory.close`.
+                columns' names. Their time of recording is now.
+            init_w: Factor of the entries' weights: a number, or [T].
+            model_version: Version of the models that acted: a number, or [T]; 0 is unknown.
+            final_state, terminated, bootstrap_value: End of the episode, as for `Memory.close`.
+            multiplier, update_value, update_weight: Weighing of the episode, as for `Memory.close`.
             steps: Entries that count as steps; None is all of them.
-            is_cut: Whether the episode goes on in the next one that is pushed: then no episode is counted.
+            is_cut: True if the episode goes on in the next one that is pushed: then no episode is counted.
             timeout: Seconds to wait for room in the byte window; None waits `request_timeout`.
 
         Raises:
@@ -417,15 +425,15 @@ class Client(Node):
         block_timeout: float | None = None,
         log_timeout: float | None = None,
     ) -> None:
-        """Change what this client allows itself, from now on; what is not given stays. `stats` shows what holds.
+        """Change this client's own limits; those left out stay. `stats` shows the present ones.
 
         Args:
-            credit: Most bytes of caches on the way, where the home grants more; 0 takes what it grants.
-            on_full: What the writer does with a cache when the window is full.
+            credit: Most bytes of caches in flight, if the home grants more; 0 takes the home's grant.
+            on_full: What the writer does with a cache or episode when the window is full: "skip" or "block".
             block_timeout, log_timeout: As in `Limits`.
 
         Raises:
-            ParameterError: nothing was changed.
+            ParameterError: a value is out of its range; nothing was changed.
         """
         self._check_open()
         if credit is not None:
@@ -441,13 +449,13 @@ class Client(Node):
             self._pusher.block_timeout, self._io.log_timeout = block_timeout, log_timeout
             self._waiting.changed.notify_all()
 
-    # ------------------------------------------------------------------------------------------------- telling
+    # ------------------------------------------------------------------------------------------------ reporting
 
     def update(self, timeout: float | None = None) -> None:
-        """Tell the server everything counted and logged so far; returns when it has it.
+        """Report everything counted and logged so far; returns when the server has acknowledged it.
 
         Raises:
-            MemoireTimeout: no answer in time; it goes on being sent in the background.
+            MemoireTimeout: no acknowledgement came in time; the client goes on sending in the background.
         """
         self._check_open()
         outbox, schedule = self._session.outbox, self._session.schedule
@@ -461,15 +469,15 @@ class Client(Node):
         )
 
     def log(self, text: str, timeout: float | None = None) -> bool:
-        """Send a line to the server's log. Returns whether it was taken: then it is kept until the server has it,
-        once. `update` and `close` wait for that.
+        """Queue a line for the server's log. Returns True if the queue took it: the server logs it once, and `update`
+        and `close` wait until the server has it.
 
-        Returns at once while there is room (`limits.log_lines`, `log_buffer_bytes`), which there is unless the server
-        is away for long. A line that is not taken is counted (stats().dropped_lines) and warned of once a minute.
+        Returns at once while the queue has room (`limits.log_lines`, `log_buffer_bytes`): it fills only if the server
+        is away for long. A dropped line is counted (stats().dropped_lines); a warning comes at most once a minute.
 
         Args:
-            timeout: Seconds to wait for room; None waits `limits.log_timeout`, and not again until some lines
-                left.
+            timeout: Seconds to wait for room; None waits `limits.log_timeout`, and then does not wait again until
+                lines were sent.
 
         Raises:
             Closed: the client was closed, also while waiting.
@@ -480,7 +488,7 @@ class Client(Node):
         return self._io.log(line, patience)
 
     def scalars(self, values: Mapping[str, float]) -> None:
-        """Set figures to be shown for this client, by name: finite numbers, at most 64 names."""
+        """Set scalars that the dashboard shows for this client, by name: finite numbers, at most 64 names."""
         self._check_open()
         with self._waiting.changed:
             self._session.scalars = arguments.scalars(values, self._session.scalars)
@@ -489,14 +497,14 @@ class Client(Node):
     # -------------------------------------------------------------------------------------------------- models
 
     def model(self, topic: str) -> ModelHandle:
-        """The newest model of a topic, kept up to date from now on."""
+        """Return a handle on the newest model of a topic, kept up to date from now on."""
         self._check_open()
         self._io.topics.want(check_topic(topic))
         self._handed.follow(topic)
         return ModelHandle(topic, self._io.topics, self._waiting, self.endpoint, self._handed)
 
     def subscribe(self, topic: str) -> Receiver:
-        """Every model of a topic in order, from the newest on; who is too slow skips (and counts)."""
+        """Return a receiver of each model of a topic in order, from the newest on; a slow one skips and counts some."""
         self._check_open()
         return Receiver(self._io.topics.subscribe(check_topic(topic)), self._io.topics, self._waiting, self.endpoint)
 
@@ -509,17 +517,17 @@ class Client(Node):
     def batches(
         self, batch_size: int | Mapping[str, int], timeout: float = 30.0, **options: Any
     ) -> Iterator[Batch | MixedBatch]:
-        """Batches drawn far away, from all servers behind this address, prefetched: see `Reader.batches`.
+        """Yield batches drawn by all servers behind this address, prefetched: see `Reader.batches`.
 
-        Ends with the run, or with this client.
+        Ends with the run, or when this client is closed.
 
         Args:
             batch_size: Samples of this client's table; or of several, mixed: `{"online": 192, "demo": 64}`.
-            timeout: Seconds that each batch may take, until somebody answers included.
+            timeout: Seconds that each batch may take, including the wait for a server's answer.
             options: See `Reader`.
 
         Raises:
-            MemoireTimeout: not enough samples came in that time, or nobody answered.
+            MemoireTimeout: not enough samples came in that time, or no server answered.
         """
         from memoire.replay.mixing import sizes_of
 
@@ -534,11 +542,11 @@ class Client(Node):
 
     @contextlib.contextmanager
     def _reader(self, options: dict[str, Any]) -> Iterator[Reader]:
-        """A reader like this client, which this client's `close` closes, too."""
+        """Yield a reader with this client's address, name, keys and limits; the client's `close` closes it, too."""
         from memoire.reader.reader import Reader
 
-        own: dict[str, Any] = {"name": self.name, "context": self._context, "limits": self._limits, "keys": self._keys}
-        with Reader([self.endpoint], timeout=None, **own | {"seed": self._seed} | options) as reader:
+        args: dict[str, Any] = {"name": self.name, "context": self._context, "limits": self._limits, "keys": self._keys}
+        with Reader([self.endpoint], timeout=None, **args | {"seed": self._seed} | options) as reader:
             with self._waiting.changed:
                 self._readers.append(reader)
             try:
@@ -547,19 +555,19 @@ class Client(Node):
                 with self._waiting.changed:
                     self._readers.remove(reader)
 
-    # ------------------------------------------------------------------------------------------------- its end
+    # ------------------------------------------------------------------------------------------ status and end
 
     def stats(self) -> ClientStats:
-        """All figures at this moment."""
+        """Return a snapshot of the client's figures."""
         with self._waiting.changed:
             return self._io.stats()
 
     def liveness(self) -> list[str]:
-        """What only a restart can mend, a sentence each. Empty while all is well."""
+        """Return problems of the client's thread that only a restart can mend, a sentence each; [] if all is well."""
         return self._io.worker.trouble()
 
     def readiness(self) -> list[str]:
-        """Why nothing that this client does is counted just now, a sentence each; empty while it is."""
+        """Return reasons why the server does not count this client's work now, a sentence each; [] if it does."""
         if self.closed:
             return ["closing: this client is about to end"]
         if self._waiting.failed is not None:
@@ -570,15 +578,15 @@ class Client(Node):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called; closing may still go on."""
         return self._waiting.is_closing
 
     def close(self, timeout: float | None = None) -> bool:
-        """Tell the server what it does not know yet, then end, within `timeout` seconds; calls that wait raise
-        `Closed`.
+        """Deliver everything that the server has not acknowledged, then end, within `timeout` seconds; calls that wait
+        raise `Closed`.
 
         Episodes that are open in writers are stored as `Writer.reset` stores them, and further steps raise `Closed`.
-        May be called again. Returns whether everything was delivered.
+        May be called again. Returns True if everything was delivered.
         """
         allowed = seconds(timeout, self._limits.close_timeout)
         deadline = time.monotonic() + allowed
@@ -587,22 +595,22 @@ class Client(Node):
             if not is_mine:
                 return False
             self._end_writers("this client", deadline)
-            delivered = self._tell_the_rest(deadline)
+            delivered = self._deliver_rest(deadline)
             if not self._io.worker.stop(max(END_TIMEOUT, deadline - time.monotonic()), linger=min(allowed, 1.0)):
                 _log.warning("%s: its thread did not end in time", self._name)
             if not delivered:
                 self._leave_remainder()
             return delivered
 
-    def _tell_the_rest(self, deadline: float) -> bool:
-        """Whether all that was recorded is told and acknowledged in time; writers leave nothing any more."""
+    def _deliver_rest(self, deadline: float) -> bool:
+        """Return True if the server acknowledges everything before the deadline; writers have ended."""
         with self._waiting.changed:
             self._waiting.is_parting = False
             self._waiting.changed.notify_all()
-        return self._io.told_everything(deadline)
+        return self._io.deliver_everything(deadline)
 
     def _refuse_calls(self, deadline: float) -> None:
-        """Calls raise `Closed` from now on, those that wait too; what writers hold has until the deadline."""
+        """Let calls raise `Closed`, waiting ones too; open episodes of writers may leave until the deadline."""
         session, waiting = self._session, self._waiting
         with waiting.changed:
             if not waiting.is_closing:
@@ -613,16 +621,16 @@ class Client(Node):
             waiting.changed.notify_all()
             readers = list(self._readers)
         self._io.topics.close()
-        for reader in readers:  # whoever waits for their batches would wait on
+        for reader in readers:  # else callers would go on waiting for their batches
             reader.close(max(0.0, deadline - time.monotonic()))
 
     def _end_writers(self, closed: str, deadline: float) -> None:
-        """Store what is open in writers, and have them refuse further steps, because `closed` is closed."""
+        """Store the writers' open episodes, and let further steps raise `Closed`, which names `closed`."""
         for problem in self._local.end_writers(closed, deadline):
             _log.warning("%s does not store %s", self._name, problem)
 
     def _leave_remainder(self) -> None:
-        """Say what was not acknowledged, and leave it in the folder for the next client that has it."""
+        """Log what was not acknowledged, and keep it in the folder for the next client with that folder."""
         with self._waiting.changed:
             if self._session.welcome is None or self._is_left:
                 return
@@ -630,26 +638,25 @@ class Client(Node):
             remainder = remainder_of(self._session, self._io.topics.versions())
         if remainder is not None:
             fate = reports.leave(self._folder, remainder)
-            # The end of a run is no loss: whoever declared it over has all that it wanted.
+            # After the end of a run this is no loss: the learner that ended the run needs nothing more.
             level = logging.INFO if self._session.is_finished else logging.WARNING
             _log.log(level, "%s ends before %s. %s", self._name, fate, self._io.advice(probe=False))
 
     def _check_open(self) -> None:
         self._waiting.check_open()
 
-    def _await(self, is_done: Callable[[], bool], patience: float, what: str) -> None:
-        """Wait until the thread has brought this about. Raises MemoireTimeout, or what is in the way."""
+    def _await(self, is_done: Callable[[], bool], patience: float, expected: str) -> None:
+        """Wait until `is_done` returns True. Raises MemoireTimeout, or the error that prevents it."""
         waiting = self._waiting
         with waiting.changed:
             waiting.check_open()
             if waiting.until(is_done, waiting.now() + patience, waiting.check_open, lambda: None):
                 return
-        unmet = self._session.put_off or self._io.channel.link.denied
-        raise unmet or MemoireTimeout(what, self.endpoint, patience, self._io.advice())
+        error = self._session.put_off or self._io.channel.link.denied
+        raise error or MemoireTimeout(expected, self.endpoint, patience, self._io.advice())
 
     @property
     def _name(self) -> str:
-        """As the log calls it."""
         return f"client {self._session.shown}"
 
     def __repr__(self) -> str:
@@ -658,4 +665,4 @@ class Client(Node):
 
 def _check_credit(credit: object) -> None:
     if type(credit) is not int or credit < 0:
-        raise ParameterError("credit", credit, "a whole number of bytes, or 0 for what the server grants")
+        raise ParameterError("credit", credit, "a whole number of bytes, or 0 for the server's grant")

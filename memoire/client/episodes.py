@@ -1,13 +1,12 @@
-"""Episodes at an actor: those that are open, until they are closed and leave for the server, which stores them.
+"""Actor side of episode and rollout tables: open episodes at the actor, pushed to the server when they are closed.
 
     writer ──add──▶ OpenEpisodes ──close──▶ Shipment ──▶ the byte window; or counted as skipped
 
-`OpenEpisodes` is a `Memory` whose closed episodes are elsewhere: nothing can be drawn from it, and an episode's room is
-given back as soon as it is closed.
+`OpenEpisodes` is a `Memory` without closed episodes: nothing can be drawn from it, and a closed episode's room is free
+at once.
 
-Rollouts are parts of episodes of one length, each made only while there is room for it. An entry is granted at its
-own step, so that a step waits before it is made by a model whose share is there. Fragments leave at the step that
-fills them.
+Rollouts are fragments of episodes, all of one length. An entry is granted at its own step: a step waits if the table
+has no room for more entries of the present model. A fragment is pushed at the step that fills it.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ from .pushes import HELD_BACK, WINDOW_FULL, ActorSide, WriterObserver
 
 
 class Shipment(NamedTuple):
-    """An episode on its way: its container, and what its message says of it."""
+    """Closed episode, ready to be pushed: its container, and the other fields of its message."""
 
     payload: Payload
     facts: dict[str, Any]
-    """Fields of `messages.Episode`."""
+    """Fields of `messages.Episode` apart from its number and account."""
     entries: int
     returned: NDArray[np.float64]
-    """Sum of its rewards, not discounted: [*R]; 0 where there is no reward."""
+    """Sum of the episode's rewards, not discounted: [*R]; 0 if the schema has no reward."""
 
     def message(self, since: int, number: int, pushed_bytes: int) -> messages.Episode:
-        """The message of a client's account that was opened `since`; see docs/wire.md."""
+        """Return the message for a client's account that was opened `since`; see docs/wire.md."""
         return messages.Episode(since=since, number=number, pushed_bytes=pushed_bytes, **self.facts)
 
 
@@ -62,9 +61,9 @@ class OpenEpisodes(Memory):
     Args:
         pack: Makes a container: called as pack(fill, init_w, age, model_version, lengths, final), see
             `pack.pack_episode`.
-        ship: Called with each closed episode, in the thread that closed it, and with the changes by which it has left;
-            nothing is held meanwhile.
-        The others: as of `Memory`.
+        ship: Called with each closed episode and the changes that remove it from `leaving`, in the thread that closed
+            it; the memory's lock is not held meanwhile.
+        The others: see `Memory`.
     """
 
     def __init__(
@@ -91,10 +90,10 @@ class OpenEpisodes(Memory):
         terminated: bool | None = None,
         bootstrap_value: ArrayLike | None = None,
     ) -> None:
-        """Send a lane's open episode to the server, which stores it as `Memory.close` would: same arguments and errors.
+        """Push a lane's open episode to the server, which stores it as `Memory.close` would: same arguments and errors.
 
         States of `final_state` are [*F], each in its column's shape; `bootstrap_value` is a number or [*R], the
-        shape of a reward. An episode that finds no room in the byte window is skipped, whole, and counted.
+        shape of a reward. If the byte window has no room, the whole episode is skipped and counted.
         """
         facts, final = self._facts_of(multiplier, update_value, update_weight, final_state, terminated, bootstrap_value)
         with self.held():
@@ -115,12 +114,12 @@ class OpenEpisodes(Memory):
         bootstrap_value: ArrayLike | None = None,
         is_cut: bool = False,
     ) -> Changes:
-        """The changes that have a lane's entries leave with the next `flush`, as `close` would send them.
+        """Return the changes that make a lane's entries leave with the next `flush`, as `close` would push them.
 
         States of `final_state` are [*F]; `bootstrap_value` is a number or [*R].
 
         Args:
-            is_cut: They are a part of an episode that goes on.
+            is_cut: True if the entries are a part of an episode that goes on.
         """
         facts, final = self._facts_of(1.0, True, True, final_state, terminated, bootstrap_value)
         return self._handing_over(lane, facts | {"cut": True} if is_cut else facts, final)
@@ -132,7 +131,7 @@ class OpenEpisodes(Memory):
         return [*putting((lane, shipment), next(self._numbers), self.leaving), *self.opening(lane)]
 
     def flush(self, first_lane: int, lanes: int) -> None:
-        """Push what these lanes have closed, or count it as skipped."""
+        """Push the closed episodes of `lanes` lanes from `first_lane` on, or count them as skipped."""
         for number, (lane, shipment) in list(self.leaving.items()):
             if first_lane <= lane < first_lane + lanes:
                 try:
@@ -153,7 +152,7 @@ class OpenEpisodes(Memory):
     def whole(
         self, columns: Mapping[str, Any], init_w: ArrayLike, model_version: ArrayLike, ending: Mapping[str, Any]
     ) -> Shipment:
-        """An episode of a caller's arrays, checked as if its entries had been added one by one.
+        """Return the shipment of a caller's arrays, checked as if the entries had been added one by one.
 
         Args:
             columns: For each column but the return [T, *F]; nested ones nested, or by their columns' names.
@@ -192,7 +191,7 @@ class OpenEpisodes(Memory):
         terminated: bool | None = None,
         bootstrap_value: ArrayLike | None = None,
     ) -> tuple[dict[str, Any], dict[str, NDArray[Any]] | None]:
-        """What a message says of an episode, and the final state, from the arguments of `close`."""
+        """Return the fields of an episode's message, and the final state or None, from the arguments of `close`."""
         factor, bootstrap, states = ending(self.schema, multiplier, final_state, terminated, bootstrap_value)
         facts = {
             "has_final": states is not None,
@@ -205,54 +204,54 @@ class OpenEpisodes(Memory):
         return facts, None if states is None else dict(zip(self.schema.states, states, strict=True))
 
 
-def _versions(memory: Memory, given: Any, count: int) -> NDArray[np.int64]:
-    """`model_version` of `count` entries, int64 [count]. Raises ParameterError."""
-    if isinstance(given, Sequence | np.ndarray) and np.shape(given) == (count,):
-        return np.array([memory.checked_version(version) for version in given], np.int64)
-    return np.full(count, memory.checked_version(given), np.int64)
+def _versions(memory: Memory, model_version: Any, count: int) -> NDArray[np.int64]:
+    """Return the checked `model_version` of `count` entries, int64 [count]. Raises ParameterError."""
+    if isinstance(model_version, Sequence | np.ndarray) and np.shape(model_version) == (count,):
+        return np.array([memory.checked_version(version) for version in model_version], np.int64)
+    return np.full(count, memory.checked_version(model_version), np.int64)
 
 
-def by_column(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A value for each column but the return, out of nested values or such by the columns' names.
+def by_column(schema: Schema, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a value for each column but the return, from nested values or values by the columns' names.
 
     Raises:
-        EntryError: one is missing, or of no column.
+        EntryError: a column is missing, or a name is not one of the schema's.
     """
-    found: dict[str, Any] = {}
-    for name, value in given.items():
+    columns: dict[str, Any] = {}
+    for name, value in values.items():
         if name in schema.entry_names:
-            found[name] = value
+            columns[name] = value
         elif name in schema.roots and name != schema.qvest:
-            found.update(zip(schema.leaves(name), schema.flatten(name, value), strict=True))
+            columns.update(zip(schema.leaves(name), schema.flatten(name, value), strict=True))
         else:
             raise EntryError(name, f"nothing: the columns are {', '.join(schema.entry_names)}", f"{name}=...")
-    if missing := [name for name in schema.entry_names if name not in found]:
+    if missing := [name for name in schema.entry_names if name not in columns]:
         raise EntryError(missing[0], f"[T] of {schema[missing[0]]}", "nothing")
-    return {name: found[name] for name in schema.entry_names}
+    return {name: columns[name] for name in schema.entry_names}
 
 
 class EpisodesObserver(WriterObserver):
-    """Only counts: an episode is pushed when it is closed, and granted then."""
+    """Writer observer that only counts entries: an episode is granted and pushed when it is closed."""
 
     def take_entries(self, writer: _core.StepCounter, waits: bool) -> None:
-        """Take what was recorded: it is decided with its episode whether it is inserted."""
+        """Count the writer's new entries; the push or skip of their episode decides if they are inserts."""
         self._waiting.check_process()
         self._pusher.record(writer._untold, setting(writer, _untold=0))
 
 
 class EpisodesSide(ActorSide):
-    """Open episodes, each of which is pushed when it is closed."""
+    """Actor side of a table of episodes: open episodes, each pushed when it is closed."""
 
-    STORED = "whole episodes: closed ones are pushed, or push_episode pushes one"
+    STORED = "whole episodes: record with a writer, or call push_episode"
     observer: ClassVar[type[WriterObserver]] = EpisodesObserver
     is_granted_at_once: ClassVar[bool] = False
-    """Whether entries that a writer recorded were granted then."""
+    """True if a writer's entries are granted when they are recorded, not when their episode is pushed."""
     fitting = MAX_ROWS
-    """Entries of an episode that fit a message."""
+    """Most entries of an episode that fit a message."""
 
     def make_memory(self, entries: int, *, ragged_bytes: int, live: bool, seed: int | None) -> Memory:
-        """An `OpenEpisodes`, from which nothing is drawn."""
-        # A writer cuts an endless episode when it fills half of this: what it cuts must fit a message and the server.
+        """Return an empty `OpenEpisodes`; `live` and `seed` have no effect, since nothing is drawn from it."""
+        # A writer cuts an endless episode at half of this room: the fragment must fit a message and the server.
         schema, most_bytes = self.session.schema, self.session.most_bytes
         ragged = Reservation(CONTAINER).default("capacity", most_bytes // 2) if schema.ragged else 0
         self.fitting = max(1, most_fitting(partial(episode_bytes, schema), most_bytes - ragged))
@@ -262,20 +261,20 @@ class EpisodesSide(ActorSide):
         return episodes
 
     def _room(self, entries: int) -> int:
-        """Entries of open episodes, of which a writer cuts half off."""
+        """Return the entries that open episodes may have together; a writer cuts an episode off at half of them."""
         return min(entries, 2 * min(self.session.told.limits.get("episode_entries", entries), self.fitting))
 
     def writer_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """No episode is cut off so late that it fits no message."""
-        self.memory()  # knows how much fits
+        """Check that `longest` entries fit a message; returns the options as they are."""
+        self.memory()  # sets `fitting`
         longest = options.get("longest")
         if longest is not None and whole("longest", longest, 1) > self.fitting:
-            expected = f"at most {self.fitting}: more make a message above limits.message_bytes"
+            expected = f"at most {self.fitting}: a longer episode exceeds limits.message_bytes"
             raise ParameterError("longest", longest, f"{expected} ({self.session.most_bytes})")
         return dict(options)
 
     def _pack(self, *episode: Any) -> Payload:
-        """The container of an episode, as of this moment; see `OpenEpisodes`."""
+        """Return the container of an episode; ages count until now. See `OpenEpisodes`."""
         pusher, (*columns, final) = self.pusher, episode
         began = pusher.waiting.now()
         payload = pack.pack_episode(
@@ -289,15 +288,15 @@ class EpisodesSide(ActorSide):
         return payload
 
     def _ship(self, shipment: Shipment, with_it: Changes) -> None:
-        """Push an episode that a writer closed, or count it as skipped; `with_it` is changed together with that."""
+        """Push an episode that a writer closed, or count it as skipped, together with the changes `with_it`."""
         pusher = self.pusher
         pusher.waiting.check_process()
-        left = pusher.waiting.closed_by - pusher.waiting.now()
-        patience = max(0.0, min(pusher.patience, left))
+        remaining = pusher.waiting.closed_by - pusher.waiting.now()
+        patience = max(0.0, min(pusher.patience, remaining))
         self._push(shipment, patience, lambda is_pushed: with_it, is_granted=self.is_granted_at_once)
 
     def message_of(self, shipment: Shipment) -> Callable[[int, int, int], messages.PushedBody]:
-        """What makes an episode's message: called with since, its number and the bytes that were pushed by then."""
+        """Return the function that makes an episode's message from `since`, its number and the bytes pushed with it."""
         return shipment.message
 
     def push_episode(
@@ -310,11 +309,12 @@ class EpisodesSide(ActorSide):
         is_cut: bool,
         patience: float,
     ) -> bool:
-        """Push an episode, and count it with its steps if it was pushed.
+        """Push an episode of a caller's arrays, and count it with its steps if it was pushed.
 
         Args:
             entries: init_w and model_version.
-            ending: The arguments of `Memory.close`.
+            ending: Arguments of `Memory.close`.
+            patience: Seconds to wait for a grant and for room in the byte window.
         """
         memory = self.memory()
         assert isinstance(memory, OpenEpisodes)
@@ -337,46 +337,46 @@ class EpisodesSide(ActorSide):
         *,
         is_granted: bool = False,
     ) -> bool:
-        """Push an episode; False, after so many seconds, if there was no room for it.
+        """Push an episode; False if after `patience` seconds it is not granted, or the byte window has no room.
 
         Args:
-            with_it: The changes that go with it, under the lock; from whether it was pushed.
-            is_granted: Whether its entries were granted when they were recorded.
+            with_it: Called under the lock with True for a push, False for a skip; returns changes to make with either.
+            is_granted: True if the entries were granted when they were recorded.
         """
         pusher, entries, inserts = self.pusher, shipment.entries, self.session.inserts
         pusher.waiting.check_shipping()
         size, most_bytes = shipment.payload.nbytes, self.session.most_bytes
         if size > most_bytes:
-            expected = f"at most {most_bytes} (limits.message_bytes) in an episode; close it earlier, or cut it"
+            expected = f"at most {most_bytes} (limits.message_bytes) in an episode; close or cut the episode earlier"
             raise ParameterError("payload bytes", size, expected)
         deadline = pusher.waiting.now() + patience
         is_granted = is_granted or pusher.is_granted(deadline)
         if not (is_granted and pusher.has_room(size, deadline)):
             reason = WINDOW_FULL if is_granted else HELD_BACK
             return pusher.skip(reason, lambda: inserts.settling(entries, 0) + with_it(False))
-        more = lambda: inserts.settling(entries, entries) + with_it(True)  # noqa: E731
-        pusher.enqueue(shipment.payload, entries, self.message_of(shipment), more)
+        changes = lambda: inserts.settling(entries, entries) + with_it(True)  # noqa: E731
+        pusher.enqueue(shipment.payload, entries, self.message_of(shipment), changes)
         return True
 
 
 class RolloutWriter(Writer):
-    """A `Writer` whose fragments have `longest` entries: shipped at once, so that no entry waits for a step that does.
+    """Writer of rollouts: a `Writer` that pushes a fragment as soon as it has `longest` entries.
 
-    Arguments are those of `Writer`.
+    A full fragment is pushed before the next step, which may wait for a grant. Arguments are those of `Writer`.
     """
 
     __slots__ = ()
     _cuts_at_once: ClassVar[bool] = True
 
     def _between(self, is_after: bool, waits: bool) -> None:
-        """Cut what is long enough, or all so that a learner has it while the observer waits, if it is to."""
-        if is_after or self._owned:  # else the environment may have written over where the step ended
+        """Push full fragments, or all of them before a wait, so that a learner has them; then wait if necessary."""
+        if is_after or self._owned:  # else the environment may have overwritten the state in which the step ended
             self._cut_here(1 if self._answer else self._longest)
         if self._answer and waits and self._observer is not None:
             self._observer.pause(self)
 
     def _discard(self) -> None:
-        """Drop the entries of open episodes, and go on in these; then wait."""
+        """Drop the entries of open episodes, which go on, and request a wait before the next step."""
         changes = putting(self._clock, slice(None), self._opened) + setting(self, _room=0, _answer="wait")
         for i in np.flatnonzero(self._opened < self._clock).tolist():
             changes += self._memory.opening(int(self.lanes[i]))
@@ -384,10 +384,10 @@ class RolloutWriter(Writer):
 
 
 class RolloutsObserver(WriterObserver):
-    """Waits if there is no room for more: before more is recorded. Entries without room are discarded."""
+    """Writer observer that waits for a grant before the next step; entries without a grant are discarded."""
 
     def take_entries(self, writer: _core.StepCounter, waits: bool) -> None:
-        """Take what was recorded: inserts if there was room for the first of them, else passed steps."""
+        """Count the writer's new entries: inserts if the first of them was granted, else passed steps."""
         self._waiting.check_process()
         inserts, counts, session = self._session.inserts, self._session.counts, self._session
         with self._waiting.changed:
@@ -398,7 +398,7 @@ class RolloutsObserver(WriterObserver):
             _core.at_once(changes + setting(writer, _untold=0, _answer=answer))
 
     def pause(self, writer: _core.StepCounter) -> None:
-        """Wait until another entry may be inserted: `block_timeout` seconds at most, so that a call ends."""
+        """Wait until another entry may be inserted, `block_timeout` seconds at most."""
         pusher, waiting, with_it = self._pusher, self._waiting, setting(writer, _answer="")
         waiting.wake()
         if not pusher.is_granted(waiting.now() + pusher.block_timeout) and not self._session.is_finished:
@@ -408,9 +408,9 @@ class RolloutsObserver(WriterObserver):
 
 
 class RolloutsSide(EpisodesSide):
-    """Open episodes, of which fragments leave."""
+    """Actor side of a table of rollouts: open episodes, pushed in fragments of one length."""
 
-    STORED = "rollouts: closed episodes are pushed, or push_episode pushes one"
+    STORED = "rollouts: record with a writer, or call push_episode"
     observer = RolloutsObserver
     waits_for_models = True
     is_granted_at_once = True
@@ -419,18 +419,18 @@ class RolloutsSide(EpisodesSide):
         return entries
 
     def writer_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Fragments of the table's length, if it has one; no longer than fit there and into a message."""
-        given, length = super().writer_options(options), self.session.parameters.rollout_length
-        longest = given.get("longest")
+        """Return the options with the fragments' length: the table's if set, no more than fit there and a message."""
+        options, length = super().writer_options(options), self.session.parameters.rollout_length
+        longest = options.get("longest")
         if longest is not None and length and longest != length:
             raise ParameterError("longest", longest, f"{length}, the length of the table's rollouts, or left out")
-        return given | {"made_by": RolloutWriter, "longest": self._longest(longest)}
+        return options | {"made_by": RolloutWriter, "longest": self._longest(longest)}
 
-    def _longest(self, given: int | None = None) -> int:
+    def _longest(self, longest: int | None = None) -> int:
         most = self.session.told.limits.get("episode_entries", self.memory().capacity)
-        return min(given or self.session.parameters.rollout_length or most, most, self.fitting)
+        return min(longest or self.session.parameters.rollout_length or most, most, self.fitting)
 
     def follow(self, writers: WriterRegistry, former: Parameters) -> None:
-        """Have their fragments get the table's new length."""
+        """Set the length of the writers' fragments to the table's new one."""
         if former.rollout_length != self.session.parameters.rollout_length:
             writers.shorten(self._longest())

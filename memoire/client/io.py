@@ -1,12 +1,11 @@
-"""A client's thread and its three sockets: requests, pushes, notices. It carries out what the session decides.
+"""Client thread and its three sockets: requests, pushes and notices. The thread carries out the session's decisions.
 
-Session: what to say ──▶ requests ──▶ home ──▶ answers ──▶ Session: what they mean
-Pusher: frames       ──▶ pushes   ──▶ home
-notices  ◀── home                 Topics: models
+Session: next message ──▶ requests ──▶ home ──▶ answers ──▶ Session: their meaning
+Pusher: frames        ──▶ pushes   ──▶ home
+notices  ◀── home                  Topics: models
 
-A client's sockets for caches and notices. They lead wherever the home says, and belong to the client's thread.
-
-Tells what earlier clients have left: a channel of its own for each of them. Belongs to the client's thread.
+The home names the addresses of the sockets for pushes and notices. Reports that earlier clients left in the folder are
+delivered by the same thread, over a channel for each of those clients.
 """
 
 from __future__ import annotations
@@ -46,42 +45,43 @@ from .waiting import ClientLock
 
 
 class DataSockets:
-    """One socket that sends pushes, and one that receives notices; none before `open`.
+    """A client's socket that sends pushes and socket that receives notices; both are opened by `open`.
 
     Args:
-        channel: Requests to the same home.
-        given: Addresses for caches and notices if they are not those that the home names; None or "".
+        channel: Channel for requests to the same home.
+        addresses: Addresses for caches and notices in place of those that the home names; None or "" takes the home's.
     """
 
     def __init__(
         self,
-        doors: Poller,
+        poller: Poller,
         channel: Channel,
-        given: tuple[str | None, str | None],
+        addresses: tuple[str | None, str | None],
         *,
         context: Context,
         limits: Limits,
         keys: Keys | None,
     ) -> None:
-        self._doors, self._channel, self._given, self._context, self._keys = doors, channel, given, context, keys
-        self.feed = Feed(doors, channel, context=context, limits=limits, keys=keys)
-        """Notices and models of the home."""
-        self._push = Sender(doors, is_reading=False)
+        self._poller, self._channel, self._addresses = poller, channel, addresses
+        self._context, self._keys = context, keys
+        self.feed = Feed(poller, channel, context=context, limits=limits, keys=keys)
+        """Feed of the home's notices and models."""
+        self._push = Sender(poller, is_reading=False)
 
     def open(self, endpoints: messages.Endpoints, usual_bytes: int) -> bool:
-        """Connect anew; returns whether notices are heard from now on.
+        """Close and reconnect both sockets; returns True if the one for notices is open.
 
         Args:
-            usual_bytes: Of a push.
+            usual_bytes: Usual size of a push, in bytes.
         """
         self._drop()
         address = self._channel.link.address  # for endpoints without a host
-        push = self._given[0] or seen_from(address, endpoints.push)
-        subscribe = self._given[1] or seen_from(address, endpoints.publish)
+        push = self._addresses[0] or seen_from(address, endpoints.push)
+        subscribe = self._addresses[1] or seen_from(address, endpoints.publish)
         if push:
-            made = sockets.data_sender(self._context, usual_bytes)
-            link.dial(self._doors, made, push, keys=self._keys)
-            self._push.use(made)
+            push_socket = sockets.data_sender(self._context, usual_bytes)
+            link.dial(self._poller, push_socket, push, keys=self._keys)
+            self._push.use(push_socket)
         if subscribe:
             self.feed.open(subscribe)
         return self.feed.is_open
@@ -91,26 +91,27 @@ class DataSockets:
         self.feed.close()
 
     def send(self, queue: deque[list[Any]]) -> bool:
-        """Send from the left as many messages as there is room for; returns whether all of them went."""
+        """Send messages from the left until the socket's buffer is full; returns True if the queue is empty."""
 
-        def send(made: Socket) -> bool:
-            while queue and sockets.send(made, queue[0]):
+        def send(push_socket: Socket) -> bool:
+            while queue and sockets.send(push_socket, queue[0]):
                 queue.popleft()
             return not queue
 
         return self._push.turn(send)
 
     def subscribe(self, topic: str, wanted: bool) -> bool:
-        """Start or stop hearing of a topic; False while there is no socket yet."""
+        """Subscribe to a topic, or unsubscribe if `wanted` is false; returns False if no socket is open yet."""
         return self.feed.subscribe(topic_frame(topic), wanted)
 
 
 class FormerClient:
-    """One file that is told in the name of the client that left it.
+    """Delivery of one report file, in the name of the client that left it.
 
     Args:
-        channel: Requests as that client.
-        done: Called once, when the file was told, or nobody will ever take it.
+        channel: Channel for requests with that client's id.
+        teller: Decides what to send next.
+        done: Called once, after the report was delivered or refused for good.
     """
 
     def __init__(self, channel: Channel, teller: UnreportedClient, done: Callable[[FormerClient], None]) -> None:
@@ -118,11 +119,11 @@ class FormerClient:
         self._teller, self._done = teller, done
 
     def next_time(self) -> float:
-        """When `turn` has something to do."""
+        """Return the time when `turn` has something to do, in seconds of the monotonic clock."""
         return min(self._teller.again_at, self.channel.next_time())
 
     def turn(self, ready: dict[object, int]) -> None:
-        """Take the replies that came, and begin once it is time."""
+        """Take received replies, and begin with HELLO once that is due."""
         self.channel.turn(ready)
         if time.monotonic() >= self._teller.again_at:
             self._ask(self._teller.begin())
@@ -146,14 +147,14 @@ WARN_INTERVAL = 60.0
 
 
 class Connection:
-    """The thread of a client. Methods are called inside of it, but for those that say otherwise.
+    """Thread of a client, with its channel and sockets. Methods under "From any thread" may be called outside of it.
 
     Args:
-        given: Addresses for caches and notices where they are not those that the home names; None or "".
         pusher: Queues messages to push; the thread takes them from the left.
+        addresses: Addresses for caches and notices in place of those that the home names; None or "" takes the home's.
         numbers: Sequence numbers of all messages of this client.
-        folder: In which earlier clients have left what they could not tell.
-        owner: Lives as long as the thread: somebody may have dropped the client, and use its memory or a model.
+        folder: Folder in which earlier clients left reports that they could not deliver.
+        owner: The client, kept alive by the thread: a caller may use its memory or a model without a reference to it.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class Connection:
         local: LocalMemory,
         pusher: Pusher,
         *,
-        given: tuple[str | None, str | None],
+        addresses: tuple[str | None, str | None],
         context: Context,
         keys: Keys | None,
         rng: random.Random,
@@ -175,11 +176,11 @@ class Connection:
         self._session, self._waiting, self._local, self._pusher = session, waiting, local, pusher
         self._context, self._limits, self._keys, self._rng = context, session.limits, keys, rng
         self.log_timeout = session.limits.log_timeout
-        """Seconds that `log` waits for room, unless its caller says otherwise."""
-        self._vain_line = 0.0  # oldest line that waited at the last wait in vain: while it is there, nobody waits
-        self._warn_at = float("-inf")  # when a warning that lines are dropped may come again
+        """Seconds that `log` waits for room if its caller sets no timeout."""
+        self._blocking_line = 0.0  # oldest queued line when `log` last waited until its timeout: it does not wait again
+        self._warn_at = float("-inf")  # earliest time of the next warning that lines are dropped
         self.former: list[FormerClient] = []
-        """What earlier clients have left, while it is told; changed under the lock."""
+        """Reports of earlier clients that are being delivered; changed under the lock."""
         self.worker = Worker("memoire-client", self._turn, self._next_time, self._at_end)
         waiting.wake = self.worker.wake
         try:
@@ -187,14 +188,15 @@ class Connection:
         except BaseException:
             self.worker.stop(0.0)
             raise
-        self.data = DataSockets(self.worker.doors, self.channel, given, context=context, limits=self._limits, keys=keys)
-        self.topics = Topics(self._limits, self.data.feed.fetch, self.data.subscribe, self.worker.post, self._took)
-        self._renewals = 0  # of the channel, that the other sockets have followed
-        self._connections = 0  # of the channel, that were noticed
+        poller, limits = self.worker.doors, self._limits
+        self.data = DataSockets(poller, self.channel, addresses, context=context, limits=limits, keys=keys)
+        self.topics = Topics(self._limits, self.data.feed.fetch, self.data.subscribe, self.worker.post, self._set_dirty)
+        self._renewals = 0  # renewals of the channel that the other sockets have followed
+        self._connections = 0  # connections of the channel that `_turn` has seen
         self.worker.post(self.hello)
         for path, content in () if folder is None else reports.found(folder):
             channel = self._channel_of(content.client)
-            self.former.append(FormerClient(channel, reports.UnreportedClient(path, content), self._told_former))
+            self.former.append(FormerClient(channel, reports.UnreportedClient(path, content), self._remove_former))
 
     def _channel_of(self, client: bytes, numbers: Iterator[int] | None = None) -> Channel:
         return Channel(
@@ -211,7 +213,7 @@ class Connection:
     # From any thread
 
     def is_met(self) -> bool:
-        """Whether a home has answered. Raises AuthError if none can, since this process is not let in."""
+        """Return True if a home has answered. Raises AuthError if the server refuses this process' keys for good."""
         is_met = self._session.welcome is not None
         if not is_met and (denied := self.channel.denied_for_good) is not None:
             raise denied
@@ -223,7 +225,7 @@ class Connection:
         return time.monotonic() - self.channel.heard_at
 
     def advice(self, *, probe: bool = True) -> str:
-        """What a person can look at; a proxy may be there while the client's home behind it is not.
+        """Return what a person can check, in words: a proxy may be reachable while the client's home behind it is not.
 
         Args:
             probe: Try to connect, which waits 0.2 s at most.
@@ -231,16 +233,14 @@ class Connection:
         session = self._session
         if session.trouble:
             return f"The home of this client, server {session.told.home_name!r}, says: {session.trouble}"
-        where = self.channel.link.explain(probe=probe)
+        advice = self.channel.link.explain(probe=probe)
         if session.welcome is None:
-            return where
+            return advice
         home = session.told.home_name
-        return f"The home of this client, server {home!r}, was last heard {self.silent:.1f} s ago. {where}"
+        return f"The home of this client, server {home!r}, was last heard {self.silent:.1f} s ago. {advice}"
 
-    def told_everything(self, deadline: float) -> bool:
-        """Wait until the home has everything, and no client before this one has anything left; False at the deadline
-        or if the thread ends.
-        """
+    def deliver_everything(self, deadline: float) -> bool:
+        """Wait until the home has acknowledged everything, with reports of earlier clients; False at the deadline."""
         session, changed = self._session, self._waiting.changed
         with changed:
             if session.welcome is None or not self.worker.is_alive or self._waiting.failed is not None:
@@ -249,18 +249,18 @@ class Connection:
             ticket = session.schedule.ask(session.outbox.newest)
             self.worker.wake()
             while session.schedule.answered < ticket or session.has_remainder or self._pusher.queue or self.former:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self.worker.is_alive:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or not self.worker.is_alive:
                     return False
-                changed.wait(min(left, 0.5))
+                changed.wait(min(remaining, 0.5))
             return True
 
     def log(self, line: str, timeout: float | None) -> bool:
-        """Take a log line: at once while there is room, or after a wait that is not made twice. False, and once in a
-        while a warning, if there is no room for it.
+        """Queue a log line, after a wait for room if necessary. Returns False if there is no room, and logs a warning
+        every `WARN_INTERVAL` seconds at most.
 
         Args:
-            timeout: Seconds to wait for room; None waits for `log_timeout`, and not again until some lines left.
+            timeout: Seconds to wait for room; None waits for `log_timeout`, and then not again until lines were sent.
 
         Raises:
             Closed: the client was closed while this call waited.
@@ -275,9 +275,9 @@ class Connection:
             if now < self._warn_at:
                 return False
             self._warn_at = now + WARN_INTERVAL
-        # Never under the lock: a handler of the log may wait for somebody who waits for that.
+        # Never under the lock: a log handler may wait for a thread that waits for the lock.
         _log.warning(
-            "client %s: %d lines in all were not taken by log(): %d wait for server %r at %s, last heard %.1f s ago",
+            "client %s: log() dropped %d lines so far; %d lines wait for server %r at %s, which answered %.1f s ago",
             session.shown,
             dropped,
             len(session.outbox),
@@ -292,8 +292,8 @@ class Connection:
 
     def _wait_for_room(self, line: str, timeout: float | None) -> bool:
         outbox, schedule = self._session.outbox, self._session.schedule
-        # Whoever logs each step would be as slow as one line a second while the server is away.
-        if self.worker.is_here or (timeout is None and outbox.oldest == self._vain_line):
+        # A second wait would slow down a caller that logs each step to a line a second while the server is away.
+        if self.worker.is_here or (timeout is None and outbox.oldest == self._blocking_line):
             return False
 
         def ask() -> None:
@@ -304,21 +304,21 @@ class Connection:
         if self._waiting.until(lambda: self._add_line(line), deadline, self._waiting.check_open, ask):
             return True
         if timeout is None:
-            self._vain_line = outbox.oldest
+            self._blocking_line = outbox.oldest
         return False
 
     def stats(self) -> ClientStats:
-        """All figures at this moment. Under the lock."""
+        """Return a snapshot of all figures. Called under the lock."""
         session, channel, topics, pusher = self._session, self.channel, self.topics, self._pusher
-        told, counts, windows = session.told, session.counts, session.windows
+        welcome, counts, windows = session.told, session.counts, session.windows
         return ClientStats(
             client=session.client.hex(),
             name=session.name,
             label=session.label,
             endpoint=session.endpoint,
-            home=told.home_name,
-            table=told.table_name,
-            run=told.run_name,
+            home=welcome.home_name,
+            table=welcome.table_name,
+            run=welcome.run_name,
             episodes=counts.episodes,
             steps=counts.steps,
             generated_bytes=counts.generated_bytes,
@@ -357,9 +357,9 @@ class Connection:
     # Turns
 
     def _next_time(self) -> float:
-        own = (self.channel.next_time(), self._session.next_time(), self.topics.next_time())
+        times = (self.channel.next_time(), self._session.next_time(), self.topics.next_time())
         former = () if self._session.welcome is None else (each.next_time() for each in self.former)
-        return min(*own, *former)
+        return min(*times, *former)
 
     def _turn(self, ready: dict[object, int]) -> None:
         session = self._session
@@ -368,9 +368,9 @@ class Connection:
             self._notify()
         if self.channel.connections != self._connections:
             self._connections = self.channel.connections
-            session.schedule.hear_news(time.monotonic())  # whoever is there again may have forgotten something
+            session.schedule.hear_news(time.monotonic())  # the server may have restarted and lost something
         if self.channel.renewals != self._renewals or session.hello_is_due(time.monotonic()):
-            self.hello()  # its answer opens the other sockets anew
+            self.hello()  # its answer reopens the other sockets
         self.data.feed.turn(ready, self._take_notice, session.refuse)
         self.topics.turn()
         if self.data.send(self._pusher.queue) and session.is_leaving:
@@ -379,12 +379,12 @@ class Connection:
         if now >= session.update_due():
             self._send_update()
         if session.welcome is not None:
-            self._say(session.watch.look(now))
+            self._log_change(session.watch.look(now))
             for each in list(self.former):
                 each.turn(ready)
 
     def _at_end(self) -> None:
-        if hasattr(self, "channel"):  # not when its address is none
+        if hasattr(self, "channel"):  # a malformed address leaves no channel
             for each in (self.channel, *(former.channel for former in self.former)):
                 each.close(Closed("this client"))
 
@@ -392,19 +392,19 @@ class Connection:
         with self._waiting.changed:
             self._waiting.changed.notify_all()
 
-    def _say(self, change: Change) -> None:
-        """One warning when the home is away, and one when it is back."""
+    def _log_change(self, change: Change) -> None:
+        """Log a warning if the home has gone away or has come back."""
         session = self._session
-        who = f"client {session.shown}"
+        label = f"client {session.shown}"
         if change == "back":
             home = session.told.home_name
-            _log.warning("%s: server %r is back; what was recorded meanwhile is counted", who, home)
+            _log.warning("%s: server %r is back; steps recorded in the meantime are counted", label, home)
         elif change == "away":
             missing = session.counts.missing
             _log.warning(
-                "%s: server %r at %s has acknowledged nothing for %.0f s. %d steps, %d episodes and %d log lines are "
-                "kept until it is back. %s",
-                who,
+                "%s: server %r at %s has acknowledged nothing for %.0f s. The client keeps %d steps, %d episodes and "
+                "%d log lines until the server is back. %s",
+                label,
                 session.told.home_name,
                 session.endpoint,
                 time.monotonic() - session.watch.acknowledged_at,
@@ -414,7 +414,7 @@ class Connection:
                 self.advice(probe=False),
             )
 
-    def _told_former(self, former: FormerClient) -> None:
+    def _remove_former(self, former: FormerClient) -> None:
         def leave() -> None:
             former.channel.leave()
             with self._waiting.changed:
@@ -426,17 +426,17 @@ class Connection:
     # HELLO and its answer
 
     def hello(self, home: int | None = None) -> None:
-        """Ask for everything again; with home 0, for another home too."""
+        """Send HELLO, whose answer has schema, parameters, run and endpoints; home 0 asks for another home, too."""
         with self._waiting.changed:
             hello = self._session.hello(socket.gethostname()[:256], os.getpid())
         if hello is not None:
-            self.channel.ask(hello, self._welcomed, run=0, home=home)
+            self.channel.ask(hello, self._apply_welcome, run=0, home=home)
 
-    def _welcomed(self, answer: Answer) -> None:
+    def _apply_welcome(self, answer: Answer) -> None:
         try:
             welcomed = self._session.welcomed(answer, time.monotonic())
             if welcomed is not None:
-                self._learn(welcomed)
+                self._enter_home(welcomed)
         except MemoireError as error:
             self._fail(error)
 
@@ -447,38 +447,38 @@ class Connection:
                 self._session.end()
             self._waiting.changed.notify_all()
 
-    def _learn(self, welcomed: AcceptedWelcome) -> None:
-        session, told = self._session, welcomed.told
+    def _enter_home(self, welcomed: AcceptedWelcome) -> None:
+        session, welcome = self._session, welcomed.welcome
         with self._waiting.changed:
             if session.remains(welcomed):
                 self.channel.home = session.home
                 return
         self._follow_endpoints(welcomed)
-        self._local.configure(welcomed.parameters, told.parameters_version)
+        self._local.configure(welcomed.parameters, welcome.parameters_version)
         with self._waiting.changed:
             entered = session.enter(welcomed, time.monotonic())
-            self.channel.learned(welcomed.header, told)
+            self.channel.learned(welcomed.header, welcome)
             self._waiting.changed.notify_all()
-        self._say(entered.change)
+        self._log_change(entered.change)
         if entered.is_new_run:
             self.topics.begin_run()
-        self.topics.is_kept = told.durable
+        self.topics.is_kept = welcome.durable
         if entered.has_forgotten:
             self.topics.restarted()
-        self._hear_of(told.models)
+        self._take_versions(welcome.models)
 
-    def _hear_of(self, models: dict[str, int]) -> None:
-        """The newest versions at the home. Never while holding the lock."""
+    def _take_versions(self, models: dict[str, int]) -> None:
+        """Take the newest versions of models at the home. Never called under the lock."""
         self.topics.announced(models)
         self._local.saw_models(models)
 
     def _follow_endpoints(self, welcomed: AcceptedWelcome) -> None:
-        """Open the sockets for caches and notices anew where the home names others, or its address has changed."""
-        former, told = self._session.welcome, welcomed.told
-        if former is None or told.endpoints != former.endpoints or self.channel.renewals != self._renewals:
+        """Reopen the sockets for caches and notices if the home names other endpoints, or its address has changed."""
+        former, welcome = self._session.welcome, welcomed.welcome
+        if former is None or welcome.endpoints != former.endpoints or self.channel.renewals != self._renewals:
             self._renewals = self.channel.renewals
-            usual = self._local.choose_side(told.storage).usual_bytes(welcomed.schema, welcomed.parameters)
-            if self.data.open(told.endpoints, usual):
+            usual = self._local.choose_side(welcome.storage).usual_bytes(welcomed.schema, welcomed.parameters)
+            if self.data.open(welcome.endpoints, usual):
                 self.topics.opened()
 
     # UPDATE and its answer
@@ -486,7 +486,7 @@ class Connection:
     def _send_update(self) -> None:
         session = self._session
         with self._waiting.changed:
-            session.schedule.is_dirty = False  # before the sums are read: what changes from here on is told next time
+            session.schedule.is_dirty = False  # before the sums are read: later changes go into the next UPDATE
         sums = self._local.sums()
         with self._waiting.changed:
             update = report_of(session, sums, self.topics.versions())
@@ -505,36 +505,36 @@ class Connection:
         if step != "update":
             self.hello(home=0 if step == "move" else None)
 
-    def _updated(self, said: messages.Updated, payload: Any, asked: SentUpdate) -> Step:
+    def _updated(self, reply: messages.Updated, payload: Any, asked: SentUpdate) -> Step:
         session = self._session
-        self._say(session.watch.acknowledged(time.monotonic()))
-        # Before anybody who waits for this answer goes on.
-        if said.parameters is not None:
-            self._take_parameters(said.parameters, said.parameters_version)
-        if payload is not None and said.feedback_through > session.feedback_through and session.is_same_life(said):
-            self._apply_feedback(payload, said.feedback_through, said.feedback_age)
-        self._hear_of(said.models)
+        self._log_change(session.watch.acknowledged(time.monotonic()))
+        # Before calls that wait for this answer return.
+        if reply.parameters is not None:
+            self._take_parameters(reply.parameters, reply.parameters_version)
+        if payload is not None and reply.feedback_through > session.feedback_through and session.is_same_life(reply):
+            self._apply_feedback(payload, reply.feedback_through, reply.feedback_age)
+        self._take_versions(reply.models)
         with self._waiting.changed:
-            step = session.updated(said, asked, time.monotonic())
+            step = session.updated(reply, asked, time.monotonic())
             self._waiting.changed.notify_all()
         return step
 
-    def _take_parameters(self, given: dict[str, Any], version: int) -> None:
+    def _take_parameters(self, values: dict[str, Any], version: int) -> None:
         try:
-            self._local.configure(Parameters.from_wire(given), version)
-        except MemoireError as error:  # of another version: going on under the former ones would be wrong in silence
+            self._local.configure(Parameters.from_wire(values), version)
+        except MemoireError as error:  # from another version: going on with the former ones would be silently wrong
             self._session.refuse("parameters")
             self._fail(error)
 
     def _apply_feedback(self, payload: Any, through: int, age: float) -> None:
         session = self._session
         try:
-            found = containers.read_feedback(payload, session.schema, self._limits)
+            feedback = containers.read_feedback(payload, session.schema, self._limits)
         except ProtocolError as error:
             session.refuse(error.code)
-            found = {}  # the home hears that it could not be used: the same would come again and again
-        if (mine := found.get(session.client)) is not None:
-            applied, stale, gone = self._local.update_priorities(*mine, age)
+            feedback = {}  # still acknowledged below, else the home would send the same again and again
+        if (samples := feedback.get(session.client)) is not None:
+            applied, stale, gone = self._local.update_priorities(*samples, age)
             session.counts.applied += applied
             session.counts.stale += stale
             session.counts.gone += gone
@@ -543,8 +543,8 @@ class Connection:
 
     # Models
 
-    def _took(self, model: Model, is_renewed: bool, source: tuple[int, int]) -> None:
-        """A model is here: the home is told which one is in use."""
+    def _set_dirty(self, model: Model, is_renewed: bool, source: tuple[int, int]) -> None:
+        """Mark the session dirty, so that the next UPDATE reports the model's version."""
         with self._waiting.changed:
             self._session.schedule.is_dirty = True
 
@@ -553,6 +553,6 @@ class Connection:
             self._session.schedule.hear_news(time.monotonic())
         elif message.header.run in (0, self._session.run):
             self.topics.noticed(message.body, message.payload, message.header.home)
-            if self._local.side.waits_for_models:  # it may give the room back of what was taken
+            if self._local.side.waits_for_models:  # a new model may free room at the server
                 with self._waiting.changed:
                     self._session.inserts.expect()

@@ -1,5 +1,5 @@
-"""How what a client records is counted, and what it pushes becomes messages: once the home has granted the entries and
-the byte window has room. What is pushed, and when, an `ActorSide` says: which memory a client has, what its writers do.
+"""Pusher of an actor's caches and episodes: counts recorded entries, and queues messages once the home has granted the
+entries and the byte window has room. An `ActorSide` chooses the memory, and what to push when.
 
     WELCOME: storage ──▶ side_of ──▶ an ActorSide     an actor loads the side of its own table's kind alone
     writer ──▶ WriterObserver ──▶ Pusher ──▶ the home
@@ -8,9 +8,9 @@ the byte window has room. What is pushed, and when, an `ActorSide` says: which m
                   │          └ full: skipped
                   └ held back: passed steps
 
-`LocalMemory` has the memory of a client and its writers, as the side of its table's kind makes them.
+`LocalMemory` holds the memory and the writers of a client, which the side of its table's kind makes.
 
-Calls of any thread come here. Waiting is left to `ClientLock`, which has the lock and the clock.
+All classes are thread-safe. Calls wait in `ClientLock`, which has the lock and the clock.
 """
 
 from __future__ import annotations
@@ -50,26 +50,27 @@ from .session import Session
 from .waiting import ClientLock
 
 HELD_BACK = "held back"
-"""Why nothing was pushed while learners are too far behind."""
+"""Reason for a skipped push: the home has granted no more entries, since learners are too far behind."""
 WINDOW_FULL = "window full"
+"""Reason for a skipped push: the byte window had no room."""
 
 WhenFull = Literal["skip", "block"]
 
 
 def check_on_full(on_full: object) -> None:
-    """Raise ParameterError for anything but the two words."""
+    """Raise ParameterError if `on_full` is neither "skip" nor "block"."""
     if on_full not in (choices := ("skip", "block")):
         raise ParameterError("on_full", on_full, one_of(on_full, choices))
 
 
 class Pusher:
-    """Counts what is recorded and queues what is pushed. Thread-safe.
+    """Counter of recorded entries and queue of messages to push. Thread-safe.
 
     Args:
         numbers: Sequence numbers of all messages of this client.
-        on_full: What a writer does when the window is full.
-        block_timeout: Seconds that it then waits, if it is to wait.
-        clock: Seconds since 1970.
+        on_full: What a writer does if the window is full.
+        block_timeout: Seconds that a writer waits if the window is full and `on_full` is "block".
+        clock: Returns seconds since 1970.
     """
 
     def __init__(
@@ -83,36 +84,36 @@ class Pusher:
         clock: Callable[[], float],
     ) -> None:
         self.queue: deque[list[Any]] = deque()
-        """Frames of messages for the thread to send; it takes them from the left."""
+        """Frames of each message to send; the client's thread takes messages from the left."""
         self.on_full, self.block_timeout = on_full, block_timeout
         self.waited = 0.0
         """Seconds that calls waited for room in the window. Under the lock, as all below."""
         self.reason = ""
-        """Why the newest push did not happen; "" when it did."""
+        """Reason why the newest push was skipped; "" if it was not."""
         self.not_pushed: dict[str, int] = {}
-        """Pushes that did not happen, by reason."""
+        """Number of skipped pushes, by reason."""
         self.session, self.waiting, self._numbers, self.clock = session, waiting, numbers, clock
         self.last_size = 0
-        """Bytes of the newest message's payload: a guess for the next one."""
+        """Bytes of the newest message's payload, an estimate for the next one."""
         self._choice = CompressionChoice()
-        self._shut_since: float | None = None  # since when messages are skipped because the window is full
+        self._shut_since: float | None = None  # time since which the window was full and messages were skipped
 
     @property
     def patience(self) -> float:
-        """Seconds that a writer waits."""
+        """Seconds that a writer waits for room in the window."""
         return self.block_timeout if self.on_full == "block" else 0.0
 
     # Recorded entries
 
     def count(self, entries: int) -> None:
-        """Count entries that were recorded."""
+        """Count entries that were recorded without a writer."""
         with self.waiting.changed:
             _core.at_once(self.session.recording(entries))
 
     def count_episode(
         self, length: int, returned: Any, kind: int = messages.TRAIN, with_it: Callable[[], Changes] = list
     ) -> None:
-        """Count a closed episode, or tell of a test; `returned` is the sum of its rewards, [*R] or a number."""
+        """Count a closed episode, or report one of a test; `returned` is the sum of its rewards, [*R] or a number."""
         with self.waiting.changed:
             _core.at_once([*self._closing_episode(length, returned, kind), *with_it()])
 
@@ -120,22 +121,22 @@ class Pusher:
         return self.session.closing_episode(length, float(np.sum(returned)), self.clock(), kind)
 
     def counting(self, entries: int, returned: Any) -> Changes:
-        """The changes that count an episode that was recorded elsewhere; `returned` is None of one that goes on."""
+        """Return the changes that count an episode of a caller's arrays; `returned` is None if the episode goes on."""
         changes = self.session.recording(entries)
         return changes if returned is None else changes + self._closing_episode(entries, returned)
 
     def record(self, entries: int, with_it: Changes) -> None:
-        """Count entries that a writer recorded: it is decided later whether they are inserts."""
+        """Count entries that a writer recorded, as passed steps until a grant makes inserts of them."""
         with self.waiting.changed:
             session = self.session
             _core.at_once([*session.recording(entries), *session.inserts.recording(entries), *with_it])
 
     def admit(self, entries: Callable[[], int], with_it: Callable[[int], Changes], patience: float) -> bool:
-        """Make inserts of recorded entries, as soon as they may be; whether of all in time.
+        """Make inserts of recorded entries as soon as they are granted; True if all were within `patience` seconds.
 
         Args:
-            entries: How many there are yet.
-            with_it: The changes that go with so many inserts.
+            entries: Returns the number of entries that are left to insert.
+            with_it: Returns the changes to make together with that many inserts.
         """
         inserts, schedule = self.session.inserts, self.session.schedule
 
@@ -157,7 +158,7 @@ class Pusher:
             return session.inserts.left > 0
 
     def _hold_until(self, is_done: Callable[[], bool], deadline: float) -> None:
-        """Wait for the home to grant more. Under the lock."""
+        """Wait for the home to grant more, until `is_done` returns True or the deadline. Called under the lock."""
         if is_done():
             return
         inserts, waiting, began = self.session.inserts, self.waiting, self.waiting.now()
@@ -169,11 +170,11 @@ class Pusher:
     # Messages
 
     def skip(self, reason: str, with_it: Callable[[], Changes] = list) -> bool:
-        """Count that nothing was pushed, with the changes that go with it, under the lock; returns False."""
+        """Count a skipped push together with the changes that `with_it` returns; returns False."""
         with self.waiting.changed:
             inserts, counts = self.session.inserts, self.session.counts
-            why = inserts.reason or "learners are behind, and the server has not granted more yet"
-            changes = setting(self, reason=f"{reason}: {why}" if reason == HELD_BACK else reason)
+            cause = inserts.reason or "learners are behind, and the server has not granted more entries yet"
+            changes = setting(self, reason=f"{reason}: {cause}" if reason == HELD_BACK else reason)
             changes += putting(self.not_pushed.get(reason, 0) + 1, reason, self.not_pushed)
             changes += setting(counts, skipped=counts.skipped + (reason == WINDOW_FULL))
             changes += setting(self.session.schedule, is_dirty=True) + with_it()
@@ -183,19 +184,19 @@ class Pusher:
         return False
 
     def codec(self) -> str:
-        """How frames are packed now, by what the parameters say and the home can undo."""
+        """Return the name of the compression to use now: that of the parameters if the home can decompress it."""
         wanted = self.session.parameters.compression
         if wanted == "auto":
             wanted = "lz4" if self._choice.packs else "none"
         return wanted if wanted in (*self.session.told.codecs, "none") else "none"
 
     def spend(self, began: float, waited: float = 0.0) -> None:
-        """Packing, and waiting, has taken the time since then."""
+        """Record the time since `began` as spent on packing or waiting, for the choice of compression."""
         with self.waiting.changed:
             self._choice.spend(self.waiting.now() - began, waited)
 
     def has_room(self, size: int, deadline: float) -> bool:
-        """Wait until a message of so many payload bytes fits the window; False at the deadline."""
+        """Wait until a message of `size` payload bytes fits the window; False at the deadline."""
         session, waiting = self.session, self.waiting
 
         def has_room() -> bool:
@@ -211,9 +212,9 @@ class Pusher:
                     self._shut_since = waiting.now()
                 return fits
             finally:
-                kept = waiting.now() - began
-                self.waited += kept
-                self._choice.spend(kept, kept)
+                elapsed = waiting.now() - began
+                self.waited += elapsed
+                self._choice.spend(elapsed, elapsed)
 
     def enqueue(
         self,
@@ -222,14 +223,14 @@ class Pusher:
         message: Callable[[int, int, int], messages.Body],
         with_it: Callable[[], Changes],
     ) -> None:
-        """Queue a message that there is room for.
+        """Queue a message that the window has room for.
 
         Args:
-            samples: Samples or entries in it.
-            message: Makes its body: called with since, its number and the bytes that were pushed by then.
-            with_it: The changes that go with it, under the lock.
+            samples: Number of samples or entries in the payload.
+            message: Returns the body, from `since`, the message's number and the bytes pushed including this message.
+            with_it: Returns the changes to make together with the push; called under the lock.
         """
-        # In the caller's thread: the one with the sockets has other things to do.
+        # In the caller's thread, so that the thread with the sockets spends no time on checksums.
         checksum, size, session = _bytes.checksum(payload), payload.nbytes, self.session
         with self.waiting.changed:
             now, window = self.waiting.now(), session.window
@@ -254,8 +255,8 @@ class Pusher:
 
 
 class WriterObserver(ABC):
-    """Takes a writer's entries and episodes, counts them, and pushes what is due: an `ExactObserver`. What an interrupt
-    leaves to do is done at the next call.
+    """Observer that counts a writer's entries and episodes, and pushes what is due: an `ExactObserver`. If an interrupt
+    ends a call early, the next call does the rest.
     """
 
     def __init__(self, side: ActorSide) -> None:
@@ -264,71 +265,71 @@ class WriterObserver(ABC):
 
     @property
     def is_behind(self) -> bool:
-        """Whether something of entries that it took is not done yet."""
+        """True if work for entries of an earlier call is not done yet."""
         return False
 
     @abstractmethod
     def take_entries(self, writer: _core.StepCounter, waits: bool) -> None:
-        """Take what was recorded."""
+        """Count the writer's new entries, and push what is due; may wait for room if `waits`."""
 
     def take_episode(self, told: deque[tuple[int, int, NDArray[np.float64]]]) -> None:
-        """Count the first of these episodes, which were closed: lane, length and return [*R]."""
+        """Count the first of these closed episodes: lane, length and return [*R]."""
         self._waiting.check_process()
         _, length, returned = told[0]
         self._pusher.count_episode(length, returned, with_it=lambda: [(told.popleft, ())])
 
     def pause(self, writer: _core.StepCounter) -> None:
-        """Wait for room, where `take_entries` has a writer wait; here it never has."""
+        """Wait for a grant after `take_entries` has asked the writer to wait; only observers that ask define it."""
         raise NotImplementedError
 
 
 class ActorSide(ABC):
-    """One kind of table, at an actor. Thread-safe. One object for each client, made by the first WELCOME: a client's
-    table never stores anything else.
+    """Actor side of one kind of table: the client's memory, and what its writers push. Thread-safe. A client makes one
+    at its first WELCOME, since its table's kind never changes.
 
     Args:
-        pusher: Counts and queues.
-        memory: Gives the client's memory, which is made when it is first asked for.
+        pusher: Counts entries and queues messages.
+        memory: Returns the client's memory, which is made at first use.
     """
 
     STORED: ClassVar[str]
-    """What errors say that such a server stores, and how that is pushed."""
+    """Description in errors of what a server with this kind stores, and how a client pushes that."""
     observer: ClassVar[type[Any]]
-    """The `WriterObserver` of its writers: called with this side."""
+    """The `WriterObserver` of the side's writers: called with this side."""
     waits_for_models: ClassVar[bool] = False
-    """Whether a model that is published may give room to record more."""
+    """True if a published model may give room to record more."""
     leaves_open: ClassVar[bool] = True
-    """Whether episodes that are open when the client is closed still leave."""
+    """True if episodes that are open when the client is closed are still pushed."""
 
     def __init__(self, pusher: Pusher, memory: Callable[[], Memory]) -> None:
         self.pusher, self.session, self.memory = pusher, pusher.session, memory
 
     @abstractmethod
     def make_memory(self, entries: int, *, ragged_bytes: int, live: bool, seed: int | None) -> Memory:
-        """An empty memory.
+        """Return an empty memory.
 
         Args:
-            entries: That it has room for.
-            ragged_bytes: That ragged columns may take; 0 sets no limit.
-            live: Whether entries can be drawn before their episode is closed.
+            entries: Entries that the memory has room for.
+            ragged_bytes: Bytes that ragged columns may take; 0 sets no limit.
+            live: True if entries can be drawn before their episode is closed.
         """
 
     def usual_bytes(self, schema: Schema, parameters: Parameters) -> int:
-        """Size of the payloads that are usually pushed; 0 where that cannot be known."""
+        """Return the usual size of a payload in bytes; 0 if that cannot be known."""
         return 0
 
     def writer_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of `WriterRegistry.make` for a writer that was asked for with these. Raises ParameterError."""
+        """Return arguments of `WriterRegistry.make` from a caller's options of a writer. Raises ParameterError."""
         return dict(options)
 
     def follow(self, writers: WriterRegistry, former: Parameters) -> None:
-        """Have writers follow the session's parameters, which were `former`. Raises ParameterError where they do not
-        fit; they hold all the same.
+        """Apply the session's parameters, which were `former` before, to the writers. Raises ParameterError if a writer
+        does not fit them; the parameters hold all the same.
         """
         writers.check(self.session.parameters)
 
     def push_cache(self, patience: float) -> bool:
-        """Push what is drawn from the memory: see `Client.push_cache`. Raises ParameterError."""
+        """Push a cache drawn from the memory: see `Client.push_cache`. Raises ParameterError."""
         raise self._refused("'caches' for push_cache")
 
     def push_episode(self, *episode: Any, **options: Any) -> bool:
@@ -336,39 +337,40 @@ class ActorSide(ABC):
         raise self._refused("'episodes' or 'rollouts' for push_episode")
 
     def _refused(self, expected: str) -> ParameterError:
-        told = self.session.told
-        return ParameterError("storage", told.storage, f"{expected}; server {told.home_name!r} stores {self.STORED}")
+        welcome = self.session.told
+        stored = f"{expected}; server {welcome.home_name!r} stores {self.STORED}"
+        return ParameterError("storage", welcome.storage, stored)
 
 
 _log = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 256 * MiB
 DEFAULT_MEMORY_ENTRIES = (1_000, 100_000)
-"""Fewest and most entries that a memory has room for if nobody says how many."""
+"""Least and most entries of a memory whose capacity neither the table nor the caller sets."""
 
 
 def side_of(storage: str) -> type[ActorSide]:
-    """What a kind of table is at an actor. Raises ParameterError if no actor can fill it, or it is not known here."""
+    """Return the actor side of a kind of table. Raises ParameterError if no actor can fill it, or it is unknown."""
     kind = registry.find(storage)
     if kind is None or not kind.actor:
         names = [each.name for each in registry.known() if each.actor]
-        raise ParameterError("storage", storage, f"{one_of(storage, names)}, of which this version can fill a table")
+        raise ParameterError("storage", storage, f"{one_of(storage, names)}, which this version of the client can fill")
     side: type[ActorSide] = loaded(kind.actor)
     return side
 
 
 class LocalMemory:
-    """The memory of a client and its writers. Thread-safe.
+    """Memory of a client, with its writers. Thread-safe.
 
-    Never while holding the lock of `ClientLock`: a caller that holds the memory may be waiting for that.
+    Never called under the lock of `ClientLock`: a thread that holds the memory's lock may be waiting for that lock.
 
     Args:
-        capacity: Entries that it has room for; None leaves it to the server, or to what fits.
-        live: Whether entries can be drawn before their episode is closed.
+        capacity: Entries that the memory has room for; None takes the table's, or what fits.
+        live: True if entries can be drawn before their episode is closed.
     """
 
     def __init__(self, session: Session, pusher: Pusher, *, capacity: int | None, live: bool, seed: int | None) -> None:
         self.lock = threading.RLock()
-        """Held while the memory is made, replaced or configured, and while it gets a writer."""
+        """Lock held while the memory is made, replaced or configured, and while a writer is made."""
         self._session, self._capacity, self._live, self._seed = session, capacity, live, seed
         self._pusher = pusher
         self._side: ActorSide | None = None  # from the first WELCOME on
@@ -377,18 +379,18 @@ class LocalMemory:
 
     @property
     def side(self) -> ActorSide:
-        """What this client does for the kind of its table."""
+        """Actor side of the client's table."""
         return self.choose_side(self._session.told.storage)
 
     def choose_side(self, storage: str) -> ActorSide:
-        """The same, before the session has entered its first home. Raises ParameterError: this kind is not known."""
+        """Return the actor side for a storage, also before the first WELCOME. Raises ParameterError if unknown."""
         if self._side is None:
             self._side = side_of(storage)(self._pusher, lambda: self.memory)
         return self._side
 
     @property
     def memory(self) -> Memory:
-        """Made when it is first asked for."""
+        """Memory of the client, made at first use. Raises Closed or the error that ended the client."""
         if self._memory is None:
             with _core.Held(self.lock):
                 if self._memory is None:
@@ -397,28 +399,28 @@ class LocalMemory:
         return self._memory
 
     def check_told(self, capacity: int | None = None) -> None:
-        """Refuse another capacity, this one or that of before, than the table says. Raises ParameterError."""
-        said, capacity = self._session.told.max_step, capacity or self._capacity
-        if said and capacity and capacity != said:
-            raise ParameterError("capacity", capacity, f"{said}, the client_capacity of the table, or left out")
+        """Raise ParameterError if the capacity (None: the former one) differs from the table's `client_capacity`."""
+        expected, capacity = self._session.told.max_step, capacity or self._capacity
+        if expected and capacity and capacity != expected:
+            raise ParameterError("capacity", capacity, f"{expected}, the client_capacity of the table, or left out")
 
     def begin_again(self, capacity: int | None) -> None:
-        """Replace it by an empty one. Its writers go on until `end_writers`."""
+        """Replace the memory by an empty one. Writers of the former memory go on until `end_writers`."""
         with _core.Held(self.lock):
             if self._memory is not None:
                 self._memory.unreserve()
             self._memory, self._capacity = self._make(capacity or self._capacity), capacity or self._capacity
 
     def _make(self, capacity: int | None) -> Memory:
-        told, schema = self._session.told, self._session.schema
+        welcome, schema = self._session.told, self._session.schema
         least, most = DEFAULT_MEMORY_ENTRIES
         usual, allowed = (Reservation(CONTAINER).default("capacity", size) for size in (DEFAULT_MEMORY_BYTES, 0))
         fitting = max(least, usual // max(1, schema.entry_bytes))
         if allowed:
             fitting = max(1, min(fitting, allowed // memory_bytes(schema, 1)))
-        entries = capacity or told.max_step or min(most, fitting)
-        # Whoever chose a capacity has thought of how much its entries take.
-        ragged_bytes = 0 if capacity or told.max_step else usual
+        entries = capacity or welcome.max_step or min(most, fitting)
+        # A capacity that was set explicitly limits the bytes, too: its author knows the size of an entry.
+        ragged_bytes = 0 if capacity or welcome.max_step else usual
         return self.side.make_memory(entries, ragged_bytes=ragged_bytes, live=self._live, seed=self._seed)
 
     # Writers
@@ -431,28 +433,28 @@ class LocalMemory:
         stamp: Callable[[Any], int],
         **options: Any,
     ) -> Writer:
-        """A writer with lanes of its own; see `Client.writer`."""
+        """Return a writer with its own lanes; see `Client.writer`."""
         with _core.Held(self.lock):
             if self._writers is None or self._writers.memory is not self.memory:
                 self._writers = WriterRegistry(self.memory)
-            made, side = self._writers, self.side
-            return made.make(
+            writers, side = self._writers, self.side
+            return writers.make(
                 *layout(envs, num_envs, autoreset), side.observer(side), stamp=stamp, **side.writer_options(options)
             )
 
     def end_writers(self, closed: str, deadline: float) -> Iterable[str]:
-        """Store what is open in writers, and have them refuse further steps, because `closed` is closed; returns what
-        was not stored.
+        """Store the writers' open episodes, and let further steps raise `Closed`, which names `closed`; returns a
+        description of each episode that was not stored.
         """
         return () if self._writers is None else self._writers.end(closed, deadline)
 
-    # What the home says of it
+    # Changes that the home sends
 
     def configure(self, parameters: Parameters, version: int) -> None:
-        """Parameters that hold from now on."""
+        """Apply the home's parameters, numbered `version`, to the memory and its writers."""
         session = self._session
         if version == session.parameters_version and parameters == session.parameters:
-            return  # another home, or another life of it, may call other parameters by the same number
+            return  # both are compared: another home, or a restarted one, may reuse a number for other parameters
         with _core.Held(self.lock):
             former = session.parameters
             session.parameters, session.parameters_version = parameters, version
@@ -461,25 +463,25 @@ class LocalMemory:
             if self._writers is not None:
                 try:
                     self.side.follow(self._writers, former)
-                except ParameterError as error:  # no caller is there to refuse it
+                except ParameterError as error:  # there is no caller to raise it to
                     _log.warning(
-                        "the server now sets %s=%s; here it must be %s", error.name, error.value, error.expected
+                        "the server now sets %s=%s; writers here need %s", error.name, error.value, error.expected
                     )
 
     def saw_models(self, models: dict[str, int]) -> None:
-        """The newest versions: what is older than `max_model_lag` allows weighs nothing from now on."""
+        """Take the newest versions of models; entries older than `max_model_lag` allows have weight 0 from now on."""
         self._session.models = models
         if self._memory is not None:
             self._memory.saw_model(self._session.parameters.newest_model(models))
 
     def update_priorities(self, numbers: NDArray[Any], errors: NDArray[Any], age: float) -> tuple[int, int, int]:
-        """Learners have said this of its samples; returns how many priorities were set, how many entries are gone, and
-        how many of these had surely gone before any of it was said.
+        """Set priorities from learners' TD errors. Returns the number of priorities that were set, the number of
+        entries that are gone, and how many of those were surely gone before the first error was reported.
 
         Args:
-            numbers: Of the entries, [N].
+            numbers: Numbers of the entries, [N].
             errors: Temporal difference errors, [N].
-            age: Seconds since the first of them was said.
+            age: Seconds since the first of the errors was reported.
         """
         if self._memory is None:
             return 0, len(numbers), len(numbers)
@@ -487,7 +489,7 @@ class LocalMemory:
         return applied, stale, self._memory.count_replaced(numbers, age) if stale else 0
 
     def sums(self) -> MemorySums:
-        """Total weight, number of positive weights and the smallest of them, from one moment."""
+        """Return total weight, number and smallest of the positive weights, and number of entries, at one moment."""
         if self._memory is None:
             return MemorySums()
         entries = self._memory.num_entries

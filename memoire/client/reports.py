@@ -1,14 +1,13 @@
-"""What a client says of itself: in each UPDATE, and in the file of what it could not tell. Pure.
+"""Reports of a client: the body of each UPDATE, the file of undelivered reports, and the client's figures. No sockets.
 
-What an actor could not tell before it ended: kept in a folder of its own, and told by the next client that has it.
+If an actor ends before its server has acknowledged everything, a file keeps the rest. The next client that has the same
+folder delivers it:
 
-    client 7 ends, nobody answers  ──▶  untold-07...07.msgpack   its sums, its lines, its closed episodes
-    client 8 begins, same folder   ──▶  HELLO and UPDATE in the name of client 7  ──▶  the file goes
+    client 7 ends without an answer  ──▶  untold-07...07.msgpack   its sums, its lines, its closed episodes
+    client 8 begins, same folder     ──▶  HELLO and UPDATE in the name of client 7  ──▶  the file is removed
 
-Sums count from a client's beginning and lines are numbered, so that a file may be told any number of times, also by two
+Sums count from a client's beginning and lines are numbered. So a file may be delivered any number of times, also by two
 clients at once, and nothing counts twice.
-
-The figures of a client at one moment, for whoever watches.
 """
 
 from __future__ import annotations
@@ -41,48 +40,48 @@ _log = logging.getLogger(__name__)
 
 KIND = FileKind(b"memorprt", 2, "a report that a client kept")
 MAX_BYTES = 256 << 20
-"""Of a file that is read: what a client keeps at most is far less."""
+"""Most bytes of a file that is read; a client's largest report is far smaller."""
 RETRY_INTERVAL = 5.0
-"""Seconds before a home that had no time is asked again."""
+"""Seconds until a busy home is asked again."""
 TRANSIENT_CODES = (*PASSING, "client")
-"""Codes of refusals that end by themselves, or by another HELLO."""
+"""Codes of refusals after which the report is tried again later, beginning with HELLO."""
 _PREFIX, _SUFFIX = "untold-", ".msgpack"
 
 
 class ReportPart(msgspec.Struct, frozen=True):
-    """What one UPDATE says of one run."""
+    """One UPDATE of a kept report, for one run."""
 
     run: int
-    """Hash of its name; 0: the one that is counted when it is told."""
+    """Hash of the run's name; 0 stands for the server's run at delivery."""
     update: bytes
-    """The tail of the message."""
+    """Encoded body of the UPDATE (the message's tail)."""
 
 
 class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a client had to tell when it ended."""
+    """Report that a client could not deliver before its end, as its file holds it."""
 
     client: bytes
     label: int
     table: str
     home: str
-    """Name of the server that counted it."""
+    """Name of the server that counted the client."""
     steps: int
-    """Those that nobody has acknowledged, for messages."""
+    """Number of steps that no home has acknowledged, for messages; also `episodes` and `lines`."""
     episodes: int
     lines: int
     parts: list[ReportPart]
 
 
 def save(folder: Path, untold: FinalCounts, *, at: Fault = no_fault) -> Path:
-    """Write a file for the next client that has this folder; it is whole and on disk, or not there.
+    """Write a report file for the next client with this folder; returns its path. Atomic: whole and on disk, or absent.
 
     Args:
-        folder: It is there.
-        untold: What the file says.
+        folder: An existing folder.
+        untold: Content of the file.
         at: Called before each step, so that a test may let it fail: see `replacing`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path = folder / f"{_PREFIX}{untold.client.hex()}{_SUFFIX}"
     content = msgspec.msgpack.encode(untold)
@@ -91,20 +90,20 @@ def save(folder: Path, untold: FinalCounts, *, at: Fault = no_fault) -> Path:
 
 
 def leave(folder: Path | None, untold: FinalCounts) -> str:
-    """Leave it in the folder, if there is one; returns what was not acknowledged and what becomes of it, in words."""
-    what = f"{untold.steps} steps, {untold.episodes} episodes and {untold.lines} log lines were acknowledged"
+    """Keep the report in the folder, if there is one; returns a phrase on what was not acknowledged and is kept."""
+    counts = f"{untold.steps} steps, {untold.episodes} episodes and {untold.lines} log lines were acknowledged"
     if folder is None:
-        return f"{what}: they are not counted"
+        return f"{counts}: they are not counted"
     try:
-        kept = save(folder, untold)
+        path = save(folder, untold)
     except OSError as error:
-        return f"{what}: they are not counted, and could not be kept in {folder}: {error}"
-    return f"{what}: they are in {kept}, and the next client with this folder tells them"
+        return f"{counts}: they are not counted, and could not be kept in {folder}: {error}"
+    return f"{counts}: they are in {path}, and the next client with this folder reports them"
 
 
 def found(folder: Path) -> list[tuple[Path, FinalCounts]]:
-    """The files of a folder that can be read; a damaged one is named in the log, and stays. Drafts of processes that
-    have ended are removed.
+    """Return path and content of each readable report file. A damaged file is logged, and stays. Drafts of processes
+    that have ended are removed.
     """
     files = []
     with contextlib.suppress(OSError):
@@ -112,23 +111,23 @@ def found(folder: Path) -> list[tuple[Path, FinalCounts]]:
     for path in sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}")):
         try:
             if path.stat().st_size > MAX_BYTES:
-                raise ValueError(f"it has more than {MAX_BYTES} bytes")
+                raise ValueError(f"the file is larger than {MAX_BYTES} bytes")
             with CheckedFile(path, KIND) as file:
                 (record,) = file.records()
             content = msgspec.msgpack.decode(record.payload, type=FinalCounts)
             for part in content.parts:
                 update_of(part.update)
         except FileNotFoundError:
-            continue  # another client of this folder has told it
+            continue  # another client of this folder has delivered it
         except (OSError, ValueError, msgspec.MsgspecError, MemoireError) as error:
-            _log.warning("%s cannot be read, and is not told: %s", path, error)
+            _log.warning("%s cannot be read, and its report is not delivered: %s", path, error)
         else:
             files.append((path, content))
     return files
 
 
 def folder_at(place: str | Path) -> Path:
-    """The folder, made where it is not there. Raises StateUnusable."""
+    """Return the folder's path; make the folder if it is missing. Raises StateUnusable if it is not writable."""
     path = Path(place).absolute()
     try:
         make_folder(path)
@@ -142,39 +141,39 @@ def folder_at(place: str | Path) -> Path:
 
 
 class LateRequest(NamedTuple):
-    """What is to be sent in the name of the client that left a file."""
+    """Request to send in the name of the client that left a report file."""
 
     body: messages.Body
     run: int = 0
     home: int | None = None
-    """Hash of the home's name; None: whichever welcomed it."""
+    """Hash of the home's name; None addresses the server that sent the WELCOME."""
 
 
 class UnreportedClient:
-    """Tells one file in the name of the client that left it: HELLO, then an UPDATE for each part.
+    """Delivery of one report file in the name of the client that left it: HELLO, then an UPDATE for each part.
 
-    Each method returns what is to be sent next; None ends it, or leaves it to `begin` at `again_at`.
+    `begin` and `answered` return the request to send next. None ends the delivery, or pauses it until `begin` is due.
     """
 
     def __init__(self, path: Path, untold: FinalCounts) -> None:
         self.path, self.untold = path, untold
         self.again_at = 0.0
-        """When to begin, or to begin again; infinity while it goes on."""
+        """Time of the next `begin`; infinity while requests are open."""
         self.is_done = False
-        """Whether the file was told, or nobody will ever take it."""
-        self._left: list[ReportPart] = []
-        self._awaited: type[messages.Body] = messages.Welcome  # what answers the newest request
-        self._is_home = False  # whether the server that answers is the one that counted the client
+        """True if the report was delivered, or was refused for good and is left to the next client."""
+        self._unsent: list[ReportPart] = []
+        self._awaited: type[messages.Body] = messages.Welcome  # type of the answer to the newest request
+        self._is_home = False  # True if the answering server is the one that counted the client
 
     def begin(self) -> LateRequest:
-        """HELLO as the client said it."""
+        """Return HELLO in the name of the former client, for its former home."""
         self.again_at = float("inf")
-        self._left, self._awaited = list(self.untold.parts), messages.Welcome
+        self._unsent, self._awaited = list(self.untold.parts), messages.Welcome
         hello = messages.Hello(role="actor", table=self.untold.table, label=self.untold.label, software=SOFTWARE)
         return LateRequest(hello, home=name_hash(self.untold.home))
 
     def answered(self, answer: Answer, now: float) -> LateRequest | None:
-        """HELLO or UPDATE was answered at `now`."""
+        """Take the answer to HELLO or UPDATE, received at `now`; returns the next request, if any."""
         if isinstance(answer, MemoireError):
             self._refused(answer, now)
             return None
@@ -184,19 +183,19 @@ class UnreportedClient:
         if isinstance(answer.body, messages.Welcome):
             self._is_home, self._awaited = answer.body.home_name == self.untold.home, messages.Updated
         else:
-            del self._left[0]
+            del self._unsent[0]
         return self._next()
 
     def _next(self) -> LateRequest | None:
-        if self._left:
-            part = self._left[0]
+        if self._unsent:
+            part = self._unsent[0]
             update = update_of(part.update)
-            if not self._is_home:  # what is counted per home was for another one
+            if not self._is_home:  # these counts belong to the account at the former home
                 update = msgspec.structs.replace(update, epoch=0, caches=0, cache_bytes=0)
             return LateRequest(update, run=part.run)
         self.path.unlink(missing_ok=True)
         facts = self.untold.steps, self.untold.episodes, self.untold.lines, self.untold.client.hex()[:8]
-        _log.info("%d steps, %d episodes and %d lines were told that client %s had kept", *facts)
+        _log.info("delivered %d steps, %d episodes and %d log lines that client %s had kept", *facts)
         self.is_done = True
         return None
 
@@ -204,9 +203,9 @@ class UnreportedClient:
         if isinstance(error, Refused) and error.code in TRANSIENT_CODES:
             self.again_at = now + RETRY_INTERVAL
             return
-        self.is_done = True  # for any other reason than a refusal this client ends: the next one tells it
+        self.is_done = True  # any error but a refusal means that this client ends: the next one delivers the file
         if isinstance(error, Refused):
-            _log.warning("%s cannot be told, and stays: %s", self.path, error)
+            _log.warning("the report in %s cannot be delivered, and stays: %s", self.path, error)
 
 
 LINES_PER_UPDATE = 512
@@ -214,7 +213,7 @@ ENDED_PER_UPDATE = 1024
 
 
 class MemorySums(NamedTuple):
-    """What the memory weighs at one moment, zeros if nothing can be drawn; and entries that it holds."""
+    """Sums over the weights of a memory at one moment, zeros if nothing can be drawn; and its number of entries."""
 
     weight: float = 0.0
     positives: int = 0
@@ -223,16 +222,16 @@ class MemorySums(NamedTuple):
 
 
 def report_of(session: Session, sums: MemorySums, models: Mapping[str, int]) -> messages.Update:
-    """Everything that the home does not know yet, of the run that is told now.
+    """Return the body of an UPDATE: sums of the reported run, and lines and episodes that are not acknowledged.
 
     Args:
-        models: Version of each topic in use.
+        models: Newest version of each topic that the client has.
     """
-    boundary, counts, told = session.counts.boundary, session.counts.told, session.told
-    is_home = session.home == name_hash(told.home_name)
+    boundary, counts, welcome = session.counts.boundary, session.counts.told, session.told
+    is_home = session.home == name_hash(welcome.home_name)
     last_line = None if boundary is None else boundary.line
     return messages.Update(
-        epoch=told.epoch if is_home else 0,
+        epoch=welcome.epoch if is_home else 0,
         episodes=counts.episodes,
         steps=counts.steps,
         passed_steps=counts.passed,
@@ -260,8 +259,8 @@ def report_of(session: Session, sums: MemorySums, models: Mapping[str, int]) -> 
 
 
 def remainder_of(session: Session, models: Mapping[str, int]) -> FinalCounts | None:
-    """All that a home has not acknowledged, for a file; None if there is nothing. Takes lines and episodes away: the
-    client has ended.
+    """Return a report of all that no home has acknowledged; None if nothing is left. Removes the client's lines and
+    episodes, so call it once, after the client has ended.
     """
     counts, lines = session.counts, len(session.outbox)
     episodes = max(counts.missing.episodes, counts.waiting_episodes)
@@ -289,7 +288,7 @@ def _all_parts(session: Session, models: Mapping[str, int]) -> list[ReportPart]:
 
 
 def _parts(session: Session, run: int, models: Mapping[str, int]) -> list[ReportPart]:
-    """The UPDATEs that tell all of one run: the last one has no line and no episode left."""
+    """Return the UPDATEs that report all of one run; the last has no lines and no episodes."""
     parts = []
     while True:
         body = report_of(session, MemorySums(), models)
@@ -302,24 +301,24 @@ def _parts(session: Session, run: int, models: Mapping[str, int]) -> list[Report
 
 @dataclass(frozen=True, slots=True)
 class ClientStats:
-    """A client at one moment; for whoever watches."""
+    """Snapshot of a client's statistics, as `Client.stats` returns it."""
 
     # fmt: off
     client: str
-    """Its id in hex."""
+    """Id of the client, in hex."""
     name: str
-    """That a person or Kubernetes gave it; "" for none."""
+    """Name of the client, from its caller or Kubernetes; "" if it has no name."""
     label: int
     endpoint: str
     home: str
-    """Name of the server that counts it."""
+    """Name of the server that counts the client."""
     table: str
     run: str
     episodes: Annotated[int, counter("client_episodes", "Episodes", "Episodes that this client closed.")]
     steps: Annotated[int, counter("client_steps", "Steps", "Entries that this client recorded.")]
     generated_bytes: Annotated[int, counter("client_generated_bytes", "Recorded", "Bytes of these entries.")]
     pushed_caches: Annotated[int, counter("client_pushed_caches", "Caches pushed", "Caches that were pushed.")]
-    """Where the server stores episodes, these; so with all counts of caches."""
+    """Number of caches pushed. If the server stores episodes, all counts of caches count episodes instead."""
     pushed_bytes: Annotated[int, counter("client_pushed_bytes", "Bytes pushed", "Bytes of these caches.")]
     accepted_caches: Annotated[int, counter("client_accepted_caches", "Accepted",
         "Caches that the home says it has taken.")]
@@ -336,45 +335,45 @@ class ClientStats:
     granted: int
     """Bytes that the home grants."""
     on_full: str
-    """What the writer does with a cache or episode when the window is full."""
+    """Treatment of a cache or episode that the window has no room for: "skip" or "block"."""
     waited: Annotated[float, counter("client_wait_seconds", "Waited", "Seconds that calls waited for room in the "
         "window.")]
     compression: str
-    """How frames are packed now: what the parameters say, or what "auto" has chosen, if the home can undo it."""
+    """Compression in use: that of the parameters, or the choice of "auto", if the home can decompress it."""
     passed_steps: Annotated[int, counter("client_passed_steps", "Passed steps", "Entries recorded beyond what was "
         "granted, while the home told this client to wait, and not pushed.")]
     held_back: str
-    """Why it is to wait now; "" when it is not. See `samples_per_insert_tolerance`."""
+    """Reason why the client has to wait now; "" if it need not. See `samples_per_insert_tolerance`."""
     held_back_for: Annotated[float, counter("client_held_back_seconds", "Held back", "Seconds that recording waited "
         "for draws.")]
     skipped_caches: Annotated[int, counter("client_skipped_caches", "Skipped", "Caches that were not pushed because "
         "the window was full.", docs="rate.md")]
     not_pushed: dict[str, int]
-    """Calls of push_cache and push_episode, the writer's too, that pushed nothing, by reason."""
+    """Number of calls of push_cache and push_episode, the writer's included, that pushed nothing, by reason."""
     waiting_lines: Annotated[int, gauge("client_waiting_lines", "Lines waiting", "Log lines that the home does not "
         "have yet.")]
     waiting_line_bytes: int
     dropped_lines: Annotated[int, counter("client_dropped_lines", "Lines dropped",
         "Log lines that log() did not take.")]
     dropped_returns: int
-    """Episodes that count, but whose return was given up: not finite, or thousands closed while the home was away."""
+    """Number of episodes without a reported return: not finite, or thousands closed while the home was away."""
     parameters_version: int
     models: Annotated[dict[str, int], gauge("client_model_version", "Models", "Newest version of each topic that this "
         "client has.", label="topic")]
     skipped_models: Annotated[int, counter("client_skipped_models", "Models skipped", "Versions of models that were "
         "passed over, because newer ones were there.")]
     fetched_bytes: int
-    """Of models, asked for beyond what notices brought."""
+    """Bytes of models that were fetched by request, since no notice brought them."""
     resubscribed: int
-    """Topics subscribed to again, because their notices did not come."""
+    """Number of renewed subscriptions to topics whose notices did not come."""
     updates: Annotated[int, counter("client_updates", "Updates", "UPDATE messages that were answered.")]
     resends: Annotated[int, counter("client_resends", "Resends", "Requests that were sent again.")]
     refused: Annotated[dict[str, int], REFUSED]
     silent: Annotated[float, gauge("client_silent_seconds", "Silent", "Seconds since the newest reply.")]
     untold_steps: int
-    """Of the steps, those that no home has acknowledged yet."""
+    """Number of steps that no home has acknowledged yet."""
     trouble: str
-    """Why the home acknowledges nothing, as it says; "" where all is well."""
+    """Reason that the home gives for acknowledging nothing; "" if all is well."""
     applied: int
     stale: int
     finished: bool

@@ -1,15 +1,13 @@
-"""What HELLO, WELCOME, UPDATE and UPDATED mean for a client: its home, its run, when it moves, what it says next.
+"""Client session: HELLO, WELCOME, UPDATE and UPDATED, and the home, run and next message of a client that follow.
 
     HELLO ──▶ WELCOME ──▶ UPDATE ──▶ UPDATED ──▶ UPDATE ──▶ UPDATED ...
       ▲                                            │
-      └── another run has begun, and the former one has been told everything; the home began again; it is left
+      └── another run has begun, and the former one's counts are acknowledged; the home restarted; the client moves
 
-Pure: no lock, no socket, no clock. Messages and the time come in; what is to be sent goes out. Nothing is counted or
-logged twice at a home that is left: HELLO goes out only between an answer and the next UPDATE.
+Pure: no lock, no socket, no clock; time and chance are passed in. Methods take received messages and return those to
+send. HELLO is sent only between an answer and the next UPDATE, so that a former home counts or logs nothing twice.
 
-Whether a client's home answers: when to say that it does not, and when to say that it does again. Pure.
-
-When a client sends its next UPDATE. Pure: time and chance are passed in.
+`HomeWatch` decides when to log that the home is away or back, `UpdateSchedule` when the next UPDATE is due.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ from memoire.wire.frames import PASSING, Answer, HelloAnswer, HelloSchedule, Mes
 from .counts import AccountWindows, ClientCounts, InsertGrant, LineOutbox, PushWindow, RunBoundary, RunCounts
 
 AWAY_TIMEOUT = 10.0
-"""Seconds without an acknowledgement after which a home is said to be away: two heartbeats of a client."""
+"""Seconds without an acknowledgement after which a home is reported as away: two heartbeats of a client."""
 
 Change = Literal["away", "back", ""]
 
 
 class HomeWatch:
-    """One word when a home has been away for `AWAY_TIMEOUT`, and one when it is back.
+    """Detector of a home that is away: one report after `AWAY_TIMEOUT` without acknowledgement, one after its return.
 
         acknowledged     10 s later: away                 acknowledged: back
     ───────●────────────────────●─────────────────────────────●──────────────▶
@@ -45,22 +43,22 @@ class HomeWatch:
 
     def __init__(self, now: float) -> None:
         self.acknowledged_at = now
-        """When the home acknowledged something last."""
+        """Time of the home's newest acknowledgement."""
         self.is_away = False
 
     @property
     def due(self) -> float:
-        """When `look` has something to say, unless an acknowledgement comes before."""
+        """Time when `look` returns "away", unless an acknowledgement comes before; infinity if the home is away."""
         return float("inf") if self.is_away else self.acknowledged_at + AWAY_TIMEOUT
 
     def acknowledged(self, now: float) -> Change:
-        """The home has acknowledged something; "back" where it was said to be away."""
+        """Record an acknowledgement; returns "back" if the home was reported as away."""
         self.acknowledged_at = now
         was_away, self.is_away = self.is_away, False
         return "back" if was_away else ""
 
     def look(self, now: float) -> Change:
-        """Once, as soon as it is due: "away"."""
+        """Return "away" once, as soon as it is due; else ""."""
         if now < self.due:
             return ""
         self.is_away = True
@@ -72,11 +70,11 @@ HEARTBEAT_INTERVAL = 5.0
 PRESSED_INTERVAL = 0.01
 """Seconds between two UPDATE messages while the byte window is half used, or TD errors wait at the home."""
 REPORT_DELAY = 0.3
-"""Seconds within which NEWS is answered by UPDATE, at random: a thousand clients hear of it in the same instant."""
+"""Most seconds until UPDATE follows NEWS; the delay is random, since thousands of clients get NEWS at the same time."""
 
 
 class UpdateSchedule:
-    """When the next UPDATE is due, from what has happened since the newest one. The owner locks.
+    """Schedule of the next UPDATE, from events since the newest one. The owner locks.
 
     Args:
         interval: Seconds between two UPDATE messages of a client that has news.
@@ -84,57 +82,57 @@ class UpdateSchedule:
 
     def __init__(self, interval: float, rng: random.Random) -> None:
         self.is_open = False
-        """Whether an UPDATE is on its way that has no answer yet."""
+        """True if an UPDATE was sent that has no answer yet."""
         self.is_dirty = False
-        """Whether there is something to say."""
+        """True if something has changed since the newest UPDATE."""
         self.asked = 0
-        """Calls of update() until now; the number of one is its ticket."""
+        """Number of calls of update() so far; the number of a call is its ticket."""
         self.answered = 0
-        """The newest of these calls that an answer covers."""
+        """Ticket of the newest call that an answer covers."""
         self.asked_line = 0
-        """Newest log line that somebody waits for."""
+        """Number of the newest log line that a call waits for."""
         self.pressed = 0
-        """Calls that wait for room in the byte window."""
+        """Number of calls that wait for room in the byte window."""
         self.has_feedback = False
-        """Whether TD errors were applied that the home does not know of."""
+        """True if TD errors were applied and no UPDATE has reported that."""
         self.awaits_feedback = False
-        """Whether more of them wait at the home than one reply brings."""
+        """True if the home has more TD errors than one reply brings."""
         self._interval, self._rng = interval, rng
         self._sent_at = 0.0
-        self._news_at = float("inf")  # when to answer NEWS
+        self._news_at = float("inf")  # time of the UPDATE that follows NEWS
 
     def ask(self, line: int) -> int:
-        """Somebody waits until everything is acknowledged, log lines up to `line` too; returns the ticket."""
+        """Register a call that waits until everything is acknowledged, lines up to `line` too; returns its ticket."""
         self.asked, self.asked_line = self.asked + 1, line
         return self.asked
 
     def hurry(self) -> None:
-        """Send one at once, whatever there is to say."""
+        """Make an UPDATE due at once, even if nothing has changed."""
         self._news_at = 0.0
 
     def hear_news(self, now: float) -> None:
-        """The home has sent NEWS: an UPDATE is due at a random time within `REPORT_DELAY` seconds. Its reply has the
-        news.
+        """Make an UPDATE due at a random time within `REPORT_DELAY` seconds, since the home has sent NEWS. The reply to
+        the UPDATE has the news.
         """
         self._news_at = min(self._news_at, now + self._rng.uniform(0.0, REPORT_DELAY))
 
     def begin(self, now: float) -> None:
-        """One is sent."""
+        """Record that an UPDATE is sent at `now`."""
         self.is_open, self._sent_at, self._news_at = True, now, float("inf")
         self.has_feedback = self.awaits_feedback = False
 
     def put_off(self, until: float) -> None:
-        """The newest one was refused: send none before."""
+        """Make the next UPDATE due no earlier than `until`, since the newest one was refused."""
         self.is_dirty, self._sent_at = True, until
 
     @property
     def soonest(self) -> float:
-        """When to send the next one to whoever waits for it: at once, unless the newest one was refused."""
+        """Earliest time of the next UPDATE if a call waits for it: at once, unless the newest one was refused."""
         return self._sent_at
 
     def due(self, outbox: LineOutbox, window: PushWindow, inserts: InsertGrant) -> float:
-        """When the next one is due, provided that none is open."""
-        # Lines wait that somebody waits for and that did not fit the last one, or so many that log() soon waits.
+        """Return the time when the next UPDATE is due, if no UPDATE is open."""
+        # A call waits for lines that did not fit the last UPDATE, or so many lines are queued that log() soon waits.
         has_backlog = outbox.oldest <= self.asked_line or outbox.is_half_full
         if self.asked > self.answered or has_backlog:
             return self._sent_at
@@ -142,60 +140,60 @@ class UpdateSchedule:
             return self._sent_at + inserts.pause
         if self.pressed or window.is_half_used or inserts.is_half_used or self.awaits_feedback:
             return self._sent_at + PRESSED_INTERVAL
-        if self.has_feedback:  # a learner is at work: what it says next is fetched soon, too
+        if self.has_feedback:  # a learner is at work: its next TD errors are fetched soon, too
             return min(self._news_at, self._sent_at + self._interval / 2)
         return min(self._news_at, self._sent_at + (self._interval if self.is_dirty else HEARTBEAT_INTERVAL))
 
 
 MOVE_INTERVAL = 2.0
-"""Seconds between two HELLO messages of a client whose home is being drained, while nobody else takes it; times 0.5 to
-1.5."""
+"""Seconds, times 0.5 to 1.5, between two HELLO of a client whose home is drained, until another server takes it."""
 OUTDATED = ("run", "schema", "table", "client")
-"""Codes of refusals of an UPDATE after which HELLO asks what run, schema and home are now."""
+"""Codes of refusals of an UPDATE after which the client sends HELLO to learn the present run, schema and home."""
 BUSY_TIMEOUT = ("disk", "busy")
-"""Codes of those that end by themselves."""
+"""Codes of refusals of an UPDATE that end without action of the client; it sends UPDATE again."""
 
 Step = Literal["update", "hello", "move"]
-"""What comes after an answer: the next UPDATE, or HELLO to the same home, or HELLO for another home."""
+"""Next message after an answer: UPDATE, HELLO to the same home, or HELLO for another home."""
 
 
 class AcceptedWelcome(NamedTuple):
-    """A WELCOME that was read and fits this client."""
+    """WELCOME that was parsed and fits this client."""
 
     header: MessageHeader
-    told: messages.Welcome
+    welcome: messages.Welcome
     schema: Schema
     parameters: Parameters
 
 
 class WelcomeChanges(NamedTuple):
-    """What is new with a WELCOME."""
+    """Changes that a WELCOME brings to a session."""
 
     change: Change
     is_new_run: bool
     has_forgotten: bool
-    """Whether this home began again and knows nothing of what it had published."""
+    """True if this home has restarted and lost the models that it had published."""
 
 
 class SentUpdate(NamedTuple):
-    """What an UPDATE covered when it was sent, for its answer."""
+    """Contents of an UPDATE when it was sent, which its answer acknowledges."""
 
     ticket: int
-    """Newest call of update() that it answers."""
+    """Ticket of the newest call of update() that the UPDATE covers."""
     counts: ClientCounts
     at: float
     boundary: RunBoundary | None
 
 
 class Session:
-    """One client's standing at its home. Not thread-safe: the owner locks, except for what its thread alone uses.
+    """State of one client at its home. Not thread-safe: the owner locks, except for attributes of its thread alone.
 
     Args:
         client: Id of the client.
-        endpoint: For errors.
-        table: Name of the table that it asks for; "" takes the first.
-        now: The time, as all other times here are counted.
-        name: That a person gave to it; "" for none.
+        endpoint: Address of the server, for errors.
+        table: Name of the table to ask for; "" takes the server's first.
+        label: Label of the client's log lines.
+        now: Present time, on the clock of all times of a session.
+        name: Name of the client, for people; "" if it has no name.
     """
 
     def __init__(
@@ -212,7 +210,7 @@ class Session:
     ) -> None:
         self.client, self.endpoint, self.label, self.name = client, endpoint, label, name
         self.shown = name or client.hex()[:8]
-        """What people call it: its name, or else the beginning of its id."""
+        """Name of the client in logs and errors: its name, or else the beginning of its id."""
         self.counts = RunCounts()
         self.inserts = InsertGrant(self.counts, limits.tuning.update_every)
         self.windows = AccountWindows(limits.credit)
@@ -224,94 +222,94 @@ class Session:
         self.schedule = UpdateSchedule(limits.tuning.update_every, rng)
         self.watch = HomeWatch(now)
         self.welcome: messages.Welcome | None = None
-        """The newest one."""
+        """Newest accepted WELCOME; None before the first."""
         self.put_off: Refused | None = None
-        """What a home said that had no time for HELLO."""
+        """Refusal of the newest HELLO by a busy home; None otherwise."""
         self.run = self.home = self.table = self.fingerprint = 0
-        """What headers say."""
+        """Fields of the client's message headers: hashes of run, home, table and schema."""
         self.parameters, self.parameters_version = Parameters(), 0
         self.models: dict[str, int] = {}
-        """Newest versions at the home, by topic."""
+        """Newest versions of models at the home, by topic."""
         self.scalars: dict[str, float] = {}
         self.feedback_through = 0
         """Number of the newest feedback that was applied."""
         self.is_between = False
-        """Until HELLO is answered: what is pushed now would count for nobody."""
+        """True between two runs or homes, until HELLO is answered: a cache pushed now would count for neither."""
         self.is_finished = False
         self.is_leaving = False
         self.trouble = ""
-        """Why the home acknowledges nothing, as it says."""
+        """Reason that the home gives for acknowledging nothing; "" if all is well."""
         self.updates = 0
-        """UPDATE messages that were answered."""
+        """Number of acknowledged UPDATE messages."""
         self.refused: dict[str, int] = {}
-        """What came in and was not taken, by code."""
+        """Number of received messages that were not accepted, by code."""
         self.limits = limits
         self._table, self._rng = table, rng
         self._schema: Schema | None = None
-        self._hello = HelloSchedule(due=float("inf"))  # due by itself where a home had no time
+        self._hello = HelloSchedule(due=float("inf"))  # due without a call only if a home was busy
         self._is_over = False  # the client cannot go on
-        self._is_moving = False  # while HELLO is to bring another home
-        self._move_at = 0.0  # when to ask for another home again
+        self._is_moving = False  # HELLO for another home is open
+        self._move_at = 0.0  # earliest time of the next HELLO for another home
 
     @property
     def schema(self) -> Schema:
-        """What an entry is, as the home says."""
+        """Schema of the table's entries, from the home."""
         assert self._schema is not None
         return self._schema
 
     @property
     def told(self) -> messages.Welcome:
-        """The newest WELCOME; there is one once `connect` has returned."""
+        """Newest accepted WELCOME, which exists once `connect` has returned."""
         assert self.welcome is not None
         return self.welcome
 
     @property
     def window(self) -> PushWindow:
-        """What is on the way to the present home."""
+        """Byte window of the present home."""
         return self.windows.now
 
     @property
     def most_bytes(self) -> int:
-        """Of the payload of one message."""
+        """Most bytes of one message's payload, as the home limits them."""
         return self.told.limits.get("message_bytes", self.limits.message_bytes)
 
     @property
     def has_remainder(self) -> bool:
-        """Whether lines or episodes wait until a home has them."""
+        """True if log lines or closed episodes wait for an acknowledgement."""
         return bool(len(self.outbox) or self.counts.waiting_episodes)
 
     def refuse(self, code: str) -> None:
-        """Count something that came in and was not taken."""
+        """Count a received message that was not accepted."""
         self.refused[code] = self.refused.get(code, 0) + 1
 
-    # What is counted
+    # Counting
 
     def recording(self, entries: int) -> Changes:
-        """The changes by which so many entries were recorded."""
+        """Return the changes that count `entries` recorded entries."""
         changes, schedule = self.counts.recording(entries, self.schema.entry_bytes), self.schedule
         return changes if schedule.is_dirty else changes + setting(schedule, is_dirty=True)
 
     def closing_episode(self, length: int, returned: float, now: float, kind: int = messages.TRAIN) -> Changes:
-        """The changes by which an episode was closed at `now`, in seconds since 1970."""
+        """Return the changes that count an episode closed at `now`, in seconds since 1970."""
         return self.counts.closing_episode(length, returned, now, kind) + setting(self.schedule, is_dirty=True)
 
     def end(self) -> None:
-        """The client cannot go on, for good: no home is told anything more."""
+        """End the session for good: no UPDATE is due any more."""
         self._is_over = True
 
-    # When something is to be sent
+    # Times of the next messages
 
     def next_time(self) -> float:
-        """When `hello_is_due`, an UPDATE or a word about the home is due."""
+        """Return the time when HELLO, an UPDATE or a log line about the home is due."""
         return min(self._hello.next_time(), self.update_due(), float("inf") if self.welcome is None else self.watch.due)
 
     def hello_is_due(self, now: float) -> bool:
-        """Whether to ask a home again that had no time."""
+        """Return True if HELLO is due again, after a home was busy."""
         return self._hello.is_due(now)
 
     def update_due(self) -> float:
-        """When the next UPDATE is due; never while one is open, or while HELLO is to bring another home or run: what
-        the former home is told after its last answer, it might count without our hearing of it.
+        """Return the time when the next UPDATE is due. Never while an UPDATE is open, or HELLO for another home or run:
+        the former home might count a later UPDATE, but its answer would not be read.
         """
         if self.schedule.is_open or self._is_moving or self.welcome is None or self._is_over:
             return float("inf")
@@ -322,7 +320,7 @@ class Session:
     # HELLO and its answer
 
     def hello(self, host: str, pid: int) -> messages.Hello | None:
-        """Ask for everything again; None while such a request is open."""
+        """Return a HELLO, whose answer has schema, parameters, run and endpoints; None while another is open."""
         if self._hello.is_open:
             return None
         self._hello.begin()
@@ -339,10 +337,10 @@ class Session:
         )
 
     def welcomed(self, answer: Answer, now: float) -> AcceptedWelcome | None:
-        """HELLO was answered; None if the home had no time. Changes nothing that other threads use.
+        """Parse the answer to HELLO; None if the home is busy. Changes nothing that other threads use.
 
         Raises:
-            MemoireError: the client cannot go on.
+            MemoireError: HELLO was refused, or the WELCOME does not fit; the client cannot go on.
         """
         self._hello.answered()
         self._is_moving = False
@@ -354,92 +352,92 @@ class Session:
         return self._read(welcome_of(answer, self.endpoint))
 
     def _read(self, answer: HelloAnswer) -> AcceptedWelcome:
-        told, who = answer.told, self.shown
-        schema = Schema.from_json(told.schema)
+        welcome, client = answer.told, self.shown
+        schema = Schema.from_json(welcome.schema)
         if self._schema is not None and schema != self._schema:
-            raise SchemaMismatch(who, "schema", str(schema), f"memory of {self._schema}")
-        if self.welcome is not None and told.storage != self.welcome.storage:
-            raise SchemaMismatch(who, "storage", told.storage, self.welcome.storage)
-        return AcceptedWelcome(answer.header, told, schema, Parameters.from_wire(told.parameters))
+            raise SchemaMismatch(client, "schema", str(schema), f"memory of {self._schema}")
+        if self.welcome is not None and welcome.storage != self.welcome.storage:
+            raise SchemaMismatch(client, "storage", welcome.storage, self.welcome.storage)
+        return AcceptedWelcome(answer.header, welcome, schema, Parameters.from_wire(welcome.parameters))
 
     def remains(self, welcomed: AcceptedWelcome) -> bool:
-        """Whether it stays in its former run for now, since that has not been told everything; HELLO comes again."""
-        if self.welcome is None or welcomed.told.run_name == self.welcome.run_name or self.end_run().is_told:
+        """Return True if the client stays in its former run until that run's counts are acknowledged; HELLO follows."""
+        if self.welcome is None or welcomed.welcome.run_name == self.welcome.run_name or self.end_run().is_told:
             return False
-        self.home = welcomed.header.home  # who hears the rest
+        self.home = welcomed.header.home  # the server that takes the rest of the former run's counts
         self.is_between = True
         return True
 
     def enter(self, welcomed: AcceptedWelcome, now: float) -> WelcomeChanges:
-        """Belong to this home and run from now on."""
-        header, told, former = welcomed.header, welcomed.told, self.welcome
+        """Enter the home and run of a WELCOME; returns what changes with that."""
+        header, welcome, former = welcomed.header, welcomed.welcome, self.welcome
         self._schema, self.is_between = welcomed.schema, False
         self.counts.enter_run(header.run)
-        self.inserts.grant(told.granted_steps, "")
-        self.windows.belong(header.run, header.home, told.since)
-        self.windows.grant(told.credit)
-        self.run, self.home, self.table, self.fingerprint = header.run, header.home, told.table, header.fingerprint
-        self.is_finished, self.welcome, self.schedule.is_dirty = told.finished, told, True
+        self.inserts.grant(welcome.granted_steps, "")
+        self.windows.belong(header.run, header.home, welcome.since)
+        self.windows.grant(welcome.credit)
+        self.run, self.home, self.table, self.fingerprint = header.run, header.home, welcome.table, header.fingerprint
+        self.is_finished, self.welcome, self.schedule.is_dirty = welcome.finished, welcome, True
         change = self.watch.acknowledged(now)
         if former is None:
             self.feedback_through = 0
             return WelcomeChanges(change, False, False)
-        if (told.epoch, told.home_name) != (former.epoch, former.home_name):
-            self.feedback_through = 0  # pieces are numbered from 1 at each start of each home
-        if told.home_name != former.home_name:
+        if (welcome.epoch, welcome.home_name) != (former.epoch, former.home_name):
+            self.feedback_through = 0  # each start of a home numbers its feedback from 1
+        if welcome.home_name != former.home_name:
             self._move_at = 0.0
-        self.schedule.hurry()  # a home that is new, or was away, is told at once
-        is_other_life = told.epoch != former.epoch and told.home_name == former.home_name
-        has_forgotten = not told.durable or told.since > former.epoch  # the latter: its state folder is a new one
-        return WelcomeChanges(change, told.run_name != former.run_name, is_other_life and has_forgotten)
+        self.schedule.hurry()  # a new or restarted home gets an UPDATE at once
+        is_other_life = welcome.epoch != former.epoch and welcome.home_name == former.home_name
+        has_forgotten = not welcome.durable or welcome.since > former.epoch  # the latter: with a new state folder
+        return WelcomeChanges(change, welcome.run_name != former.run_name, is_other_life and has_forgotten)
 
     # UPDATE and its answer
 
     def begin_update(self, now: float) -> SentUpdate:
-        """An UPDATE is sent now, see `reports.report_of`; returns what its answer will acknowledge."""
+        """Record that an UPDATE (`reports.report_of`) is sent; returns the contents that its answer acknowledges."""
         boundary = self.counts.boundary
         ticket = self.schedule.asked if boundary is None else boundary.asked
         self.schedule.begin(now)
         return SentUpdate(ticket, self.counts.reach, now, boundary)
 
-    def updated(self, said: messages.Updated, asked: SentUpdate, now: float) -> Step:
-        """An UPDATE was acknowledged; returns what comes next."""
-        is_same = self.is_same_life(said)
+    def updated(self, reply: messages.Updated, asked: SentUpdate, now: float) -> Step:
+        """Apply the home's acknowledgement of an UPDATE; returns the next message to send."""
+        is_same = self.is_same_life(reply)
         self.updates += 1
         self.counts.acknowledged, self.trouble = asked.counts, ""
         self.schedule.answered = max(self.schedule.answered, asked.ticket)
-        self.outbox.acknowledge(said.lines_through)
-        self.counts.acknowledge_episodes(said.ended_through)
+        self.outbox.acknowledge(reply.lines_through)
+        self.counts.acknowledge_episodes(reply.ended_through)
         if is_same:
             self.window.answered(
-                said.caches, said.received_bytes, said.lost_bytes, said.rejected, asked.at, lost_caches=said.lost
+                reply.caches, reply.received_bytes, reply.lost_bytes, reply.rejected, asked.at, lost_caches=reply.lost
             )
-        self.windows.grant(said.credit)
-        self.schedule.awaits_feedback = is_same and said.feedback_waiting > 0
+        self.windows.grant(reply.credit)
+        self.schedule.awaits_feedback = is_same and reply.feedback_waiting > 0
         self.schedule.is_dirty = self.schedule.is_dirty or self.has_remainder or bool(self.window.in_flight_bytes)
-        self._follow_run(said, asked)
-        if is_same and self.counts.boundary is None:  # a grant of another run does not count this one's entries
-            self.inserts.grant(said.granted_steps, said.wait)
-        step = self._next_step(is_same, said.leaving, now)
+        self._follow_run(reply, asked)
+        if is_same and self.counts.boundary is None:  # a grant for another run does not apply to this one
+            self.inserts.grant(reply.granted_steps, reply.wait)
+        step = self._next_step(is_same, reply.leaving, now)
         self.is_between = self.counts.boundary is not None or step != "update"
         return step
 
-    def is_same_life(self, said: messages.Updated) -> bool:
-        """Whether the home has not begun again; if it has, only HELLO says what continues there."""
-        return said.epoch == self.told.epoch
+    def is_same_life(self, reply: messages.Updated) -> bool:
+        """Return False if the home has restarted: then only HELLO shows what continues there."""
+        return reply.epoch == self.told.epoch
 
-    def _follow_run(self, said: messages.Updated, asked: SentUpdate) -> None:
-        if said.run_name in ("", self.told.run_name):
-            if said.finished and not self.is_finished:
-                self.schedule.hurry()  # a server that ends waits until its clients say that they know
-            self.is_finished = said.finished
-            if said.run_name and asked.boundary is not None and asked.boundary is self.counts.boundary:
-                self.counts.resume_run()  # the other run was over before this client was in it
-        elif (boundary := self.end_run()) is asked.boundary:  # this answers what was said after the run had ended
+    def _follow_run(self, reply: messages.Updated, asked: SentUpdate) -> None:
+        if reply.run_name in ("", self.told.run_name):
+            if reply.finished and not self.is_finished:
+                self.schedule.hurry()  # a server that ends waits until its clients have acknowledged that
+            self.is_finished = reply.finished
+            if reply.run_name and asked.boundary is not None and asked.boundary is self.counts.boundary:
+                self.counts.resume_run()  # the other run was over before this client entered it
+        elif (boundary := self.end_run()) is asked.boundary:  # the UPDATE was sent after the run had ended
             self.counts.acknowledge_run(boundary, self.outbox.oldest)
 
     def _next_step(self, is_same: bool, is_home_leaving: bool, now: float) -> Step:
-        # All that this home was sent is in its answer: nothing will be counted or logged twice.
+        # The answer covers all that this home was sent, so that another home counts or logs nothing twice.
         if (boundary := self.counts.boundary) is not None:
             return "hello" if boundary.is_told else "update"
         if not is_same:
@@ -451,16 +449,16 @@ class Session:
         return "update"
 
     def update_refused(self, answer: Answer, now: float) -> Step:
-        """The home did not take an UPDATE, or something else than UPDATED came; returns what comes next."""
+        """Apply a refusal of an UPDATE, or an answer that is not UPDATED; returns the next message to send."""
         self.schedule.put_off(now + self.limits.tuning.resend_after)
         if not isinstance(answer, Refused):
             return "update"
         if answer.code == "run":
             self.end_run().is_told = True
         if answer.code in BUSY_TIMEOUT:
-            self.trouble = answer.text  # said when the home has acknowledged nothing for a while, and where it matters
+            self.trouble = answer.text  # part of advice and readiness, until the home acknowledges an UPDATE
         return "hello" if answer.code in OUTDATED else "update"
 
     def end_run(self) -> RunBoundary:
-        """Another run has begun: what comes from now on does not belong to the former one."""
+        """Return the boundary to the run that has begun; later counts do not belong to the former run."""
         return self.counts.end_run(self.outbox.newest, self.schedule.asked)

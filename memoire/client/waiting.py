@@ -1,7 +1,7 @@
-"""Models as a client's caller sees them: the newest one of a topic, or every one in order.
+"""Client lock, and the handles with which a client's caller gets models: the newest of a topic, or all in order.
 
-How calls wait for a client's thread. Beside what every node has: processes that were forked, and what still leaves
-while the client is closed.
+The lock adds two rules to that of every node: a forked process may not use the client, and writers may still push
+while the client is being closed.
 """
 
 from __future__ import annotations
@@ -20,72 +20,73 @@ from .session import Session
 
 
 class ClientLock(NodeLock):
-    """The lock of everything that calls and the client's thread share.
+    """Lock of the state that the callers' threads and the client's thread share.
 
     Args:
-        request_timeout: Seconds that a call takes at most unless it says otherwise.
+        request_timeout: Seconds that a call waits at most if its caller sets no timeout.
     """
 
     def __init__(self, request_timeout: float) -> None:
         super().__init__("this client")
         self.is_parting = False
-        """While close() lasts, if episodes that are open in writers still leave."""
+        """True during close(), if open episodes of writers are still pushed."""
         self.closed_by = float("inf")
-        """Until then."""
+        """Deadline of close(), until which writers may push; on the lock's clock."""
         self._request_timeout, self._pid = request_timeout, os.getpid()
 
     def seconds(self, timeout: float | None) -> float:
-        """How long a call may take, as its caller says."""
+        """Return the caller's timeout in seconds; None takes `request_timeout`."""
         return seconds(timeout, self._request_timeout)
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process was forked from the client's: the lock may be held for ever, by a thread that is not
-        here.
+        """True if this process was forked from the client's: a thread of the parent may hold the lock, and never
+        release it in this process.
         """
         return os.getpid() != self._pid
 
     def check_process(self) -> None:
-        """Raise ForkedError in a process forked from the client's. Before each use of the lock that does not come
-        through the client itself.
+        """Raise ForkedError in a process forked from the client's. Called before each use of the lock by writers and
+        model handles, which do not pass through the client.
         """
         if (pid := os.getpid()) != self._pid:
             raise ForkedError("this client", self._pid, pid)
 
     def check_open(self) -> None:
-        """Raise Closed, or what the client failed of."""
+        """Raise Closed, ForkedError, or the error that ended the client."""
         self.check_process()
         super().check_open()
 
     def check_shipping(self) -> None:
-        """`check_open`, but what writers hold when the client is closed leaves before it ends."""
+        """Do as `check_open`, but let writers push their open episodes while the client is being closed."""
         if not self.is_parting:
             self.check_open()
 
 
 class HandedModels:
-    """Versions of the models that a client's caller was handed last, by topic: the models that act. For any thread."""
+    """Newest versions that a client's caller received, by topic: the models that act. Thread-safe."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._versions: dict[str, int] = {}
 
     def follow(self, topic: str) -> None:
-        """The caller wants models of this topic."""
+        """Register a topic whose models the caller uses."""
         self._versions.setdefault(topic, 0)
 
     def hand(self, model: Model) -> Model:
-        """The model that the caller gets now."""
+        """Record the model as the one that acts; returns it."""
         self._versions[model.topic] = model.version
         return model
 
     def stamp(self, model_version: Any) -> int:
-        """The version for entries whose writer was told this one: the same, or the handed one if it is 0.
+        """Return `model_version`, or for 0 the version of the model that acts.
 
         Raises:
-            ParameterError: it is no version. ModelUnknown, one of these: any of several topics may have acted.
+            ParameterError: `model_version` is not a version.
+            ModelUnknown: the caller has models of several topics, and the table sets no `model_topic`.
         """
-        is_unknown = type(model_version) is int and model_version == 0  # most often, and then nothing is called
+        is_unknown = type(model_version) is int and model_version == 0  # the usual case, without a call
         if not is_unknown and (version := arguments.model_version(model_version)):
             return version
         if not self._versions:
@@ -100,11 +101,16 @@ class HandedModels:
 
 
 class ModelHandle:
-    """The newest model of one topic, kept up to date in the background.
+    """Newest model of one topic, kept up to date in the background.
 
     Args:
-        endpoint: Where models come from, for errors.
-        handed: Told of each model that is handed out.
+        endpoint: Address that models come from, for errors.
+        handed: Records each model that the caller receives.
+
+    Example:
+        policy = client.model("policy")
+        model = policy.wait(timeout=60.0)
+        print(model.version, len(model.body))
     """
 
     def __init__(self, topic: str, topics: Topics, waiting: ClientLock, endpoint: str, handed: HandedModels) -> None:
@@ -113,29 +119,29 @@ class ModelHandle:
 
     @property
     def version(self) -> int:
-        """Version of the newest model that is here; 0 when there is none."""
+        """Version of the newest model that has arrived; 0 if no model has."""
         self._waiting.check_process()
         return self._topics.version(self.topic)
 
     @property
     def published(self) -> int:
-        """Version of the newest model that the server has told of; it is on its way where `version` is lower. A step
-        that waited for a learner returns when the server has told of the learner's new model.
+        """Version of the newest model that the server has announced; the model is still on its way if `version` is
+        lower. A step that waited for a learner returns after the server has announced the learner's new model.
         """
         self._waiting.check_process()
         return self._topics.published(self.topic)
 
     def newest(self) -> Model | None:
-        """The newest model that is here, without waiting: .version, .body (bytes), .value (as published)."""
+        """Return the newest model that has arrived, or None: .version, .body (bytes), .value (as published)."""
         self._waiting.check_open()
         model = self._topics.newest(self.topic)
         return None if model is None else self._handed.hand(model)
 
     def wait(self, timeout: float | None = None, *, after: int = 0) -> Model:
-        """The newest model as soon as its version is above `after`.
+        """Return the newest model as soon as its version is above `after`.
 
         Raises:
-            MemoireTimeout: none came in `timeout` seconds (None: request_timeout).
+            MemoireTimeout: no such model came in `timeout` seconds (None: request_timeout).
             Closed: the client was closed.
         """
         waiting = self._waiting
@@ -145,10 +151,10 @@ class ModelHandle:
 
 
 class Receiver:
-    """What is published on one topic, in order.
+    """Receiver of everything published on one topic, in order; `Client.subscribe` makes it.
 
     Args:
-        endpoint: Where models come from, for errors.
+        endpoint: Address that models come from, for errors.
     """
 
     def __init__(self, subscription: Subscription, topics: Topics, waiting: ClientLock, endpoint: str) -> None:
@@ -157,25 +163,25 @@ class Receiver:
 
     @property
     def skipped(self) -> int:
-        """Versions that were published and not received: this receiver, or the way to it, was too slow."""
+        """Number of versions that were published and not received: the receiver, or the network, was too slow."""
         return self._subscription.skipped
 
     def receive(self, timeout: float | None = None) -> bytes | str:
-        """The next content of the topic, in the type in which it was published; the newest one at first.
+        """Return the next value of the topic, in the type in which it was published; the first call returns the newest.
 
         Raises:
-            MemoireTimeout: nothing came in `timeout` seconds; None sets no limit.
+            MemoireTimeout: no value came in `timeout` seconds; None sets no limit.
             Closed: the client was closed.
         """
         return self.receive_model(timeout).value
 
     def receive_model(self, timeout: float | None = None) -> Model:
-        """`receive`, with version and topic."""
+        """Return the next model as `receive` does, with its version and topic."""
         self._waiting.check_process()
         patience = None if timeout is None else seconds(timeout)
         return self._topics.receive(self._subscription, patience, self._waiting.check_open, self._endpoint)
 
     def close(self) -> None:
-        """Receive no more."""
+        """Unsubscribe from the topic; does nothing if the client is closed or in a forked process."""
         if not (self._waiting.is_closing or self._waiting.is_forked):
             self._topics.unsubscribe(self._subscription)

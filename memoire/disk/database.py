@@ -1,22 +1,17 @@
-"""The database of a state folder, in SQLite: its tables, its head, and its rows as they are read and written.
+"""Database of a state folder, in SQLite: tables, header, checksummed rows, concurrent readers, backups, error types.
 
-SQLite keeps transactions whole, but it believes what it reads: a flipped bit in a page is served as good. So each row
-carries a checksum (`records`), and one row seals all (`seal`). A row that is missing, stale or changed is found when
-the file is opened, and the file is refused.
-
-Reads of a state file beside its writer, from any thread: each on a connection of its own.
-
-`DatabaseBackups` keeps a copy of the database without log lines, made now and then, and the one before it.
-
-The row that seals a state file: how many rows there are, and all their checksums together.
+SQLite keeps transactions whole, but does not check the pages that it reads: a flipped bit is served as good. So each
+row carries a checksum (`records`), and one row, the seal, has the number of all rows and the sum of their checksums
+(`RowsChecksum`). Opening the file finds a missing, stale or changed row, and refuses the file.
 
     two facts of checksums 3 and 4           RowsChecksum(facts=2, facts_sum=7)
     the one of checksum 3 becomes one of 9   .next(([3], [9]))             RowsChecksum(1, facts=2, facts_sum=13)
 
-A row that is missing, stale or changed leaves another sum. Pure.
+`DatabaseReader` reads beside the writer, from any thread, on separate connections. `DatabaseBackups` keeps two copies
+of the database without log lines, the newest and the one before.
 
-What errors of SQLite and of the disk mean to a state folder: they heal, they are damage, or a person has to act. The
-text of an error decides nothing, only its type and code.
+Errors of SQLite and of the disk are sorted into three classes by type and code, never by text: temporary ones, damage,
+and those that need a person.
 """
 
 from __future__ import annotations
@@ -49,17 +44,17 @@ from .records import LAST, META, SEAL, FactRow, PartRow, add_up, checked_fact, c
 
 @contextmanager
 def as_saved(path: Path) -> Iterator[None]:
-    """Within it, a value that memoire cannot have saved is damage: StateCorrupt."""
+    """Raise StateCorrupt for errors in the block that show a value which memoire cannot have saved."""
     try:
         yield
     except Exception as error:
         if is_damage(error) or isinstance(error, RecursionError):
-            raise corrupt(path, f"a row says what none can: {error}") from error
+            raise corrupt(path, f"a row holds an impossible value: {error}") from error
         raise
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether something was read that nobody can have written: a value of another type, a page that is none."""
+    """Return True if an error shows damaged data: a value of another type, or a page that is not SQLite's."""
     if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", 0) & 255
         return code in (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
@@ -68,7 +63,7 @@ def is_damage(error: BaseException) -> bool:
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether another program holds the file just now."""
+    """Return True if an error means that another program holds the file now."""
     return getattr(error, "sqlite_errorcode", 0) & 255 in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -79,9 +74,9 @@ _VAGUE: Final = frozenset(
 
 
 def healing(folder: Path, error: Exception) -> tuple[str, str] | None:
-    """What is wrong with the disk and what to do, if saving may go on after that; None for any other error.
+    """Return the disk's problem and advice if saving may go on after it is solved; None for any other error.
 
-    SQLite does not say what the system said. A file is written to find that out. An error of a sync is never forgiven.
+    SQLite hides the system's error code, so a test file is written to learn it. An error of a sync is never temporary.
     """
     if isinstance(error, OSError):
         return HEALING.get(error.errno or 0)
@@ -93,19 +88,19 @@ def healing(folder: Path, error: Exception) -> tuple[str, str] | None:
             probe.write(bytes(1 << 16))
             probe.flush()
             os.fsync(probe.fileno())
-    except OSError as found:
-        return HEALING.get(found.errno or 0)
+    except OSError as cause:
+        return HEALING.get(cause.errno or 0)
     return HEALING[errno.ENOSPC] if code == sqlite3.SQLITE_FULL else None
 
 
 def words(error: BaseException) -> str:
-    """The error's text, with SQLite's name for it."""
+    """Return an error's text, with SQLite's name of the error."""
     name = getattr(error, "sqlite_errorname", "")
     return f"{error} ({name})" if name else str(error)
 
 
 def translated(error: sqlite3.Error, folder: Path, path: Path) -> StateError:
-    """The state error of a database that cannot be opened."""
+    """Return the state error for a database that cannot be opened."""
     code = getattr(error, "sqlite_errorcode", 0) & 255
     if (trouble := healing(folder, error)) is not None:
         return hindered(folder, trouble)
@@ -121,18 +116,18 @@ def translated(error: sqlite3.Error, folder: Path, path: Path) -> StateError:
 _log = logging.getLogger(__name__)
 
 SUMS: Final = (1 << 64) - 1
-"""Sums of facts and of lines keep 64 bits; those of other rows, whose checksums have 31, never have more."""
+"""Mask of sums: those of facts and lines keep 64 bits; those of other rows, with checksums of 31 bits, stay below."""
 Change: TypeAlias = tuple[Collection[int], Collection[int]]
-"""Checksums of rows that have gone, and of those that have come."""
+"""Checksums of removed rows, and of added rows."""
 NONE: Final[Change] = (), ()
 _FORM: Final = struct.Struct(">9Q")
 
 
 class RowsChecksum(NamedTuple):
-    """What all rows together must come to."""
+    """Seal of a state file: number of transactions, and number and checksum of the rows of each table."""
 
     generation: int = 0
-    """Transactions so far."""
+    """Number of transactions so far."""
     facts: int = 0
     facts_sum: int = 0
     lines: int = 0
@@ -144,17 +139,15 @@ class RowsChecksum(NamedTuple):
 
     @staticmethod
     def unpack(body: bytes) -> RowsChecksum:
-        """The seal of a row's body. Raises struct.error."""
+        """Return the seal in a row's body. Raises struct.error."""
         return RowsChecksum(*_FORM.unpack(body))
 
     def pack(self) -> bytes:
-        """The body of its row."""
+        """Return the body of the seal's row."""
         return _FORM.pack(*self)
 
     def next(self, *changes: Change) -> RowsChecksum:
-        """Of one more transaction, in which rows have gone and others have come: facts, lines, accounts and rows of
-        tables, in this order.
-        """
+        """Return the seal after one more transaction with these changes: facts, lines, accounts, rows of tables."""
         sums = [*self]
         sums[0] += 1
         for place, (former, new) in enumerate(changes):
@@ -165,13 +158,13 @@ class RowsChecksum(NamedTuple):
 
 
 LIVE: Final = 0x6D656D6F  # "memo", SQLite's application_id of a state file
-BACKUP: Final = 0x6D656D62  # "memb": a copy that becomes live when somebody puts it back
+BACKUP: Final = 0x6D656D62  # "memb": a copy that becomes live after it was restored
 VERSION: Final = 5
-"""Of the tables, as SQLite's user_version."""
+"""Version of the tables' layout, SQLite's user_version."""
 BUSY_TIMEOUT: Final = 5.0
 """Seconds to wait for another program that has the file open, such as a shell of SQLite."""
 PARTS: Final = ("accounts", "table_rows")
-"""Tables whose rows are many and alike: number of the run, or kind; key, body, checksum."""
+"""Tables with many rows of the same columns: part (number of the run, or kind), key, body, checksum."""
 PART_COLUMNS: Final = "part, key, body, sum"
 LINE_COLUMNS: Final = "id, client, number, received, label, said, text, sum"
 
@@ -186,13 +179,13 @@ CREATE TABLE lines (id INTEGER PRIMARY KEY, client BLOB NOT NULL, number INTEGER
                     label INTEGER NOT NULL, said REAL NOT NULL, text TEXT NOT NULL, sum INTEGER NOT NULL);
 """
 TABLES: Final = frozenset(filter(None, map(str.strip, _TABLES.split(";"))))
-"""The tables as SQLite describes them: a name of a column there may be damaged, too."""
+"""SQL of the tables as SQLite stores it, to be compared: names of columns may be damaged, too."""
 _PUT_FACT: Final = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?)"
 _HEADER: Final = b"SQLite format 3\x00"
 
 
 def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
-    """A connection to a file that is there; `mode` is SQLite's."""
+    """Open a connection to an existing database; `mode` is that of SQLite's URI, such as "ro"."""
     connection = sqlite3.connect(
         f"file:{quote(str(path.absolute()))}?mode={mode}",
         uri=True,
@@ -205,7 +198,7 @@ def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
 
 
 def create(path: Path, name: str, at: Callable[[str], None]) -> None:
-    """Make an empty state file of the server of this name: it appears whole or not at all."""
+    """Make an empty state file for the server `name`. Atomic: the file appears whole, or not at all."""
     with drafting(path, mode=mode_in(path.parent)) as draft:
         connection = sqlite3.connect(draft, isolation_level=None)
         try:
@@ -227,25 +220,26 @@ def _stamp(connection: sqlite3.Connection, application: int) -> None:
     connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
-# ---------------------------------------------------------------------------------------------------- the head
+# ---------------------------------------------------------------------------------------------------- header
 
 
 def read_head(path: Path) -> bool:
-    """Whether the file is a backup that was put back.
+    """Check a state file's header; returns True if the file is a restored backup.
 
     Raises:
-        StateCorrupt, StateForeign: it is no file of this version of memoire.
+        StateCorrupt: the file has no SQLite header.
+        StateForeign: the file is of another program, or of another version of memoire.
     """
     with path.open("rb") as file:
         head = file.read(100)
     if len(head) < 100 or not head.startswith(_HEADER):
-        raise corrupt(path, f"it does not begin as an SQLite file does ({len(head)} bytes read)")
+        raise corrupt(path, f"it has no SQLite header ({len(head)} bytes read)")
     version, application = struct.unpack(">I", head[60:64])[0], struct.unpack(">I", head[68:72])[0]
     if application not in (LIVE, BACKUP):
         raise StateForeign(
             str(path),
             f"is a database of another program (application id {application:#010x})",
-            f"Give the server a folder of its own. If it was a state file and is damaged: {RESTORE}.",
+            f"Give the server another folder. If it was a state file and is damaged: {RESTORE}.",
         )
     if version != VERSION:
         raise StateForeign(
@@ -257,13 +251,13 @@ def read_head(path: Path) -> bool:
 
 
 def set_aside(path: Path) -> None:
-    """A write-ahead log beside a backup that was put back belongs to the file that was there before: SQLite would
-    write its pages into the backup.
+    """Rename the write-ahead log beside a restored backup: it belongs to the former file, and SQLite would write its
+    pages into the backup.
     """
     for ending in ("-wal", "-shm"):
-        beside = path.with_name(path.name + ending)
-        if beside.exists():
-            beside.replace(path.with_name(path.name + ending + ".set-aside"))
+        log = path.with_name(path.name + ending)
+        if log.exists():
+            log.replace(path.with_name(path.name + ending + ".set-aside"))
 
 
 # ---------------------------------------------------------------------------------------------------- rows
@@ -271,7 +265,7 @@ def set_aside(path: Path) -> None:
 
 @contextmanager
 def _read(rows: sqlite3.Cursor) -> Iterator[sqlite3.Cursor]:
-    """Rows that are closed also after damage: what is still being read holds up the emptying of the write-ahead log."""
+    """Close the cursor at the end, also after damage: an open one keeps the write-ahead log from being emptied."""
     try:
         yield rows
     finally:
@@ -282,7 +276,7 @@ def _read(rows: sqlite3.Cursor) -> Iterator[sqlite3.Cursor]:
 def read_facts(
     connection: sqlite3.Connection, path: Path, kind: int, prefix: bytes = b""
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and bodies of a kind whose key begins so, checked."""
+    """Yield keys and bodies of the facts of a kind whose keys begin with `prefix`, checked."""
     query = "SELECT kind, key, body, sum FROM facts WHERE kind = ? AND key >= ? AND key < ?"
     with _read(connection.execute(query, (kind, prefix, prefix + b"\xff" * 260))) as rows:
         for row in rows:
@@ -300,8 +294,8 @@ def read_parts(
     before: bytes,
     order: str = "key",
 ) -> Iterator[Packed]:
-    """Keys and bodies of at most so many rows of `accounts` or `table_rows`, checked, in the order of their keys or
-    bodies: those whose key is `begin` or above it, and below `before`.
+    """Yield keys and bodies of at most `most` rows of `accounts` or `table_rows`, checked, in the order of keys or
+    bodies. Their keys are from `begin` on and below `before`; `most` -1 sets no limit.
     """
     query = f"SELECT {PART_COLUMNS} FROM {table} WHERE part = ? AND key >= ? AND key < ? ORDER BY {order} LIMIT ?"  # noqa: S608
     with _read(connection.execute(query, (part, begin, before, most))) as rows:
@@ -315,19 +309,19 @@ def _all_parts(connection: sqlite3.Connection, path: Path, table: str) -> Iterat
 
 
 def write_facts(connection: sqlite3.Connection, rows: Sequence[FactRow]) -> None:
-    """Put these rows in, in the place of those with their kinds and keys."""
+    """Insert facts, which replace those with the same kinds and keys."""
     if rows:
         connection.executemany(_PUT_FACT, rows)
 
 
 def write_seal(connection: sqlite3.Connection, seal: RowsChecksum) -> None:
-    """Put this seal in the place of the former one."""
+    """Replace the row that holds the seal."""
     body = seal.pack()
     connection.execute(_PUT_FACT, (SEAL, b"", body, add_up(SEAL, b"", body)))
 
 
 def copy_into(source: sqlite3.Connection, path: Path, target: Path) -> None:
-    """Write a backup of the file at `path` to the empty file `target`: all rows of one moment but the lines.
+    """Write a backup of the file at `path` to the empty file `target`: all rows of one moment, without log lines.
 
     Raises:
         StateCorrupt: a row is missing or has a wrong checksum.
@@ -335,7 +329,7 @@ def copy_into(source: sqlite3.Connection, path: Path, target: Path) -> None:
     copy = sqlite3.connect(target, isolation_level=None)
     try:
         copy.execute("PRAGMA journal_mode = MEMORY")  # no file beside a draft that may be abandoned
-        source.execute("BEGIN")  # all of it of one moment
+        source.execute("BEGIN")  # a consistent view of all tables
         copy.executescript(_TABLES)
         copy.execute("BEGIN")
         seal, facts = None, 0
@@ -366,22 +360,22 @@ def copy_into(source: sqlite3.Connection, path: Path, target: Path) -> None:
 
 
 MAX_IDLE_READERS: Final = 4
-"""Connections that are kept for the next one who reads."""
+"""Most idle connections that are kept for later reads."""
 
 _T = TypeVar("_T")
 
 
 class DatabaseReader:
-    """Reads a state file beside its writer. Thread-safe; a long read holds nobody up."""
+    """Reader of a state file beside its writer. Thread-safe; a long read delays neither the writer nor other reads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._idle = [connect(path, "ro")]
         self._closed = self._has_checked_lines = False
 
     def close(self) -> None:
-        """Let go of the file; connections that read now are closed when they have done so."""
+        """Close the idle connections; those in use are closed at the end of their read."""
         with Held(self._lock):
             self._closed = True
             while self._idle:
@@ -411,17 +405,17 @@ class DatabaseReader:
                 self._idle.append(connection)
 
     def facts(self, kind: int, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
-        """Keys and bodies of a kind, in the order of their keys."""
+        """Return keys and bodies of the facts of a kind whose keys begin with `prefix`, in the order of keys."""
         return self._read(lambda connection: list(read_facts(connection, self._path, kind, prefix)))
 
     def accounts(self, run: int, begin: bytes, most: int, before: bytes = LAST) -> list[Packed]:
-        """At most so many accounts of a run, ascending, from this key on and below `before`."""
+        """Return at most `most` accounts of a run, in the order of keys, from `begin` on and below `before`."""
         return self._read(
             lambda connection: list(read_parts(connection, self._path, "accounts", run, begin, most, before))
         )
 
     def lines(self, where: str, values: list[Any], order: str, most: int) -> list[LogEntry]:
-        """Log lines that fulfil a condition; see `search.condition`."""
+        """Return log lines that fulfil an SQL condition; see `records.condition`."""
         query = f"SELECT {LINE_COLUMNS} FROM lines WHERE {where} ORDER BY id {order} LIMIT ?"  # noqa: S608
 
         def read(connection: sqlite3.Connection) -> list[LogEntry]:
@@ -431,7 +425,7 @@ class DatabaseReader:
         return self._read(read)
 
     def check_lines(self) -> None:
-        """Check each log line, the first time: a search for what a damaged line has no more would leave it out.
+        """Check the checksum of each log line, at the first call only: else a search might miss a damaged line.
 
         Raises:
             StateCorrupt: a line is damaged.
@@ -447,23 +441,22 @@ class DatabaseReader:
             self._has_checked_lines = True
 
     def copy_to(self, path: Path) -> None:
-        """Write a backup to this empty file: all rows but the lines.
+        """Write a backup to an empty file: all rows but the log lines.
 
         Raises:
-            StateCorrupt: a row has a wrong checksum, so that this copy must not take the place of a good one.
+            StateCorrupt: a row has a wrong checksum; the copy must not replace a good backup.
         """
         self._read(lambda connection: copy_into(connection, self._path, path))
 
 
 class DatabaseBackups:
-    """`state.db.backup-1` and `-2` of a folder. Thread-safe: one backup is made at a time.
+    """Backups of a state folder, `state.db.backup-1` and `-2`. Thread-safe: one backup is made at a time.
 
     Args:
-        folder: Where they are.
-        reader: Of the database.
-        generation: Transactions that the database has had; while there are no more than at the last backup, none is
-            made.
-        every: Seconds between two of them.
+        folder: State folder, which holds the backups.
+        reader: Reader of the database.
+        generation: Returns the number of transactions so far; a backup is due only after further transactions.
+        every: Seconds between two backups.
         at: Called at named points, so that a test may end the process there.
     """
 
@@ -480,17 +473,17 @@ class DatabaseBackups:
         self._every, self._at = every, at
         self._making = threading.Lock()
         self._due = time.monotonic() + every
-        self._backed_up = generation()  # of the newest backup, or when the folder was opened
+        self._backed_up = generation()  # transactions at the newest backup, or when the folder was opened
         self.trouble = ""
-        """Why the last one could not be made; empty when it was."""
+        """Reason why the newest backup failed; "" if it succeeded."""
 
     @property
     def is_behind(self) -> bool:
-        """Whether rows were saved since the last backup."""
+        """True if rows were saved since the newest backup."""
         return self._backed_up != self._generation()
 
     def begin_due(self) -> None:
-        """Make one in a thread of its own, if it is time and something was saved."""
+        """Start a backup in a separate thread, if it is due and rows were saved since the newest one."""
         now = time.monotonic()
         if not self.is_behind or now < self._due or self._making.locked():
             return
@@ -498,7 +491,7 @@ class DatabaseBackups:
         threading.Thread(target=self.attempt, name="memoire-backup", daemon=True).start()
 
     def attempt(self) -> None:
-        """Make one, or say in the log and in `trouble` why not."""
+        """Make a backup; a failure is logged, and kept in `trouble`."""
         try:
             self.make()
         except StateError as error:
@@ -509,7 +502,7 @@ class DatabaseBackups:
             _log.warning("%s: %s", self._folder, self.trouble)
 
     def make(self) -> Path:
-        """Make one, `state.db.backup-1`; the one before becomes `-2`.
+        """Make a backup, `state.db.backup-1`, and return its path; the one before becomes `-2`.
 
         Raises:
             StateCorrupt: the database has become damaged while it was open: the former backups stay.

@@ -1,19 +1,18 @@
-"""What a state folder needs of its file system: private files, locks that can be trusted, and what errors of it mean.
+"""File system access of a state folder: private files, folder locks, and advice for errors of the file system.
 
-Files that hold what others may not read are made for their owner alone, and never through a link that somebody left.
+Private files are made for their owner alone, and never through a symbolic link.
 
-The umask of most systems lets everybody read what a program makes, and a folder that was there before may let everybody
-in. So each file of a state folder is made here, with a mode of its own:
+The umask of most systems lets all users read new files, and an existing folder may be open to all users. So each file
+of a state folder gets an explicit mode:
 
     the folder                                         a file in it
     any                                                0600  the owner reads and writes
     setgid and writable for its group (2770, 2775)     0660  its group does, too
 
-The second one is how people say that a folder belongs to a group, and what Kubernetes makes of a volume with an
-`fsGroup`: a Pod that has another user and the same group goes on with its state. SQLite makes its other files with the
-mode of the database.
+A folder with setgid belongs to a group, such as a volume of Kubernetes with an `fsGroup`: a Pod with another user and
+the same group can use the state. SQLite makes its other files with the mode of the database.
 
-The lock of a folder that one process at a time may write, such as a state folder; its file says which.
+The lock of a folder allows one process at a time to write it; the lock file names that process.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ RESTORE: Final = (
 
 
 def corrupt(path: Path, damage: str) -> StateCorrupt:
-    """The error that says what is damaged and how to put a backup back."""
+    """Return the error for a damaged file, with advice how to restore a backup."""
     return StateCorrupt(str(path), damage, f"{RESTORE}.")
 
 
@@ -46,11 +45,11 @@ HEALING: Final = {
     errno.EDQUOT: ("disk quota is used up", "Make room there, or raise the quota"),
     errno.EROFS: ("file system is read-only", "Mount it writable"),
 }
-"""Errors that end when somebody acts: what is wrong, and what to do."""
+"""Problem and advice for errors after which saving can go on once a person has solved the problem."""
 
 
 def unusable(folder: Path, error: OSError) -> StateUnusable:
-    """The state error of a folder that cannot be read or written."""
+    """Return the state error for a folder that cannot be read or written."""
     advice = {
         errno.EACCES: f"User {os.getuid()} may not write it: change its owner or mode.",
         errno.EPERM: f"User {os.getuid()} may not write it: change its owner or mode.",
@@ -63,9 +62,9 @@ def unusable(folder: Path, error: OSError) -> StateUnusable:
 
 
 def hindered(folder: Path, trouble: tuple[str, str]) -> StateUnusable:
-    """The state error of a folder that has this trouble."""
-    what, advice = trouble
-    return StateUnusable(str(folder), f"its {what}", f"{advice}, and start again: nothing is lost.")
+    """Return the state error for a folder with a problem of `HEALING`."""
+    problem, advice = trouble
+    return StateUnusable(str(folder), f"its {problem}", f"{advice}, and start again: nothing is lost.")
 
 
 OWNER, GROUP = 0o600, 0o660
@@ -74,21 +73,21 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def mode_in(folder: Path) -> int:
-    """Mode of a file in this folder."""
+    """Return the mode for a new file in a folder."""
     return GROUP if folder.stat().st_mode & _SHARED == _SHARED else OWNER
 
 
 def create(path: Path) -> int:
-    """Make a file and open it to be read and written. Raises FileExistsError: something is there, a link even."""
+    """Make a file and open it for reading and writing; returns the descriptor. Raises FileExistsError."""
     mode = mode_in(path.parent)
     opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
     with contextlib.suppress(OSError):  # a file system without modes
-        os.fchmod(opened, mode)  # the umask has taken some away
+        os.fchmod(opened, mode)  # since the umask may have removed bits
     return opened
 
 
 def append(path: Path) -> int:
-    """Open a file to be written to at its end, made where it is not there. Raises OSError: it is a link."""
+    """Open a file for appending, made if missing; returns the descriptor. Raises OSError if the path is a link."""
     try:
         return os.open(path, os.O_RDWR | os.O_APPEND | _FLAGS)
     except FileNotFoundError:
@@ -97,7 +96,7 @@ def append(path: Path) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for such files; one inside of a group's is the group's, too. One that is there stays as it is."""
+    """Make a folder for private files; inside a group's folder it belongs to the group, too. Keeps an existing one."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
@@ -110,7 +109,7 @@ def make_folder(folder: Path) -> None:
 
 
 def tighten(path: Path) -> None:
-    """Take from others what a file that was made before lets them do. Links and other people's files stay."""
+    """Remove permissions of other users from an existing file. Links and other users' files stay as they are."""
     with contextlib.suppress(OSError):
         facts = path.lstat()
         mode = stat.S_IMODE(facts.st_mode)
@@ -124,18 +123,18 @@ _LOCAL_FUSE: Final = {"fuseblk", "fuse.fuse-overlayfs"}
 
 
 def bytes_in(folder: Path) -> int:
-    """Bytes of all files in a folder and the folders in it."""
+    """Return the bytes of all files in a folder, with those of folders in it."""
     size = 0
     for path in folder.rglob("*"):
         try:
             size += path.stat().st_size if path.is_file() else 0
         except OSError:
-            pass  # it has just gone
+            pass  # the file was removed in the meantime
     return size
 
 
 def check_file_system(folder: Path, mounts: str | None = None) -> None:
-    """Refuse file systems on which SQLite's write-ahead log is not safe.
+    """Raise StateUnusable if the folder is on a file system on which SQLite's write-ahead log is not safe.
 
     Args:
         folder: The state folder.
@@ -149,41 +148,41 @@ def check_file_system(folder: Path, mounts: str | None = None) -> None:
             mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return
-    kind, where = _mounted_at(folder.resolve(), mounts)
+    kind, mount_point = _mounted_at(folder.resolve(), mounts)
     if kind in _REMOTE or (kind.startswith("fuse") and kind not in _LOCAL_FUSE):
         raise StateUnusable(
             str(folder),
-            f"{where} is a network or user-space file system ({kind}), on which locks and shared memory between "
+            f"{mount_point} is a network or user-space file system ({kind}), on which locks and shared memory between "
             f"processes cannot be trusted",
             "Use a local disk or a block volume (in Kubernetes: a ReadWriteOncePod volume).",
         )
 
 
 def _mounted_at(path: Path, mounts: str) -> tuple[str, str]:
-    """Kind and mount point of the file system that a path is on; the last one mounted there counts."""
-    kind, where = "", ""
+    """Return kind and mount point of a path's file system; the newest one mounted there counts."""
+    kind, mount_point = "", ""
     for line in mounts.splitlines():
         mount, _, facts = line.partition(" - ")
         fields = mount.split()
         if len(fields) < 5 or not facts:
             continue
         point = fields[4].encode().decode("unicode_escape")
-        if path.is_relative_to(point) and len(point) >= len(where):
-            kind, where = facts.split()[0], point
-    return kind, where
+        if path.is_relative_to(point) and len(point) >= len(mount_point):
+            kind, mount_point = facts.split()[0], point
+    return kind, mount_point
 
 
 def lock_folder(folder: Path, what: str = "the state folder", user: str = "server", *, name: str = "lock") -> FileLock:
-    """Lock a folder by a file in it. No other process gets it while this one runs.
+    """Lock a folder by a file in it, until the lock is released or this process ends.
 
     Args:
-        folder: It is there.
-        what: What errors call the folder.
-        user: What they call those of which only one may write it.
-        name: Of the file; several of a folder lock a part of it each.
+        folder: An existing folder.
+        what: Name of the folder in errors.
+        user: Name in errors of the processes of which only one may write the folder.
+        name: Name of the lock file; several lock files lock different parts of a folder.
 
     Raises:
-        StateLocked: another process has it.
+        StateLocked: another process holds the lock.
         StateUnusable: the file cannot be written or locked.
         StateForeign: the path of the lock file holds something else, such as another program's file.
     """
@@ -211,9 +210,9 @@ def _unusable(folder: Path, error: OSError) -> StateUnusable:
     return unusable(folder, error)
 
 
-def _no_lock(path: Path, what: str) -> StateForeign:
+def _no_lock(path: Path, description: str) -> StateForeign:
     return StateForeign(
         str(path),
-        f"is {what}, not the lock of a folder of memoire",
-        "Name a folder of its own, or remove that if nobody needs it.",
+        f"is {description}, not the lock of a folder of memoire",
+        "Name another folder, or remove the file if it is not needed.",
     )

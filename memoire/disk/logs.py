@@ -1,13 +1,13 @@
-"""Log lines as text files, for people and their tools: one line each, in the documented form, rotated by size.
+"""Text files of log lines, for people and their tools: a line for each entry, in the documented form, rotated by size.
 
-The lines are in the database first; these files are a copy. So nothing here is synced, and a file that a crash cut
-short is completed from the database. Somebody else may rename, shorten or edit a file (logrotate does): it is left to
-them, and the lines go on in a new one.
+The lines are in the database first; the files are copies. So they are not synced at each write, and a file that a crash
+has cut short is completed from the database. If another program renames, shortens or edits a file (logrotate does), the
+file stays as it is, and later lines go to a new one.
 
     log/ant-7.00000001.log      log/ant-7.00000002.log      log/ant-8.00000003.log
 
-`LineFile` is the log of all clients as one file: appended to through a buffer, flushed by its owner. A disk that is
-full must not end a server.
+`LineFile` is one file with the lines of all clients, written through a buffer that its owner flushes. A full disk loses
+lines, but does not end the server.
 """
 
 from __future__ import annotations
@@ -35,40 +35,44 @@ from .records import LogSegment
 _log = logging.getLogger(__name__)
 
 SEGMENTS = 16
-"""Files that the text is cut into: when a new one begins, the oldest may go."""
+"""Number of files that the text is split into: when a new one begins, the oldest may be removed."""
 _NAME = re.compile(r".*\.(\d{8})\.log")
 
 
 LOG_FLUSH_INTERVAL = 1.0
-"""Seconds after which lines are in the log file at the latest."""
+"""Most seconds until a written line is in the log file."""
 MODES = ("a", "w", "x", "a+", "w+", "ab", "wb", "at", "wt")
 
 
 class LineFile:
-    """A text file of the log lines that a server receives. There is no file before `open`. Thread-safe.
+    """Text file of the log lines that a server receives; `open` names it. Thread-safe.
 
-    UTF-8, line feeds as they are. What cannot be written is lost: the log of the program says so.
+    UTF-8, line feeds unchanged. Lines that cannot be written are lost; the program's log reports the error.
     """
 
     def __init__(self) -> None:
         self.path: str | None = None
-        """Where lines go; None before `open`."""
-        self._lock = threading.Lock()  # guards what follows
+        """Path of the file; None before `open`."""
+        self._lock = threading.Lock()  # guards the attributes below
         self._file: IO[str] | None = None
         self._flush_at = float("inf")
 
     def open(self, path: str | Path, mode: str) -> None:
-        """Write to this file from now on; the former one is closed.
+        """Open a file for all later lines; the former file is closed.
 
         Args:
-            path: Made when it is not there; its folder must be.
-            mode: As of fopen: "a" goes on, "w" begins with an empty file, "x" refuses a file that is there.
+            path: Path of the file, whose folder must exist.
+            mode: Mode of fopen: "a" appends, "w" empties the file, "x" raises FileExistsError if the file exists.
+
+        Raises:
+            ParameterError: the mode is unknown.
+            OSError: the file cannot be opened.
         """
         if mode not in MODES:
             raise ParameterError("mode", mode, f"one of {', '.join(map(repr, MODES))}")
-        whole = Path(path).absolute()
-        file = whole.open(mode.replace("b", "").replace("t", ""), encoding="utf-8", newline="", buffering=1 << 16)
-        self._replace(file, str(whole))
+        full_path = Path(path).absolute()
+        file = full_path.open(mode.replace("b", "").replace("t", ""), encoding="utf-8", newline="", buffering=1 << 16)
+        self._replace(file, str(full_path))
 
     def write(self, lines: Iterable[LogEntry]) -> None:
         """Write lines, which are flushed within `LOG_FLUSH_INTERVAL` seconds."""
@@ -78,11 +82,11 @@ class LineFile:
                 self._try(self._file.writelines, map(_line_of, lines))
 
     def next_time(self) -> float:
-        """When `turn` has something to do."""
+        """Return the time when `turn` has something to do."""
         return self._flush_at
 
     def turn(self, now: float) -> None:
-        """Hand to the system what was written long enough ago."""
+        """Flush the buffer if its oldest line is `LOG_FLUSH_INTERVAL` seconds old."""
         with Held(self._lock):
             if now >= self._flush_at and self._file is not None:
                 self._flush_at = float("inf")
@@ -110,45 +114,43 @@ def _line_of(entry: LogEntry) -> str:
 
 
 def text_of(entry: LogEntry) -> bytes:
-    """The line as it is in the file."""
+    """Return the bytes of a line in the file."""
     return _line_of(entry).encode()
 
 
-def _is_what_a_crash_left(found: bytes, expected: bytes) -> bool:
-    """Whether this is the beginning of the text, where a power failure may have left zeros in place of some of it."""
-    if len(found) > len(expected):
-        return not found[len(expected) :].strip(b"\x00") and _is_what_a_crash_left(found[: len(expected)], expected)
-    there, wanted = np.frombuffer(found, np.uint8), np.frombuffer(expected, np.uint8, len(found))
-    return bool(((there == wanted) | (there == 0)).all())
+def _is_torn_copy(content: bytes, expected: bytes) -> bool:
+    """Return True if the content is a prefix of the expected text, with zeros in places after a power failure."""
+    if len(content) > len(expected):
+        return not content[len(expected) :].strip(b"\x00") and _is_torn_copy(content[: len(expected)], expected)
+    actual, wanted = np.frombuffer(content, np.uint8), np.frombuffer(expected, np.uint8, len(content))
+    return bool(((actual == wanted) | (actual == 0)).all())
 
 
-def _common(found: bytes, expected: bytes) -> int:
-    """Bytes from the beginning that are the same."""
-    most = min(len(found), len(expected))
-    differs = np.frombuffer(found, np.uint8, most) != np.frombuffer(expected, np.uint8, most)
+def _common_prefix(content: bytes, expected: bytes) -> int:
+    most = min(len(content), len(expected))
+    differs = np.frombuffer(content, np.uint8, most) != np.frombuffer(expected, np.uint8, most)
     return int(differs.argmax()) if differs.any() else most
 
 
 @dataclass(slots=True)
 class _AppendedLines:
-    """What is appended to one file; it is open before the database knows of the lines, so that they cannot go astray
-    when it is renamed meanwhile.
-    """
+    """Text to append to one file, which is opened before the database has the lines, so that no rename matters."""
 
     opened: int
-    """File descriptor; -1 where the file cannot be written just now and is completed later."""
+    """File descriptor; -1 if the file cannot be written now, and is completed later."""
     segment: LogSegment
     text: bytes
 
 
 class LineLog:
-    """The text files of a folder. One thread writes.
+    """Text files of the log lines in a folder. One thread writes.
 
     Args:
-        folder: Made when it is not there.
-        segments: Those that the database knows, by number.
-        byte_limit: Of all of them together.
-        lines_of: The lines of a segment, from the database.
+        folder: Folder of the files; made if missing.
+        segments: Segments that the database has, by number.
+        byte_limit: Most bytes of all files together.
+        lines_of: Returns the lines of a segment, from the database.
+        at: Called at named points, so that a test may end the process there.
     """
 
     def __init__(
@@ -165,17 +167,17 @@ class LineLog:
         self._byte_limit = byte_limit
         self._lines_of = lines_of
         self._at = at
-        self._open: dict[int, LogSegment] = {}  # the segment of each run that goes on
-        self._behind: set[int] = set()  # numbers of those whose text could not be written, or not completely
-        self._touched: set[int] = set()  # numbers of those that were appended to
+        self._open: dict[int, LogSegment] = {}  # newest segment of each run, which further lines go to
+        self._behind: set[int] = set()  # numbers of segments whose text is missing in part or completely
+        self._touched: set[int] = set()  # numbers of segments that were appended to
         self.trouble = ""
-        """Why the text is behind the database; empty when it is not."""
+        """Reason why the text is behind the database; "" if it is not."""
         make_folder(folder)
-        found = [int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-        self._next = max([0, *found, *segments]) + 1
+        numbers = [int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+        self._next = max([0, *numbers, *segments]) + 1
 
     def recover(self, *, was_clean: bool) -> None:
-        """Complete what a crash cut short, and go on where the files end."""
+        """Remove files whose lines have left the database, and plan to complete files after a crash."""
         known = {segment.name for segment in self._segments.values()}
         oldest = min(self._segments, default=self._next)
         for path in self.folder.iterdir():
@@ -190,9 +192,9 @@ class LineLog:
     # ------------------------------------------------------------------------------------------------ appending
 
     def plan(self, lines: list[tuple[int, LogEntry]], name_of: Callable[[int], str]) -> list[_AppendedLines]:
-        """Open the files that new lines (number of the run, entry) go to: `segments` says what the database is told.
+        """Open the files for new lines (number of the run, entry), and return the text to append with new segments.
 
-        `finish` or `drop` follows.
+        The caller saves the segments, and then calls `finish`, or `drop` after a failure.
         """
         by_run: dict[int, list[LogEntry]] = {}
         for run, entry in lines:
@@ -218,7 +220,7 @@ class LineLog:
         return segment.bytes < max(1, self._byte_limit // SEGMENTS)
 
     def _settle(self, segment: LogSegment) -> None:
-        """Have a file on disk that nothing is appended to any more: only the newest is completed after a crash."""
+        """Sync a file that is complete: only the newest file of a run is completed after a crash."""
         self._touched.discard(segment.number)
         try:
             sync(self.folder / segment.name)
@@ -234,9 +236,7 @@ class LineLog:
             return -1
 
     def _reopen(self, segment: LogSegment) -> int | None:
-        """The segment's file, open at its end; -1 where it cannot be written now, None where it is not as it was
-        left.
-        """
+        """Return a descriptor at the end of the segment's file; -1 if it cannot be written, None if it was changed."""
         try:
             if segment.number in self._behind and not self._complete(segment):
                 return None
@@ -252,16 +252,16 @@ class LineLog:
         return None
 
     def _complete(self, segment: LogSegment) -> bool:
-        """Write what the file lacks of its lines; False (and nothing done) where it has something else in it."""
+        """Append the missing text to the segment's file; False (and no change) if its content is not the segment's."""
         expected = b"".join(text_of(entry) for entry in self._lines_of(segment))
         path = self.folder / segment.name
-        found = path.read_bytes() if path.exists() else b""
-        if not _is_what_a_crash_left(found, expected) or len(expected) != segment.bytes:
-            _log.warning("%s was changed by somebody else: the log goes on in a new file", path)
+        content = path.read_bytes() if path.exists() else b""
+        if not _is_torn_copy(content, expected) or len(expected) != segment.bytes:
+            _log.warning("%s was changed by another program: the log goes on in a new file", path)
             self._behind.discard(segment.number)
             return False
         make_folder(self.folder)
-        same = _common(found, expected)
+        same = _common_prefix(content, expected)
         self._touched.add(segment.number)
         with open(append(path), "ab") as file:
             file.truncate(same)
@@ -270,7 +270,7 @@ class LineLog:
         return True
 
     def finish(self, pieces: list[_AppendedLines]) -> None:
-        """Append the text: the database has the lines. What cannot be written is completed later."""
+        """Append the text, after the database has the lines. Text that cannot be written is completed later."""
         for piece in pieces:
             self._open[piece.segment.run] = piece.segment
             self._touched.add(piece.segment.number)
@@ -284,7 +284,7 @@ class LineLog:
 
     def _append(self, piece: _AppendedLines) -> None:
         if piece.opened < 0:
-            raise OSError("it cannot be opened")
+            raise OSError("the file cannot be opened")
         try:
             written = os.write(piece.opened, piece.text)
         finally:
@@ -299,7 +299,7 @@ class LineLog:
         self.trouble = f"{self.folder / segment.name} cannot be written: {error}"
 
     def drop(self, pieces: Iterable[_AppendedLines]) -> None:
-        """The database could not take the lines: forget the plan."""
+        """Close the files of a plan, after the database could not save the lines."""
         for piece in pieces:
             if piece.opened >= 0:
                 os.close(piece.opened)
@@ -307,10 +307,10 @@ class LineLog:
                 (self.folder / piece.segment.name).unlink(missing_ok=True)
                 self._next = min(self._next, piece.segment.number)
 
-    # ------------------------------------------------------------------------------------------------ its bound
+    # ------------------------------------------------------------------------------------------------ repair, limit
 
     def complete(self) -> None:
-        """Write what the files lack, those that nobody appends to now included."""
+        """Append missing text to all files that are behind the database."""
         for number in list(self._behind):
             segment = self._segments.get(number)
             if segment is None:
@@ -324,23 +324,23 @@ class LineLog:
                 self._lag(segment, error)
 
     def settle(self) -> None:
-        """Have all text on disk, so that nothing has to be completed at the next start."""
+        """Sync all text, so that the next start has nothing to complete."""
         for segment in self._open.values():
             if segment.number in self._touched:
                 self._settle(segment)
 
     def oldest(self) -> LogSegment | None:
-        """The segment that has to go, when all together are more than they may be."""
+        """Return the oldest segment if it has to be removed, since all together exceed the limit; else None."""
         if sum(segment.bytes for segment in self._segments.values()) <= self._byte_limit:
             return None
         if len(self._segments) < 2:
             return None
         oldest = self._segments[min(self._segments)]
         if self._open.get(oldest.run, oldest).number == oldest.number:
-            self._open.pop(oldest.run, None)  # nothing is appended to it any more
+            self._open.pop(oldest.run, None)  # later lines of the run go to a new file
         return oldest
 
     def forget(self, segment: LogSegment) -> None:
-        """The database has none of its lines any more: remove the file."""
+        """Remove a segment's file, after its lines have left the database."""
         self._behind.discard(segment.number)
         (self.folder / segment.name).unlink(missing_ok=True)

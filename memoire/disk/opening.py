@@ -1,9 +1,9 @@
-"""Opens a state folder: it is locked, checked, given a new epoch, and put in order after a crash.
+"""Opening of a state folder: lock, checks, new epoch, and repair after a crash; its commit counter and stored models.
 
-The newest model of each run and topic is stored, too: small bodies lie in the database, large ones are files beside it.
+`StoredModels` holds the newest model of each run and topic: small bodies in the database, large ones in files beside.
 
-The file `committed`: how many transactions the database must have had, so that a log of SQLite's that was removed is
-missed.
+The file `committed` (`CommitCounter`) has the number of transactions that the database must contain, so that a removed
+write-ahead log of SQLite is noticed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _log = logging.getLogger(__name__)
 
 
 INLINE_BYTES: Final = 16 * 1024
-"""Bytes of a model's body that are stored in the database itself."""
+"""Most bytes of a model's body that is stored in the database itself."""
 
 _NAME: Final = re.compile(r"[0-9]+-[0-9a-f]{16}-[0-9]+\.model")
 
 Stored: TypeAlias = dict[tuple[int, str], StoredModel]
-"""By number of the run and topic."""
+"""Stored models by number of the run and topic."""
 
 
 _FORM: Final = struct.Struct("<8sQQ")
@@ -60,17 +60,17 @@ _OURS: Final = (
 )
 
 
-class Witness:
-    """The witness of a state folder. It is only read before `begin`, which makes it if it is not there.
+class CommitCounter:
+    """Commit counter of a state folder, the file `committed`; read-only before `begin`, which makes it if missing.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path, self._opened = folder / "committed", -1
-        self.found: int | None = 0
-        """Transactions that it said when it was opened: 0 where it was missing, None where it is damaged."""
+        self.stored: int | None = 0
+        """Number of transactions in the file when it was opened: 0 if it was missing, None if it is damaged."""
         if not self._path.exists():
             return
         self._open()
@@ -80,41 +80,41 @@ class Witness:
             self.close()
             raise
         generation = _FORM.unpack(content)[1] if len(content) == _FORM.size else 0
-        self.found = int(generation) if content == _testimony(generation) else None
+        self.stored = int(generation) if content == _counter_bytes(generation) else None
 
     def _open(self) -> None:
         self._opened = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def begin(self, generation: int) -> None:
-        """Write it whole: it may have been damaged, or missing."""
+        """Write the whole file, which may have been damaged or missing."""
         if self._opened < 0:
-            replace_file(self._path, _testimony(generation), mode=mode_in(self._path.parent))
+            replace_file(self._path, _counter_bytes(generation), mode=mode_in(self._path.parent))
             self._open()
         os.ftruncate(self._opened, _FORM.size)
         self.write(generation)
 
     def write(self, generation: int) -> None:
-        """Testify to so many transactions."""
+        """Write the number of transactions."""
         # Never synced: after a power failure it may be behind the database, which is right, but never ahead of it.
-        os.pwrite(self._opened, _testimony(generation), 0)
+        os.pwrite(self._opened, _counter_bytes(generation), 0)
 
     def close(self) -> None:
-        """Close the file; once is enough."""
+        """Close the file; later calls do nothing."""
         if self._opened >= 0:
             os.close(self._opened)
         self._opened = -1
 
 
-def _testimony(generation: int) -> bytes:
+def _counter_bytes(generation: int) -> bytes:
     facts = struct.pack("<8sQ", b"memowits", generation)
     return facts + struct.pack("<Q", _bytes.checksum(facts))
 
 
 class StoredModels:
-    """The models of a state folder. One thread writes; any may read.
+    """Newest models of a state folder, by run and topic. One thread writes; any may read.
 
     Args:
-        folder: Of the files; made when it is not there.
+        folder: Folder of the models' files; made if missing.
         at: Called at named points, so that a test may end the process there.
     """
 
@@ -122,11 +122,11 @@ class StoredModels:
         self._folder, self._at = folder, at
         self._stored: Stored = {}
         self.missing: list[str] = []
-        """Models that have no body any more, a sentence each."""
+        """Models whose file is missing, a sentence each."""
         make_folder(folder)
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take what the database has of each model, by key; files that it does not name go."""
+        """Load the database's rows of models, by key; removes files that no row names."""
         for key, body in rows:
             run, topic = struct.unpack(">I", key[:4])[0], key[4:].decode()
             model = self._stored[run, topic] = msgspec.msgpack.decode(body, type=StoredModel)
@@ -143,17 +143,17 @@ class StoredModels:
         return self._folder / f"{run}-{_bytes.checksum(topic.encode()):016x}-{version}.model"
 
     def of(self, run: int | None) -> list[Model]:
-        """The newest model of each topic of a run, in the order of topics.
+        """Return the newest model of each topic of a run, in the order of topics.
 
         Raises:
-            StateCorrupt: a body is not what was published.
+            StateCorrupt: a body has another checksum than the published one.
         """
         stored = sorted(self._stored.copy().items())
-        found = [self._read(owner, topic, model) for (owner, topic), model in stored if owner == run]
-        return [model for model in found if model is not None]
+        models = [self._read(owner, topic, model) for (owner, topic), model in stored if owner == run]
+        return [model for model in models if model is not None]
 
     def versions(self) -> dict[str, int]:
-        """The highest version of each topic over all runs: versions never go back."""
+        """Return the highest version of each topic over all runs: versions never go back."""
         versions: dict[str, int] = {}
         for (_, topic), model in self._stored.copy().items():
             versions[topic] = max(model.version, versions.get(topic, 0))
@@ -162,22 +162,22 @@ class StoredModels:
     def _read(self, run: int, topic: str, stored: StoredModel) -> Model | None:
         path = self._path(run, topic, stored.version)
         if stored.body is None and not path.exists():
-            return None  # somebody took it away; its version stays
+            return None  # the file was removed; the version stays known
         body = stored.body if stored.body is not None else path.read_bytes()
         if _bytes.checksum(body) != stored.checksum:
             raise StateCorrupt(
                 str(path),
-                f"model {topic!r} version {stored.version} has another XXH3 than what was published",
-                "Bring it back from a backup of yours, or remove the file: the topic then has no model until the next "
+                f"model {topic!r} version {stored.version} has another XXH3 than the published one",
+                "Restore it from your own backup, or remove the file: the topic then has no model until the next "
                 "one is published.",
             )
         return Model(topic, stored.version, body, stored.text, stored.checksum)
 
     def write(self, models: Iterable[tuple[int, Model]]) -> tuple[Stored, list[Fact]]:
-        """Write bodies that are too large for the database; on disk when this returns, before the database names them.
+        """Write bodies that are too large for the database; they are on disk when this returns.
 
         Returns:
-            What is to be handed to `replace` once the facts, the second value, are in the database.
+            The argument of `replace`, which is to be called after the second value, facts, is in the database.
         """
         written: Stored = {}
         facts: list[Fact] = []
@@ -200,7 +200,7 @@ class StoredModels:
         self._at("after model")
 
     def replace(self, written: Stored) -> None:
-        """The database names these models: files of the former ones go."""
+        """Remove the files of former models, after the database names the new ones."""
         for key, stored in written.items():
             former = self._stored.get(key)
             self._stored[key] = stored
@@ -209,7 +209,7 @@ class StoredModels:
 
 
 class OpenFolder:
-    """The files of a state folder while they are open: `Store` says what each argument is, and what is raised."""
+    """Open files of a state folder. Arguments and errors are those of `Store`."""
 
     def __init__(
         self,
@@ -226,8 +226,8 @@ class OpenFolder:
         check_file_system(folder)
         self._lock = lock_folder(folder)
         for path in (path for pattern in _OURS for path in folder.glob(pattern)):
-            tighten(path)  # a former version made files that everybody could read
-        self._witness: Witness | None = None
+            tighten(path)  # a former version made files that all users could read
+        self._counter: CommitCounter | None = None
         try:
             self._open(name, default_name)
         except BaseException:
@@ -249,13 +249,13 @@ class OpenFolder:
             if not self.path.exists():
                 self._check_empty()
                 database.create(self.path, name or default_name, self._at)
-            self._witness = Witness(self.folder)
-            self.file = StateFile(self.path, self._witness.found, at=self._at)
+            self._counter = CommitCounter(self.folder)
+            self.file = StateFile(self.path, self._counter.stored, at=self._at)
             try:
                 with as_saved(self.path):
                     self.name = self._check_name(name, default_name)
                     self.rows = StoredRows(self.folder / "rows", self.file, self._at)
-                    self._begin(self._witness)
+                    self._begin(self._counter)
             except BaseException:
                 self.file.close()
                 raise
@@ -265,14 +265,14 @@ class OpenFolder:
             raise unusable(self.folder, error) from error
 
     def _check_empty(self) -> None:
-        """Where there is no database, nothing else of a state folder may be: it has not just been begun."""
-        left = sorted(
+        """Raise StateCorrupt if the database is missing but other files of a state folder exist."""
+        others = sorted(
             path.name
             for path in self.folder.iterdir()
             if path.name.startswith(("state.db.backup-", "committed")) or path.name in ("log", "models", "rows")
         )
-        if left:
-            raise StateCorrupt(str(self.path), f"it is missing, while {', '.join(left)} are there", f"{RESTORE}.")
+        if others:
+            raise StateCorrupt(str(self.path), f"it is missing, but {', '.join(others)} exist", f"{RESTORE}.")
 
     def _check_name(self, name: str | None, default_name: str) -> str:
         known = (self.file.find(META, b"name") or b"").decode()
@@ -284,20 +284,20 @@ class OpenFolder:
             )
         return known or name or default_name
 
-    def _begin(self, witness: Witness) -> None:
-        """Begin a new life of the server: its epoch is on disk, and what a crash has cut short is completed."""
+    def _begin(self, counter: CommitCounter) -> None:
+        """Save a new epoch of the server, and complete what a crash has cut short."""
         file = self.file
         was_clean = bool(file.number(META, b"clean")) and not file.was_backup
-        file.go_live((witness.found or 0) + 1)
+        file.go_live((counter.stored or 0) + 1)
         self.restored = file.number(META, b"restored")
-        """How often a backup was put back into this folder."""
+        """Number of times that a backup was restored in this folder."""
         if file.was_backup:
-            _log.warning("%s: a backup was put back; clients that still run bring their totals up to date", self.folder)
+            _log.warning("%s: a backup was restored; clients that still run bring their totals up to date", self.folder)
         former = file.number(META, b"epoch")
         self.epoch = max(former + 1, int(self._clock() * 1e9))
-        """Grows at each start; on disk before anybody hears of it."""
+        """Epoch of the server, which grows at each start; on disk before a client receives it."""
         self.since = self._unbroken_since(former)
-        """The epoch since which the folder has forgotten nothing."""
+        """Epoch since which the folder has lost nothing."""
         self._at("before epoch")
         file.save(
             [
@@ -308,12 +308,13 @@ class OpenFolder:
             ],
             [],
         )
-        witness.begin(file.seal.generation)
+        counter.begin(file.seal.generation)
         self._open_files(was_clean)
 
     def _unbroken_since(self, former: int) -> int:
-        """As it is written, beside the epoch of the life that wrote it. In another life, which is the former one then,
-        a program had the folder that does not write it: each of its lives opened accounts since its own epoch.
+        """Return the stored epoch since which nothing was lost. It is stored with the epoch of the start that wrote it:
+        if that is not the former epoch, an older program, which does not write it, used the folder in between. Each of
+        its starts opened accounts with its own epoch.
         """
         since, written_in = divmod(self.file.number(META, b"since"), 1 << 64)
         if self.file.was_backup or not former:
@@ -321,7 +322,6 @@ class OpenFolder:
         return since if written_in == former else former
 
     def _open_files(self, was_clean: bool) -> None:
-        """Open what lies beside the database, and put it in order."""
         file = self.file
         self.lines = LineLog(
             self.folder / "log",
@@ -339,26 +339,26 @@ class OpenFolder:
         self.packing = AccountPacker(name_hash(self.name), file.contents.words)
         self.reader = DatabaseReader(self.path)
 
-    def testify(self) -> None:
-        """Note how many transactions there must be from now on."""
-        assert self._witness is not None
-        self._witness.write(self.file.seal.generation)
+    def count_commit(self) -> None:
+        """Write the present number of transactions to the commit counter."""
+        assert self._counter is not None
+        self._counter.write(self.file.seal.generation)
 
     def close(self) -> None:
-        """Close everything, and let another process have the folder."""
+        """Close all files, and release the lock."""
         self.reader.close()
         self.file.close()
         self._unlock()
 
     def _unlock(self) -> None:
         self._lock.release()
-        if self._witness is not None:
-            self._witness.close()
+        if self._counter is not None:
+            self._counter.close()
 
     def forget_in_child(self) -> None:
-        """A forked child must not hold the lock when its parent ends, nor close what SQLite has open: that is the
-        parent's.
+        """Close the lock and the commit counter in a forked child, which must not keep the lock when its parent ends.
+        SQLite's files stay open, since they belong to the parent.
         """
-        if self._witness is not None:
-            self._witness.close()
+        if self._counter is not None:
+            self._counter.close()
         self._lock.close()

@@ -1,14 +1,14 @@
-"""A checked file of records: what it is, its records one after the other, and an end that says how many there are.
+"""Checked file of records: a header with kind and form, checksummed records, and an end record with their number.
 
-    head      kind, form, layout, 16 random bytes that name this file, checksum of the file before it, checksum of these
+    head      kind, form, layout, 16 random bytes as id of the file, checksum of the file before it, checksum of these
     record    DATA, tag, size, checksum of the payload, checksum of these │ payload
     ...
-    END       how many records there are; a file of a `RecordLog` has none, its commit counter says so
+    END       number of records; a file of a `RecordLog` has no END, its commit counter has the number
 
-The checksum of a record's facts begins with that of the record before: a record that was left out, doubled or moved is
-missed, and the last of these sums stands for the whole file. A file is read from its first to its last byte before any
-record of it is used, and only read as long as it is not known to be whole. No size is believed before it was compared
-with the bytes that the file has.
+The checksum of a record's header continues that of the record before. So a missing, repeated or moved record is found,
+and the last checksum stands for the whole file. A file is read from its first to its last byte before any record of it
+is used, and nothing is written before the file is known to be whole. Each size is compared with the bytes of the file
+before it is used.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _RECORD: Final = struct.Struct("<IIQQ")  # DATA or END, tag, bytes of the payloa
 _SUM: Final = struct.Struct("<Q")
 HEAD_BYTES: Final = _HEAD.size + _SUM.size
 RECORD_BYTES: Final = _RECORD.size + _SUM.size
-"""Of a record, beside its payload."""
+"""Bytes of a record in addition to its payload."""
 WHOLE: Final = 1
-"""Layout of a file that has an end."""
+"""Layout of a file with an end record."""
 APPENDED: Final = 2
-"""Layout of a file that is appended to: a commit counter stands for its end."""
+"""Layout of a file that is appended to: a commit counter replaces its end record."""
 _DATA, _END = 1, 2
 _PIECE: Final = 4 * MiB
 _FLUSH_BYTES: Final = 64 * MiB
@@ -46,26 +46,26 @@ _FLUSH_BYTES: Final = 64 * MiB
 
 @dataclass(frozen=True)
 class FileKind:
-    """What a file is, and in which form: both are checked before anything else of it."""
+    """Kind and form of a file, which are checked before its records."""
 
     magic: bytes
-    """8 bytes with which the file begins."""
+    """First 8 bytes of the file."""
     form: int
-    """Number of the records' form; files of another one are refused."""
+    """Version of the records' format; files of another form are refused."""
     name: str
-    """What errors call it, such as "a trainer's checkpoint"."""
+    """Name of such a file in errors, such as "a trainer's checkpoint"."""
 
 
 class Record(NamedTuple):
-    """A record that was read: a number that says what it is, and its bytes."""
+    """Record that was read: tag and payload."""
 
     tag: int
-    """Below 2**32; its meaning is the caller's."""
+    """Number below 2**32 that the caller gives a meaning, such as the record's type."""
     payload: bytes
 
 
 class DamagedRecord(Record):
-    """Where damage is skipped: a record whose payload is damaged, and is empty here."""
+    """Record whose payload is damaged, with an empty payload; readers that skip damage get it."""
 
 
 def write(
@@ -77,21 +77,21 @@ def write(
     predecessor: int = 0,
     at: Fault = no_fault,
 ) -> int:
-    """Write a file of records in the place of the former one; returns its checksum, which its successor may name.
+    """Write a file of records, which replaces a former one; returns its checksum, which its successor may name.
 
     The former file stays until the new one is whole and on disk. `records` may be a generator: one record is in memory
     at a time.
 
     Args:
-        path: Where; a link is followed.
-        kind: What it is.
-        records: (tag, payload) of each.
-        mode: Of a file that is new, such as 0o600.
-        predecessor: Checksum of the file before it in a series; 0 if there is none.
+        path: Path of the file; a link is followed.
+        kind: Kind and form of the file.
+        records: (tag, payload) of each record.
+        mode: Mode of a new file, such as 0o600.
+        predecessor: Checksum of the file before it in a series; 0 if it is the first.
         at: Called before each step, so that a test may let it fail: see `replacing`.
 
     Raises:
-        OSError, and what `records` raises: the former file is as it was, and there is no draft.
+        OSError, and errors of `records`: the former file is unchanged, and no draft is left.
     """
     with writing(path, kind, mode=mode, predecessor=predecessor, at=at) as file:
         for tag, payload in records:
@@ -103,7 +103,7 @@ def write(
 def writing(
     path: str | Path, kind: FileKind, *, mode: int | None = None, predecessor: int = 0, at: Fault = no_fault
 ) -> Iterator[RecordWriter]:
-    """Open what puts records into a file, which takes the place of the former one when the block ends. See `write`."""
+    """Yield a writer of records; its file replaces a former one at the end of the block. See `write`."""
     with replacing(path, mode=mode, at=at) as file:
         writer = RecordWriter(file, kind, predecessor)
         yield writer
@@ -111,16 +111,16 @@ def writing(
 
 
 class RecordWriter:
-    """Puts records into a file, one after the other."""
+    """Writer of the records of one file, in order."""
 
     def __init__(self, file: BinaryIO, kind: FileKind, predecessor: int) -> None:
         self._file = file
         self.checksum = write_head(file, kind, WHOLE, predecessor)
-        """Checksum of the records so far; at the end that of the whole file."""
+        """Checksum of the records so far; after `end`, that of the whole file."""
         self._count = self._unflushed = 0
 
     def put(self, tag: int, payload: Payload) -> None:
-        """Write a record."""
+        """Write a record; flushed to disk after each `_FLUSH_BYTES`."""
         self.checksum = write_record(self._file, tag, payload, self.checksum)
         self._count, self._unflushed = self._count + 1, self._unflushed + memoryview(payload).nbytes
         if self._unflushed > _FLUSH_BYTES:
@@ -128,14 +128,14 @@ class RecordWriter:
             _flush(self._file)
 
     def end(self) -> None:
-        """Write the end."""
+        """Write the end record with the number of records."""
         facts = _RECORD.pack(_END, 0, self._count, 0)
         self.checksum = _bytes.checksum(facts, self.checksum)
         self._file.write(facts + _SUM.pack(self.checksum))
 
 
 def write_head(file: BinaryIO, kind: FileKind, layout: int, predecessor: int) -> int:
-    """Begin a file of this layout; returns the checksum so far."""
+    """Write a file's header; returns its checksum."""
     head = _HEAD.pack(kind.magic, kind.form, layout, secrets.token_bytes(16), predecessor)
     chain = _bytes.checksum(head)
     file.write(head + _SUM.pack(chain))
@@ -143,7 +143,7 @@ def write_head(file: BinaryIO, kind: FileKind, layout: int, predecessor: int) ->
 
 
 def write_record(file: BinaryIO | OwnedFile, tag: int, payload: Payload, chain: int) -> int:
-    """Write a record behind those of checksum `chain`; returns the checksum with it."""
+    """Write a record after those with the checksum `chain`; returns the checksum including the record."""
     view = memoryview(payload).cast("B")
     facts = _RECORD.pack(_DATA, tag, len(view), _payload_sum(view))
     chain = _bytes.checksum(facts, chain)
@@ -160,15 +160,15 @@ def _payload_sum(view: memoryview) -> int:
 
 
 def _flush(file: BinaryIO) -> None:
-    """Have the disk take it little by little: one sync of it all would hold up all others that wait for the disk."""
+    """Sync the bytes so far: a single sync of a large file would delay all others that wait for the disk."""
     file.flush()
     os.fsync(file.fileno())
-    if hasattr(os, "posix_fadvise"):  # it is not read soon: other files have more use for the page cache
+    if hasattr(os, "posix_fadvise"):  # the file is not read soon: free the page cache for others
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class RecordReader(ClosingContext):
-    """A file of records while it is read, and how far; its head was found to be of this kind."""
+    """Reader of a file of records, with its position; opening checks the header and kind."""
 
     def __init__(self, path: str | Path, kind: FileKind, layout: int | None) -> None:
         self.path, self.kind = Path(path), kind
@@ -178,11 +178,11 @@ class RecordReader(ClosingContext):
             raise self._wrong(f"cannot be read ({error})") from error
         try:
             self.size = os.fstat(self._file.fileno()).st_size
-            """Bytes that the file has."""
+            """Size of the file in bytes."""
             self.chain = self.place = 0
-            """The checksum of all records that were read, and the bytes that they take."""
+            """Checksum of all records read so far, and the position after them in bytes."""
             self.id, self.predecessor = self._read_head(layout)
-            """16 bytes that name this file, and the checksum of the file before it in a series, or 0."""
+            """Id of the file, 16 bytes; and the checksum of the file before it in a series, or 0."""
         except OSError as error:
             self._file.close()
             raise self._wrong(f"cannot be read ({error})") from error
@@ -191,7 +191,7 @@ class RecordReader(ClosingContext):
             raise
 
     def close(self) -> None:
-        """Close the file; once is enough."""
+        """Close the file; later calls do nothing."""
         self._file.close()
 
     def _wrong(self, problem: str) -> DataError:
@@ -211,17 +211,17 @@ class RecordReader(ClosingContext):
             raise self._wrong("is damaged at its beginning")
         _, _, self.layout, identity, predecessor = _HEAD.unpack(head)
         if self.layout not in (WHOLE, APPENDED) or expected not in (None, self.layout):
-            raise self._wrong(f"has layout {self.layout}; layout {expected or WHOLE} is read here")
+            raise self._wrong(f"has layout {self.layout}, but must have layout {expected or WHOLE}")
         self.chain, self.place = chain, HEAD_BYTES
         return bytes(identity), int(predecessor)
 
     def rewind(self) -> None:
-        """Have `scan` begin again with the first record. Raises DataError: the file was changed."""
+        """Let `scan` begin again with the first record. Raises DataError if the file was changed."""
         if self._read_head(self.layout)[0] != self.id:
             raise self._wrong("was changed while it was read")
 
     def last(self, size: int) -> bytes | None:
-        """The last payload of a whole file, if it has so many bytes; None if that is damaged. `rewind` is next."""
+        """Return the last payload, of `size` bytes; None if it is damaged or has another size. Call `rewind` next."""
         place = self.size - 2 * RECORD_BYTES - size
         self._file.seek(max(0, place))
         facts, _, payload = self._file.read(_RECORD.size), self._file.read(_SUM.size), self._file.read(size)
@@ -229,8 +229,8 @@ class RecordReader(ClosingContext):
         return payload if is_whole else None
 
     def scan(self, *, keep: bool, damage: list[DataError] | None = None) -> Iterator[Record]:
-        """The records that follow. With `damage` nothing is raised: it gets the error of each record that is damaged,
-        which has no payload here; after one whose size is damaged, no record is found.
+        """Yield the records from the position on. With `damage` nothing is raised: the list gets the error of each
+        damaged record, which is yielded without payload; a record with a damaged header ends the iteration.
         """
         try:
             yield from self._scan(keep, damage)
@@ -246,10 +246,10 @@ class RecordReader(ClosingContext):
             begin = self.place + RECORD_BYTES
             if kind == _END and self.layout == WHOLE:
                 if size != count or begin != self.size:
-                    raise self._wrong(f"has {count} records and {self.size} bytes; its end says otherwise")
+                    raise self._wrong(f"has {count} records and {self.size} bytes, but its end says otherwise")
                 return
             if kind != _DATA or size > self.size - begin:
-                raise self._wrong(f"has a record at byte {begin} that cannot be")
+                raise self._wrong(f"has an impossible record at byte {begin}")
             payload, total = self._read_payload(size, keep=keep)
             if total != check:
                 error = self._wrong(f"is damaged within the {size} bytes from byte {begin} on")
@@ -270,21 +270,21 @@ class RecordReader(ClosingContext):
         return _RECORD.unpack(facts)
 
     def _read_payload(self, size: int, *, keep: bool) -> tuple[bytes, int]:
-        """The next bytes, or none if they are only compared, and their checksum."""
+        """Return the next `size` bytes (b"" unless `keep`) and their checksum; -1 if the file is shorter."""
         total = 0
         if keep:
-            whole = self._file.read(size)
-            return whole, _payload_sum(memoryview(whole)) if len(whole) == size else -1
+            payload = self._file.read(size)
+            return payload, _payload_sum(memoryview(payload)) if len(payload) == size else -1
         for start in range(0, size, _PIECE):
             total = _bytes.checksum(self._file.read(min(_PIECE, size - start)), total)
         return b"", total
 
 
 class CheckedFile(RecordReader):
-    """A file of records that was read and found whole when it was opened. Several may read it, each with one of these.
+    """File of records that was read completely and found whole when it was opened. Several readers may open one file.
 
     Raises:
-        DataError: it cannot be read, is no such file, of another form, cut off or damaged. It is only read.
+        DataError: the file cannot be read, is of another kind or form, cut off or damaged. It is never changed.
     """
 
     def __init__(self, path: str | Path, kind: FileKind) -> None:
@@ -292,7 +292,7 @@ class CheckedFile(RecordReader):
         try:
             self.num_records = sum(1 for _ in self.scan(keep=False))
             self.checksum = self.chain
-            """Of the whole file: what its successor names."""
+            """Checksum of the whole file, which its successor names."""
         except OSError as error:
             self.close()
             raise self._wrong(f"cannot be read ({error})") from error
@@ -301,7 +301,7 @@ class CheckedFile(RecordReader):
             raise
 
     def records(self) -> Iterator[Record]:
-        """Every record, in the order of writing; a payload is new bytes. What is read is compared once more.
+        """Yield every record, in the order of writing; a payload is new bytes. Checksums are compared again.
 
         Raises:
             DataError: the file was changed since it was opened.
@@ -311,12 +311,12 @@ class CheckedFile(RecordReader):
 
 
 def salvage(path: str | Path, kind: FileKind, missing: list[DataError]) -> Iterator[Record]:
-    """Read what is left of a damaged file.
+    """Yield the readable records of a damaged file.
 
     Args:
-        path: Of the file, which is only read.
-        kind: What it is.
-        missing: Gets an error for each part that cannot be read.
+        path: Path of the file, which is only read.
+        kind: Kind and form of the file.
+        missing: List that gets an error for each part that cannot be read.
     """
     try:
         with RecordReader(path, kind, None) as reader:

@@ -1,13 +1,13 @@
-"""A log of records: checked files in a folder, oldest first, to which records are appended.
+"""Log of records: checked files in a folder, oldest first, to which records are appended.
 
-    runs/drone/samples/lock                       of the process that has the log
+    runs/drone/samples/lock                       lock of the process that uses the log
                        committed                  the commit counter: records that are on disk, checksum of the last one
                        000000000000000.samples    the records from 0 on
-                       000000000000117.samples    those from 117 on: it names the checksum of the file before it
+                       000000000000117.samples    the records from 117 on: it names the checksum of the file before it
 
-To append is to write, to sync, to count, and then to return. So the commit counter may be behind the files, and is
-never ahead of them: if what it counts is not there, the log is refused. What is behind that was never acknowledged, and
-the part of it that is not whole is cut off.
+An append writes, syncs, updates the commit counter, and then returns. So the counter may be behind the files, but never
+ahead: if counted records are missing, the log is refused. Records beyond the counter were never acknowledged; an
+incomplete one among them is cut off.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ _COUNTER_NAME: Final = "committed"
 
 
 class _Counts(NamedTuple):
-    """What the commit counter says."""
+    """Contents of the commit counter."""
 
     first: int = 0
     """Number of the oldest record."""
     predecessor: int = 0
-    """What the oldest file names as the checksum of the file before it."""
+    """Checksum of the file before the oldest one, as the oldest file names it."""
     end: int = 0
     """Number of the next record."""
     chain: int = 0
-    """Checksum of all records until there."""
+    """Checksum of all records below `end`."""
     series: int = 0
-    """Names the log: a random number."""
+    """Random number that identifies the log."""
 
     def pack(self, kind: FileKind) -> bytes:
-        """The whole counter."""
+        """Return the content of the counter's file."""
         facts = _COUNTER.pack(_COUNTER_MAGIC, kind.magic, kind.form, APPENDED) + struct.pack("<5Q", *self)
         return facts + _SUM.pack(_bytes.checksum(facts))
 
     @classmethod
     def read(cls, path: Path, kind: FileKind) -> _Counts | None:
-        """None if there is no such file. Raises DataError."""
+        """Read a counter's file; None if it is missing. Raises DataError if it is damaged or of another kind."""
         try:
             with path.open("rb") as file:
                 content = file.read(4096)
@@ -88,48 +88,48 @@ class _Counts(NamedTuple):
 
 @dataclass
 class LogFile:
-    """A file of a log."""
+    """One file of a log of records."""
 
     path: Path
     first: int
-    """Number of its first record."""
+    """Number of the file's first record."""
     predecessor: int
     """Checksum of the file before it."""
     chain: int
-    """Checksum of it all."""
+    """Checksum of all records of the file."""
     size: int
-    """Bytes of its records and its head."""
+    """Bytes of the file's header and records."""
     tags: list[int] = field(default_factory=list)
-    """Of its records."""
+    """Tags of the file's records, in order."""
 
     @property
     def end(self) -> int:
-        """Number of the record after its last one."""
+        """Number of the record after the file's last one."""
         return self.first + len(self.tags)
 
 
 class RecordLog(ClosingContext):
-    """Records in files of a folder, oldest first, and more are appended. For one thread of one process: it is locked,
-    and a fork writes nothing. What `append` has returned from is there from then on, or the log is refused.
+    """Log of records in files of a folder, oldest first. For one thread of one process: the folder is locked, and a
+    forked child cannot write. Records that `append` has written stay; if they are lost, opening refuses the log.
 
     Args:
-        folder: Is made if it is not there.
-        kind: What the files are.
-        suffix: How their names end, such as ".samples"; the user has no other files of such names in this folder.
+        folder: Folder of the log; made if missing.
+        kind: Kind and form of the files.
+        suffix: End of the files' names, such as ".samples"; other files in this folder must not end so.
         at: Called before each step, so that a test may let it fail: "write", "sync", "count", "sync counter", "cut",
             "remove", and those of `replacing`.
 
     Raises:
-        DataError: a file is damaged, missing or another one; nothing was changed.
+        DataError: a file is damaged, missing or replaced by another; nothing was changed.
         StateError: the folder is in use, or cannot be locked.
-        OSError: it cannot be made, read or written.
+        OSError: the folder cannot be made, read or written.
     """
 
     def __init__(self, folder: str | Path, kind: FileKind, suffix: str, *, at: Fault = no_fault) -> None:
         self.folder = Path(os.path.abspath(folder))
         self._kind, self._suffix, self._at = kind, suffix, at
         self.files: list[LogFile] = []
-        """Oldest first. A new one is made when something is appended to it."""
+        """Files of the log, oldest first. A new file is made with its first record."""
         self._is_ended = self._is_torn = False
         self._newest: OwnedFile | None = None
         if not self.folder.exists():
@@ -148,11 +148,11 @@ class RecordLog(ClosingContext):
 
     @property
     def series(self) -> str:
-        """Names this log, in hex: no other one has it."""
+        """Unique id of this log, in hex."""
         return f"{self._counts.series:016x}"
 
     def close(self) -> None:
-        """Let another process have the folder; once is enough. What was appended is on disk already."""
+        """Close the files and release the lock; later calls do nothing. Appended records are on disk already."""
         for file in (self._newest, self._counter):
             if file is not None:
                 file.close()
@@ -164,15 +164,15 @@ class RecordLog(ClosingContext):
         self, records: Iterable[tuple[int, Payload]], then: Iterable[tuple[Callable[..., object], tuple[Any, ...]]] = ()
     ) -> None:
         """Append (tag, payload) of each record; they are on disk when this returns. If the process is killed meanwhile,
-        a first part of them may be there. After an interrupt nothing was appended, or all.
+        the first of them may be stored. After an interrupt either none or all are appended.
 
         Args:
-            then: Calls that are made if they were appended, for `at_once`.
+            then: Calls to make together with a successful append, for `at_once`.
 
         Raises:
-            OSError, and what `records` raises: nothing was appended. It may be tried again.
-            ForkedError: this is another process.
-            Closed: after `close`.
+            OSError, and errors of `records`: nothing was appended. The call may be repeated.
+            ForkedError: this process was forked from the log's.
+            Closed: the log was closed.
         """
         self._begin_step()
         if not self.files or (self._is_ended and self.files[-1].tags):
@@ -199,23 +199,23 @@ class RecordLog(ClosingContext):
         _core.at_once([*is_there, (file.tags.extend, (tags,)), *_core.setting(file, chain=chain, size=size), *then])
 
     def begin_file(self) -> None:
-        """Have a new file for what is appended next."""
+        """Let the next append begin a new file."""
         self._is_ended = True
 
     def remove(self, count: int) -> None:
         """Remove the oldest `count` files. The newest one stays.
 
         Raises:
-            OSError: a file could not be removed; it will be when the log is opened again.
+            OSError: a file could not be removed; opening the log again removes it.
         """
         self._begin_step()
         count = min(count, len(self.files) - 1)
         if count > 0:
-            gone, left = self.files[:count], self.files[count:]
-            counts = self._counts._replace(first=left[0].first, predecessor=left[0].predecessor)
+            removed, remaining = self.files[:count], self.files[count:]
+            counts = self._counts._replace(first=remaining[0].first, predecessor=remaining[0].predecessor)
             self._count(counts)
-            _core.at_once(_core.setting(self, _counts=counts, files=left))
-            self._remove([each.path for each in gone])
+            _core.at_once(_core.setting(self, _counts=counts, files=remaining))
+            self._remove([each.path for each in removed])
 
     def _begin_step(self) -> None:
         if self._counter.closed:
@@ -246,7 +246,7 @@ class RecordLog(ClosingContext):
         os.fsync(self._counter.fileno())
 
     def _cut_back(self) -> None:
-        """Take off what an append has left that failed: first from the counter, which is never ahead."""
+        """Remove the rest of a failed append: first from the counter, which must never be ahead of the files."""
         assert self._newest is not None
         self._count(self._counts)
         self._newest.step("cut")
@@ -263,7 +263,7 @@ class RecordLog(ClosingContext):
     # ------------------------------------------------------------------------------------------------ reading
 
     def records(self) -> Iterator[Record]:
-        """Every record, oldest first; a payload is new bytes. What is read is compared once more.
+        """Yield every record, oldest first; a payload is new bytes. Checksums are compared again.
 
         Raises:
             DataError: a file was changed since the log was opened.
@@ -277,7 +277,7 @@ class RecordLog(ClosingContext):
                     raise DataError(str(file.path), "was changed while it was in use")
 
     def _read(self) -> tuple[list[Path], _Counts]:
-        """Read and check everything; the files that were about to be removed, and what the counter says."""
+        """Read and check all files; returns the files that an interrupted `remove` has left, and the commit counter."""
         paths = _paths_of(self.folder, self._suffix, self._kind)
         counter = self.folder / _COUNTER_NAME
         counts = _Counts.read(counter, self._kind)
@@ -285,7 +285,7 @@ class RecordLog(ClosingContext):
             for path in paths:
                 RecordReader(path, self._kind, APPENDED).close()
             if paths:
-                raise DataError(str(counter), f"is missing: nothing says how many records {paths[0].name} must have")
+                raise DataError(str(counter), f"is missing: the number of records in {paths[0].name} cannot be checked")
             counts = _Counts(series=secrets.randbits(64))
             replace_file(counter, counts.pack(self._kind), at=self._at)
         abandoned = [path for path in paths if int(path.stem) < counts.first]
@@ -304,17 +304,17 @@ class RecordLog(ClosingContext):
             end, chain = file.end, file.chain
         if end < counts.end:
             raise DataError(
-                str(self.folder), f"has the records from {counts.first} to {end}, and there were {counts.end}: "
+                str(self.folder), f"has the records from {counts.first} to {end}, but should have {counts.end}: "
                 "a file is missing or cut off"
             )  # fmt: skip
         return abandoned, counts
 
     def _read_file(self, path: Path, predecessor: int, counts: _Counts) -> tuple[LogFile, list[DataError]]:
-        """What a file holds before the first damage in it, and what that is."""
+        """Read a file up to its first damage; returns the whole part, and the error of the damage if there is any."""
         damage: list[DataError] = []
         with RecordReader(path, self._kind, APPENDED) as reader:
             if reader.predecessor != predecessor:
-                raise DataError(str(path), "does not follow the file before it: one of the two is another one")
+                raise DataError(str(path), "does not follow the file before it: one of the two was replaced")
             file = LogFile(path, int(path.stem), predecessor, reader.chain, reader.place)
             for record in reader.scan(keep=False, damage=damage):
                 if damage:
@@ -322,11 +322,11 @@ class RecordLog(ClosingContext):
                 file.tags.append(record.tag)
                 file.chain, file.size = reader.chain, reader.place
                 if file.end == counts.end and file.chain != counts.chain:
-                    raise DataError(str(path), f"holds other records than {_COUNTER_NAME} says: one of the two is old")
+                    raise DataError(str(path), f"holds other records than {_COUNTER_NAME} counts: one of them is old")
         return file, damage
 
     def _go_on(self, abandoned: list[Path]) -> None:
-        """Put in order what a process has left that ended in the middle: everything was checked."""
+        """Finish the interrupted work of a former process, after all files were checked."""
         for name in (_COUNTER_NAME, self._suffix):
             remove_abandoned_in(self.folder, name)
         if abandoned:
@@ -348,12 +348,12 @@ class RecordLog(ClosingContext):
 
 
 def salvage_log(folder: str | Path, kind: FileKind, suffix: str, missing: list[DataError]) -> Iterator[Record]:
-    """Read what is left of a damaged log, oldest first.
+    """Yield the readable records of a damaged log, oldest first.
 
     Args:
-        folder: Of the log, which is only read.
+        folder: Folder of the log, which is only read.
         kind, suffix: As for `RecordLog`.
-        missing: Gets an error for each part that cannot be read, and for records that are not there.
+        missing: List that gets an error for each part that cannot be read, and for missing records.
     """
     counts, end = None, None
     try:
@@ -375,10 +375,10 @@ def salvage_log(folder: str | Path, kind: FileKind, suffix: str, missing: list[D
 
 
 def _paths_of(folder: Path, suffix: str, kind: FileKind) -> list[Path]:
-    """Files of a log, oldest first. Raises DataError: one has another name."""
+    """Return the files of a log, oldest first. Raises DataError if a name is not a record number."""
     paths = sorted(path for path in folder.iterdir() if path.name.endswith(suffix) and not path.name.startswith("."))
     for path in paths:
         stem = path.name.removesuffix(suffix)
         if len(stem) != 15 or not (stem.isascii() and stem.isdigit()):
-            raise DataError(str(path), f"is not {kind.name}: its name is no number of a record")
+            raise DataError(str(path), f"is not {kind.name}: its name is not the number of a record")
     return paths

@@ -1,12 +1,9 @@
-"""What a row of the state folder's database is: its key, its body and its checksum. Nothing is read or written here.
+"""Rows of the state folder's database: keys, bodies, checksums, and the SQL conditions of searches. Pure.
 
-facts      kind, key, body, sum     runs, models, settings, ...: one row for each thing, replaced when it changes
-accounts   part, key, body, sum     what each client has counted in a run, packed (`packed_accounts`): there may be
-                                    millions
-table_rows part, key, body, sum     what tables save as it happens, and where large bodies are (`table_rows`)
+facts      kind, key, body, sum     runs, models, settings, ...: one row for each, replaced when it changes
+accounts   part, key, body, sum     counts of each client in a run, packed (`AccountPacker`): there may be millions
+table_rows part, key, body, sum     rows that tables save at each change, and places of large bodies (`table_rows`)
 lines      run << 40 | index, ...   log lines as the log file has them, oldest first
-
-A search of log lines is a condition of SQLite's (`condition`).
 """
 
 from __future__ import annotations
@@ -33,21 +30,21 @@ from .files import corrupt
 
 INDEX_BITS: Final = 40
 LAST: Final = b"\xff" * 32
-"""Above every key of an account."""
+"""Upper bound of the keys of accounts."""
 
 SEAL, META, SETTING, RUN, WORD, MODEL, SEGMENT = range(7)
 
 Fact: TypeAlias = tuple[int, bytes, bytes | None]
-"""Kind, key, and the body that it gets; None takes it out."""
+"""Change of a fact: kind, key, and the new body; None removes the row."""
 FactRow: TypeAlias = tuple[int, bytes, bytes, int]
-"""Kind, key, body and checksum."""
+"""Row of `facts`: kind, key, body and checksum."""
 PartRow: TypeAlias = tuple[int, bytes, bytes, int]
-"""A row of `accounts` or `table_rows`: number of the run, or kind; key, body and checksum."""
+"""Row of `accounts` or `table_rows`: number of the run, or kind; key, body and checksum."""
 PartChanges: TypeAlias = Mapping[tuple[int, bytes], bytes | None]
-"""The bodies that such rows get, by number and key; None takes a row out."""
+"""Changes of rows of `accounts` or `table_rows`: new bodies by number or kind, and key; None removes a row."""
 LineRow: TypeAlias = tuple[int, bytes, int, float, int, float, str, int]
-"""Run and index in one number, client, the client's number, when it was received, label, when it was written, text and
-checksum.
+"""Row of `lines`: run and index in one number, client, the client's number of the line, time of receipt, label, time of
+writing, text and checksum.
 """
 
 _COUNT: Final = struct.Struct(">Q")
@@ -55,12 +52,12 @@ _LOG_NAME: Final = re.compile(r"[A-Za-z0-9_-]{0,80}\.[0-9]{8,12}\.log")
 
 
 MAX_TEXT: Final = 4096
-"""Characters of a text that is looked for: SQLite takes patterns of 50000 bytes, and a character may become twelve."""
+"""Most characters of a text to search: SQLite takes patterns of 50000 bytes, and a character may become twelve."""
 _LAST_INDEX: Final = (1 << INDEX_BITS) - 1
 
 
 def condition(run: int, wanted: LineFilter) -> tuple[str, list[Any]] | None:
-    """Which lines of the run of this number are wanted, as a condition and its values; None where no line can be."""
+    """Return the SQL condition of a search in a run's lines, and its values; None if no line can match."""
     if len(wanted.text) > MAX_TEXT or not 0 <= (wanted.label or 0) < 1 << 32:
         return None
     low = max(0, wanted.after) + 1
@@ -86,23 +83,23 @@ def _pattern(text: str) -> str:
 
 
 def add_up(kind: int, key: bytes, body: bytes) -> int:
-    """Checksum of a row of facts, in 63 bits: SQLite's integers have a sign."""
+    """Return the checksum of a row of facts, in 63 bits, since SQLite's integers have a sign."""
     return _bytes.checksum(b"%c%c%b%b" % (kind, len(key) & 255, key, body)) >> 1
 
 
 def part_sum(part: int, key: bytes, body: bytes) -> int:
-    """Checksum of a row of accounts or rows, in 31 bits: there are many of them."""
+    """Return the checksum of a row of `accounts` or `table_rows`, in 31 bits, since there are many rows."""
     return _bytes.checksum(b"%d %b%b" % (part, key, body)) >> 33
 
 
 def run_key(run: int, rest: bytes = b"") -> bytes:
-    """Key of what belongs to a run."""
+    """Return the key of a row that belongs to a run."""
     return struct.pack(">I", run) + rest
 
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """What the database knows of a topic's newest model; the body is in it when it is small, else in a file."""
+    """Newest model of a topic as the database stores it; a large body is in a file instead (`body` None)."""
 
     version: int
     size: int
@@ -113,38 +110,38 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True)
 class LogSegment:
-    """A text file of log lines: which lines of which run are in it."""
+    """Text file of log lines, with the run and range of its lines."""
 
     number: int
     run: int
     name: str
-    """Of the file."""
+    """Name of the file, without its folder."""
     first: int
-    """Index of its first line within the run."""
+    """Index of the file's first line within the run."""
     last: int
     bytes: int
 
     @property
     def ids(self) -> tuple[int, int]:
-        """Of its first and last line in the database."""
+        """Ids in the database of the file's first and last line."""
         return self.run << INDEX_BITS | self.first, self.run << INDEX_BITS | self.last
 
     @property
     def fact(self) -> Fact:
-        """Its row, to be saved."""
+        """Change that saves the segment's row."""
         return SEGMENT, segment_key(self), msgspec.msgpack.encode(self)
 
 
 def segment_key(segment: LogSegment) -> bytes:
-    """Key of a segment's row."""
+    """Return the key of a segment's row."""
     return struct.pack(">I", segment.number)
 
 
 class StateContents:
-    """What a state file holds that is asked for often, kept in memory.
+    """Contents of a state file that are read often, kept in memory: runs, counts of lines, segments and texts.
 
     Args:
-        path: Of the file, for errors.
+        path: Path of the file, for errors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -156,21 +153,21 @@ class StateContents:
         """Index of the newest line of each run, by the run's number."""
         self.segments: dict[int, LogSegment] = {}
         self.words = NumberedTexts()
-        """What packed accounts refer to."""
+        """Texts that packed accounts refer to, by number."""
 
     def apply(self, kind: int, key: bytes, body: bytes) -> None:
-        """A row was read or saved.
+        """Take a row that was read or saved.
 
         Raises:
-            StateCorrupt: it cannot be one of memoire's; and the errors of `disk_errors.is_damage`.
+            StateCorrupt: memoire cannot have written the row. Other errors are those of `database.is_damage`.
         """
         if kind == RUN:
             facts = msgspec.msgpack.decode(body, type=RunFacts)
             self.runs[facts.name], self.facts_of[facts.name] = struct.unpack(">I", key)[0], facts
         elif kind == SEGMENT:
             segment = msgspec.msgpack.decode(body, type=LogSegment)
-            if not _LOG_NAME.fullmatch(segment.name):  # whoever wrote it would have another file written, or removed
-                raise corrupt(self._path, f"a file of log lines cannot be called {segment.name[:80]!r}")
+            if not _LOG_NAME.fullmatch(segment.name):  # a forged name would let another file be written, or removed
+                raise corrupt(self._path, f"{segment.name[:80]!r} is not a valid name of a file of log lines")
             self.segments[segment.number] = segment
         elif kind == WORD:
             if self.words.number(body.decode()) != int.from_bytes(key, "big"):
@@ -179,7 +176,7 @@ class StateContents:
             self.counts[struct.unpack(">I", key[5:])[0]] = count_of(body)
 
     def remove(self, kind: int, key: bytes) -> None:
-        """A row was taken out."""
+        """Forget a row that was removed."""
         if kind == SEGMENT:
             self.segments.pop(struct.unpack(">I", key)[0], None)
 
@@ -188,13 +185,13 @@ class StateContents:
 
 
 def last_of_each(facts: Iterable[Fact]) -> list[Fact]:
-    """The last one of each kind and key."""
+    """Return the last change of each kind and key."""
     last = {(kind, key): body for kind, key, body in facts}
     return [(kind, key, body) for (kind, key), body in last.items()]
 
 
 def pack_group(group: SavedGroup, runs: dict[str, int]) -> list[Fact]:
-    """The facts of a group, but for its models and segments; new runs get the next number in `runs`."""
+    """Return the facts of a group, without its models and segments; new runs get the next number in `runs`."""
     facts: list[Fact] = []
     if not (group.runs or group.lines or group.settings):
         return facts
@@ -208,18 +205,18 @@ def pack_group(group: SavedGroup, runs: dict[str, int]) -> list[Fact]:
 
 
 def count_of(body: bytes) -> int:
-    """A number of lines, as a row has it. Raises ValueError, struct.error."""
+    """Return the number of lines in a row's body. Raises ValueError or struct.error if it is damaged."""
     (count,) = _COUNT.unpack(body)
     if count >> 53:
-        raise ValueError(f"{count} lines")
+        raise ValueError(f"{count} lines are too many")
     return int(count)
 
 
 def pack_accounts(
     group: SavedGroup, runs: Mapping[str, int], packing: AccountPacker, stored: Callable[[int, bytes], bytes | None]
 ) -> dict[tuple[int, bytes], bytes]:
-    """The bodies of a group's accounts, by number of the run and key; those of other servers merged with what is
-    `stored` of them.
+    """Return the packed bodies of a group's accounts, by number of the run and key. Accounts from other servers are
+    merged with their `stored` bodies.
     """
     bodies = {(runs[name], account.client): packing.pack(account) for name, account in group.accounts}
     for name, packed in group.inherited:
@@ -236,7 +233,7 @@ def pack_accounts(
 
 
 def line_row(run: int, entry: LogEntry) -> LineRow:
-    """The row of a log line of this run, with its checksum."""
+    """Return the row of a log line, with its checksum."""
     line = entry.line
     number, text = run << INDEX_BITS | entry.index, escape(line.text)
     facts = number, entry.client, line.number, entry.received, line.label, line.time, text
@@ -244,28 +241,28 @@ def line_row(run: int, entry: LogEntry) -> LineRow:
 
 
 def _line_sum(row: tuple[Any, ...]) -> int:
-    number, client, count, received, label, said, text = row[:7]
-    return _bytes.checksum(struct.pack(">qqdqd", number, count, received, label, said) + client + text.encode()) >> 1
+    number, client, count, received, label, written, text = row[:7]
+    return _bytes.checksum(struct.pack(">qqdqd", number, count, received, label, written) + client + text.encode()) >> 1
 
 
 def entry_of(row: tuple[Any, ...], path: Path) -> LogEntry:
-    """The log line of a row. Raises StateCorrupt: its checksum is wrong; TypeError: a value has another type."""
-    number, client, count, received, label, said, text, check = row
+    """Return the log line of a row. Raises StateCorrupt if its checksum is wrong, TypeError if a value's type is."""
+    number, client, count, received, label, written, text, check = row
     index = number & (1 << INDEX_BITS) - 1
     if _line_sum(row) != check:
         raise corrupt(path, f"log line {index} has a wrong checksum")
-    return LogEntry(index, client, received, Line(count, said, label, text))
+    return LogEntry(index, client, received, Line(count, written, label, text))
 
 
 def checked_fact(row: FactRow, path: Path) -> FactRow:
-    """The row as it is. Raises StateCorrupt: its checksum is wrong."""
+    """Return the row unchanged. Raises StateCorrupt if its checksum is wrong."""
     if add_up(*row[:3]) != row[3]:
         raise corrupt(path, f"a row of kind {row[0]} has a wrong checksum")
     return row
 
 
 def checked_parts(rows: Iterable[PartRow], path: Path, table: str) -> Iterator[PartRow]:
-    """The rows of `accounts` or `table_rows` as they are. Raises StateCorrupt: a checksum is wrong."""
+    """Yield the rows of `accounts` or `table_rows` unchanged. Raises StateCorrupt if a checksum is wrong."""
     for part, key, body, check in rows:
         if part_sum(part, key, body) != check:
             raise corrupt(path, f"a row of {table} has a wrong checksum")

@@ -1,9 +1,8 @@
-"""The file of a snapshot: what a server holds, record after record, so that neither end ever has more than one of them
-in memory.
+"""Snapshot file: the contents of a server's tables, record by record, so that writer and reader hold one in memory.
 
-A `checked_file`, whose tags are kind and table. ABOUT is first, then come TABLE, CLIENT, CACHE, ..., and END says how
-many of what there are. Bodies are msgpack. A cache, an episode, a prompt and accounts have their payload in a record
-behind them: if only that is damaged, the next one is still found.
+The file is a `record_file` whose tags are kind and table. ABOUT comes first, then TABLE, CLIENT, CACHE, ..., and END
+with the counts of each table. Bodies are msgpack. A cache, an episode, a prompt and accounts have their payload in a
+second record: if only the payload is damaged, the next record is still found.
 """
 
 from __future__ import annotations
@@ -35,41 +34,41 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class TableAbout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One table of the server that was saved."""
+    """Description of one saved table."""
 
     name: str
     storage: str
     schema: str
-    """As JSON."""
+    """Schema of the table in JSON."""
     parameters: dict[str, Any]
     parameters_version: Count = 0
     making: dict[str, Any] = {}
-    """Settings beside the parameters that what it holds was made with."""
+    """Settings, other than parameters, that the table's contents were made with."""
 
     def read_schema(self) -> Schema:
-        """Its columns. Raises SchemaError."""
+        """Return the table's schema. Raises SchemaError."""
         kind = registry.find(self.storage)
         return (Schema if kind is None else kind.schema_class()).from_json(self.schema)
 
 
 class SnapshotHeader(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """Whose memory it is, and of when."""
+    """Header of a snapshot: server, run, time, models and tables."""
 
     kind: ClassVar = RecordKind.ABOUT
     server: str
     run: str
     finished: bool = False
     taken: Weight = 0.0
-    """Seconds since 1970."""
+    """Time of the snapshot, in seconds since 1970."""
     software: str = ""
     models: dict[Topic, Count] = {}
     """Newest version of each topic."""
     tables: list[TableAbout]
-    """A record's table is a place in this list."""
+    """Saved tables; a record names its table by the index in this list."""
 
 
 class LimiterState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a limiter has counted."""
+    """Counts of a table's rate limiter."""
 
     surplus: Moment
     begun: bool
@@ -77,49 +76,49 @@ class LimiterState(msgspec.Struct, frozen=True, kw_only=True):
     drawn: Annotated[int, Meta(ge=-(2**62), le=2**62)]
     forgiven: Moment
     told: tuple[Moment, Word, int, Word, Moment, Moment, Moment] | None
-    """`limiter.ClusterSurplus`, as a reader of several servers told it."""
+    """`limiter.ClusterSurplus` that a reader of several servers reported; None if none has."""
     clients: list[tuple[Identity, Word, int, Word]]
-    """Each client's entries, the message that said so, and how far it was told that it may go."""
+    """Id of each client, its entries, the number of the message that reported them, and its grant."""
 
 
 class TableRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """What draws of a table go on from beside what it holds. Before its other records; of episodes the payload says
-    where entries lie (see `pool.episode_records`).
+    """State of a table that its draws go on from, before the table's other records. For episodes the payload is the
+    layout of the entries (see `pool.episode_records`).
     """
 
     kind: ClassVar = RecordKind.TABLE
     has_payload: ClassVar = True
     batches: Count = 0
-    """That were drawn on this course of beta."""
+    """Number of batches drawn on the present course of beta."""
     course: tuple[Weight, Weight | None, Count] | None = None
-    """How beta goes: its beginning, its end, and after how many batches."""
+    """Course of beta: first value, last value, and the number of batches between them."""
     newest_model: Number = 0
     random: Annotated[bytes, Meta(max_length=4096)] = b""
-    """The generator."""
+    """State of the random generator."""
     drawn: Word = 0
     elsewhere: Word = 0
-    """Samples that readers drew from other servers."""
+    """Number of samples that readers drew from other servers."""
     until_publish: Count = 0
-    """Entries of rollouts that were taken, and whose room is given back with the next model."""
+    """Number of taken entries of rollouts whose room is freed by the next model."""
     limiter: LimiterState | None = None
     own: bytes = b""
-    """What only its kind's pool says, in msgpack."""
+    """State that only pools of this kind have, in msgpack."""
     max_priority: Weight = 0.0
-    """The largest so far."""
+    """Largest priority of an entry so far."""
     memory: str = ""
     """Numbers of a memory's state, in JSON."""
     arrays: dict[str, Count] = {}
-    """Bytes of each array of that state, in the order of the payload."""
+    """Bytes of each array of a memory's state, in the order of the payload."""
 
 
 class TableEndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """Behind a table's other records, if its entries were as its `TableRecord` says until then."""
+    """Mark after a table's other records, if the layout of its `TableRecord` held until then."""
 
     kind: ClassVar = RecordKind.TABLE_END
 
 
 class AccountsRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """What its clients had done in a run; the payload is rows of `rows.ACCOUNT`."""
+    """Accounts of clients in a run; the payload is rows of `rows.ACCOUNT`."""
 
     kind: ClassVar = RecordKind.ACCOUNTS
     has_payload: ClassVar = True
@@ -128,49 +127,51 @@ class AccountsRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a file has of one table."""
+    """Counts of one table's contents in a file."""
 
     clients: int = 0
     caches: int = 0
     samples: int = 0
     unused: int = 0
-    """Samples never drawn."""
+    """Number of samples that were never drawn."""
     episodes: int = 0
     entries: int = 0
     rows: int = 0
-    """Of other kinds: prompts, or rows by key."""
+    """Number of rows of other kinds of tables: prompts, or rows by key."""
     bytes: int = 0
-    """Of caches, episodes or rows."""
+    """Bytes of caches, episodes or rows."""
     is_still: bool = False
-    """Whether no entry of an episode moved while the table was saved, so that the layout in the file holds."""
+    """True if no entry of an episode moved while the table was saved, so that the layout in the file holds."""
 
 
 _COUNTED: Final = Counts.__struct_fields__[:-1]
 
 
 class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """What the file has; the last record. Its size follows from the number of tables: it is found from the end."""
+    """Last record: counts of the file's contents. Its size depends only on the number of tables, so that a reader finds
+    it from the end of the file.
+    """
 
     kind: ClassVar = RecordKind.END
     tables: list[Counts]
     accounts: int = 0
-    """Rows of accounts."""
+    """Number of `AccountsRecord` in the file."""
     complete: bool = True
-    """Whether all that was held is in it: a server that has to end may not have had the time."""
+    """True if the file has all that the server held; a server that ends may lack the time to save everything."""
 
     def pack(self) -> bytes:
-        """All of it, in 64 bits each."""
+        """Return the record's body: all counts, in 64 bits each."""
         numbers = [number for counts in self.tables for number in msgspec.structs.astuple(counts)]
         return struct.pack(f"<{len(numbers) + 2}Q", *numbers, self.accounts, self.complete)
 
     @staticmethod
     def size(tables: int) -> int:
-        """Bytes of `pack` for so many tables."""
+        """Return the bytes of `pack` for a number of tables."""
         return 8 * (len(Counts.__struct_fields__) * tables + 2)
 
     @classmethod
     def unpack(cls, body: bytes) -> EndRecord:
-        """Raises ValueError, struct.error."""
+        """Return the record of a body. Raises ValueError or struct.error if it is malformed."""
         width = len(Counts.__struct_fields__)
         *numbers, accounts, complete = struct.unpack(f"<{len(body) // 8}Q", body)
         rows = [numbers[place : place + width] for place in range(0, len(numbers), width)]
@@ -189,7 +190,7 @@ _DECODE: Final[dict[int, Callable[[bytes], RecordBody]]] = {
 
 @lru_cache(256)
 def _decoders(storage: str) -> Mapping[int, Callable[[bytes], RecordBody]]:
-    """What reads records of a table of this kind."""
+    """Return the decoders of records of a table with this storage, by kind of record."""
     kind = registry.find(storage)
     return _DECODE | {
         body.kind: msgspec.msgpack.Decoder(body).decode for body in (kind.record_bodies() if kind else ())
@@ -197,12 +198,12 @@ def _decoders(storage: str) -> Mapping[int, Callable[[bytes], RecordBody]]:
 
 
 class Record(NamedTuple):
-    """A record as it is written, or as it was read."""
+    """Record of a snapshot: body, index of the table, and payload."""
 
     body: RecordBody
     table: int = 0
     payload: Buffer | None = b""
-    """None: it is damaged."""
+    """Payload of the record; None if it is damaged."""
 
 
 def write(
@@ -213,15 +214,16 @@ def write(
     at: Fault = no_fault,
     is_complete: Callable[[], bool] = lambda: True,
 ) -> EndRecord:
-    """Save records under this path; returns what was saved. The former file stays until the new one is whole and on
+    """Write a snapshot file; returns the counts of its contents. A former file stays until the new one is whole and on
     disk.
 
     Args:
+        about: Header of the file.
         at: Called before each step, so that a test may end the process there: see `replacing`.
-        is_complete: Asked at the end whether the records were all that there was.
+        is_complete: Called at the end; returns True if the records were all that the server held.
 
     Raises:
-        OSError: it cannot be written; and what `records` raises. The former file is as it was.
+        OSError, and errors of `records`: the former file is unchanged.
     """
     tally = _RecordCounts(len(about.tables))
 
@@ -240,7 +242,7 @@ def write(
 
 
 class _RecordCounts:
-    """What was written, or read, so far."""
+    """Counts of the records that were written, or read, so far."""
 
     def __init__(self, tables: int) -> None:
         self._tables: list[dict[str, int]] = [dict.fromkeys(_COUNTED, 0) for _ in range(tables)]
@@ -265,10 +267,10 @@ class _RecordCounts:
 
 
 class SnapshotFile:
-    """A saved file while it is read; several may read it, each with one of these.
+    """Reader of a snapshot file. Several readers may open the same file.
 
     Raises:
-        DataError: it cannot be read, is no snapshot, of another form, or its beginning is damaged.
+        DataError: the file cannot be read, is not a snapshot, of another form, or its beginning is damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -279,11 +281,11 @@ class SnapshotFile:
             first = next(self._file.scan(keep=True), None)
             about = None if first is None else _decoded(first)
             if not isinstance(about, SnapshotHeader):
-                raise DataError(str(path), f"does not say what it holds: {about or 'it is cut off'}")
+                raise DataError(str(path), f"has no valid header: it {about or 'is cut off'}")
             self.about = about
             last = self._file.last(EndRecord.size(len(about.tables)))
             self.end = None if last is None else EndRecord.unpack(last)
-            """What it says that it has; None where that is damaged or cut off."""
+            """Counts of the file's contents; None if the last record is damaged or cut off."""
         except BaseException:
             self._file.close()
             raise
@@ -295,13 +297,13 @@ class SnapshotFile:
         self._file.close()
 
     def is_empty(self, table: int) -> bool:
-        """Whether the file says that it has nothing of what this table held."""
+        """Return True if the file has no caches, episodes or rows of the table with this index."""
         counts = None if self.end is None else self.end.tables[table]
         return counts is not None and not (counts.caches or counts.episodes or counts.rows)
 
     def records(self, damage: FileDamage | None = None) -> Iterator[Record]:
-        """All records but the first and the last; those with a damaged payload have None there. What is missing is in
-        `damage` when the iterator has ended.
+        """Yield all records but the first and the last; a damaged payload is None. `damage` describes what is missing
+        after the iterator has ended.
         """
         damage = FileDamage() if damage is None else damage
         tally, problems = _RecordCounts(len(self.about.tables)), list[DataError]()
@@ -315,10 +317,10 @@ class SnapshotFile:
             if isinstance(body, EndRecord) and not is_ended:
                 tally.is_complete, is_ended = body.complete, True
                 if body != tally.end():
-                    damage.why = "does not have what it says"
+                    damage.why = "has other contents than its end counts"
                 continue
             if isinstance(body, str) or is_ended or table >= len(self.about.tables):
-                damage.why = body if isinstance(body, str) else "is mixed up"
+                damage.why = body if isinstance(body, str) else "has a record of another table"
                 break
             payload: bytes | None = b""
             if body.has_payload:
@@ -326,7 +328,7 @@ class SnapshotFile:
                 if second is None:
                     break
                 if second.tag != _PAYLOAD + _KINDS * table:
-                    damage.why = "is mixed up"
+                    damage.why = "has a record without its payload"
                     break
                 payload = None if isinstance(second, DamagedRecord) else second.payload
             record = Record(body, table, payload)
@@ -341,7 +343,7 @@ class SnapshotFile:
             damage.unread = _difference(self.end, tally.end())
 
     def verify(self) -> FileDamage:
-        """Read it all and compare every checksum."""
+        """Read the whole file, compare every checksum, and return the damage."""
         damage = FileDamage()
         for _ in self.records(damage):
             pass
@@ -349,15 +351,15 @@ class SnapshotFile:
 
 
 class FileDamage:
-    """What of a file could not be read."""
+    """Damage of a snapshot file: damaged records, and a part that could not be read. False if there is none."""
 
     def __init__(self) -> None:
         self.records = 0
-        """Records whose place is known and whose content is damaged."""
+        """Number of records with a damaged payload."""
         self.why = ""
-        """Why the rest could not be read; empty where it could."""
+        """Reason why the rest of the file could not be read; "" if it could."""
         self.unread: int | None = 0
-        """Caches and episodes in that rest; None where the end of the file is gone, too."""
+        """Number of caches and episodes in that rest; None if the end of the file is missing, too."""
 
     def __bool__(self) -> bool:
         return bool(self.records or self.why)
@@ -365,13 +367,13 @@ class FileDamage:
     def __str__(self) -> str:
         words = [f"{self.records} damaged records"] if self.records else []
         if self.why:
-            rest = "nobody knows how many" if self.unread is None else str(self.unread)
+            rest = "an unknown number of" if self.unread is None else str(self.unread)
             words.append(f"{rest} caches and episodes that cannot be read, because it {self.why}")
         return " and ".join(words) or "no damage"
 
 
 def _decoded(record: checked_file.Record, storage: str = "") -> RecordBody | str:
-    """The body of a record, of a table of this kind; or why there is none."""
+    """Return the body of a record of a table with this storage; or a phrase that says why it cannot be decoded."""
     kind = record.tag % _KINDS
     if isinstance(record, DamagedRecord):
         return f"has a damaged record of kind {kind}"
@@ -381,10 +383,10 @@ def _decoded(record: checked_file.Record, storage: str = "") -> RecordBody | str
         return f"has a record that cannot be read: {error}"
 
 
-def _difference(said: EndRecord | None, found: EndRecord) -> int | None:
-    """Caches and episodes that should be there and were not found."""
-    if said is None:
+def _difference(expected: EndRecord | None, actual: EndRecord) -> int | None:
+    """Return the number of caches and episodes that are missing; None if the expected number is unknown."""
+    if expected is None:
         return None
-    return sum(each.caches + each.episodes for each in said.tables) - sum(
-        each.caches + each.episodes for each in found.tables
+    return sum(each.caches + each.episodes for each in expected.tables) - sum(
+        each.caches + each.episodes for each in actual.tables
     )

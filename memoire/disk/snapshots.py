@@ -1,16 +1,11 @@
-"""Snapshots on their way back: into the same server, another one, or several that share them out.
-
-    pool.put_record   those whose client (or episode) belongs to this server's part of the whole
-
-What belongs to which part follows from the client's id (an episode's from the memory and number it had), so that
-servers that restore the same files share them out without a word between them, each client whole.
-
-A server's memory as records of a file, and what such a file says of itself.
+"""Snapshots of a server's tables: records to save, descriptions of files, and restoration into one or more servers.
 
     pool.records()  client 7, its caches, client 9, its caches ...          episode, episode, ...
     file            about, accounts, client 7, cache, cache, client 9, cache ..., end
 
-`restore` puts the records back.
+`restore` puts records back, into the same server or others. Several servers that restore the same files divide the
+records by client id (episodes by the memory and number that they had). So they need not communicate, and each client
+stays whole.
 """
 
 from __future__ import annotations
@@ -68,8 +63,8 @@ def about(
     taken: float = 0.0,
     models: dict[str, int] | None = None,
 ) -> SnapshotHeader:
-    """The first record of a file: whose tables these are, and under which parameters."""
-    told = [
+    """Return the header of a snapshot of these tables."""
+    saved = [
         TableAbout(
             name=table.name,
             storage=table.storage,
@@ -80,7 +75,7 @@ def about(
         )
         for table in tables
     ]
-    return SnapshotHeader(server=server, run=run, finished=finished, taken=taken, models=models or {}, tables=told)
+    return SnapshotHeader(server=server, run=run, finished=finished, taken=taken, models=models or {}, tables=saved)
 
 
 def records(
@@ -90,7 +85,7 @@ def records(
     accounts: Iterable[Rows],
     go_on: Callable[[], bool] = lambda: True,
 ) -> Iterator[Record]:
-    """All that these tables hold, and what was counted for it, until `go_on` says no."""
+    """Yield records of all contents of these tables, and of clients' accounts, until `go_on` returns False."""
     for rows in accounts:
         if len(rows):
             yield Record(snapshot_file.AccountsRecord(run=run, finished=finished), 0, rows.tobytes())
@@ -98,10 +93,10 @@ def records(
         keeps = table.pool if isinstance(table.pool, KeepsLayout) else None
         facts, payload, changes = ({}, b"", 0) if keeps is None else keeps.saved_layout()
         yield Record(msgspec.convert(table.state() | facts, snapshot_file.TableRecord), place, payload)
-        for body, held in table.pool.records():
+        for body, content in table.pool.records():
             if not go_on():
                 return
-            yield Record(body, place, held)
+            yield Record(body, place, content)
         if keeps is not None and keeps.saved_layout() == (facts, payload, changes):
             yield Record(snapshot_file.TableEndRecord(), place)
 
@@ -114,40 +109,40 @@ class SavedHead(NamedTuple):
 
 
 def heads(paths: Sequence[str | Path]) -> dict[Path, SavedHead]:
-    """The beginning of each file. Raises ParameterError, DataError."""
+    """Return id and header of each file. Raises ParameterError for a bad list, DataError for an unreadable file."""
     try:
         listed = [] if isinstance(paths, (str, bytes, Path)) else list(map(Path, paths))
     except TypeError:
         listed = []
     if not listed:
         raise ParameterError("paths", paths, "a list of at least one file")
-    found = {}
+    heads = {}
     for path in listed:
         with SnapshotFile(path) as file:
-            found[path] = SavedHead(file.id, file.about)
-    return found
+            heads[path] = SavedHead(file.id, file.about)
+    return heads
 
 
 def facts(path: str | Path, *, check: bool = False) -> dict[str, Any]:
-    """What a file holds, in plain words and numbers; with `check` every checksum is compared.
+    """Return a description of a file's contents; with `check` every checksum is compared.
 
     Raises:
-        DataError: it cannot be read, or is no snapshot.
+        DataError: the file cannot be read, or is not a snapshot.
     """
     with SnapshotFile(path) as file:
-        told, end = file.about, file.end
+        header, end = file.about, file.end
         damage = file.verify() if check else None
-        counts = end.tables if end is not None else [None] * len(told.tables)
+        counts = end.tables if end is not None else [None] * len(header.tables)
         return {
             "path": str(path),
-            "server": told.server,
-            "run": told.run,
-            "taken": told.taken,
+            "server": header.server,
+            "run": header.run,
+            "taken": header.taken,
             "bytes": file.size,
-            "models": told.models,
+            "models": header.models,
             "complete": end is not None and end.complete,
             "damage": str(damage) if damage else ("" if check or end is not None else "its end is damaged or cut off"),
-            "tables": [_table_facts(path, table, count) for table, count in zip(told.tables, counts, strict=True)],
+            "tables": [_table_facts(path, table, count) for table, count in zip(header.tables, counts, strict=True)],
         }
 
 
@@ -156,7 +151,7 @@ def _table_facts(path: str | Path, table: TableAbout, counts: snapshot_file.Coun
     try:
         schema = json.loads(table.read_schema().to_json())
     except SchemaError as error:
-        raise DataError(str(path), f"holds table {table.name!r} of no schema: {error}") from error
+        raise DataError(str(path), f"holds table {table.name!r} with an invalid schema: {error}") from error
     return {
         "name": table.name,
         "storage": table.storage,
@@ -167,40 +162,40 @@ def _table_facts(path: str | Path, table: TableAbout, counts: snapshot_file.Coun
 
 
 MAX_REFUSALS: Final = 20
-"""Refusals that are named one by one."""
+"""Most refusals that are described one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreCounts:
-    """What became of the caches and episodes of some files: each is counted once."""
+    """Outcome of a restoration: each cache and episode of the files is counted once."""
 
     files: int = 0
     caches: int = 0
     samples: int = 0
-    """Of these caches."""
+    """Number of samples in the restored caches."""
     unused: int = 0
-    """Of these samples, those that were never drawn."""
+    """Number of restored samples that were never drawn."""
     episodes: int = 0
     entries: int = 0
-    """Of these episodes."""
+    """Number of entries in the restored episodes."""
     clients: int = 0
-    """Clients with a cache among them."""
+    """Number of clients with a restored cache."""
     rows: int = 0
-    """Of other kinds: prompts, or rows by key."""
+    """Number of restored rows of other kinds of tables: prompts, or rows by key."""
     known: int = 0
-    """Caches and episodes that were here already."""
+    """Number of caches and episodes that the server had already."""
     elsewhere: int = 0
-    """Those that belong to other parts."""
+    """Number of caches and episodes that belong to other parts."""
     refused: dict[str, int] = field(default_factory=dict)
-    """Those that fit this server no more, by code."""
+    """Number of caches and episodes that no longer fit this server, by code."""
     refusals: tuple[str, ...] = ()
-    """Which these are, and why, a sentence each: the first `MAX_REFUSALS`, and one for each table that is left out."""
+    """Refused records and reasons, a sentence each: the first `MAX_REFUSALS`, and one for each table left out."""
     damaged: int = 0
-    """Those that could not be read; more where the end of a file is gone, too."""
+    """Number of caches and episodes that could not be read; at least so many if the end of a file is missing, too."""
     overwritten: int = 0
-    """Caches and episodes that made room for others, of what was restored or was here before."""
+    """Number of caches and episodes, restored or held before, that were dropped to make room."""
     accounts: int = 0
-    """Clients whose totals came back."""
+    """Number of clients whose totals were restored."""
 
     def __str__(self) -> str:
         words = [f"{self.caches} caches with {self.unused} of {self.samples} samples left"] if self.caches else []
@@ -210,8 +205,8 @@ class RestoreCounts:
             words += [f"{getattr(self, name)} {name}"] if getattr(self, name) else []
         words += [f"{count} refused ({code})" for code, count in self.refused.items()]
         text = "; ".join(self.refusals)
-        more = "; and others" if text and len(self.refusals) < sum(self.refused.values()) else ""
-        return f"{', '.join(words)}{': ' if text else ''}{text}{more}"
+        suffix = "; and others" if text and len(self.refusals) < sum(self.refused.values()) else ""
+        return f"{', '.join(words)}{': ' if text else ''}{text}{suffix}"
 
 
 def restore(
@@ -230,48 +225,49 @@ def restore(
     inherit: Callable[[str, bool, Rows], Any] = lambda run, finished, rows: None,
     take_parameters: Callable[[str, Parameters], Any] = lambda table, parameters: None,
 ) -> RestoreCounts:
-    """Put what some files hold into these tables, by their names; one record at a time is in memory.
+    """Restore the contents of snapshot files into tables, by name; one record at a time is in memory.
 
     Args:
-        paths: Of files, each of one server of the cluster that was saved.
-        part: (rank, of): only what belongs to this one of so many servers that share the files out.
-        skip_damaged: Take what is whole; else a file with damage is refused before anything is taken.
-        now: Seconds since 1970: caches have grown older since their file was written.
-        stays: Whether clients stay until they are heard of; see `Pool.put_back`.
-        is_same: Whether these are the tables that were saved, in the next life of their server: their generators and
-            limiters go on, too. So do those of a table in which nothing ever was, if there is one file and one part.
-        keeps_generators: Whether tables draw by their own generators also then.
-        configure: Have tables take the files' parameters first, by `take_parameters`, called with name and parameters.
-        discard_mismatched: Leave out the tables of a file whose samples were made with other values than hold here, and
-            count what they hold as refused (code "parameters"); else such a file is refused.
-        inherit: Takes what clients had done in a run: its name, whether it was over, rows of `rows.ACCOUNT`.
+        paths: Paths of the files, each of one server of the saved cluster.
+        part: (rank, of): restore only the records of server `rank` among `of` servers that divide the files.
+        skip_damaged: Restore the readable records; else a damaged file is refused before anything is restored.
+        now: Present time in seconds since 1970, since caches have grown older after their file was written.
+        stays: True if clients stay until they are heard of; see `Pool.put_back`.
+        is_same: True if the tables are the saved ones, after a restart of their server: their generators and limiters
+            go on, too. That also holds for a table that never held anything, if there is one file and one part.
+        keeps_generators: True if tables keep their own random generators also in that case.
+        configure: Let tables take the files' parameters first, by `take_parameters`, called with name and parameters.
+        discard_mismatched: Leave out tables of a file whose samples were made with other settings than the present
+            ones, and count their contents as refused (code "parameters"); else such a file is refused.
+        inherit: Takes the accounts of clients in a run: its name, True if it is over, rows of `rows.ACCOUNT`.
 
     Raises:
-        DataError: a file cannot be read, is damaged, or no snapshot.
-        SnapshotMismatch: a file has a table that is not here, or of another schema, storage or settings that its
-            samples were made with.
-        ParameterError: a part that is none, or parameters that a table cannot take.
+        DataError: a file cannot be read, is damaged, or not a snapshot.
+        SnapshotMismatch: a file has a table that this server lacks, or one of another schema, storage or settings that
+            its samples were made with.
+        ParameterError: `part` is invalid, or a table cannot take the files' parameters.
         Closed: the server was closed meanwhile.
     """
     rank, of = _checked(part)
     with ExitStack() as opened:
         files = [opened.enter_context(SnapshotFile(path)) for path in paths]
         known = {table.name: table for table in tables}
-        for told in (table for file in files for table in file.about.tables if of > 1):
-            if (kind := registry.find(told.storage)) is not None and (why := kind.why_whole):
-                raise ParameterError("part", part, f"(0, 1): table {told.name!r} is not shared out, since {why}")
+        for saved in (table for file in files for table in file.about.tables if of > 1):
+            if (kind := registry.find(saved.storage)) is not None and (why := kind.why_whole):
+                raise ParameterError("part", part, f"(0, 1): table {saved.name!r} cannot be divided, since {why}")
         wanted = _newest_parameters(files) if configure else {}
         left_out: set[tuple[Path, str]] = set()
         for file in files:
-            for place, told in enumerate(file.about.tables):
+            for place, saved in enumerate(file.about.tables):
                 try:
-                    _match(file, told, known, wanted.get(told.name))
+                    _match(file, saved, known, wanted.get(saved.name))
                 except SnapshotMismatch:
                     if not (discard_mismatched or (is_same and file.is_empty(place))):
                         raise
-                    left_out.add((file.path, told.name))
+                    left_out.add((file.path, saved.name))
             if not skip_damaged and (damage := file.verify()):
-                raise DataError(str(file.path), f"has {damage}; skip_damaged=True (--skip-damaged) takes what is whole")
+                advice = "skip_damaged=True (--skip-damaged) restores the readable records"
+                raise DataError(str(file.path), f"has {damage}; {advice}")
         for name, parameters in wanted.items():
             known[name].check_parameters(parameters)
         restoring = _Restoring(files, known, left_out, rank, of, stays, is_same, keeps_generators, limits, now, inherit)
@@ -282,12 +278,12 @@ def restore(
 
 
 def _newest_parameters(files: Iterable[SnapshotFile]) -> dict[str, Parameters]:
-    """Parameters of the files' tables, by name; of several files those that were configured last."""
+    """Return the parameters of the files' tables, by name; from several files, those with the highest version."""
     newest: dict[str, tuple[int, Parameters]] = {}
     for file in files:
-        for told in file.about.tables:
-            if told.name not in newest or told.parameters_version > newest[told.name][0]:
-                newest[told.name] = told.parameters_version, _parameters_of(file.path, told)
+        for saved in file.about.tables:
+            if saved.name not in newest or saved.parameters_version > newest[saved.name][0]:
+                newest[saved.name] = saved.parameters_version, _parameters_of(file.path, saved)
     return {name: parameters for name, (_, parameters) in newest.items()}
 
 
@@ -299,27 +295,25 @@ def _checked(part: Any) -> tuple[int, int]:
 
 
 def _match(
-    file: SnapshotFile, told: TableAbout, tables: dict[str, OpenTable], parameters: Parameters | None = None
+    file: SnapshotFile, saved: TableAbout, tables: dict[str, OpenTable], parameters: Parameters | None = None
 ) -> None:
-    """Refuse a table of a file that does not fit these tables. `parameters` hold when it is restored; None: the
-    table's.
-    """
-    table = tables.get(told.name)
+    """Raise SnapshotMismatch if a file's table does not fit the server's, under `parameters` or else its own."""
+    table = tables.get(saved.name)
     if table is None:
         names = ", ".join(map(repr, tables))
-        problem = f"holds table {told.name!r}, and this server has {names}"
-        raise SnapshotMismatch(str(file.path), problem, f"Give this server a table {told.name!r}.")
-    if told.storage != table.storage:
-        problem = f"holds {told.storage} in table {told.name!r}, where this server keeps {table.storage}"
-        raise SnapshotMismatch(str(file.path), problem, f"Give the table storage={told.storage!r}.")
-    if (schema := told.read_schema()) != table.schema:
-        problem = f"holds {schema} in table {told.name!r}, where this server stores {table.schema}"
+        problem = f"holds table {saved.name!r}, but this server has {names}"
+        raise SnapshotMismatch(str(file.path), problem, f"Give this server a table {saved.name!r}.")
+    if saved.storage != table.storage:
+        problem = f"holds {saved.storage} in table {saved.name!r}, but this server stores {table.storage}"
+        raise SnapshotMismatch(str(file.path), problem, f"Give the table storage={saved.storage!r}.")
+    if (schema := saved.read_schema()) != table.schema:
+        problem = f"holds {schema} in table {saved.name!r}, but this server stores {table.schema}"
         raise SnapshotMismatch(str(file.path), problem, "Start the server with the schema of the file.")
-    theirs = _parameters_of(file.path, told)
-    if found := differing_settings(table, told, parameters or table.parameters, theirs):
-        made = ", ".join(f"{name}={theirs!r}" for name, (_, theirs) in found.items())
-        mine = ", ".join(f"{name}={mine!r}" for name, (mine, _) in found.items())
-        problem = f"holds samples of table {told.name!r} that were made with {made}, where this server has {mine}"
+    file_parameters = _parameters_of(file.path, saved)
+    if differences := differing_settings(table, saved, parameters or table.parameters, file_parameters):
+        settings = ", ".join(f"{name}={value!r}" for name, (_, value) in differences.items())
+        own = ", ".join(f"{name}={value!r}" for name, (value, _) in differences.items())
+        problem = f"holds samples of table {saved.name!r} that were made with {settings}, but this server has {own}"
         raise SnapshotMismatch(
             str(file.path),
             problem,
@@ -327,41 +321,41 @@ def _match(
         )
 
 
-def _parameters_of(path: Path, told: TableAbout) -> Parameters:
+def _parameters_of(path: Path, saved: TableAbout) -> Parameters:
     try:
-        return Parameters.from_wire(told.parameters)
+        return Parameters.from_wire(saved.parameters)
     except ParameterError as error:
-        problem = f"has settings of table {told.name!r} that this version of memoire cannot take: {error}"
+        problem = f"has settings of table {saved.name!r} that this version of memoire cannot take: {error}"
         raise SnapshotMismatch(str(path), problem, "Restore it with the version that wrote it.") from error
 
 
 def differing_settings(
-    table: OpenTable, told: TableAbout, parameters: Parameters, theirs: Parameters
+    table: OpenTable, saved: TableAbout, parameters: Parameters, file_parameters: Parameters
 ) -> dict[str, tuple[Any, Any]]:
-    """What a file's table was made with otherwise than this table would: name -> (value here, value in the file).
+    """Return the settings that a file's table was made with and that differ here: name -> (value here, in the file).
 
-    Caches hold finished samples, and groups of prompts finished scores. Entries of episodes and rollouts are as they
-    were recorded: what follows from them is computed here.
+    Caches hold finished samples, and groups of prompts finished scores. Entries of episodes and rollouts are raw: other
+    values are computed from them here.
     """
-    made = registry.named(table.storage).differing_parameters(table.schema, parameters, theirs)
-    mine = table.making
-    names = sorted(mine.keys() | told.making.keys())
-    values = {name: (mine.get(name), told.making.get(name)) for name in names}
-    return made | {name: pair for name, pair in values.items() if pair[0] != pair[1]}
+    differences = registry.named(table.storage).differing_parameters(table.schema, parameters, file_parameters)
+    making = table.making
+    names = sorted(making.keys() | saved.making.keys())
+    values = {name: (making.get(name), saved.making.get(name)) for name in names}
+    return differences | {name: pair for name, pair in values.items() if pair[0] != pair[1]}
 
 
 _OF_PRIORITIES: Final = ("discount", "mix_lambda", "reward_coeff")
-"""Parameters that priorities follow from which no learner has reported."""
+"""Parameters that the priorities of entries depend on which no learner has reported priorities for."""
 
 
 @dataclass
 class _Restoring:
-    """Files on their way into tables, once; see `restore`."""
+    """One restoration of files into tables; see `restore`."""
 
     _files: Sequence[SnapshotFile]
     _tables: dict[str, OpenTable]
     _left_out: set[tuple[Path, str]]
-    """Tables of files that do not fit these."""
+    """Tables of files, by path and name, that do not fit the server's."""
     _rank: int
     _of: int
     _stays: bool
@@ -370,93 +364,93 @@ class _Restoring:
     _limits: Limits
     _now: float
     _inherit: Callable[[str, bool, Rows], Any]
-    _taken: dict[str, Heir] = field(default_factory=dict)
-    """Memories that are ready to take the place of tables' own: entries lie in them as they did."""
-    _over: set[str] = field(default_factory=set)
-    """Tables of which such a memory has taken the place."""
+    _heirs: dict[str, Heir] = field(default_factory=dict)
+    """Memories with the saved layout, ready to replace tables' own, by table."""
+    _replaced: set[str] = field(default_factory=set)
+    """Names of tables whose memory was replaced by one of `_heirs`."""
     _limiters: dict[str, LimiterState] = field(default_factory=dict)
     _remade: set[str] = field(default_factory=set)
-    """Tables of episodes whose priorities are computed again, but for those that learners reported."""
+    """Names of tables of episodes whose priorities are computed again, except those that learners reported."""
     _done: Counter[str] = field(default_factory=Counter)
     _refused: Counter[str] = field(default_factory=Counter)
     _refusals: list[str] = field(default_factory=list)
     _clients: set[tuple[str, bytes]] = field(default_factory=set)
     _seen: set[int] = field(default_factory=set)
-    """Accounts' clients."""
+    """Hashes of the ids of clients whose accounts were restored."""
 
-    def _is_remade(self, told: TableAbout) -> bool:
-        table = self._tables[told.name]
-        found = differing(table.schema, table.parameters, Parameters.from_wire(told.parameters))
+    def _is_remade(self, saved: TableAbout) -> bool:
+        table = self._tables[saved.name]
+        differences = differing(table.schema, table.parameters, Parameters.from_wire(saved.parameters))
         has_priorities = isinstance(table.pool, TakesPriorities) and table.schema.value is not None
-        return has_priorities and not found.keys().isdisjoint(_OF_PRIORITIES)
+        return has_priorities and not differences.keys().isdisjoint(_OF_PRIORITIES)
 
     def _goes_on(self, table: OpenTable) -> bool:
-        """Whether a table is what was saved, in its next life."""
+        """Return True if a table continues the saved one, with its generator and limiter."""
         is_whole = len(self._files) == 1 and self._of == 1
         return self._is_same or (is_whole and table.pool.is_untouched)
 
     def read_layouts(self, wanted: dict[str, Parameters]) -> None:
-        """Make the memories of episodes that lie as they were saved; nothing of this server is changed. What cannot be
-        read whole comes episode by episode instead.
+        """Make memories with the saved layout of episodes; the server's tables do not change yet. Tables that cannot be
+        read whole are restored episode by episode instead.
 
         Args:
             wanted: Parameters that tables take before they are restored, by name.
 
         Raises:
-            DataError: a file says of its entries what cannot be.
+            DataError: the layout in a file is impossible.
         """
         if len(self._files) != 1 or self._of != 1:
             return
         (file,), damage = self._files, FileDamage()
-        found: dict[int, Heir | None] = {}
+        heirs: dict[int, Heir | None] = {}
         ends = [] if file.end is None else file.end.tables
-        for place, (told, end) in enumerate(zip(file.about.tables, ends, strict=False)):
-            table, is_out = self._tables[told.name], (file.path, told.name) in self._left_out
-            parameters = wanted.get(told.name, table.parameters)
-            is_equal = not is_out and Parameters.from_wire(told.parameters) == parameters
+        for place, (saved, end) in enumerate(zip(file.about.tables, ends, strict=False)):
+            table, is_out = self._tables[saved.name], (file.path, saved.name) in self._left_out
+            parameters = wanted.get(saved.name, table.parameters)
+            is_equal = not is_out and Parameters.from_wire(saved.parameters) == parameters
             if end.is_still and is_equal and self._goes_on(table):
-                found[place] = None
-        for record in file.records(damage) if found else ():
-            if record.table in found:
-                told = file.about.tables[record.table]
-                table = self._tables[told.name]
-                found[record.table] = self._lay(file, table, found[record.table], record, wanted.get(told.name))
-        self._taken = {
-            file.about.tables[place].name: taken
-            for place, taken in found.items()
-            if taken is not None and not damage and taken.finish()
+                heirs[place] = None
+        for record in file.records(damage) if heirs else ():
+            if record.table in heirs:
+                saved = file.about.tables[record.table]
+                table = self._tables[saved.name]
+                heirs[record.table] = self._lay(file, table, heirs[record.table], record, wanted.get(saved.name))
+        self._heirs = {
+            file.about.tables[place].name: heir
+            for place, heir in heirs.items()
+            if heir is not None and not damage and heir.finish()
         }
 
     def _lay(
-        self, file: SnapshotFile, table: OpenTable, taken: Heir | None, record: Record, wanted: Parameters | None
+        self, file: SnapshotFile, table: OpenTable, heir: Heir | None, record: Record, wanted: Parameters | None
     ) -> Heir | None:
-        """Put a record of a table into the memory that is made of it."""
+        """Add a record of a table to the memory that is made with its layout; returns that memory, if any."""
 
         def wrong(problem: str) -> DataError:
             return DataError(str(file.path), f"{problem} (table {table.name!r})")
 
         body, payload = record.body, record.payload
         if not isinstance(payload, bytes) or not isinstance(table.pool, KeepsLayout):
-            return taken
+            return heir
         if isinstance(body, TableRecord):
             generator, parameters = self._keeps_generators and not self._is_same, wanted or table.parameters
             return table.pool.heir(body, payload, parameters, keeps_generator=generator, wrong=wrong)
-        if taken is not None:
-            taken.put(body, payload)
-        return taken
+        if heir is not None:
+            heir.put(body, payload)
+        return heir
 
     def run(self) -> RestoreCounts:
         self._remade = {
-            told.name
+            saved.name
             for file in self._files
-            for told in file.about.tables
-            if (file.path, told.name) not in self._left_out and self._is_remade(told)
+            for saved in file.about.tables
+            if (file.path, saved.name) not in self._left_out and self._is_remade(saved)
         }
         streams = [self._of_file(file) for file in self._files]
-        # Episodes of several files in the order in which they were closed: that is how they leave again.
+        # Episodes of several files in the order in which they were closed, since they are evicted in that order.
         for _, table, client, record in heapq.merge(*streams, key=lambda item: item[0]):
             self._take(table, client, record)
-        for name, state in self._limiters.items():  # putting back has counted, too
+        for name, state in self._limiters.items():  # afterwards, since `put_record` counts in the limiter, too
             self._tables[name].limiter.go_on_from(msgspec.structs.asdict(state))
         return RestoreCounts(
             files=len(self._files), clients=len(self._clients), accounts=len(self._seen),
@@ -464,7 +458,7 @@ class _Restoring:
         )  # fmt: skip
 
     def _of_file(self, file: SnapshotFile) -> Iterator[tuple[tuple[int, float], OpenTable, RecordBody | None, Record]]:
-        """The file's records, each with its place among those of all files, its table, and the heading before it."""
+        """Yield the file's records, each with its sort key among all files, its table, and the heading before it."""
         heading, damage, since = None, FileDamage(), max(0.0, self._now - file.about.taken)
         places = {name: place for place, name in enumerate(self._tables)}
         for record in file.records(damage):
@@ -475,7 +469,7 @@ class _Restoring:
                 continue
             if (file.path, name) in self._left_out and not isinstance(body, AccountsRecord):
                 if not (isinstance(body, TableRecord) or body.is_heading):
-                    self._refuse("parameters", f"what {file.path} has of table {name!r} does not fit the table here")
+                    self._refuse("parameters", f"table {name!r} in {file.path} does not fit the table here")
                 continue
             record = record._replace(body=body.older(since))
             yield (places[name], body.time), self._tables[name], heading, record
@@ -487,8 +481,8 @@ class _Restoring:
             self._take_accounts(body, payload)
         elif isinstance(body, TableRecord):
             self._take_state(table, body)
-        elif table.name in self._over:
-            pass  # it came with its memory
+        elif table.name in self._replaced:
+            pass  # it was restored with the memory
         elif payload is None:
             self._done["damaged"] += 1
         elif (name := body.belongs_to(heading)) is not None and part_of(name, self._of) != self._rank:
@@ -515,15 +509,15 @@ class _Restoring:
 
     def _take_state(self, table: OpenTable, body: TableRecord) -> None:
         if self._is_same and isinstance(table.pool, SavesRows):
-            return  # state.db has it, as it was last
-        goes_on, taken = self._goes_on(table), self._taken.get(table.name)
+            return  # state.db has its newest state
+        goes_on, heir = self._goes_on(table), self._heirs.get(table.name)
         if goes_on and body.limiter is not None and (self._is_same or table.limiter.is_untouched):
             self._limiters[table.name] = body.limiter
-        if taken is None or taken.memory is None or not isinstance(table.pool, KeepsLayout):
+        if heir is None or heir.memory is None or not isinstance(table.pool, KeepsLayout):
             pass
-        elif table.pool.take_over(taken.memory, taken.names):
-            self._over.add(table.name)
-            self._done.update(episodes=len(taken.names), entries=taken.entries)
+        elif table.pool.take_over(heir.memory, heir.names):
+            self._replaced.add(table.name)
+            self._done.update(episodes=len(heir.names), entries=heir.entries)
         if self._keeps_generators and not self._is_same:
             body = msgspec.structs.replace(body, random=b"")
         table.pool.go_on_from(body, is_same=goes_on)
@@ -536,12 +530,12 @@ class _Restoring:
         except ValueError as error:
             self._refuse("value", f"the totals of run {body.run!r}: {error}")
             return
-        mine = [part_of(row["client"].tobytes(), self._of) == self._rank for row in rows]
-        if any(mine):
-            self._inherit(body.run, body.finished, rows[mine])
-            self._seen.update(hash(row["client"].tobytes()) for row in rows[mine])
+        is_own = [part_of(row["client"].tobytes(), self._of) == self._rank for row in rows]
+        if any(is_own):
+            self._inherit(body.run, body.finished, rows[is_own])
+            self._seen.update(hash(row["client"].tobytes()) for row in rows[is_own])
 
 
 def part_of(name: bytes, of: int) -> int:
-    """Which of `of` parts what is called so belongs to; the same everywhere and for ever."""
+    """Return the number of the part, among `of` parts, that a name belongs to; the same in all versions."""
     return _bytes.checksum(name) % of

@@ -1,6 +1,6 @@
-"""The state file as its one writer has it: checked when it is opened, and changed in transactions that are sealed.
+"""Writer of the state file: checks the file when it is opened, and changes it in transactions, each with a new seal.
 
-Not thread-safe: the store's writer thread owns it. Whoever reads beside it has a `DatabaseReader`.
+Not thread-safe: the store's writer thread owns it. Other threads read by a `DatabaseReader`.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ from .records import (
 )
 
 SHORT_BYTES: Final = 64
-"""Bytes of a row's body that is handed back when the row goes."""
+"""Most bytes of a row's body that `save` returns when the row is removed or replaced."""
 MAX_RECENT: Final = 8192
-"""Of `accounts`, and of `table_rows`."""
+"""Most recently written rows whose checksums are kept in memory, for each of `accounts` and `table_rows`."""
 MAX_TRIMMED_ROWS: Final = 5_000
-"""Old lines that leave with one transaction: more would hold up those who wait for theirs."""
+"""Most old lines that one transaction removes: more would delay other groups that wait to be saved."""
 _NO_CHANGES: Final[PartChanges] = MappingProxyType({})
 _Former: TypeAlias = tuple[int, bytes | None]
 _STATEMENTS: Final = {
@@ -76,23 +76,23 @@ _STATEMENTS: Final = {
     )
     for table in PARTS
 }
-"""Of such a table: what finds a row, puts a new one in, puts one in the place of another, and takes one out."""
+"""Statements of each table that find a row, insert a new one, replace one, and delete one."""
 
 
 class StateFile:
-    """An open state file, of which only this process knows the contents: the folder's lock says so.
+    """Open state file of this process, which holds the folder's lock.
 
     Args:
-        path: Of the file, which must be there: see `database.create`. Nothing is written before `go_live`.
-        witnessed: Transactions that it must have had; None where nobody knows any more.
+        path: Path of an existing file: see `database.create`. Nothing is written before `go_live`.
+        counted: Transactions that the file must contain, from the commit counter; None if the counter is damaged.
         at: Called at named points, so that a test may end the process there.
-        recent: Rows of `accounts`, and of `table_rows`, whose checksums are remembered: those that were written last.
+        recent: Most recently written rows, of `accounts` and of `table_rows`, whose checksums are kept in memory.
     """
 
     def __init__(
         self,
         path: Path,
-        witnessed: int | None,
+        counted: int | None,
         *,
         at: Callable[[str], None] = lambda point: None,
         recent: int = MAX_RECENT,
@@ -102,19 +102,19 @@ class StateFile:
         self.seal = RowsChecksum()
         self.contents = StateContents(path)
         self._sums: dict[tuple[int, bytes], int] = {}  # checksum of each fact
-        # Of rows that were written last, as they are in the database: checksum with the row's number, and a short body.
+        # Recently written rows as they are in the database: checksum with the row's number, and a short body.
         self._recent: dict[str, dict[tuple[int, bytes], _Former]] = {table: {} for table in PARTS}
         self._saved_words = 0
         self.was_backup = read_head(path)
         logs = [path.with_name(path.name + ending) for ending in ("-wal", "-shm")]
-        self._found = {beside: beside.read_bytes() if beside.exists() else None for beside in logs}
-        # Read-only at first: whoever closes a damaged file that is open for writing would empty its log for good. A
-        # log beside a backup belongs to another file: an immutable one has none.
+        self._logs = {log: log.read_bytes() if log.exists() else None for log in logs}
+        # Read-only at first: closing a damaged file that is open for writing would empty its log for good. A log
+        # beside a backup belongs to another file: "immutable" ignores the log.
         has_journal = path.with_name(path.name + "-journal").exists()
         self._connection = connect(path, "rw" if has_journal else "ro&immutable=1" if self.was_backup else "ro")
         try:
             self._load()
-            self._check_witness(witnessed)
+            self._check_counter(counted)
         except BaseException as error:
             self.close()
             if is_damage(error):
@@ -123,16 +123,16 @@ class StateFile:
 
     # ------------------------------------------------------------------------------------------------ opening
 
-    def _check_witness(self, witnessed: int | None) -> None:
+    def _check_counter(self, counted: int | None) -> None:
         if self.was_backup:
             return
-        if witnessed is None and not self.number(META, b"clean"):
+        if counted is None and not self.number(META, b"clean"):
             raise StateCorrupt(
                 str(self.path.with_name("committed")),
-                f"it says how many transactions {self.path.name} must have, and cannot be read",
-                f"Remove it to go on with what {self.path.name} has. Or: {RESTORE}.",
+                f"it has the number of transactions that {self.path.name} must contain, and cannot be read",
+                f"Remove it to go on with the present contents of {self.path.name}. Or: {RESTORE}.",
             )
-        missing = (witnessed or 0) - self.seal.generation
+        missing = (counted or 0) - self.seal.generation
         if missing > 0:
             raise corrupt(
                 self.path,
@@ -149,13 +149,13 @@ class StateFile:
             raise corrupt(self.path, "the description of its tables has changed")
         seal = self._load_facts()
         facts = len(self._sums), sum(self._sums.values()) & SUMS
-        # Of lines only what they add up to, with their ids: there may be a million. Each is checked when it is read.
+        # Of lines only the sum of checksums and ids, since there may be a million. Each is checked when it is read.
         lines, low, high = self._connection.execute(
             "SELECT count(*), coalesce(sum((sum & 4294967295) + (id & 4294967295)), 0), "
             "coalesce(sum((sum >> 32) + (id >> 32)), 0) FROM lines"
         ).fetchone()
         lines_sum = (high << 32) + low & SUMS
-        # A key of another type would be out of the order in which accounts are looked for.
+        # A key of another type would break the order that searches of accounts rely on.
         accounts, table_rows = (
             self._connection.execute(
                 f"SELECT count(*), coalesce(sum(sum + part), 0) FROM {table} "  # noqa: S608
@@ -169,12 +169,12 @@ class StateFile:
         self._saved_words = len(self.contents.words)
 
     def _load_facts(self) -> RowsChecksum | None:
-        """Check all facts and keep what is asked for often; returns the seal."""
+        """Check all facts, and load those that are kept in memory; returns the seal."""
         seal: RowsChecksum | None = None
         before = (-1, b"")
         for row in self._connection.execute("SELECT kind, key, body, sum FROM facts"):
             if before >= row[:2]:
-                raise corrupt(self.path, "rows are out of order")  # whoever looks for them would not find them
+                raise corrupt(self.path, "rows are out of order")  # a search by key would miss them
             before = row[:2]
             kind, key, body, check = checked_fact(row, self.path)
             if kind == SEAL:
@@ -185,13 +185,13 @@ class StateFile:
         return seal
 
     def go_live(self, generation: int) -> None:
-        """Write from now on through a write-ahead log, each transaction synced.
+        """Open the file for writing, with a write-ahead log, and each transaction synced.
 
-        A backup becomes the state itself: its transactions are counted on from `generation`, which is that of the file
-        whose place it takes.
+        A backup becomes the state itself: its transactions are counted on from `generation`, that of the file which it
+        replaces.
         """
         self._connection.close()
-        self._found.clear()
+        self._logs.clear()
         if self.was_backup:
             set_aside(self.path)
         self._connection = connect(self.path)
@@ -202,7 +202,7 @@ class StateFile:
         mode = self._connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
             raise StateUnusable(
-                str(self.path.parent), f"its file system allows SQLite no write-ahead log ({mode})", "Use a local disk."
+                str(self.path.parent), f"SQLite's write-ahead log does not work there ({mode})", "Use a local disk."
             )
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.execute("PRAGMA journal_size_limit = 67108864")
@@ -210,19 +210,19 @@ class StateFile:
     # ------------------------------------------------------------------------------------------------ reading
 
     def rows(self, kind: int, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Keys and bodies of a kind whose key begins so."""
+        """Yield keys and bodies of the facts of a kind whose keys begin with `prefix`."""
         return read_facts(self._connection, self.path, kind, prefix)
 
     def find(self, kind: int, key: bytes) -> bytes | None:
-        """One fact."""
-        return next((body for found, body in self.rows(kind, key) if found == key), None)
+        """Return the body of a fact; None if there is no such row."""
+        return next((body for other, body in self.rows(kind, key) if other == key), None)
 
     def number(self, kind: int, key: bytes) -> int:
-        """One fact that is a number; 0 where there is none."""
+        """Return the number in a fact's body; 0 if there is no such row."""
         return int.from_bytes(self.find(kind, key) or b"", "big")
 
     def lines_of(self, segment: LogSegment) -> Iterator[LogEntry]:
-        """The lines of a segment in their order."""
+        """Yield the lines of a segment, oldest first. Raises StateCorrupt if one is damaged."""
         query = f"SELECT {LINE_COLUMNS} FROM lines WHERE id BETWEEN ? AND ? ORDER BY id"  # noqa: S608
         try:
             for row in self._connection.execute(query, segment.ids):
@@ -233,14 +233,14 @@ class StateFile:
             raise
 
     def account(self, run: int, key: bytes) -> bytes | None:
-        """The body of an account, as its writer has it."""
+        """Return the packed body of an account; None if there is no such row."""
         rows = read_parts(self._connection, self.path, "accounts", run, key, 1, key + b"\0")
         return next((body for _, body in rows), None)
 
     def table_rows(
         self, kind: int, begin: bytes = b"", before: bytes = LAST, *, order: Literal["key", "body"] = "key"
     ) -> Iterator[Packed]:
-        """Keys and bodies of the rows of tables of a kind, checked: those from `begin` on, and below `before`."""
+        """Yield keys and bodies of the rows of a kind, checked, with keys from `begin` on and below `before`."""
         return read_parts(self._connection, self.path, "table_rows", kind, begin, -1, before, order)
 
     # ------------------------------------------------------------------------------------------------ writing
@@ -254,13 +254,13 @@ class StateFile:
         *,
         application: int = 0,
     ) -> list[bytes]:
-        """One transaction: facts, new lines (number of the run, entry), accounts (by number of the run and key) and
-        rows of tables (by kind and key).
+        """Save changes in one transaction: facts, new lines (number of the run, entry), accounts (by number of the run
+        and key) and rows of tables (by kind and key).
 
-        On disk when it returns. Raises `sqlite3.Error`, and nothing was saved.
+        They are on disk when this returns. Raises `sqlite3.Error` if nothing was saved.
 
         Returns:
-            The bodies of the rows of tables that have gone or were replaced, the short ones.
+            Short bodies (`SHORT_BYTES`) of the rows of tables that were removed or replaced.
         """
         words = self.contents.words
         if len(words) > self._saved_words:
@@ -268,11 +268,11 @@ class StateFile:
             facts = [*facts, *((WORD, number.to_bytes(4, "big"), text.encode()) for number, text in texts)]
         changed = last_of_each(facts) if facts else []
         rows = [(kind, key, body, add_up(kind, key, body)) for kind, key, body in changed if body is not None]
-        gone = [(kind, key) for kind, key, body in changed if body is None]
+        removed = [(kind, key) for kind, key, body in changed if body is None]
         former = [self._sums[kind, key] for kind, key, _ in changed if (kind, key) in self._sums]
         new = [line_row(run, entry) for run, entry in lines]
         seal, former_rows = self.seal, list[bytes]()
-        accounts_come, rows_come = list[PartRow](), list[PartRow]()
+        new_accounts, new_rows = list[PartRow](), list[PartRow]()
 
         def write() -> None:
             nonlocal seal
@@ -281,76 +281,76 @@ class StateFile:
             seal = seal.next(
                 (former, [row[-1] for row in rows]),
                 ((), [row[0] + row[-1] for row in new]),
-                self._write_parts("accounts", accounts, accounts_come),
-                self._write_parts("table_rows", table_rows, rows_come, former_rows),
+                self._write_parts("accounts", accounts, new_accounts),
+                self._write_parts("table_rows", table_rows, new_rows, former_rows),
             )
-            self._write_all(rows, gone, new, seal)
+            self._write_all(rows, removed, new, seal)
 
         self._transact(write)
-        self._apply(rows, gone)
-        self._remember("accounts", accounts, accounts_come)
-        self._remember("table_rows", table_rows, rows_come)
+        self._apply(rows, removed)
+        self._remember("accounts", accounts, new_accounts)
+        self._remember("table_rows", table_rows, new_rows)
         self.seal = seal
         self._saved_words = len(words)
         self._at("after commit")
         return former_rows
 
     def _write_parts(
-        self, table: str, changes: PartChanges, come: list[PartRow], short: list[bytes] | None = None
+        self, table: str, changes: PartChanges, added: list[PartRow], short: list[bytes] | None = None
     ) -> Change:
-        """Replace these rows, or take them out; returns the checksums that have gone, and those that have come, each
-        with the row's number. Puts the rows into `come`, and short bodies that have gone into `short`.
+        """Replace or delete rows; returns the checksums of removed and of added rows, each with the row's number.
+        Appends added rows to `added`, and short bodies of removed rows to `short`.
         """
         if not changes:
             return NONE
         select, insert, replace, delete = _STATEMENTS[table]
         connection, recent = self._connection, self._recent[table]
-        found, replaced, gone = list[_Former](), list[PartRow](), list[tuple[int, bytes]]()
+        former, replaced, deleted = list[_Former](), list[PartRow](), list[tuple[int, bytes]]()
         for name, body in changes.items():
             known = recent.get(name)
             if body is None:
-                gone.append(name)
+                deleted.append(name)
             else:
                 row = *name, body, part_sum(*name, body)
-                come.append(row)
+                added.append(row)
                 if known is None and connection.execute(insert, row).rowcount:
-                    continue  # it is new
+                    continue  # a new row, which replaces none
                 replaced.append(row)
             if known is not None or (known := connection.execute(select, name).fetchone()) is not None:
-                found.append(known)
+                former.append(known)
         if replaced:
             connection.executemany(replace, replaced)
-        if gone:
-            connection.executemany(delete, gone)
+        if deleted:
+            connection.executemany(delete, deleted)
         if short is not None:
-            short += [body for _, body in found if body is not None]
-        return [check for check, _ in found], [row[0] + row[-1] for row in come]
+            short += [body for _, body in former if body is not None]
+        return [check for check, _ in former], [row[0] + row[-1] for row in added]
 
-    def _remember(self, table: str, changes: PartChanges, come: Iterable[PartRow]) -> None:
-        """The database has these changes, with the rows that have come."""
+    def _remember(self, table: str, changes: PartChanges, added: Iterable[PartRow]) -> None:
+        """Keep checksums and short bodies of the added rows, after they are in the database."""
         if not changes:
             return
         recent = self._recent[table]
         for name in changes:
             recent.pop(name, None)
-        for part, key, body, check in come:
+        for part, key, body, check in added:
             recent[part, key] = part + check, body if len(body) <= SHORT_BYTES else None
         while len(recent) > self._max_recent:
             del recent[next(iter(recent))]
 
     def _write_all(
-        self, rows: Sequence[FactRow], gone: Sequence[tuple[int, bytes]], new: Sequence[LineRow], seal: RowsChecksum
+        self, rows: Sequence[FactRow], removed: Sequence[tuple[int, bytes]], new: Sequence[LineRow], seal: RowsChecksum
     ) -> None:
         write_facts(self._connection, rows)
-        if gone:
-            self._connection.executemany("DELETE FROM facts WHERE kind = ? AND key = ?", gone)
+        if removed:
+            self._connection.executemany("DELETE FROM facts WHERE kind = ? AND key = ?", removed)
         if new:
             self._connection.executemany("INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?, ?)", new)
         write_seal(self._connection, seal)
 
-    def _apply(self, rows: Iterable[FactRow], gone: Iterable[tuple[int, bytes]]) -> None:
-        """The database has these rows and has lost those."""
-        for kind, key in gone:
+    def _apply(self, rows: Iterable[FactRow], removed: Iterable[tuple[int, bytes]]) -> None:
+        """Update the contents in memory, after the database has the new rows, and no longer the removed ones."""
+        for kind, key in removed:
             self._sums.pop((kind, key), None)
             self.contents.remove(kind, key)
         for kind, key, body, check in rows:
@@ -372,44 +372,44 @@ class StateFile:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
             except sqlite3.Error:
-                pass  # the first error says more
+                pass  # the first error is the cause
             raise
 
     def trim(self, segment: LogSegment) -> bool:
-        """Take the oldest lines of a segment out, some of them at a time; True when it was the last of it.
+        """Delete the oldest lines of a segment, `MAX_TRIMMED_ROWS` at most; True if no line of it is left.
 
-        The segment's own row goes with its last lines.
+        The segment's own row is deleted with its last lines.
         """
-        found = self._connection.execute(
+        lines = self._connection.execute(
             "SELECT id, sum FROM lines WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (*segment.ids, MAX_TRIMMED_ROWS)
         ).fetchall()
-        is_over = len(found) < MAX_TRIMMED_ROWS
-        gone = [(SEGMENT, segment_key(segment))] if is_over else []
+        is_over = len(lines) < MAX_TRIMMED_ROWS
+        removed = [(SEGMENT, segment_key(segment))] if is_over else []
         seal = self.seal.next(
-            ([self._sums[which] for which in gone], ()), ([number + check for number, check in found], ())
+            ([self._sums[key] for key in removed], ()), ([number + check for number, check in lines], ())
         )
 
         def write() -> None:
-            if found:
-                self._connection.execute("DELETE FROM lines WHERE id BETWEEN ? AND ?", (found[0][0], found[-1][0]))
-            self._write_all((), gone, (), seal)
+            if lines:
+                self._connection.execute("DELETE FROM lines WHERE id BETWEEN ? AND ?", (lines[0][0], lines[-1][0]))
+            self._write_all((), removed, (), seal)
 
         self._transact(write)
         self.seal = seal
-        self._apply((), gone)
+        self._apply((), removed)
         self._at("after commit")
         return is_over
 
     def checkpoint(self) -> None:
-        """Bring everything into the file itself and empty the write-ahead log."""
+        """Write all changes into the file itself, and empty the write-ahead log."""
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
-        """Let go of the file. Before `go_live` its log and the log's index become what they were: SQLite makes an empty
-        log, and a new index, to read.
+        """Close the file. Before `go_live`, the write-ahead log and its index get their former contents back, since
+        SQLite makes an empty log and a new index for reading.
         """
         self._connection.close()
-        for path, content in self._found.items():
+        for path, content in self._logs.items():
             if content is None:
                 path.unlink(missing_ok=True)
             elif path.read_bytes() != content:

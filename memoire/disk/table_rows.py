@@ -1,15 +1,15 @@
-"""Rows of tables that save each change (`SavesRows`), in a state folder: small ones are in the database, and large ones
-are in files beside it.
+"""Saved rows of tables that save each change (`SavesRows`): small rows in the database, large ones in files beside it.
 
-    state.db, table table_rows      each small row, such as one of a prompt; and where each large one is
-    rows/0123456789abcdef.bodies    the large ones of a kind, such as answers, of one group that was saved
+    state.db, table table_rows      each small row, such as one of a prompt; and the place of each large one
+    rows/0123456789abcdef.bodies    the large rows of a kind, such as answers, of one saved group
 
-Large rows come and go: in the database each would be written twice, and copied by each backup. A file of its own for
-each would cost a sync, an inode and a block of the disk: of a million rows 4 GB. So those of a group that is saved
-share a file, and those of a small group are in the database, too: a file would cost more than it spares.
-A file's name is the checksum of what is in it; its first record has the keys of the rows. It is on disk before the
-database names it, and leaves when no row names it any more. Of a file that is less than half named, what is named is
-written again, with a group that is saved: so all files take at most twice what is named, and `SPARSE_BYTES`.
+Large rows come and go: in the database each would be written twice, and copied by each backup. One file for each row
+would cost a sync, an inode and a block of the disk: 4 GB for a million rows. So the large rows of a saved group share a
+file. Those of a small group are in the database, too, since a file would cost more than it saves.
+
+A file's name is the checksum of its contents; its first record has the keys of the rows. The file is on disk before the
+database names it, and is removed when no row names it any more. If rows name less than half of a file, they are written
+again with a later group. So all files take at most twice the bytes of the named rows, and `SPARSE_BYTES`.
 """
 
 from __future__ import annotations
@@ -44,60 +44,60 @@ KIND: Final = FileKind(b"memobody", 1, "a file of rows of tables")
 _FILED: Final = (*LARGE_ROWS, *LOSABLE_ROWS)
 """Kinds of rows whose bodies are in files."""
 INLINE_BYTES: Final = 64 * KiB
-"""Bytes of the large rows of a kind, of a group, that are stored in the database itself."""
+"""Most bytes of the large rows of one kind, in one group, that are stored in the database itself."""
 SPARSE_BYTES: Final = 4 * MiB
-"""Bytes of files that are less than half named; with more of them some are written again, at most so many at once."""
-_INLINE, _PLACED = b"\0", b"\1"  # the first byte of such a row: the body follows, or where it is
-_PLACE: Final = struct.Struct(">cQIQQ")  # _PLACED, the file's checksum; the record's place in it, checksum and bytes
-_RECORD_BYTES: Final = 64  # of a record beside its body, about
+"""Bytes of sparse files (less than half named) beyond which some are written again; also the most rewritten at once."""
+_INLINE, _PLACED = b"\0", b"\1"  # first byte of a large row in the database: its body follows, or its place
+_PLACE: Final = struct.Struct(">cQIQQ")  # _PLACED, the file's checksum; the record's index in it, checksum and bytes
+_RECORD_BYTES: Final = 64  # bytes of a record in addition to its body, approximately
 _NAME: Final = re.compile(r"[0-9a-f]{16}\.bodies")
 
 
 class PlannedRows(NamedTuple):
-    """Changes whose files are on disk."""
+    """Planned changes of rows, whose files are on disk already."""
 
     rows: dict[tuple[int, bytes], bytes | None]
-    """The rows that the database gets; None takes one out."""
+    """New bodies of the database's rows, by kind and key; None removes a row."""
     named: dict[int, int]
-    """How many bytes of each file they name."""
+    """Bytes of each file that the rows name, by the file's checksum."""
 
 
 class StoredRows:
-    """The rows of all tables of a state folder. Nothing is written before `tidy`; then one thread writes.
+    """Saved rows of all tables of a state folder. Nothing is written before `tidy`; then one thread writes.
 
     Args:
-        folder: Of the files; made when the first one is written.
+        folder: Folder of the files; made with the first file.
         file: The database.
         at: Called before each step of writing a file, so that a test may let it fail.
 
     Raises:
         StateCorrupt: a row of the database is damaged or missing; or one of `LARGE_ROWS` is, unless the database is a
-            backup that was put back.
+            restored backup.
     """
 
     def __init__(self, folder: Path, file: StateFile, at: Callable[[str], None]) -> None:
         self._folder, self._file, self._at = folder, file, at
-        self._named: Counter[int] = Counter()  # bytes that rows name of each file
+        self._named: Counter[int] = Counter()  # bytes of each file that rows name
         self._sizes = dict[int, int]()  # all bytes of each file
-        self._sparse = set[int]()  # files that are less than half named
-        self._is_saved = True  # whether what was written last is in the database
+        self._sparse = set[int]()  # files of which rows name less than half
+        self._is_saved = True  # the newest planned rows are in the database
         rows = 0
         for kind in (*SMALL_ROWS, *_FILED):
             for _, body in file.table_rows(kind):
                 rows += 1
                 self._named.update(_named_by(body))
         if rows != file.seal.table_rows:
-            raise corrupt(file.path, "rows of tables are out of order")  # whoever looks for them would not find them
+            raise corrupt(file.path, "rows of tables are out of order")  # a search by key would miss them
         if not file.was_backup:
             self._check_large()
 
     def _check_large(self) -> None:
         for path, bodies in itertools.chain.from_iterable(map(self._read, LARGE_ROWS)):
             if lost := sum(body is None for _, body in bodies):
-                raise corrupt(path, f"it is missing or damaged, and has {lost} rows that the tables cannot do without")
+                raise corrupt(path, f"it is missing or damaged, and has {lost} rows that the tables need")
 
     def tidy(self) -> None:
-        """Remove files that no row names: a transaction was not committed, or a backup was put back."""
+        """Remove files that no row names, left by a transaction that was not committed, or by a restored backup."""
         if self._folder.is_dir():
             remove_abandoned_in(self._folder, ".bodies")
             for path in self._folder.iterdir():
@@ -118,10 +118,10 @@ class StoredRows:
     # Reading
 
     def rows(self, owner: str) -> Iterator[SavedRow]:
-        """Kind, key and body of all that is saved of a table; None for one whose file is missing or damaged.
+        """Yield kind, key and body of all saved rows of a table; the body is None if its file is missing or damaged.
 
         Raises:
-            StateCorrupt: a row is damaged.
+            StateCorrupt: a row of the database is damaged.
         """
         prefix = _prefix(owner)
         for kind in (*SMALL_ROWS, *_FILED):
@@ -138,11 +138,11 @@ class StoredRows:
                     _log.warning("%s is missing or damaged: table %r has lost %d rows", path, owner, lost)
 
     def _read(self, kind: int, *prefix: bytes) -> Iterator[tuple[Path, list[tuple[bytes, bytes | None]]]]:
-        """Keys and bodies by file; None for one that is missing or damaged. One file is in memory at a time."""
-        found = self._file.table_rows(kind, *prefix, order="body")
-        places = ((*_PLACE.unpack(body), key) for key, body in found if body.startswith(_PLACED))
+        """Yield path, keys and bodies of each file; a damaged body is None. One file at a time is in memory."""
+        stored = self._file.table_rows(kind, *prefix, order="body")
+        places = ((*_PLACE.unpack(body), key) for key, body in stored if body.startswith(_PLACED))
         for name, rows in itertools.groupby(places, key=lambda each: each[1]):
-            records = enumerate(salvage(self._path(name), KIND, list[DataError]()), -1)  # keys are first
+            records = enumerate(salvage(self._path(name), KIND, list[DataError]()), -1)  # the first record has the keys
             place, record, bodies = -1, None, list[tuple[bytes, bytes | None]]()
             for _, _, wanted, check, _, key in rows:
                 while place < wanted and (following := next(records, None)) is not None:
@@ -155,14 +155,14 @@ class StoredRows:
     # Writing
 
     def write(self, changes: Mapping[str, Sequence[SavedRow]]) -> PlannedRows:
-        """Have large rows on disk when this returns, before the database names them.
+        """Write the large rows of a group to files; they are on disk when this returns.
 
         Returns:
-            What is to be handed to `replace` once its rows are in the database. If they do not come there, the files
-            stay until the next start: after an error of a sync nobody knows whether they are named.
+            The argument of `replace`, which is to be called after its rows are in the database. If they are not saved,
+            the files stay until the next start: after an error of a sync it is unknown if the database names them.
 
         Raises:
-            OSError: a file could not be written, and is not there.
+            OSError: a file could not be written; none is left.
         """
         new = dict[tuple[int, bytes], bytes | None]()
         for owner, each in changes.items():
@@ -170,7 +170,7 @@ class StoredRows:
             for kind, key, body in each:
                 new[kind, prefix + key] = body
         moved = self._rows_to_move() if self.is_sparse else {}
-        self._is_saved = False  # until `replace`: a write that is tried again needs no more room than it has to
+        self._is_saved = False  # until `replace`: a repeated write does not move rows, to need no more room
         try:
             return self._plan(moved | new if moved else new)
         except OSError:
@@ -179,7 +179,7 @@ class StoredRows:
             return self._plan(new)
 
     def _plan(self, rows: dict[tuple[int, bytes], bytes | None]) -> PlannedRows:
-        """Have the files of these rows on disk."""
+        """Write the files of these rows; returns the changes for the database."""
         planned = PlannedRows({}, {})
         filed_of: dict[int, dict[tuple[int, bytes], bytes]] = {kind: {} for kind in _FILED}
         for name, body in rows.items():
@@ -203,11 +203,11 @@ class StoredRows:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the next write makes files smaller, also one that changes nothing."""
+        """True if the next write rewrites sparse files, even a write without changes."""
         return bool(self._sparse) and self._is_saved and sum(map(self._sizes.__getitem__, self._sparse)) > SPARSE_BYTES
 
     def _rows_to_move(self) -> dict[tuple[int, bytes], bytes | None]:
-        """Rows that files which are less than half named have, with their bodies: of those with the fewest first."""
+        """Return the named rows of sparse files, with their bodies: those with the fewest named bytes first."""
         moved, size = dict[tuple[int, bytes], bytes | None](), 0
         for name in sorted(self._sparse, key=self._named.__getitem__):
             size += self._named[name]
@@ -222,7 +222,7 @@ class StoredRows:
         return moved
 
     def _rows_in(self, name: int) -> dict[tuple[int, bytes], bytes]:
-        """The rows that name a file, as far as the file is whole."""
+        """Return the rows that name a file, with their bodies, as far as the file is whole."""
         records = salvage(self._path(name), KIND, list[DataError]())
         first = next(records, None)
         if first is None or isinstance(first, DamagedRecord):
@@ -237,7 +237,7 @@ class StoredRows:
         return rows
 
     def _write_file(self, path: Path, kind: int, payloads: Iterable[bytes]) -> int:
-        """Write a file of these records; returns its bytes."""
+        """Write a file of these records; returns its size in bytes."""
         if not self._folder.exists():
             make_folder(self._folder)
             sync(self._folder.parent)
@@ -246,8 +246,10 @@ class StoredRows:
         return path.stat().st_size
 
     def replace(self, planned: PlannedRows, former: Iterable[bytes]) -> None:
-        """The database has these changes, in the place of rows with the bodies `former`: files that no row names any
-        more go.
+        """Remove files that no row names any more, after the database has the planned changes.
+
+        Args:
+            former: Bodies of the rows that were replaced or removed.
         """
         self._is_saved = True
         if planned.named:
@@ -255,22 +257,22 @@ class StoredRows:
         placed = [body for body in former if body.startswith(_PLACED)]
         if not placed:
             return
-        gone = Counter[int]()
+        freed = Counter[int]()
         for body in placed:
-            gone.update(_named_by(body))
-        self._named.subtract(gone)
-        for name in gone:
+            freed.update(_named_by(body))
+        self._named.subtract(freed)
+        for name in freed:
             if self._named[name] <= 0:
                 del self._named[name]
                 self._sizes.pop(name, None)
                 self._sparse.discard(name)
                 self._path(name).unlink(missing_ok=True)
-        self._note_sparse(gone)
+        self._note_sparse(freed)
 
 
 def _named_by(body: bytes) -> dict[int, int]:
-    """The file that a row names, and how many bytes of it. Other rows begin with another byte: msgpack of an array or a
-    map, or `_INLINE`.
+    """Return the file that a row names, with the bytes of its record; {} if the row names none. Other rows begin with
+    another byte: msgpack of an array or a map, or `_INLINE`.
     """
     if not body.startswith(_PLACED):
         return {}
@@ -279,5 +281,5 @@ def _named_by(body: bytes) -> dict[int, int]:
 
 
 def _prefix(owner: str) -> tuple[bytes, bytes]:
-    """What the keys of a table begin with, and what is above all of them."""
+    """Return the prefix of a table's keys, and an upper bound of the keys."""
     return owner.encode() + b"\0", owner.encode() + b"\1"

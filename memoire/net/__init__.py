@@ -1,1 +1,1 @@
-"""Threads, sockets, connections, and names."""
+"""Network layer: worker threads, ZeroMQ sockets, connections, name look-ups and access control."""

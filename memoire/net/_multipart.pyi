@@ -1,4 +1,4 @@
-"""How whole messages leave a ZeroMQ socket, and come out of one: frame by frame, by the socket's own methods."""
+"""Sending and receiving of whole messages over a ZeroMQ socket, frame by frame, by the socket's own methods."""
 
 from collections.abc import Sequence
 from typing import Any

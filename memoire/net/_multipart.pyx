@@ -1,4 +1,4 @@
-"""How whole messages leave a ZeroMQ socket, and come out of one: frame by frame, by the socket's own methods."""
+"""Sending and receiving of whole messages over a ZeroMQ socket, frame by frame, by the socket's own methods."""
 
 cdef enum:
     NOBLOCK = 1
@@ -6,10 +6,10 @@ cdef enum:
 
 
 def send(made, frames, Py_ssize_t copy_below):
-    """Send a whole message without waiting. Raises what the socket raises: ZMQError, and Again where there is no room.
+    """Send a whole message without waiting. Raises ZMQError of the socket; Again if the socket has no room.
 
     Args:
-        frames: Buffers. `bytes` of less than `copy_below` bytes are copied: quicker than a `zmq.Frame` for each.
+        frames: Buffers. `bytes` of less than `copy_below` bytes are copied, which is quicker than a `zmq.Frame` for each.
     """
     cdef Py_ssize_t last = len(frames) - 1, place = 0
     send_frame = made.send
@@ -20,10 +20,10 @@ def send(made, frames, Py_ssize_t copy_below):
 
 
 def receive(made, Py_ssize_t most, bint wait):
-    """The next whole message, a list of frames as they arrived, at most one more than `most`. Raises what the socket raises.
+    """Return the next whole message, a list of frames as they arrived, at most one more than `most`. Raises ZMQError.
 
     Args:
-        wait: For the first frame, as long as the socket's RCVTIMEO says.
+        wait: True waits for the first frame, as long as the socket's RCVTIMEO says.
     """
     receive_frame = made.recv
     frame = receive_frame(0 if wait else NOBLOCK, False)

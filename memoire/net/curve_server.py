@@ -1,18 +1,18 @@
-"""Who is let in at the addresses of a process, and whose message each one is.
+"""Access control of listening sockets: authentication of peers by CURVE keys, and the sender of each message.
 
-    peer ──CURVE──▶ ZeroMQ ──"may this key come in?"──▶ one thread for each context ──▶ Gate of the node it comes to
+    peer ──CURVE──▶ ZeroMQ ──"is this key allowed?"──▶ one thread for each context ──▶ Gate of the node that listens
                        │
-                       ▼ message, marked with the key ──▶ Gate.admit: still authorized? behind a proxy: whose is it?
+                       ▼ message, marked with the key ──▶ Gate.admit: still authorized? behind a proxy: for which peer?
 
-ZeroMQ asks by its authentication protocol (rfc.zeromq.org/spec/27), inside of the process. Without an answer nobody
-gets in. It marks each message with the connection and the key that it came by, on the first hop alone: so what a key
-may do is decided there, and a proxy says whose message it passes on (`roles.passport`).
+ZeroMQ asks by its authentication protocol (rfc.zeromq.org/spec/27), inside of the process. Without an answer no peer
+connects. ZeroMQ marks each message with its connection and key, on the first hop alone. So the rights of a key are
+checked at that hop, and a proxy names the peer whose message it forwards (`roles.passport`).
 
-    frames ──▶ Gate: by whose key? ──▶ parse: what? ──▶ may this key send that, for this client? ──▶ Message
-                   └──────────────────────┴────────────────┴── ProtocolError ──▶ counted, logged, answered
+    frames ──▶ Gate: which key? ──▶ parse: which message? ──▶ may this key send it, for this client? ──▶ Message
+                   └─────────────────────┴───────────────────────┴── ProtocolError ──▶ counted, logged, answered
 
-A server parses whole messages and binds client ids to keys (`Admission`). A proxy reads headers alone, and passes the
-rest on.
+A server parses whole messages and binds client ids to keys (`Admission`). A proxy parses only headers, and forwards
+messages.
 """
 
 from __future__ import annotations
@@ -47,74 +47,73 @@ from .thread import Worker
 _log = logging.getLogger(__name__)
 
 KEYS_INTERVAL: Final = 1.0
-"""Seconds between two looks at what keys there are."""
+"""Seconds between two checks of the keys folder for changes."""
 WARNING_INTERVAL: Final = 30.0
 """Seconds between two log lines about peers that are refused for the same reason."""
 LISTENING_ROLES: Final = frozenset({"proxy", "server", "inference"})
 """Roles of the keys that a node may listen with."""
 VOUCHING_ROLES: Final = frozenset({"proxy", "server"})
-"""Roles that may say for whom they pass a message on, and to which others may come."""
+"""Roles that may forward messages of other peers with a passport that names the sender."""
 REASONS: Final = {
-    "unknown": "a key that is not authorized here",
-    "revoked": "a key that is not authorized here any more",
-    "server_key": "dialled with another key than this process' own, and with no other one afterwards",
-    "plain": "no keys at all",
-    "protocol": "no ZeroMQ, or one that is too old for keys",
-    "silent": "said nothing for so long that its time to show a key was over",
-    "role": "a message that its role may not send",
-    "owner": "in the name of a client that belongs to another key",
-    "passport": "in the name of somebody else, without a proxy's key",
+    "unknown": "the peer's key is not authorized here",
+    "revoked": "the peer's key is no longer authorized here",
+    "server_key": "the peer expects another key of this process",
+    "plain": "the peer uses no keys",
+    "protocol": "the peer does not speak ZeroMQ, or a version that is too old for keys",
+    "silent": "the peer sent nothing until the handshake timed out",
+    "role": "the role of the peer's key may not connect there, or not send this message",
+    "owner": "the message is for a client id that belongs to another key",
+    "passport": "the message names another sender, without a proxy's key",
 }
-"""Why a peer was refused, by the word that counts it."""
+"""Reason of a refusal, for log lines, by the code that counts it."""
 SECOND_KEY: Final = 5.0
-"""Seconds in which a process that knows several keys of those it dials may try the next one."""
+"""Seconds in which a peer that knows several server keys may try the next one before it counts as refused."""
 
 
 class Gate:
-    """Who may come in at one node: made with it, closed with it. `admit` may be called from any of its threads.
+    """Access control of one node's sockets: made and closed with the node. `admit` may be called from any thread.
 
     Args:
-        context: Where its sockets are.
-        keys: Of this process; None lets everybody in.
-
+        context: Context of the node's sockets.
+        keys: Keys of this process; None lets every peer in.
     """
 
     def __init__(self, context: Context, keys: Keys | None) -> None:
         self.keys = keys
         self.refused: Counter[str] = Counter()
-        """Connections and messages that were refused, by one of `REASONS`."""
+        """Number of refused connections and messages, by the codes of `REASONS`."""
         self.hung_up = 0
-        """Connections that ended by themselves before they had shown a key."""
-        self._lock = threading.Lock()  # of what is counted and said, which any thread does
-        self._said: dict[str, float] = {}
-        self._open: list[str] = []  # addresses at which nobody is asked
-        self._guarded: set[Socket] = set()
+        """Number of connections that the peer ended before it had shown a key."""
+        self._lock = threading.Lock()  # guards the counts and times of log lines, which any thread changes
+        self._logged_at: dict[str, float] = {}  # time of the newest log line, by code
+        self._open: list[str] = []  # addresses without authentication
+        self._guarded: set[Socket] = set()  # sockets with authentication
         self._peers: Mapping[str, Peer] = {}  # by public key in hex, as ZeroMQ marks messages
-        self._former: set[str] = set()  # keys that were authorized once
-        self._changes = -1  # of the keys, that `_peers` has
+        self._former: set[str] = set()  # keys that were authorized earlier
+        self._changes = -1  # value of `keys.changes` that `_peers` reflects
         self.came: dict[int, str] = {}
-        """Whose key a connection has, by its descriptor, once it has sent a message."""
+        """Key of each connection that has sent a message, by the connection's descriptor."""
         self._ports: set[int] = set()
         self._local = OPEN
         self._context = context
-        self._authenticator: _Authenticator | None = None  # since something was bound
+        self._authenticator: _Authenticator | None = None  # set by the first `bind` with keys
         self.on_hang_up: Callable[[int], None] = lambda descriptor: None
-        """Told of each connection of a guarded address that has ended, in the thread of its socket."""
+        """Callback for each ended connection of a guarded address, with its descriptor; runs in the socket's thread."""
         self.domain = ""
-        """By which the authenticator knows this node."""
+        """Name under which the authenticator knows this node."""
         if keys is not None:
             self._learn(keys)
             if keys.own.role == "proxy":
-                self._local = Peer("actor", "local")  # a proxy's own key may do next to nothing
+                self._local = Peer("actor", "local")  # since a proxy's own key has almost no rights
 
-    def bind(self, made: Socket, endpoint: str, *, only: str = "") -> tuple[str, ConnectionWatcher | None]:
-        """Bind a socket. If the node has keys and the address is TCP, peers have to show theirs.
+    def bind(self, socket: Socket, endpoint: str, *, only: str = "") -> tuple[str, ConnectionWatcher | None]:
+        """Bind a socket. If the node has keys and the address is TCP, peers must show an authorized key.
 
         Args:
-            only: The only role that may connect there; "" allows all.
+            only: Role that a peer must have to connect; "" allows all roles.
 
         Returns:
-            The address with its port, and the watcher that the owner of the socket has to follow, if there is one.
+            The address with its port, and the connection watcher that the socket's poller has to follow, or None.
 
         Raises:
             EndpointError: the address is in use or malformed, or something else authenticates peers in this context.
@@ -123,85 +122,87 @@ class Gate:
                 socket is closed.
         """
         if self.keys is None or not str(endpoint).startswith("tcp://"):
-            self._open.append(sockets.bind(made, endpoint))
+            self._open.append(sockets.bind(socket, endpoint))
             return self._open[-1], None
-        own = self.keys.own
-        if own.role not in LISTENING_ROLES:
-            made.close(0)
-            advice = "Listen with a key that was made for a server, proxy or inference node."
-            raise KeyFileError(str(self.keys.folder), f"has the key of one who dials ({own.peer.principal})", advice)
-        assert own.secret is not None
+        key = self.keys.own
+        if key.role not in LISTENING_ROLES:
+            socket.close(0)
+            advice = "A node that listens needs the key of a server, proxy or inference node."
+            raise KeyFileError(str(self.keys.folder), f"has a key that cannot listen ({key.peer.principal})", advice)
+        assert key.secret is not None
         try:
             with _core.Held(self._lock):
                 if self._authenticator is None:
                     self._authenticator = _authenticator_of(self._context)
                     self.domain = self._authenticator.enter(self)
         except EndpointError:
-            made.close(0)
+            socket.close(0)
             raise
-        sockets.ask_for_keys(made, own.secret, f"{self.domain}:{only}")
-        bound = sockets.bind(made, endpoint)
-        self._guarded.add(made)
+        sockets.ask_for_keys(socket, key.secret, f"{self.domain}:{only}")
+        bound = sockets.bind(socket, endpoint)
+        self._guarded.add(socket)
         self._ports.add(int(bound.rpartition(":")[2]))
-        return bound, _GuardedAddress(self, made)
+        return bound, _GuardedAddress(self, socket)
 
-    def admit(self, made: Socket, frames: list[zmq.Frame], place: int) -> tuple[Peer, list[zmq.Frame]]:
-        """Who sent a message, and the message without its passport.
+    def admit(self, socket: Socket, frames: list[zmq.Frame], place: int) -> tuple[Peer, list[zmq.Frame]]:
+        """Return the sender of a message, and the message without its passport.
 
         Args:
-            frames: As received from `made`.
-            place: Where a passport stands, if there is one.
+            frames: The message as received from the socket.
+            place: Index of the passport's frame, if the message has one.
 
         Raises:
-            ProtocolError: (codes "revoked", "passport") it is not to be taken.
+            ProtocolError: the message must not be accepted (codes "revoked", "passport").
         """
-        peer, may_vouch = self._sender(made, frames[-1])
+        peer, may_vouch = self._sender(socket, frames[-1])
         if len(frames) > place and roles.is_passport(frames[place]):
             if not may_vouch:
-                raise ProtocolError("passport", f"the key {peer.name!r} may speak for nobody else")
+                raise ProtocolError("passport", f"the key {peer.name!r} may not send messages of other peers")
             return roles.read_passport(frames[place]), frames[:place] + frames[place + 1 :]
         return peer, frames
 
     def passport(self, peer: Peer) -> list[bytes]:
-        """The frame that goes in front of what this process passes on for `peer`: none where it has no such say."""
+        """Return the passport frame for a message that this process forwards for `peer`; [] if its role has none."""
         if self.keys is None or self.keys.own.role not in VOUCHING_ROLES:
             return []
         peer = peer if peer.role else self._local
         return [roles.passport(peer)] if peer.role else []
 
-    def _sender(self, made: Socket, frame: zmq.Frame) -> tuple[Peer, bool]:
-        if made not in self._guarded:
+    def _sender(self, socket: Socket, frame: zmq.Frame) -> tuple[Peer, bool]:
+        if socket not in self._guarded:
             return OPEN, True
         key, descriptor = sockets.origin(frame)
         self.came[descriptor] = key
         peer = self._peers.get(key)
         if peer is None:
             self._cut(descriptor)
-            raise ProtocolError("revoked", "its key is not authorized here any more")
+            raise ProtocolError("revoked", "its key is no longer authorized here")
         return peer, peer.role in VOUCHING_ROLES
 
-    def admits(self, made: Socket, frame: zmq.Frame) -> bool:
-        """Whether a subscription comes from who may be here; who may not is cut off and counted."""
+    def admits(self, socket: Socket, frame: zmq.Frame) -> bool:
+        """Return True if the sender of a subscription is authorized; else count a refusal and end its connection."""
         try:
-            self._sender(made, frame)
+            self._sender(socket, frame)
         except ProtocolError as error:
             self.refuse(error.code, error.detail)
             return False
         return True
 
     def refuse(self, reason: str, detail: str = "", count: int = 1) -> None:
-        """Count somebody who was refused, and say so now and then. Codes beyond `REASONS` are not about who it is."""
+        """Count a refusal, and log it every `WARNING_INTERVAL` seconds at most. Codes that `REASONS` lacks are ignored,
+        since they are not about the sender.
+        """
         if reason not in REASONS or not count:
             return
         now = time.monotonic()
         with _core.Held(self._lock):
             self.refused[reason] += count
-            is_due = now - self._said.get(reason, float("-inf")) > WARNING_INTERVAL
+            is_due = now - self._logged_at.get(reason, float("-inf")) > WARNING_INTERVAL
             if is_due:
-                self._said[reason] = now
+                self._logged_at[reason] = now
         if is_due:
-            more = f": {detail}" if detail else ""
-            _log.warning("refused (%s, %d so far): %s%s", reason, self.refused[reason], REASONS[reason], more)
+            suffix = f": {detail}" if detail else ""
+            _log.warning("refused (%s, %d so far): %s%s", reason, self.refused[reason], REASONS[reason], suffix)
 
     def count_hang_up(self) -> None:
         """Count a connection that ended before it had shown a key."""
@@ -209,16 +210,16 @@ class Gate:
             self.hung_up += 1
 
     def security(self) -> Security:
-        """How it stands now."""
-        places = tuple(access.reachable(self._open))
-        return Security(self.keys is not None, places, dict(self.refused), self.hung_up)
+        """Return the node's security status: open addresses reachable from other machines, and refusals so far."""
+        open_addresses = tuple(access.reachable(self._open))
+        return Security(self.keys is not None, open_addresses, dict(self.refused), self.hung_up)
 
     def trouble(self) -> list[str]:
-        """Why nobody new may get in, a sentence each."""
+        """Return problems of the authenticator's thread, which keep new peers out, a sentence each; [] if none."""
         return [] if self._authenticator is None else self._authenticator.worker.trouble()
 
     def look(self) -> None:
-        """Take up what has changed in the keys folder, and cut off whose key is gone."""
+        """Reload changed keys from the folder, and end connections whose key is no longer authorized."""
         assert self.keys is not None
         if self._authenticator is not None:
             self._authenticator.revive()
@@ -237,7 +238,7 @@ class Gate:
         self._peers = {public.hex(): key.peer for public, key in keys.authorized.items()}
 
     def decide(self, public: bytes, only: str) -> str | None:
-        """How ZeroMQ is to mark messages of who shows this key; None sends him away."""
+        """Return the mark for messages of a peer with this public key; None if the peer must be refused."""
         key = public.hex()
         peer = self._peers.get(key)
         if peer is not None and only in ("", peer.role):
@@ -246,10 +247,10 @@ class Gate:
         return None
 
     def _cut(self, descriptor: int) -> None:
-        """End a connection.
+        """End the connection of a descriptor.
 
-        Its descriptor may be somebody else's by now. So a copy is looked at, which stays what it is, and only a
-        connection to one of our ports is ended: a listening socket that is shut down makes ZeroMQ abort.
+        The descriptor may have been closed and reused. So a duplicate is checked, which cannot change, and only a
+        connection to one of the node's ports is ended: a listening socket that is shut down makes ZeroMQ abort.
         """
         self.came.pop(descriptor, None)
         try:
@@ -258,7 +259,7 @@ class Gate:
             return
         try:
             with _socket.socket(fileno=copy) as connection:
-                copy = -1  # closed with it
+                copy = -1  # closed with the connection object
                 name = connection.getsockname()
                 listens = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_ACCEPTCONN)
                 if isinstance(name, tuple) and name[1] in self._ports and not listens:
@@ -271,7 +272,7 @@ class Gate:
                 os.close(copy)
 
     def close(self) -> None:
-        """Nobody comes in any more. After the sockets were closed; may be called again."""
+        """Unregister the node from the authenticator. Call after its sockets were closed; may be called again."""
         authenticator, self._authenticator = self._authenticator, None
         if authenticator is not None:
             authenticator.leave(self.domain)
@@ -289,19 +290,19 @@ _WANTED: Final = (
 
 
 class _GuardedAddress(ConnectionWatcher):
-    """One guarded address: counts peers that failed to get in, and follows its own key."""
+    """Watcher of one guarded address: counts peers that were refused, and binds again after a change of the own key."""
 
-    def __init__(self, gate: Gate, made: Socket) -> None:
-        super().__init__(made)
+    def __init__(self, gate: Gate, socket: Socket) -> None:
+        super().__init__(socket)
         assert gate.keys is not None
         self.watch(_WANTED)
         self._look_at = time.monotonic() + KEYS_INTERVAL
-        self._gate, self._endpoint = gate, sockets.listened_at(made)
-        self._keys, self._own = gate.keys, gate.keys.own
-        # ZeroMQ tells of no reason where a peer is too old for keys, or none at all: of what was accepted, the rest.
-        self._accepted = self._settled = self._silently = 0
-        self._shaking: dict[int, float] = {}  # connections by descriptor, and since when they are there
-        self._strays: deque[float] = deque()  # when somebody dialled with another key, and may try his next one
+        self._gate, self._endpoint = gate, sockets.listened_at(socket)
+        self._keys, self._own_key = gate.keys, gate.keys.own
+        # ZeroMQ reports no event for a peer too old for keys, or with another protocol: accepted, without an outcome.
+        self._accepted = self._settled = self._unexplained = 0
+        self._handshakes: dict[int, float] = {}  # time of acceptance of connections in handshake, by descriptor
+        self._wrong_keys: deque[float] = deque()  # times of handshakes with a wrong key: the peer may try another
 
     @property
     def look_at(self) -> float:
@@ -310,65 +311,65 @@ class _GuardedAddress(ConnectionWatcher):
     def turn(self, now: float) -> None:
         self._look_at = now + KEYS_INTERVAL
         self._gate.look()
-        if self._keys.own != self._own:
+        if self._keys.own != self._own_key:
             self._rebind()
         window = 3.0 * sockets.HANDSHAKE_TIMEOUT + KEYS_INTERVAL
         known = self._gate.came
-        recent = sum(now - since < window and fd not in known for fd, since in list(self._shaking.items()))
-        unexplained = self._accepted - self._settled - recent - self._silently
+        recent = sum(now - since < window and fd not in known for fd, since in list(self._handshakes.items()))
+        unexplained = self._accepted - self._settled - recent - self._unexplained
         if unexplained > 0:
-            self._silently += unexplained
+            self._unexplained += unexplained
             self._gate.refuse("protocol", count=unexplained)
-        while self._strays and now - self._strays[0] > SECOND_KEY:
-            self._strays.popleft()
+        while self._wrong_keys and now - self._wrong_keys[0] > SECOND_KEY:
+            self._wrong_keys.popleft()
             self._gate.refuse("server_key")
 
     def happened(self, event: int, value: int, address: str) -> None:
         if event == zmq.EVENT_ACCEPTED:
             self._accepted += 1
-            self._shaking[value] = time.monotonic()
+            self._handshakes[value] = time.monotonic()
         elif event == zmq.EVENT_DISCONNECTED:
-            self._shaking.pop(value, None)
+            self._handshakes.pop(value, None)
             self._gate.on_hang_up(value)
         elif event == zmq.EVENT_LISTENING:
-            process.guard_listener(value, self._made)
+            process.guard_listener(value, self._socket)
         else:
             self._settled += 1
             self._greeted(event, value)
 
     def _greeted(self, event: int, value: int) -> None:
-        """A handshake is over. Peers that are not authorized were counted where that was decided."""
+        """Count the outcome of a handshake. Peers that are not authorized were counted in `Gate.decide`."""
         if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
-            # ZeroMQ does not say who it is: one of those who dialled with another key, as far as anybody can tell.
-            if self._strays:
-                self._strays.popleft()
+            # ZeroMQ does not identify the peer: it may be one that dialled with a wrong key before.
+            if self._wrong_keys:
+                self._wrong_keys.popleft()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value != errno.EAGAIN:
             self._gate.count_hang_up()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self._gate.refuse("silent")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.WRONG_KEY:
-            self._strays.append(time.monotonic())
+            self._wrong_keys.append(time.monotonic())
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self._gate.refuse("plain" if value == sockets.OTHER_MECHANISM else "protocol")
 
     def _rebind(self) -> None:
-        """Listen with a new key. ZeroMQ ends the connections that came by the old one: they come again."""
-        own = self._keys.own
-        assert own.secret is not None
+        """Bind again with a new key. ZeroMQ ends the connections made with the old key; peers reconnect."""
+        own_key = self._keys.own
+        assert own_key.secret is not None
         try:
-            sockets.rebind(self._made, self._endpoint, own.secret)
+            sockets.rebind(self._socket, self._endpoint, own_key.secret)
         except EndpointError as error:
-            _log.error("%s; trying again", error)
+            _log.error("%s Trying again in %.0f s", error, KEYS_INTERVAL)
             return
-        self._own = own
-        _log.info("%s is listened at with the key %s", self._endpoint, own.fingerprint)
+        self._own_key = own_key
+        _log.info("listening at %s with the key %s", self._endpoint, own_key.fingerprint)
 
 
 # --------------------------------------------------------------------------------------------- ZeroMQ's questions
 
 
 class _Authenticator:
-    """Answers for all nodes of a context, in a thread of its own, for as long as there is one."""
+    """Thread that answers ZeroMQ's authentication requests for all nodes of a context; it ends with the last node."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -387,14 +388,14 @@ class _Authenticator:
         return worker
 
     def enter(self, gate: Gate) -> str:
-        """Answer for this node from now on; the domain that its sockets have to name."""
+        """Register a node; returns the domain that the node's sockets have to name."""
         self._entered += 1
         domain = f"memoire-{self._entered}"
         self._gates[domain.encode()] = gate
         return domain
 
     def leave(self, domain: str) -> None:
-        """Answer for this node no more."""
+        """Unregister a node; the thread ends with the last one."""
         with _core.Held(_lock):
             self._gates.pop(domain.encode(), None)
             if not self._gates:
@@ -402,10 +403,10 @@ class _Authenticator:
                 self.worker.stop(2.0)
 
     def revive(self) -> None:
-        """Start the thread again if it has died; until then no new peer gets in."""
+        """Start the thread again if it has died; without it no new peer can connect."""
         with _core.Held(_lock):
             if not self.worker.is_alive and self._gates:
-                _log.error("the thread that decides who is let in has died; it is started again")
+                _log.error("the authenticator's thread has died; starting it again")
                 self.worker = self._start()
 
     def _turn(self, ready: dict[object, int]) -> None:
@@ -419,7 +420,7 @@ class _Authenticator:
                 self._socket.send_multipart(answer, zmq.NOBLOCK)
 
     def answer(self, frames: list[bytes]) -> list[bytes]:
-        """The reply to a question, whatever it is: a question without one keeps its peer waiting for ever."""
+        """Return the reply to an authentication request, even a malformed one: without it the peer never connects."""
         if len(frames) < 4 or frames[1]:
             return []
         envelope, number = frames[:2], frames[3]
@@ -433,7 +434,7 @@ class _Authenticator:
                 if mark:
                     status, text = b"200", b"OK"
         except Exception:
-            _log.exception("a question of who may come in could not be answered: nobody is let in")
+            _log.exception("an authentication request could not be answered: the peer is refused")
             status, text = b"500", b"failed"
         return [*envelope, b"1.0", number, status, text, mark.encode(), b""]
 
@@ -444,10 +445,10 @@ _lock = threading.RLock()
 
 def _authenticator_of(context: Context) -> _Authenticator:
     with _core.Held(_lock):
-        found = _authenticators.get(context.underlying)
-        if found is None:
-            found = _authenticators[context.underlying] = _Authenticator(context)
-        return found
+        authenticator = _authenticators.get(context.underlying)
+        if authenticator is None:
+            authenticator = _authenticators[context.underlying] = _Authenticator(context)
+        return authenticator
 
 
 def _forget() -> None:
@@ -460,20 +461,21 @@ os.register_at_fork(after_in_child=_forget)
 
 
 REQUEST_PLACE = 1
-"""Where a request has its passport: behind the address of the connection that it came by."""
+"""Index of the passport's frame in a request: after the address of the connection."""
 PUSH_PLACE = 0
-"""Where a pushed message has it."""
-_MAX_TEXT = 1000  # characters that tell a peer why it was refused
+"""Index of the passport's frame in a pushed message."""
+_MAX_TEXT = 1000  # characters of a refusal's reason that a peer is sent
 
 
 class Admission:
-    """Lets messages in at one node. Requests belong to one thread; `receive_push`, `pass_on` and `refuse` to any.
+    """Check of messages received at one node. One thread handles requests; any may call `receive_push`, `pass_on` and
+    `refuse`.
 
     Args:
-        gate: Knows the keys.
-        count: Counts a refusal by its code; from any thread.
-        own: Binds a client's id to the key that uses it first. Raises ProtocolError (code "owner") if it belongs to
-            another one. From any thread.
+        gate: Access control of the node's sockets.
+        count: Counts a refusal by its code; called from any thread.
+        own: Binds a client id to the key that uses it first. Raises ProtocolError (code "owner") if the id belongs to
+            another key. Called from any thread.
     """
 
     def __init__(
@@ -484,34 +486,34 @@ class Admission:
         count: Callable[[ProtocolError], object],
         own: Callable[[bytes, str], None] = lambda client, principal: None,
     ) -> None:
-        self._gate, self._limits, self._count, self._own = gate, limits, count, own
+        self._gate, self._limits, self._count, self._bind_client = gate, limits, count, own
         self._connections = ConnectionClients(limits.connection_clients, limits.tuning.connection_clients_rate)
 
     # Requests
 
-    def receive_request(self, made: Socket, frames: list[zmq.Frame]) -> EnvelopedRequest | None:
-        """Whose request came in by this socket; None if it was refused and nobody could be told."""
+    def receive_request(self, socket: Socket, frames: list[zmq.Frame]) -> EnvelopedRequest | None:
+        """Return a received request with its sender; None if it was refused, without an answer to the peer."""
         received = len(frames)
         try:
-            peer, frames = self._gate.admit(made, frames, REQUEST_PLACE)
+            peer, frames = self._gate.admit(socket, frames, REQUEST_PLACE)
             parts = opened(frames)
             if parts is None:
                 raise ProtocolError("frames", "a request has an empty frame before its header")
         except ProtocolError as error:
             self.refuse(error)
             return None
-        # A proxy that has let it in shows its passport, or its own address where nobody has keys.
+        # A proxy that has forwarded it adds a passport, or without keys its own connection's address.
         is_first = len(frames) == received and (len(parts.envelope) == 2 or peer is not OPEN)
         return EnvelopedRequest(peer, *parts, is_first)
 
     def parse(self, request: EnvelopedRequest, now: float) -> Message:
-        """What a server was asked.
+        """Parse and check a request to a server.
 
         Args:
-            now: Seconds, by a clock that only goes on.
+            now: Seconds of a monotonic clock.
 
         Raises:
-            ProtocolError: it cannot be read, its sender may not send it, or too many clients came by its connection.
+            ProtocolError: the request is malformed, its sender may not send it, or its connection has too many clients.
         """
         message = parse(request.message, self._limits)
         if request.peer is not OPEN:
@@ -520,18 +522,18 @@ class Admission:
         return message
 
     def parse_header(self, request: EnvelopedRequest, now: float) -> MessageHeader:
-        """The header of a request to a proxy; the server behind it checks the body, and whose client it is."""
+        """Parse and check the header of a request to a proxy; the server behind it checks the body and client id."""
         header, _ = parse_header(request.message, self._limits)
         request.peer.check(header.type, header.table)
         self._check_connection(request, header.client, now)
         return header
 
     def _check_sender(self, peer: Peer, message: Message) -> None:
-        """Raise ProtocolError if this peer may not send this, by its role or in the name of this client."""
+        """Raise ProtocolError if the peer's role may not send the message, or the client id belongs to another key."""
         peer.check(message.type, message.header.table)
         if isinstance(message.body, messages.Hello):
             peer.check_hello(message.body)
-        self._own(message.header.client, peer.principal)
+        self._bind_client(message.header.client, peer.principal)
 
     def _check_connection(self, request: EnvelopedRequest, client: bytes, now: float) -> None:
         if request.is_first:
@@ -539,10 +541,10 @@ class Admission:
 
     # Pushed messages
 
-    def receive_push(self, made: Socket, frames: list[zmq.Frame]) -> Message | None:
-        """The cache or episode that came in by this socket, its payload not yet verified; None if it was refused."""
+    def receive_push(self, socket: Socket, frames: list[zmq.Frame]) -> Message | None:
+        """Return a pushed cache or episode, its payload not yet verified; None if it was refused."""
         try:
-            peer, frames = self._gate.admit(made, frames, PUSH_PLACE)
+            peer, frames = self._gate.admit(socket, frames, PUSH_PLACE)
             message = parse(frames, self._limits, verify_payload=False)
             if peer is not OPEN:
                 self._check_sender(peer, message)
@@ -554,11 +556,11 @@ class Admission:
         return message
 
     def receive_push_header(
-        self, made: Socket, frames: list[zmq.Frame]
+        self, socket: Socket, frames: list[zmq.Frame]
     ) -> tuple[MessageHeader, Peer, list[zmq.Frame]] | None:
-        """As `receive_push`, for proxies: what the message says of itself, whose it is, and all of its frames."""
+        """Return header, sender and frames of a pushed message, as `receive_push` does, for proxies."""
         try:
-            peer, frames = self._gate.admit(made, frames, PUSH_PLACE)
+            peer, frames = self._gate.admit(socket, frames, PUSH_PLACE)
             header, _ = parse_header(frames, self._limits)
             peer.check(header.type)
             if not header.type.pushed:
@@ -568,32 +570,32 @@ class Admission:
             return None
         return header, peer, frames
 
-    # Whatever came in
+    # Requests and pushed messages
 
-    def pass_on(self, made: Socket, place: int, frames: list[zmq.Frame]) -> list[Any]:
-        """A message as a plain proxy hands it on, with whose it is where there are keys; empty if it was refused.
+    def pass_on(self, socket: Socket, place: int, frames: list[zmq.Frame]) -> list[Any]:
+        """Return the message as a plain proxy forwards it, with a passport if the node has keys; [] if it was refused.
 
         Args:
-            place: Where it has its passport if it comes from a proxy: `REQUEST_PLACE` or `PUSH_PLACE`.
+            place: Index of the passport's frame if the message comes from a proxy: `REQUEST_PLACE` or `PUSH_PLACE`.
         """
         try:
-            peer, frames = self._gate.admit(made, frames, place)
+            peer, frames = self._gate.admit(socket, frames, place)
         except ProtocolError as error:
             self.refuse(error)
             return []
         return [*self._gate.passport(peer), *frames]
 
     def refuse(self, error: ProtocolError) -> None:
-        """Count a refusal. Those that are about who sent a message are logged now and then."""
+        """Count a refusal; one that concerns the sender is logged every `WARNING_INTERVAL` seconds at most."""
         self._gate.refuse(error.code, error.detail)
         self._count(error)
 
     def refuse_request(self, request: EnvelopedRequest, error: ProtocolError) -> list[Any] | None:
-        """Count a refusal; returns the frames that say it, or None if whoever asked could not read them."""
+        """Count a refusal; returns the frames of its answer, or None if the peer could not read them."""
         self.refuse(error)
         answer = refusal(request.message, messages.Refused(code=error.code, text=error.detail[:_MAX_TEXT]))
         return None if answer is None else [*request.envelope, *answer]
 
 
 def _not_pushed(kind: types.Type) -> ProtocolError:
-    return ProtocolError("unexpected", f"{kind.name} was pushed; caches and episodes are taken here")
+    return ProtocolError("unexpected", f"{kind.name} was pushed; only caches and episodes may be pushed")

@@ -1,20 +1,20 @@
-"""The way from a socket to its peer: a name looked up, its addresses tried in turn, and what the connection does.
+"""Link from a socket to its peer: name look-up, connection attempts to each address, connection state and CURVE keys.
 
-    dial ──▶ name ──names.py──▶ addresses ──▶ socket.connect(the first)      attempt failed: the next address; after the
-                ▲                                   │                        last one the name is looked up anew
-                └────── lost, or all failed ◀── monitor ──▶ connected        lost: look the name up, go where it is now
+    dial ──▶ name ──NameResolver──▶ addresses ──▶ socket.connect(the first)  attempt failed: the next address; after the
+                ▲                                   │                        last one the name is looked up again
+                └────── lost, or all failed ◀── monitor ──▶ connected        lost: the name is looked up again, too
 
-ZeroMQ tells through a monitor, itself a socket, when a connection comes about, ends, or fails. Everything here belongs
-to the thread that owns the socket, except where it says otherwise.
+ZeroMQ reports through a monitor, itself a socket, when a connection is established, ends, or fails. A link belongs to
+the thread that owns the socket; methods for any thread say so.
 
-`Shown` is the keys that one socket shows to whom it dials: which of the other side's keys it expects, and what a
-refusal means.
+`DialKeys` chooses the keys of a socket that dials: its own, and the one that it expects of the peer. It interprets
+refusals:
 
     dial with the key expected ──refused──▶ 400             this process' key is not authorized there: again, later
-                                           hung up         the other side has another key: the next of server.pub
-                                           no such greeting  one side uses keys, the other none: again, later
+                                           hung up         the peer has another key: the next of server.pub
+                                           no such greeting  one side uses keys, the other does not: again, later
 
-ZeroMQ gives up after the first and the last, so the socket is dialled anew, with the keys as they are then.
+ZeroMQ gives up after the first and the last, so the socket dials again later, with the keys of that time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .poller import ConnectionWatcher, Poller
 from .sockets import Socket
 
 PAUSE, MAX_PAUSE = 0.2, 5.0
-"""Seconds before a name is looked up again after all its addresses failed: the first time, and at most."""
+"""First and longest pause, in seconds, before a name is looked up again after all its addresses failed."""
 
 _NAMED = re.compile(r"tcp://(?P<host>[^\s\[\]*;:/@]+):(?P<port>\d+)")
 _WANTED = (
@@ -57,109 +57,110 @@ _REFUSED = (
 
 
 REFUSED_PAUSE, MAX_REFUSED_PAUSE = 0.5, 8.0
-"""Seconds before an address is dialled again that did not let this process in: the first time, and at most."""
+"""First and longest pause, in seconds, before an address that refused this process is dialled again."""
 ANYWHERE = ""
-"""Where `Keys.met` has the key that was found last: the next address is often another server of the same cluster."""
+"""Entry of `Keys.met` with the newest known key: the next address is often another server of the same cluster."""
 
 
-class Shown:
-    """Belongs to the thread that owns the socket.
+class DialKeys:
+    """Keys of one socket that dials: its own key, and the key that it expects of the peer. For the socket's thread.
 
     Args:
-        keys: Of this process.
-        made: The socket; ended together with this.
-        endpoint: For messages.
+        keys: Keys of this process.
+        socket: The socket.
+        endpoint: Address that is dialled, for errors.
 
     Raises:
-        KeyFileError: nobody has said which keys the other side may have.
+        KeyFileError: the keys folder has no server.pub; the socket is closed.
     """
 
-    def __init__(self, keys: Keys, made: Socket, endpoint: str) -> None:
+    def __init__(self, keys: Keys, socket: Socket, endpoint: str) -> None:
         if not keys.servers:
-            made.close(0)
-            advice = "Put own.pub of the servers or proxies that this process dials there, as server.pub."
-            raise KeyFileError(str(keys.folder), f"has no server.pub to know {endpoint} by", advice)
+            socket.close(0)
+            advice = "Copy own.pub of the servers or proxies that this process dials there, as server.pub."
+            raise KeyFileError(str(keys.folder), f"has no server.pub to verify {endpoint}", advice)
         self.keys = keys
-        self._made, self._endpoint = made, endpoint
-        self._own, self._servers = keys.own, keys.servers
+        self._socket, self._endpoint = socket, endpoint
+        self._own_key, self._servers = keys.own, keys.servers
         self.expected = b""
-        """The key that the other side has to show."""
+        """Public key that the peer has to show."""
         self._address = ""
-        self._wrong: set[bytes] = set()  # keys that the other side does not have
-        self._refusals = 0  # since it was let in last
-        self._is_in_doubt = False  # whether the key that was found there before has failed once
+        self._wrong_keys: set[bytes] = set()  # keys that the peer does not have
+        self._refusals = 0  # refusals since the newest successful handshake
+        self._is_in_doubt = False  # the key that this address had before has failed once
         self._dial_at = float("inf")
         self._refresh_at = time.monotonic() + REREAD_INTERVAL
 
     @property
     def look_at(self) -> float:
-        """When `is_due` may become true, or the keys may have changed."""
+        """Time when `is_due` may become true, or changed keys are read."""
         return min(self._dial_at, self._refresh_at)
 
     @property
     def is_outdated(self) -> bool:
-        """Whether this process has other keys now than it showed."""
-        return (self._own, self._servers) != (self.keys.own, self.keys.servers)
+        """True if the process' keys have changed since the socket was given them."""
+        return (self._own_key, self._servers) != (self.keys.own, self.keys.servers)
 
     def is_due(self, now: float) -> bool:
-        """Whether to dial anew now."""
+        """Return True if the socket has to dial again now; reads changed keys from time to time."""
         if now >= self._refresh_at:
             self.keys.refresh()
             self._refresh_at = now + REREAD_INTERVAL
         return now >= self._dial_at
 
     def apply(self, address: str) -> None:
-        """Have the socket show this process' key at the address, and expect one of those that the other side may have:
-        the one that was found there the last time, or else the one that was found anywhere last, or the first.
+        """Set the socket's own key and the peer's expected key, before it dials `address`. The expected key is that of
+        the last connection to the address, its host or any address, or else the first of server.pub.
         """
         self._dial_at = float("inf")
-        self._own, self._servers, self._address = self.keys.own, self.keys.servers, address
+        self._own_key, self._servers, self._address = self.keys.own, self.keys.servers, address
         known = [key.public for key in self._servers]
-        met = [self.keys.met.get(place) for place in (address, _host(address), ANYWHERE)]
-        order = [public for public in (*met, *known) if public in known and public not in self._wrong]
+        recent = [self.keys.met.get(place) for place in (address, _host(address), ANYWHERE)]
+        order = [public for public in (*recent, *known) if public in known and public not in self._wrong_keys]
         self.expected = order[0] if order else known[0]
-        assert self._own.secret is not None
-        sockets.use_keys(self._made, self._own.public, self._own.secret, self.expected)
+        assert self._own_key.secret is not None
+        sockets.use_keys(self._socket, self._own_key.public, self._own_key.secret, self.expected)
 
     def succeeded(self) -> None:
-        """The other side let this process in."""
-        self._found()
-        self._wrong.clear()
+        """Record a successful handshake: the expected key is that of the address."""
+        self._record_key()
+        self._wrong_keys.clear()
         self._is_in_doubt = False
         self._refusals = 0
         self._dial_at = float("inf")
 
     def failed(self, event: int, value: int, now: float) -> AuthError | None:
-        """A handshake failed; why this process is not let in, where that is known by now."""
-        own = self._own
+        """Take a failed handshake; returns the error that explains the refusal, or None if the cause is unclear yet."""
+        key = self._own_key
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self._found()  # it could read what was said to this key
+            self._record_key()  # the peer could decrypt, so it has the expected key
             self._pause(now)
-            reason = f"it does not know the key {own.peer.principal} {own.fingerprint} of this process (any more)"
-            return AuthError(self._endpoint, reason, "There: `memoire keys authorize FOLDER own.pub`.")
+            reason = f"it does not know the key {key.peer.principal} {key.fingerprint} of this process (any more)"
+            advice = "Authorize the key there with `memoire keys authorize FOLDER own.pub`."
+            return AuthError(self._endpoint, reason, advice)
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.OTHER_MECHANISM:
             self._pause(now)
-            advice = "Give the process there keys, or this one none."
-            return AuthError(self._endpoint, "it asks for no key, so nobody knows who it is", advice)
+            advice = "Run the node there with keys, or this process without keys."
+            return AuthError(self._endpoint, "it uses no keys, so that its identity cannot be verified", advice)
         if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or value == errno.EAGAIN:
             return None
         if self.expected == self.keys.met.get(self._address) and not self._is_in_doubt:
-            self._is_in_doubt = True  # a process that begins or ends hangs up, too: ZeroMQ dials it again
+            self._is_in_doubt = True  # a peer that starts or ends hangs up, too: ZeroMQ dials again by itself
             return None
-        self._wrong.add(self.expected)
-        if any(key.public not in self._wrong for key in self.keys.servers):
+        self._wrong_keys.add(self.expected)
+        if any(server.public not in self._wrong_keys for server in self.keys.servers):
             self._dial_at = now
             return None
-        self._wrong.clear()
+        self._wrong_keys.clear()
         self._pause(now)
-        shown = ", ".join(key.fingerprint for key in self._servers)
-        advice = "Put its own.pub there, if it is who it should be; or see in its log why it lets nobody in."
+        shown = ", ".join(server.fingerprint for server in self._servers)
+        advice = "If it is the right node, add its own.pub to server.pub; its log may tell why it refuses connections."
         return AuthError(
             self._endpoint, f"it ends the connection: it has none of the keys in server.pub ({shown})", advice
         )
 
-    def _found(self) -> None:
-        """The other side has the key that is expected of it."""
+    def _record_key(self) -> None:
+        """Remember the expected key as that of the address and its host."""
         self.keys.met |= dict.fromkeys((self._address, _host(self._address), ANYWHERE), self.expected)
 
     def _pause(self, now: float) -> None:
@@ -173,72 +174,72 @@ def _host(address: str) -> str:
 
 
 class Link(ConnectionWatcher):
-    """One socket's connection, made by `dial`. Plain attributes may be read from any thread."""
+    """Link of one socket to its peer, made by `dial`. Any thread may read its plain attributes."""
 
     def __init__(
-        self, doors: Poller, made: Socket, endpoint: str, known: NameResolver, keys: Keys | None = None
+        self, poller: Poller, socket: Socket, endpoint: str, known: NameResolver, keys: Keys | None = None
     ) -> None:
-        super().__init__(made)
+        super().__init__(socket)
         self.endpoint = endpoint
         self.address = ""
-        """Where it is connected to, or tries to: `endpoint` with an address for its name; "" until that is known."""
+        """Numeric address that the socket is connected to, or tries: `endpoint` with its name resolved; "" before."""
         self.is_connected = False
-        """Whether a peer that speaks ZeroMQ is there; always False where nobody listens to the monitor."""
+        """True if the socket is connected to a ZeroMQ peer; always False without a monitor."""
         self.connections = 0
-        """How often a connection came about."""
+        """Number of connections established so far."""
         self.lost_at = float("-inf")
-        """When the newest one of them ended, by time.monotonic()."""
+        """Time at which the newest connection ended, by time.monotonic()."""
         self.failures = 0
-        """Attempts that failed since the last connection."""
+        """Number of failed attempts since the newest connection."""
         self.stirred_at = time.monotonic()
-        """When anything was heard of it last: an attempt, a connection, an answer about its name."""
+        """Time of the newest event: an attempt, a connection, or the answer of a look-up."""
         self.has_given_up = False
-        """Whether ZeroMQ tries no more: a connection ended before both had greeted each other, and none was tried
-        since. So it is where the address was for a moment somebody else's, of a kind of socket that does not fit.
+        """True if ZeroMQ has stopped trying: a connection ended before the handshake, and no attempt followed. That
+        happens if another service, with a socket of a kind that does not fit, had the address for a moment.
         """
         self.denied: AuthError | None = None
-        """Why this process is not let in there; None while it is, or while nobody knows."""
-        self._shown = Shown(keys, made, endpoint) if keys is not None and endpoint.startswith("tcp://") else None
-        self._name_at = float("inf")  # when the name is to be looked up again
-        self._refusal = ""  # why the newest handshake failed
-        self._doors, self._names = doors, known
+        """Error if the peer refuses this process' keys; None if it does not, or that is not known yet."""
+        self._keys = DialKeys(keys, socket, endpoint) if keys is not None and endpoint.startswith("tcp://") else None
+        self._name_at = float("inf")  # time of the next look-up of the name
+        self._refusal = ""  # reason of the newest failed handshake, for advice
+        self._poller, self._names = poller, known
         self._followers: dict[Socket, _FollowingSocket | None] = {}
         named = _NAMED.fullmatch(endpoint)
         self._host, self._port = ("", "") if named is None or addresses.is_numeric(named["host"]) else named.groups()
-        self._addresses: tuple[str, ...] = ()  # of the name, best first, as `address` is written
-        self._tried: set[str] = set()  # those that failed since the name was looked up
-        self._rounds = 0  # times that all of them did
+        self._addresses: tuple[str, ...] = ()  # addresses of the name, best first, in the form of `address`
+        self._tried: set[str] = set()  # addresses that failed since the name was looked up
+        self._rounds = 0  # number of look-ups of which all addresses failed
         self._is_asking = False
 
     @property
     def is_named(self) -> bool:
-        """Whether there is a name to look up."""
+        """True if the endpoint has a host name that has to be looked up."""
         return bool(self._host)
 
     @property
     def is_down(self) -> bool:
-        """Whether there is surely no connection now. False where that cannot be known."""
+        """True if the socket is known to have no connection now; False without a monitor."""
         return self.monitor is not None and not self.is_connected
 
-    def join(self, made: Socket, *, watch: bool = False) -> Socket:
-        """Connect another socket to wherever this link leads, from now on.
+    def join(self, socket: Socket, *, watch: bool = False) -> Socket:
+        """Connect another socket to this link's address, and to each later one; returns the socket.
 
         Args:
-            watch: Whether somebody wants to know of its `endings`.
+            watch: True if the caller uses `endings`.
         """
-        is_watched = self._shown is not None or (watch and not self.endpoint.startswith("inproc://"))
-        follower = self._followers[made] = _FollowingSocket(self._shown, made, self) if is_watched else None
+        is_watched = self._keys is not None or (watch and not self.endpoint.startswith("inproc://"))
+        follower = self._followers[socket] = _FollowingSocket(self._keys, socket, self) if is_watched else None
         if follower is not None:
-            self._doors.follow(made, follower)
+            self._poller.follow(socket, follower)
         if self.address:
-            self._attach(made, self.address)
-        return made
+            self._attach(socket, self.address)
+        return socket
 
-    def endings(self, made: Socket) -> int:
-        """How many connections of a socket that was joined, and is watched, have ended until now. Whatever it sends
-        after that comes to a connection that ends later.
+    def endings(self, socket: Socket) -> int:
+        """Return the number of ended connections of a joined and watched socket. Messages sent after this call reach a
+        connection that ends later.
         """
-        follower = self._followers.get(made)
+        follower = self._followers.get(socket)
         if follower is None:
             return 0
         follower.heard()
@@ -246,27 +247,27 @@ class Link(ConnectionWatcher):
 
     @property
     def look_at(self) -> float:
-        """When `turn` has something to do."""
-        return self._name_at if self._shown is None else min(self._name_at, self._shown.look_at)
+        """Time when `turn` has something to do."""
+        return self._name_at if self._keys is None else min(self._name_at, self._keys.look_at)
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the keys have changed since it was dialled: a socket that is made anew shows the new ones."""
-        return self._shown is not None and self._shown.is_outdated
+        """True if the keys have changed since the socket was dialled, so that it has to be replaced."""
+        return self._keys is not None and self._keys.is_outdated
 
-    def leave(self, made: Socket) -> None:
-        """Forget a socket that is closed."""
-        self._followers.pop(made, None)
+    def leave(self, socket: Socket) -> None:
+        """Forget a joined socket that is closed."""
+        self._followers.pop(socket, None)
 
     def explain(self, probe: bool = True) -> str:
-        """What a person can do while there is no answer: a sentence or two. From any thread.
+        """Return advice while no answer comes, in a sentence or two. Thread-safe.
 
         Args:
-            probe: Try to connect, to say why that is not possible; waits 0.2 s at most.
+            probe: Try to connect, to find the reason if that fails; waits 0.2 s at most.
         """
         if self.is_connected:
             return (
-                f"It is connected to {self.address}, so the process there hangs, was stopped, is overloaded, or is "
+                f"{self.address} is connected, but the process there hangs, was stopped, is overloaded, or is "
                 f"a proxy whose servers are away. Try `memoire doctor {self.endpoint}`."
             )
         if self.denied is not None:
@@ -276,34 +277,34 @@ class Link(ConnectionWatcher):
             return f"Something accepts connections at {self.address}, but {self._refusal} {advice}"
         return addresses.why_unreachable(self.endpoint, self.address, known=self._names, probe=probe)
 
-    # What the doors call
+    # Methods that the poller calls
 
     def open(self, watch: bool) -> None:
-        """Begin: connect, or look the name up first."""
-        if (watch or self._host or self._shown is not None) and not self.endpoint.startswith("inproc://"):
+        """Start to connect, or to look the name up first; with a monitor if `watch`, or if name or keys need one."""
+        if (watch or self._host or self._keys is not None) and not self.endpoint.startswith("inproc://"):
             self.watch(_WANTED)
         if self._host:
-            self._look()
+            self._look_up()
         else:
-            self._attach(self._made, self.endpoint)
+            self._attach(self._socket, self.endpoint)
             self.address = self.endpoint
 
     def turn(self, now: float) -> None:
-        """Look the name up again, or dial anew with keys that may fit now, should it be time."""
+        """Look the name up again, or dial again with new keys, if either is due."""
         if now >= self._name_at:
-            self._look()
-        if self._shown is not None and self._shown.is_due(now) and self.address:
-            self.dial_again(self._made)
+            self._look_up()
+        if self._keys is not None and self._keys.is_due(now) and self.address:
+            self.dial_again(self._socket)
 
     def close(self) -> None:
-        """Give the monitor back, and look up no more."""
+        """Close the monitor, and stop look-ups."""
         self._name_at = float("inf")
         super().close()
 
     def happened(self, event: int, value: int, address: str) -> None:
-        """Take one event of the monitor."""
-        if self._host and _place(address) != _place(self.address):
-            return  # an address that was given up may still have something to say
+        """Apply one event of the monitor."""
+        if self._host and _normalized(address) != _normalized(self.address):
+            return  # a late event of a former address
         self.stirred_at = time.monotonic()
         self.has_given_up = event == zmq.EVENT_DISCONNECTED and not self.is_connected
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -314,8 +315,8 @@ class Link(ConnectionWatcher):
             self._tried.clear()
             self._name_at = float("inf")
             self.denied = None
-            if self._shown is not None:
-                self._shown.succeeded()
+            if self._keys is not None:
+                self._keys.succeeded()
         elif event in _REFUSED:
             self._refused(event, value)
             self._refusal = _refusal(event, value)
@@ -324,23 +325,23 @@ class Link(ConnectionWatcher):
             self._refusal = ""
             self._failed()
         elif self.has_given_up:
-            # A peer of a kind that does not fit may be first to notice. What was said of a handshake says more.
+            # A peer of a kind that does not fit may hang up first. A former handshake's failure is more precise.
             self._refusal = self._refusal or f"hangs up at once. {_OTHER_SERVICE}"
         elif event == zmq.EVENT_DISCONNECTED:
             self.is_connected, self.lost_at = False, self.stirred_at
             if self._host:
-                self._look()
+                self._look_up()
 
     def _refused(self, event: int, value: int) -> None:
-        """A handshake failed: perhaps since one side wants keys that the other does not have."""
-        if self._shown is not None:
-            self.denied = self._shown.failed(event, value, time.monotonic()) or self.denied
+        """Set `denied` if the failed handshake shows that the keys of the two sides do not fit."""
+        if self._keys is not None:
+            self.denied = self._keys.failed(event, value, time.monotonic()) or self.denied
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.OTHER_MECHANISM:
             advice = "Give this process a keys folder: keys=, --keys or $MEMOIRE_KEYS."
             self.denied = AuthError(self.endpoint, "it asks for a key, and this process has none", advice)
 
     def _failed(self) -> None:
-        """An attempt came to nothing. ZeroMQ tries the same address again by itself."""
+        """Count a failed attempt, and try the next address or pause; ZeroMQ retries the same address by itself."""
         self.is_connected = False
         self.failures += 1
         if not self._host or self._is_asking:
@@ -357,21 +358,21 @@ class Link(ConnectionWatcher):
         self._rounds += 1
         self._name_at = time.monotonic() + seconds * random.uniform(0.5, 1.0)
 
-    def _look(self) -> None:
+    def _look_up(self) -> None:
         self._name_at = float("inf")
         if not self._is_asking:
             self._is_asking = True
-            self._names.ask(self._host, lambda found: self._doors.post(lambda: self._found(found)))
+            self._names.ask(self._host, lambda result: self._poller.post(lambda: self._apply_lookup(result)))
 
-    def _found(self, found: LookupResult) -> None:
+    def _apply_lookup(self, result: LookupResult) -> None:
         self._is_asking = False
-        if self._made.closed:
+        if self._socket.closed:
             return
         self.stirred_at = time.monotonic()
-        if not found.addresses:
+        if not result.addresses:
             self._pause()
             return
-        former, self._addresses = self.address, tuple(self._full(address) for address in found.addresses)
+        former, self._addresses = self.address, tuple(self._with_port(address) for address in result.addresses)
         self._tried &= set(self._addresses)
         has_failed = former in self._tried
         self._tried.clear()
@@ -382,36 +383,36 @@ class Link(ConnectionWatcher):
             place = self._addresses.index(former) + 1
             self._move((self._addresses[place:] + self._addresses)[0])
 
-    def _full(self, address: str) -> str:
+    def _with_port(self, address: str) -> str:
         return f"tcp://[{address}]:{self._port}" if ":" in address else f"tcp://{address}:{self._port}"
 
     def _move(self, address: str) -> None:
         former, self.address = self.address, address
         if self.is_connected:
             self.is_connected, self.lost_at = False, time.monotonic()
-        for made in (self._made, *self._followers):
+        for socket in (self._socket, *self._followers):
             if former:
-                self._leave_address(made, former)
-            self._attach(made, address)
+                self._leave_address(socket, former)
+            self._attach(socket, address)
 
-    def _attach(self, made: Socket, address: str) -> None:
-        shown = self._shown if made is self._made else getattr(self._followers.get(made), "shown", None)
-        if shown is not None:
-            shown.apply(address)
-        sockets.connect(made, address)
+    def _attach(self, socket: Socket, address: str) -> None:
+        keys = self._keys if socket is self._socket else getattr(self._followers.get(socket), "keys", None)
+        if keys is not None:
+            keys.apply(address)
+        sockets.connect(socket, address)
 
     @staticmethod
-    def _leave_address(made: Socket, address: str) -> None:
+    def _leave_address(socket: Socket, address: str) -> None:
         try:
-            made.disconnect(address)
+            socket.disconnect(address)
         except zmq.ZMQError:
-            pass  # ZeroMQ has given it up by itself
+            pass  # ZeroMQ has disconnected by itself
 
-    def dial_again(self, made: Socket) -> None:
-        """Dial again with a socket: its keys may fit now."""
+    def dial_again(self, socket: Socket) -> None:
+        """Disconnect and dial again with the link's socket or a joined one, since its keys may fit now."""
         if self.address:
-            self._leave_address(made, self.address)
-            self._attach(made, self.address)
+            self._leave_address(socket, self.address)
+            self._attach(socket, self.address)
 
 
 _OTHER_PORT = "Is it the port for caches or notices? Requests go to the port below, or two below."
@@ -421,62 +422,62 @@ _OTHER_SERVICE = (
 
 
 def _refusal(event: int, value: int) -> str:
-    """What a peer does that cannot be greeted, as the monitor says it, and what it may be."""
+    """Return a phrase on a failed handshake, from the monitor's event: what the peer did, and what it may be."""
     if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value == errno.EAGAIN:
         return "says nothing: it hangs, or is another service."
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.OTHER_KIND:
         return f"takes no requests. {_OTHER_PORT}"
-    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # a socket of another kind does so, too, if it is first to notice
+    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # also a socket of another kind, if it notices first
         return f"hangs up at once. {_OTHER_SERVICE}"
-    return "does not speak ZeroMQ. Is it memoire's address?"
+    return "does not speak ZeroMQ. Is it the address of a memoire node?"
 
 
 class _FollowingSocket(ConnectionWatcher):
-    """A socket beside a link's own, which may be denied by itself.
+    """Watcher of a socket that joined a link; the peer may refuse it separately.
 
     Args:
-        shown: The keys that the link's own socket shows; None: none.
+        keys: Keys of the link's own socket; None connects without keys.
     """
 
-    def __init__(self, shown: Shown | None, made: Socket, link: Link) -> None:
-        super().__init__(made)
-        self.shown = None if shown is None else Shown(shown.keys, made, link.endpoint)
+    def __init__(self, keys: DialKeys | None, socket: Socket, link: Link) -> None:
+        super().__init__(socket)
+        self.keys = None if keys is None else DialKeys(keys.keys, socket, link.endpoint)
         self.endings = 0
-        """Connections that have ended, as far as was `heard`."""
+        """Number of ended connections, as of the newest call of `heard`."""
         self._link = link
         self.watch(_WANTED)
 
     @property
     def look_at(self) -> float:
-        return float("inf") if self.shown is None else self.shown.look_at
+        return float("inf") if self.keys is None else self.keys.look_at
 
     def turn(self, now: float) -> None:
-        if self.shown is not None and self.shown.is_due(now):
-            self._link.dial_again(self._made)
+        if self.keys is not None and self.keys.is_due(now):
+            self._link.dial_again(self._socket)
 
     def happened(self, event: int, value: int, address: str) -> None:
         self.endings += event == zmq.EVENT_DISCONNECTED
-        if self.shown is not None and event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.shown.succeeded()
-        elif self.shown is not None and event in _REFUSED:
-            self.shown.failed(event, value, time.monotonic())
+        if self.keys is not None and event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.keys.succeeded()
+        elif self.keys is not None and event in _REFUSED:
+            self.keys.failed(event, value, time.monotonic())
 
 
-def _place(address: str) -> str:
-    """An address in one spelling: ZeroMQ reports a connection by its own, "[::ffff:10.0.0.7]" for "10.0.0.7"."""
+def _normalized(address: str) -> str:
+    """Return an address in one spelling: ZeroMQ reports "10.0.0.7" as "[::ffff:10.0.0.7]"."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     number, _, scope = host.strip("[]").partition("%")
     try:
-        found = ipaddress.ip_address(number)
+        ip = ipaddress.ip_address(number)
     except ValueError:
         return address
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return f"{mapped or found}%{scope}:{port}"
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return f"{mapped or ip}%{scope}:{port}"
 
 
 def dial(
-    doors: Poller,
-    made: Socket,
+    poller: Poller,
+    socket: Socket,
     endpoint: str,
     *,
     watch: bool = False,
@@ -484,29 +485,30 @@ def dial(
     known: NameResolver | None = None,
     keys: Keys | None = None,
 ) -> Link:
-    """Connect a socket that these doors are to own; returns at once, whether anybody is there or not.
+    """Connect a socket of a poller to an address or name; returns its link at once, without a wait for the peer.
 
     Args:
-        watch: Whether somebody wants to know about the connection; a name has it known anyway.
-        follow: False where the socket is still to be handed over: with `doors.add(made, way=link)`.
-        known: Look-ups; the process's own by default.
-        keys: Those of this process, for tcp:// addresses.
+        poller: Poller that owns the socket.
+        watch: True if the caller needs the state of the connection; with a name or keys it is watched anyway.
+        follow: False if the socket is added to the poller later, with `add(socket, way=link)`.
+        known: Resolver of names; the process's own by default.
+        keys: Keys of this process, for tcp:// addresses; None connects without keys.
 
     Raises:
-        EndpointError: this is no address; the socket is closed.
-        KeyFileError: the keys folder has no server.pub.
+        EndpointError: the address is malformed; the socket is closed.
+        KeyFileError: the keys folder has no server.pub; the socket is closed.
     """
     try:
         addresses.check(endpoint, "connect to")
     except EndpointError:
-        made.close(0)
+        socket.close(0)
         raise
-    link = Link(doors, made, endpoint, known or addresses.shared_names(), keys)
+    link = Link(poller, socket, endpoint, known or addresses.shared_names(), keys)
     try:
         link.open(watch)
     except BaseException:
         link.close()
         raise
     if follow:
-        doors.follow(made, link)
+        poller.follow(socket, link)
     return link

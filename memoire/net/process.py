@@ -1,28 +1,27 @@
-"""What memoire changes in the process that it runs in. Nothing else in the package does such things.
+"""Process-wide settings that memoire changes: memory allocation, forked nodes, thread exceptions, file descriptors.
 
-    in every process    arrays of batches and caches lie in memory that earlier ones gave back, 128 MiB at most
+    in every process    arrays of batches and caches reuse memory that earlier ones gave back, 128 MiB at most
                         (`_core.empty`); no other arrays do
-                        in a process forked from a node's, the node has another class, whose methods raise ForkedError
-                        instead of waiting for a lock that nobody will ever release (`leave_to_parent`)
+                        in a process forked from a node's, the node gets another class, whose methods raise ForkedError
+                        instead of waiting for a lock that a thread of the parent held (`leave_to_parent`)
     if it is tuned      the C library keeps freed blocks of megabytes (`_core.keep_freed_memory`)
                         at the interpreter's end `threading.excepthook` passes over Closed (`pass_over_in_threads`)
-                        addresses that listen have a packet filter when nearly all descriptors are open, and the soft
-                        limit of these is a little lower (`DescriptorGuard`)
+                        addresses that listen get a packet filter when nearly all descriptors are open, and the soft
+                        limit of descriptors is a little lower (`DescriptorGuard`)
 
-A process is tuned when its first `Server`, `Proxy` or `Reader` with `tune_process=True` is made, which is the default,
-or by a program of `memoire.nodes`. A `Buffer`, or a client in somebody's trainer, never tunes. It cannot be undone.
+No other module changes the process. A process is tuned when its first `Server`, `Proxy` or `Reader` with
+`tune_process=True`, the default, is made, or by a program of `memoire.nodes`. A `Buffer` or client never tunes.
+Tuning cannot be undone.
 
-File descriptors of this process: how many it may open, and what listens while there are none left.
+File descriptors: a client costs a server or proxy three. If no descriptor is free, a connection that waits to be
+accepted stays waiting, and ZeroMQ tries again and again: that takes half a core and helps no client. So before that,
+the listening sockets get a packet filter that drops new connections, until descriptors are free again. Clients see an
+address that does not answer, and try again. Existing connections do not notice, and connections that already wait are
+still accepted.
 
-A client costs a server or proxy three of them. Without any left, a connection that waits to be accepted stays waiting,
-and ZeroMQ asks for it again and again: half a core is gone, and nobody is served better. So before it comes to that,
-the addresses stop hearing of new connections (a packet filter that lets nothing through; clients see an address that
-does not answer, and try again), until some are free again. The connections that exist do not notice. Those that wait
-at that moment still come in.
-
-A flood is faster than any look. So some descriptors are out of reach until then: the soft limit is lower by `reserve`,
-and is raised when the addresses are closed. As no more connections can wait than are reserved, some are left for pages,
-probes and files.
+A flood of connections is faster than periodic checks. So a reserve of descriptors is out of its reach: the soft limit
+is lower by `reserve`, and is raised when the filter is set. Fewer connections can wait than are reserved, so that some
+descriptors are left for pages, probes and files.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ _SO_ATTACH_FILTER: Final = 26
 _SO_DETACH_FILTER: Final = 27
 _NOTHING: Final = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction: BPF_RET with 0 bytes of the packet
 
-_is_tuned = False  # set once
+_is_tuned = False  # set by `tune`
 
 
 def tune() -> None:
-    """Tune this process for a node that moves large messages or serves others; once is enough. From any thread."""
+    """Tune this process for a node that moves large messages or serves clients; later calls do nothing. Thread-safe."""
     global _is_tuned  # noqa: PLW0603
     if not _is_tuned:
         _is_tuned = True
@@ -58,7 +57,7 @@ def tune() -> None:
 
 
 def is_tuned() -> bool:
-    """Whether a node of this process has asked for that."""
+    """Return True if `tune` was called in this process."""
     return _is_tuned
 
 
@@ -74,112 +73,111 @@ def pass_over_in_threads(kind: type[BaseException]) -> None:
 
 
 def leave_to_parent(nodes: Iterable[Any], forked: type) -> None:
-    """In a forked child: have these objects answer as `forked` does from now on, which comes before their own class."""
+    """Replace the class of nodes in a forked child by a subclass whose methods are those of `forked`."""
     answers = {name: value for name, value in vars(forked).items() if name not in ("__dict__", "__weakref__")}
     for node in nodes:
         kind = type(node)
-        # Its own class is the only base: beside another one, a class of several bases may be laid out otherwise, and an
-        # object changes its class only for one of the same layout.
+        # Its own class is the only base: an object can only get a class of the same memory layout, which a class with
+        # several bases may not have.
         node.__class__ = type(kind.__name__, (kind,), answers | {"__module__": kind.__module__})
 
 
 DESCRIPTORS_PER_CLIENT = 3
-"""Connections of one client: requests, caches, notices."""
+"""File descriptors of one client: its connections for requests, caches and notices."""
 OWN_DESCRIPTORS = 64
-"""Descriptors of a process that serves nobody."""
+"""File descriptors of a process without clients."""
 POLL_INTERVAL = 0.5
-"""Seconds between two looks at how many are left."""
+"""Seconds between two checks of the number of open descriptors."""
 RESERVED, MIN_RESERVED, MAX_RESERVED = 32, 16, 4096
-"""One in so many is out of reach of who connects, but so many at least and at most."""
+"""Reserve of descriptors that new connections cannot use: one in 32, but at least 16 and at most 4096."""
 LISTENERS = 3
-"""Addresses of one node."""
+"""Number of listening addresses of one node."""
 MAX_WAITING = 1024
-"""Connections that wait to be accepted at one address, at most."""
+"""Most connections that wait to be accepted at one address."""
 WARNING_INTERVAL = 60.0
 MAX_DESCRIPTORS = 1 << 20
-"""Nobody is given more: some programs look at each one that they may have."""
+"""Largest limit that is set: some programs loop over all descriptors that they may have."""
 
 
 class _ListeningSocket(Protocol):
     @property
-    def closed(self) -> bool:
-        """Whether it has been."""
+    def closed(self) -> bool: ...
 
 
 class System:
-    """What the system lets this process open, and what the process has open."""
+    """File descriptor limits and usage of this process, and packet filters; tests replace it."""
 
     def limits(self) -> tuple[int, int]:
-        """The soft and the hard limit; `resource.RLIM_INFINITY` is none."""
+        """Return the soft and the hard limit; `resource.RLIM_INFINITY` stands for no limit."""
         return resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def set_limits(self, soft: int, hard: int) -> None:
-        """Change them. OSError, ValueError: they cannot be so."""
+        """Set both limits. Raises OSError or ValueError if the system refuses them."""
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     def used(self) -> int | None:
-        """How many are open; None if not even one is left to look with."""
+        """Return the number of open descriptors; None if no descriptor is free for the check itself."""
         try:
             return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")) - 1
         except OSError:
             return None
 
     def filter_packets(self, fd: int, on: bool) -> None:
-        """Let no packet through to the socket that listens at this descriptor, or all of them again."""
+        """Set a packet filter that drops all packets to the listening socket `fd`, or remove the filter."""
         try:
             listening = socket.socket(fileno=fd)
         except OSError:
-            return  # closed meanwhile
+            return  # closed in the meantime
         try:
             if listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 if on:
                     program = ctypes.create_string_buffer(_NOTHING, len(_NOTHING))
-                    what = struct.pack("@HP", 1, ctypes.addressof(program))
-                    listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, what)
+                    value = struct.pack("@HP", 1, ctypes.addressof(program))
+                    listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, value)
                 else:
                     listening.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
         except OSError as error:
             _log.warning("an address could not be %s new connections: %s", "closed to" if on else "opened to", error)
         finally:
-            listening.detach()  # it belongs to ZeroMQ
+            listening.detach()  # the descriptor belongs to ZeroMQ
 
 
 class DescriptorGuard:
-    """Closes this process's TCP addresses to new connections while it has no descriptors for them.
+    """Guard of the process' file descriptors: stops new TCP connections while nearly all descriptors are open.
 
-    May be called from any thread; whoever comes by calls `turn`.
+    Thread-safe; each thread with a listening socket calls `turn` in its loop.
     """
 
     def __init__(self, system: System | None = None) -> None:
         self._system = system or System()
         self.look_at = float("inf")
-        """When `turn` has something to do, by time.monotonic()."""
+        """Time when `turn` has something to do, by time.monotonic()."""
         self.is_full = False
-        """Whether new connections are not heard of now."""
+        """True if the packet filters are set, so that new connections are dropped."""
         self.times = 0
-        """How often that began."""
+        """Number of times that the filters were set."""
         self._lock = threading.Lock()
         self._listening: dict[int, _ListeningSocket] = {}  # by descriptor
         self.reserved = 0
-        """By how many the soft limit is lower than it was."""
-        self._said_at = float("-inf")
+        """Number of descriptors by which the soft limit is lowered now."""
+        self._logged_at = float("-inf")
 
     def limit(self) -> int:
-        """How many the process may have open, with those that are out of reach now."""
+        """Return the most descriptors that the process may have open, including the reserved ones."""
         soft = self._system.limits()[0]
         return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft + self.reserved
 
     def reserve(self) -> int:
-        """How many of them are to be out of reach of who connects."""
+        """Return the number of descriptors to reserve, which new connections cannot use."""
         return min(MAX_RESERVED, max(MIN_RESERVED, self.limit() // RESERVED))
 
     def used(self) -> int:
-        """How many it has open now. Cost: a look at each of them, with Linux before 6.2."""
+        """Return the number of open descriptors. Cost: a look at each of them, with Linux before 6.2."""
         used = self._system.used()
         return self.limit() if used is None else used
 
     def raise_limit(self) -> int:
-        """Let the process open as many as it may (the hard limit, or `MAX_DESCRIPTORS`); returns how many that are."""
+        """Raise the soft limit to the hard limit, or to `MAX_DESCRIPTORS`; returns the limit."""
         hard = self._system.limits()[1]
         wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
         limit = self.limit()
@@ -187,11 +185,13 @@ class DescriptorGuard:
             try:
                 self._system.set_limits(wanted - self.reserved, hard)
             except (OSError, ValueError) as error:
-                _log.warning("the limit of %d file descriptors could not be raised to %d: %s", limit, wanted, error)
+                _log.warning(
+                    "the limit of file descriptors could not be raised from %d to %d: %s", limit, wanted, error
+                )
         return self.limit()
 
     def too_few(self, clients: int) -> str:
-        """What to do if the process may not open enough for so many clients, in a sentence or two; "" if it may."""
+        """Return advice if the limit is too low for `clients` clients, in a sentence or two; "" if it is enough."""
         needed, allowed = DESCRIPTORS_PER_CLIENT * clients + OWN_DESCRIPTORS, self.limit()
         if allowed >= needed:
             return ""
@@ -200,80 +200,80 @@ class DescriptorGuard:
     def _advice(self, needed: int) -> str:
         room = max(0, self.limit() - OWN_DESCRIPTORS) // DESCRIPTORS_PER_CLIENT
         return (
-            f"They are enough for about {room} clients. Raise the limit (ulimit -n {needed}, LimitNOFILE= in systemd, "
+            f"The limit is enough for about {room} clients. Raise it (ulimit -n {needed}, LimitNOFILE= in systemd, "
             f"--ulimit nofile={needed} for a container), or put more proxies in front."
         )
 
-    def add(self, fd: int, made: _ListeningSocket) -> None:
-        """Guard the listening socket of this descriptor, for as long as `made` is open."""
+    def add(self, fd: int, listener: _ListeningSocket) -> None:
+        """Guard the listening descriptor `fd` until its ZeroMQ socket is closed."""
         with self._lock:
-            self._listening[fd] = made
+            self._listening[fd] = listener
             if self.is_full:
                 self._system.filter_packets(fd, True)
             else:
                 self._reserve()
             self.look_at = min(self.look_at, time.monotonic())
 
-    def forget(self, made: _ListeningSocket) -> None:
-        """Guard it no more: it is about to be closed."""
+    def forget(self, listener: _ListeningSocket) -> None:
+        """Guard a socket's descriptors no longer, since the socket is about to be closed."""
         with self._lock:
-            for fd in [fd for fd, listening in self._listening.items() if listening is made]:
+            for fd in [fd for fd, listening in self._listening.items() if listening is listener]:
                 del self._listening[fd]
             self._reserve()
 
     def turn(self, now: float) -> None:
-        """Look, should it be time."""
+        """Check the number of open descriptors if `look_at` has come; set or remove the filters."""
         if now < self.look_at or not self._lock.acquire(blocking=False):
             return
         try:
-            self._listening = {fd: made for fd, made in self._listening.items() if not made.closed}
+            self._listening = {fd: listener for fd, listener in self._listening.items() if not listener.closed}
             self.look_at = now + POLL_INTERVAL if self._listening else float("inf")
-            self._look(now)
+            self._check(now)
             if not self._listening:
                 self._reserve()
         finally:
             self._lock.release()
 
     def trouble(self) -> str:
-        """Why new clients cannot come, as a sentence; "" where they can."""
+        """Return a sentence if new connections are dropped; "" if they are accepted."""
         if not self.is_full:
             return ""
         limit = self.limit()
         return f"descriptors: all but a few of {limit} are open; no new connection is accepted until some are closed"
 
     def forget_all(self) -> None:
-        """Begin again, in a forked child; its parent goes on listening."""
+        """Reset the guard in a forked child, without a change of the parent's filters."""
         self._listening.clear()
         self._reserve()
         self.__init__(self._system)  # type: ignore[misc]
 
-    def _look(self, now: float) -> None:
-        left, reserved = self.limit() - self.used(), self.reserve()
+    def _check(self, now: float) -> None:
+        free, reserved = self.limit() - self.used(), self.reserve()
         if self.is_full:
-            if left > 3 * reserved or not self._listening:
-                self._end()
-        elif self._listening and left <= reserved + MIN_RESERVED // 2:
-            self._begin(now)
+            if free > 3 * reserved or not self._listening:
+                self._accept_connections()
+        elif self._listening and free <= reserved + MIN_RESERVED // 2:
+            self._drop_connections(now)
 
-    def _end(self) -> None:
+    def _accept_connections(self) -> None:
         self.is_full = False
         self._reserve()
         for fd in self._listening:
             self._system.filter_packets(fd, False)
         _log.warning("file descriptors are free again: new connections are accepted")
 
-    def _begin(self, now: float) -> None:
+    def _drop_connections(self, now: float) -> None:
         self.is_full = True
         self.times += 1
         for fd in self._listening:
             self._system.filter_packets(fd, True)
         self._reserve()
-        if now - self._said_at > WARNING_INTERVAL:
-            self._said_at = now
+        if now - self._logged_at > WARNING_INTERVAL:
+            self._logged_at = now
             _log.error("%s. %s", self.trouble(), self._advice(2 * self.limit()))
 
     def _reserve(self) -> None:
-        """Have some out of reach while connections are accepted, and none otherwise."""
+        """Lower the soft limit by the reserve while connections are accepted; else restore it."""
         count = self.reserve() if self._listening and not self.is_full else 0
         soft, hard = self._system.limits()
         if count == self.reserved or soft == resource.RLIM_INFINITY:
@@ -281,28 +281,28 @@ class DescriptorGuard:
         try:
             self._system.set_limits(soft + self.reserved - count, hard)
         except (OSError, ValueError) as error:
-            _log.warning("%d file descriptors could not be kept for pages and files: %s", count, error)
+            _log.warning("%d file descriptors could not be reserved for pages and files: %s", count, error)
         else:
             self.reserved = count
 
 
 _guard = DescriptorGuard()
 limit, used, raise_limit, too_few = _guard.limit, _guard.used, _guard.raise_limit, _guard.too_few
-"""Of this process: see `DescriptorGuard`."""
+"""Methods of this process' `DescriptorGuard`."""
 os.register_at_fork(after_in_child=_guard.forget_all)
 
 
 def shared_guard() -> DescriptorGuard:
-    """The one of this process."""
+    """Return the descriptor guard of this process."""
     return _guard
 
 
 def backlog() -> int:
-    """Connections that may wait at one address: at all of them fewer than are reserved."""
+    """Return the most connections that may wait at one address; at all addresses together, fewer than the reserve."""
     return min(MAX_WAITING, _guard.reserve() // (LISTENERS + 1))
 
 
-def guard_listener(fd: int, made: _ListeningSocket) -> None:
-    """Guard what listens at this descriptor, if this process is tuned (`process`)."""
+def guard_listener(fd: int, listener: _ListeningSocket) -> None:
+    """Guard the listening descriptor `fd` of a ZeroMQ socket, if this process is tuned."""
     if is_tuned():
-        _guard.add(fd, made)
+        _guard.add(fd, listener)

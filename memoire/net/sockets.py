@@ -1,9 +1,8 @@
-"""Every ZeroMQ socket of memoire, made with one profile for each role; nothing else in the package sets a socket
-option. The ZeroMQ context of this process, and what ZeroMQ tells about the connections of a socket.
+"""ZeroMQ context, sockets and monitors: one constructor for each role of a socket, with fixed options. No other module
+sets socket options.
 
-An option that is missing here is a fault that shows up weeks later: without LINGER a close hangs, without MAXMSGSIZE
-a stranger fills the memory, without keepalives a peer that vanished is never noticed. So a socket is asked for by
-what it is for.
+A missing option is a fault that shows up weeks later: without LINGER a close hangs, without MAXMSGSIZE a stranger fills
+the memory, without keepalives a vanished peer is never noticed. So callers ask for a socket by its role.
 
 A peer that vanished is noticed by TCP (keepalives, and a bound on unacknowledged data), never by ZMTP's heartbeats:
 in libzmq 4.3.5 one that is due, or waits in the buffer, on a connection that broke while it was full of unread messages
@@ -41,7 +40,7 @@ MAX_IO_THREADS = 64
 
 
 class _Socket(zmq.Socket[bytes]):
-    """pyzmq's, with a `send` that is compiled: what it has around that is for kinds of sockets that nobody has here."""
+    """pyzmq's socket with its compiled `send`: the Python wrapper around that serves kinds of sockets not used here."""
 
     send = zmq.backend.Socket.send  # type: ignore[assignment]
 
@@ -50,21 +49,21 @@ class _Context(zmq.Context[zmq.Socket[bytes]]):
     _socket_class = _Socket
 
 
-_io_threads = 1  # of contexts that are made from now on
-_contexts: dict[int, Context] = {}  # by process id: one at most that is ours
+_io_threads = 1  # threads of ZeroMQ's for contexts that are made from now on
+_contexts: dict[int, Context] = {}  # by process id: at most one of this process
 _context_lock = threading.Lock()
 
 
 def _after_fork() -> None:
     global _context_lock  # noqa: PLW0603
-    _context_lock = threading.Lock()  # another thread may have held it, which is not there any more
+    _context_lock = threading.Lock()  # a thread of the parent may have held the former one
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
 def shared_context() -> Context:
-    """The one context of this process; a forked child gets a new one, since sockets do not survive a fork."""
+    """Return the one context of this process; a forked child gets a new one, since sockets do not survive a fork."""
     with _core.Held(_context_lock):
         context = _contexts.get(os.getpid())
         if context is None or context.closed:
@@ -74,9 +73,9 @@ def shared_context() -> Context:
 
 
 def use_io_threads(count: int) -> None:
-    """Have the context of this process, which is not made yet, move and encrypt bytes on so many threads of ZeroMQ's.
+    """Set the number of ZeroMQ's threads that move and encrypt bytes; call before the process' context is made.
 
-    A connection belongs to one of them: more threads than connections bring nothing.
+    A connection belongs to one thread: more threads than connections bring nothing.
     """
     global _io_threads  # noqa: PLW0603
     if not 1 <= count <= MAX_IO_THREADS:
@@ -85,170 +84,165 @@ def use_io_threads(count: int) -> None:
 
 
 def library_version() -> str:
-    """Version of libzmq."""
+    """Return the version of libzmq, such as "4.3.5"."""
     return zmq.zmq_version()
 
 
 READABLE = int(zmq.POLLIN)
-"""A flag of `Poller.wait`: pyzmq's own is an enum, which costs a microsecond each time it is compared."""
+"""Flag of `Poller.wait` for a socket with a message: a comparison of pyzmq's enum would cost a microsecond."""
 DATA_MESSAGES = 2
-"""High-water mark of sockets that carry caches, and least one: bytes bound memory, and ZeroMQ counts messages for each
-connection and hop.
-"""
+"""Least high-water mark of sockets for caches: bytes bound memory, but ZeroMQ counts messages of each connection."""
 DATA_BYTES = 2 << 20
 MAX_DATA_MESSAGES = 64
-"""What may queue where caches are small: each that finds nobody at work on the one before costs both ends a wake-up."""
+"""Largest high-water mark, for small caches: each that arrives at an idle thread costs both ends a wake-up."""
 REQUEST_MESSAGES = 256
 """High-water mark of request sockets; a proxy is one connection for all of its clients."""
 NOTICE_MESSAGES = 256
-"""High-water mark of notices, each at most a small model; a subscriber that is slower skips."""
+"""High-water mark of notices, each at most a small model; a slower subscriber skips notices."""
 SUBSCRIPTION_BYTES = 1024
-"""Longest message to a publisher: a subscription, which is a topic."""
+"""Most bytes of a message to a publisher: a subscription, which holds a topic."""
 COPY_BELOW = 65536
-"""Payloads up to this many bytes are copied when sent; from here on ZeroMQ reads them where they are."""
+"""Bytes from which on a frame is sent without a copy; ZeroMQ copies smaller ones."""
 VANISHED_TIMEOUT = 15_000
-"""Milliseconds without an acknowledgement after which a peer is gone."""
+"""Milliseconds of unacknowledged data after which TCP ends a connection."""
 STALLED_TIMEOUT = 60_000
-"""The same for data: a receiver that has no room acknowledges nothing either, and what is on the way to it is lost with
-the connection."""
+"""Milliseconds of unacknowledged data after which TCP ends a connection for caches: a receiver without room does not
+acknowledge either, and messages in flight are lost with the connection."""
 ENVELOPE = 10
 """Most frames of a request: addresses of the proxies it passed, an empty frame, header and payload."""
 HANDSHAKE_TIMEOUT = 5.0
-"""Seconds that somebody who has connected may take to say who he is."""
+"""Most seconds of a handshake, in which a new peer shows its key."""
 PATIENCE = 0.5
-"""Seconds for which an address that is taken is tried again."""
+"""Seconds for which binding an address in use is tried again."""
 RECEIVE_TIMEOUT = 0.05
-"""Seconds that a thread with one socket waits inside of a receive: cheaper for each message than asking a poller
-first.
-"""
+"""Seconds that a thread with one socket waits in a receive, which is cheaper for each message than a poller."""
 ANSWER_TIMEOUT = 0.002
-"""The same of a thread that waits for an answer alone. Other threads that want its socket wait as long."""
+"""Seconds that a thread waits in a receive for one answer. Other threads that need its socket wait as long."""
 DRAIN_TIMEOUT = 1.0
-"""Seconds for which a socket for caches that is made anew, with new keys perhaps, goes on sending what it has."""
+"""Seconds for which a replaced socket for caches goes on sending its queued messages."""
 READ_AT_A_TIME, READ_AT_A_TIME_ENCRYPTED = 7, 40
-"""Bytes that ZeroMQ reads into its buffer at a time, where it can be told: as many as the shortest PING has, so that
-none lies there behind the end of a message that finds a queue full. Longer frames are read at once all the same.
+"""Bytes that ZeroMQ reads into its buffer at a time, if libzmq has the option: as many as the shortest PING, so that no
+PING is in the buffer after the end of a message that finds a queue full. Longer frames are read at once all the same.
 """
 
 
 def request_server(context: Context, message_bytes: int) -> Socket:
-    """ROUTER that takes requests and routes replies by the envelope in front of them; it refuses (EAGAIN) one whose
-    connection has no room, where it would drop it in silence otherwise: see `lanes`.
+    """Make a ROUTER that receives requests and routes replies by their envelopes. It refuses (EAGAIN) a reply whose
+    connection has no room, instead of a silent drop: see `poller.SendQueues`.
     """
-    made = _make(context, zmq.ROUTER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES)
-    made.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    return made
+    socket = _make(context, zmq.ROUTER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    return socket
 
 
 def request_client(context: Context, message_bytes: int) -> Socket:
-    """DEALER that sends numbered requests; it refuses (EAGAIN) instead of queueing for a peer that is not there.
-    `receive(wait=True)` gives up after `ANSWER_TIMEOUT` seconds.
+    """Make a DEALER that sends numbered requests. It refuses (EAGAIN) instead of queueing for a peer that is not
+    connected. `receive(wait=True)` gives up after `ANSWER_TIMEOUT` seconds.
     """
-    made = _make(context, zmq.DEALER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES, immediate=True)
-    made.setsockopt(zmq.RCVTIMEO, int(ANSWER_TIMEOUT * 1000))
-    return made
+    socket = _make(context, zmq.DEALER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES, immediate=True)
+    socket.setsockopt(zmq.RCVTIMEO, int(ANSWER_TIMEOUT * 1000))
+    return socket
 
 
 def data_mark(usual: int, message_bytes: int = 2 * DATA_BYTES) -> int:
-    """How many caches of about so many bytes may queue on each side of a connection; 0 bytes: it is not known.
+    """Return the high-water mark of each side of a connection for caches.
 
     Args:
-        message_bytes: That a push may have at most.
+        usual: Usual bytes of a cache; 0 if not known.
+        message_bytes: Most bytes of a push.
     """
     messages = min(MAX_DATA_MESSAGES, min(DATA_BYTES, message_bytes // 2) // usual) if usual else 0
     return max(DATA_MESSAGES, messages)
 
 
 def largest_push(usual: int, message_bytes: int) -> int:
-    """Bytes of the largest push if a usual one has `usual`, at least four times as many: all that may queue for a
-    connection, which ZeroMQ counts in messages, takes at most `DATA_MESSAGES` of `message_bytes`.
+    """Return the most bytes of a push if a usual one has `usual`; at least four times as many. So the queue of a
+    connection, which ZeroMQ bounds in messages, takes at most `DATA_MESSAGES` times `message_bytes`.
     """
     return DATA_MESSAGES * message_bytes // data_mark(usual, message_bytes)
 
 
 def data_receiver(context: Context, message_bytes: int, queued: int = DATA_MESSAGES) -> Socket:
-    """PULL for caches and episodes, so many for each connection; `receive(wait=True)` gives up after `RECEIVE_TIMEOUT`
-    seconds.
+    """Make a PULL for caches and episodes, which queues `queued` messages for each connection. `receive(wait=True)`
+    gives up after `RECEIVE_TIMEOUT` seconds.
 
-    The mark stays as it is: where it is raised while a connection is full, ZeroMQ 4.3.5 may never tell the sender that
-    there is room again.
+    The mark must not change: if it is raised while a connection is full, ZeroMQ 4.3.5 may never report room to the
+    sender again.
     """
-    made = _make(context, zmq.PULL, message_bytes, receive=queued)
-    made.setsockopt(zmq.RCVTIMEO, int(RECEIVE_TIMEOUT * 1000))
-    return made
+    socket = _make(context, zmq.PULL, message_bytes, receive=queued)
+    socket.setsockopt(zmq.RCVTIMEO, int(RECEIVE_TIMEOUT * 1000))
+    return socket
 
 
 def data_sender(context: Context, usual: int = 0) -> Socket:
-    """PUSH that sends caches and episodes, of `usual` bytes, to a peer that is there; one that has no room for a while
-    stays connected.
+    """Make a PUSH that sends caches and episodes, usually of `usual` bytes, to connected peers. A peer without room
+    stays connected for `STALLED_TIMEOUT` at most.
     """
-    made = _make(context, zmq.PUSH, SUBSCRIPTION_BYTES, send=data_mark(usual), immediate=True)
-    made.setsockopt(zmq.TCP_MAXRT, STALLED_TIMEOUT)
-    return made
+    socket = _make(context, zmq.PUSH, SUBSCRIPTION_BYTES, send=data_mark(usual), immediate=True)
+    socket.setsockopt(zmq.TCP_MAXRT, STALLED_TIMEOUT)
+    return socket
 
 
 def publisher(context: Context) -> Socket:
-    """XPUB for notices of models; it receives every subscription (see `subscribed`), also repeated ones."""
-    made = _make(context, zmq.XPUB, SUBSCRIPTION_BYTES, send=NOTICE_MESSAGES, receive=REQUEST_MESSAGES)
-    made.setsockopt(zmq.XPUB_VERBOSE, 1)
-    return made
+    """Make an XPUB for notices of models; it receives every subscription (see `subscribed`), also repeated ones."""
+    socket = _make(context, zmq.XPUB, SUBSCRIPTION_BYTES, send=NOTICE_MESSAGES, receive=REQUEST_MESSAGES)
+    socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+    return socket
 
 
 def subscriber(context: Context, message_bytes: int) -> Socket:
-    """SUB for notices; topics are subscribed to afterwards, as many as `models.MAX_TOPICS`.
+    """Make a SUB for notices; the caller subscribes to topics afterwards, at most `models.MAX_TOPICS`.
 
-    A subscription is a message of its own: without room for it ZeroMQ drops it, and the topic stays silent. So there is
-    no high-water mark for sending.
+    A subscription is a message: without room ZeroMQ drops it, and the topic stays silent. So there is no high-water
+    mark for sending.
     """
     return _make(context, zmq.SUB, message_bytes, send=0, receive=NOTICE_MESSAGES)
 
 
 def plain_dealer(context: Context, message_bytes: int) -> Socket:
-    """DEALER of a plain request proxy, which shares requests out among the workers behind it."""
+    """Make a DEALER for a plain request proxy, which distributes requests among the workers behind it."""
     return _make(context, zmq.DEALER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES, immediate=True)
 
 
 OTHER_MECHANISM: int = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 WRONG_KEY: int = zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
-"""What a monitor says of a handshake that failed: one of the two uses no keys; a listener was dialled with another
-listener's key.
-"""
+"""Values of events of failed handshakes: one side uses no keys; the peer expects another key of the listener."""
 OTHER_KIND: int = zmq.PROTOCOL_ERROR_ZMTP_INVALID_METADATA
-"""The same: the peer's socket is of a kind that this one cannot talk to."""
+"""Value of a monitor's event of a failed handshake: the kinds of the two sockets do not fit."""
 
 
 def authenticator(context: Context) -> Socket:
-    """ROUTER, bound where ZeroMQ asks who may come in; its questions are bounded by the handshakes that wait.
+    """Make and bind the ROUTER that receives ZeroMQ's authentication requests; open handshakes bound their number.
 
     Raises:
-        EndpointError: somebody else answers in this context.
+        EndpointError: another authenticator is bound in this context.
     """
-    made = context.socket(zmq.ROUTER)
+    socket = context.socket(zmq.ROUTER)
     for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
-        made.setsockopt(option, 0)
-    bind(made, "inproc://zeromq.zap.01")
-    return made
+        socket.setsockopt(option, 0)
+    bind(socket, "inproc://zeromq.zap.01")
+    return socket
 
 
-def ask_for_keys(made: Socket, secret: bytes, domain: str) -> None:
-    """Let in only who has a key that the authenticator knows; nobody while there is none. Before `bind`."""
-    made.setsockopt(zmq.CURVE_SERVER, 1)
-    made.setsockopt(zmq.CURVE_SECRETKEY, secret)
-    made.setsockopt(zmq.ZAP_DOMAIN, domain.encode())
-    made.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-    _read_little(made, READ_AT_A_TIME_ENCRYPTED)
+def ask_for_keys(socket: Socket, secret: bytes, domain: str) -> None:
+    """Require an authorized key of each peer; without an authenticator no peer connects. Call before `bind`."""
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+    socket.setsockopt(zmq.ZAP_DOMAIN, domain.encode())
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    _read_little(socket, READ_AT_A_TIME_ENCRYPTED)
 
 
-def use_keys(made: Socket, public: bytes, secret: bytes, server: bytes) -> None:
-    """Show a key, and accept only who has the key `server`. Before `connect`; connections that are there stay."""
-    made.setsockopt(zmq.CURVE_PUBLICKEY, public)
-    made.setsockopt(zmq.CURVE_SECRETKEY, secret)
-    made.setsockopt(zmq.CURVE_SERVERKEY, server)
+def use_keys(socket: Socket, public: bytes, secret: bytes, server: bytes) -> None:
+    """Set the socket's own key, and the peer's key `server`. Call before `connect`; existing connections stay."""
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+    socket.setsockopt(zmq.CURVE_SERVERKEY, server)
 
 
 def origin(frame: zmq.Frame) -> tuple[str, int]:
-    """Which key a message came by, as the authenticator has marked it, and the descriptor of its connection; ("", -1)
-    where it was not marked.
+    """Return the key of a message's sender in hex, as the authenticator has marked it, and the descriptor of its
+    connection; ("", -1) if the message has no mark.
     """
     try:
         return str(frame.get("User-Id")), descriptor_of(frame)
@@ -257,34 +251,34 @@ def origin(frame: zmq.Frame) -> tuple[str, int]:
 
 
 def descriptor_of(frame: zmq.Frame) -> int:
-    """The descriptor of the connection that a message came by; -1 where ZeroMQ does not say."""
+    """Return the descriptor of a message's connection; -1 if ZeroMQ does not know it."""
     try:
         return int(frame.get(zmq.SRCFD))
     except (zmq.ZMQError, ValueError):
         return -1
 
 
-def listened_at(made: Socket) -> str:
-    """The address that a socket was bound to last, as ZeroMQ spells it."""
-    return made.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+def listened_at(socket: Socket) -> str:
+    """Return the address that a socket was bound to last, as ZeroMQ spells it."""
+    return socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
 
-def rebind(made: Socket, endpoint: str, secret: bytes) -> None:
-    """Listen at the same address with another key. This ends all present connections.
+def rebind(socket: Socket, endpoint: str, secret: bytes) -> None:
+    """Bind a socket to the same address again with another key. This ends all present connections.
 
     Raises:
-        EndpointError: the address could not be bound again. The socket stays open, but nobody can connect to it.
+        EndpointError: the address could not be bound again. The socket stays open, but no peer can connect to it.
     """
     try:
-        made.unbind(endpoint)
+        socket.unbind(endpoint)
     except zmq.ZMQError as error:
-        if error.errno != errno.ENOENT:  # it was tried before, and came as far as this
+        if error.errno != errno.ENOENT:  # ENOENT: a former attempt has unbound it
             raise EndpointError(endpoint, "give back", error.strerror or str(error)) from error
-    made.setsockopt(zmq.CURVE_SECRETKEY, secret)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            made.bind(endpoint)
+            socket.bind(endpoint)
             return
         except zmq.ZMQError as error:
             if time.monotonic() >= deadline:
@@ -296,7 +290,7 @@ def _make(
     context: Context, kind: int, message_bytes: int, *, send: int = 1, receive: int = 1, immediate: bool = False
 ) -> Socket:
     try:
-        made = context.socket(kind)
+        socket = context.socket(kind)
     except zmq.ZMQError as error:
         raise EndpointError("(no address)", "open a socket for", error.strerror or str(error)) from error
     options = {
@@ -309,7 +303,7 @@ def _make(
         zmq.HEARTBEAT_IVL: 0,
         zmq.HANDSHAKE_IVL: int(1000 * HANDSHAKE_TIMEOUT),
         zmq.CONNECT_TIMEOUT: 5000,
-        # Spread in time, or all actors of a cluster dial a proxy that restarts in the same millisecond.
+        # At random, else all actors of a cluster dial a restarted proxy in the same millisecond.
         zmq.RECONNECT_IVL: 100 + random.randrange(100),
         zmq.RECONNECT_IVL_MAX: 5000,
         zmq.TCP_KEEPALIVE: 1,
@@ -320,35 +314,33 @@ def _make(
         zmq.BACKLOG: process.backlog(),
     }
     for option, value in options.items():
-        made.setsockopt(option, value)
-    made.copy_threshold = COPY_BELOW
-    _read_little(made, READ_AT_A_TIME)
-    return made
+        socket.setsockopt(option, value)
+    socket.copy_threshold = COPY_BELOW
+    _read_little(socket, READ_AT_A_TIME)
+    return socket
 
 
-def _read_little(made: Socket, bytes_: int) -> None:
-    """Close the way by which a peer with PINGs ends the process (docs/security.md), where libzmq has an option for it:
-    in builds with drafts.
-    """
+def _read_little(socket: Socket, bytes_: int) -> None:
+    """Bound the bytes of a read, if libzmq is built with drafts: else PINGs can end the process; docs/security.md."""
     if zmq.has("draft"):
-        made.setsockopt(zmq.IN_BATCH_SIZE, bytes_)
+        socket.setsockopt(zmq.IN_BATCH_SIZE, bytes_)
 
 
-def bind(made: Socket, endpoint: str) -> str:
+def bind(socket: Socket, endpoint: str) -> str:
     """Bind and return the address with its real port; ":0" and ":*" take a free one.
 
-    A taken address is tried again for `PATIENCE` seconds: ZeroMQ gives the address of a socket that was closed back
-    in the background.
+    An address in use is tried again for `PATIENCE` seconds, since ZeroMQ releases the address of a closed socket in the
+    background.
 
     Raises:
-        EndpointError: the address is taken or is not one; the socket is closed.
+        EndpointError: the address is in use or malformed; the socket is closed.
     """
     deadline = time.monotonic() + PATIENCE
 
     def attach(address: str) -> None:
         while True:
             try:
-                _bind(made, address)
+                _bind(socket, address)
             except zmq.ZMQError as error:
                 if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
                     raise
@@ -356,52 +348,52 @@ def bind(made: Socket, endpoint: str) -> str:
             else:
                 return
 
-    return _attach(made, endpoint, "bind", attach)
+    return _attach(socket, endpoint, "bind", attach)
 
 
-def _bind(made: Socket, address: str) -> None:
-    """Bind, and have what listens there guarded against a want of descriptors."""
+def _bind(socket: Socket, address: str) -> None:
+    """Bind a socket, and register a TCP listener with the descriptor guard."""
     if not address.startswith("tcp://"):
         if address.startswith("ipc://"):
-            _look_at(address.removeprefix("ipc://"))
-        made.bind(address)
+            _check_path(address.removeprefix("ipc://"))
+        socket.bind(address)
         return
-    heard = monitor(made, zmq.EVENT_LISTENING)
+    monitor_socket = monitor(socket, zmq.EVENT_LISTENING)
     try:
-        made.bind(address)
-        for _, fd, _ in events(heard):
-            process.guard_listener(fd, made)
+        socket.bind(address)
+        for _, fd, _ in events(monitor_socket):
+            process.guard_listener(fd, socket)
     finally:
-        end_monitor(made, heard)
+        end_monitor(socket, monitor_socket)
 
 
-def _look_at(path: str) -> None:
-    """Refuse a path that is taken: ZeroMQ removes whatever lies there, also the socket of somebody who lives.
+def _check_path(path: str) -> None:
+    """Check that a path is free: ZeroMQ would remove any file at the path, also the socket of a running process.
 
     Raises:
-        ZMQError: EADDRINUSE where somebody listens.
-        ValueError: something else than a socket lies there, or one that cannot be asked.
+        ZMQError: EADDRINUSE if a process listens there.
+        ValueError: the path holds a file that is not a socket, or a socket that cannot be probed.
     """
-    if path[:1] in ("@", "*"):  # an abstract name, which cannot be taken away; any free path
+    if path[:1] in ("@", "*"):  # an abstract name, which has no file; any free path
         return
     try:
         kind = os.lstat(path).st_mode
     except OSError:
-        return  # nothing is there; what else is wrong ZeroMQ says
+        return  # the path is free, or ZeroMQ reports the error
     if not stat.S_ISSOCK(kind):
-        raise ValueError(f"there is something else than a socket at {path}, and it was left there")
+        raise ValueError(f"the file {path} exists and is not a socket; it was left unchanged")
     with _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         answer = probe.connect_ex(path)
-    if answer in (0, errno.EAGAIN):  # EAGAIN: it listens, and many wait
+    if answer in (0, errno.EAGAIN):  # EAGAIN: a process listens, and its backlog is full
         raise zmq.ZMQError(errno.EADDRINUSE)
     if answer not in (errno.ECONNREFUSED, errno.ENOENT):
-        raise ValueError(f"the socket at {path} cannot be asked whether somebody listens: {os.strerror(answer)}")
+        raise ValueError(f"the socket at {path} cannot be probed for a process that listens: {os.strerror(answer)}")
 
 
 def wait_unbound(endpoints: Iterable[str], seconds: float) -> None:
-    """Wait until the socket files of closed ipc:// addresses are gone: ZeroMQ removes them in the background, and would
-    remove the file of whoever binds the address meanwhile.
+    """Wait until the socket files of closed ipc:// addresses are gone. ZeroMQ removes them in the background, and would
+    remove the file of a process that binds the address in the meantime.
     """
     deadline = time.monotonic() + min(seconds, PATIENCE)
     for endpoint in endpoints:
@@ -409,36 +401,36 @@ def wait_unbound(endpoints: Iterable[str], seconds: float) -> None:
             time.sleep(0.002)
 
 
-def connect(made: Socket, endpoint: str) -> str:
-    """Connect to an address, not to a name (`links.dial` takes both); returns at once, whether anybody is there or not.
+def connect(socket: Socket, endpoint: str) -> str:
+    """Connect to a numeric address (`link.dial` takes names, too); returns at once, without a wait for the peer.
 
     Raises:
-        EndpointError: this is no address; the socket is closed.
+        EndpointError: the address is malformed; the socket is closed.
     """
 
     def attach(address: str) -> None:
         named = _CONNECTABLE.fullmatch(address)
         if named is not None and not addresses.is_numeric(named["host"]):
-            raise ValueError("a name has to be looked up first")
-        made.connect(address)
+            raise ValueError("the host is a name, which has to be looked up first")
+        socket.connect(address)
 
-    return _attach(made, endpoint, "connect to", attach)
+    return _attach(socket, endpoint, "connect to", attach)
 
 
 USED = "a free address, or close what listens there, such as the server of a notebook's cell that ran before"
 _CONNECTABLE = re.compile(r"tcp://(?:.*;)?(?P<host>[^\s\[\]*;:/@]+):\d+")
 
 
-def _attach(made: Socket, endpoint: str, action: str, attach: Callable[[str], object]) -> str:
+def _attach(socket: Socket, endpoint: str, action: str, attach: Callable[[str], object]) -> str:
     try:
         addresses.check(endpoint, action)
         attach(re.sub(r":0$", ":*", endpoint) if action == "bind" else endpoint)
-        return _plain(listened_at(made)) if action == "bind" else endpoint
+        return _plain(listened_at(socket)) if action == "bind" else endpoint
     except EndpointError:
-        made.close(0)
+        socket.close(0)
         raise
     except (zmq.ZMQError, TypeError, UnicodeError, ValueError) as error:
-        made.close(0)
+        socket.close(0)
         if isinstance(error, zmq.ZMQError):
             reason = zmq.strerror(error.errno or 0)
             if error.errno == errno.ENAMETOOLONG:
@@ -450,84 +442,84 @@ def _attach(made: Socket, endpoint: str, action: str, attach: Callable[[str], ob
 
 
 def _plain(endpoint: str) -> str:
-    """An address as people write it: ZeroMQ reports IPv4 ones of a dual-stack socket as IPv6."""
+    """Return an address as people write it: ZeroMQ reports IPv4 addresses of a dual-stack socket as IPv6."""
     return re.sub(r"^tcp://\[::ffff:([0-9.]+)\]:", r"tcp://\1:", endpoint).replace("tcp://[::]:", "tcp://*:")
 
 
 EVENT = struct.Struct("=HI")
-"""What a monitor's message begins with: the event and its value; the address is its last frame."""
+"""Layout of the first frame of a monitor's message: event and value. The last frame is the address."""
 _monitors = itertools.count(1)
 
 
-def monitor(made: Socket, events: int) -> Socket:
-    """Where ZeroMQ tells what happens to the connections of a socket; ended by `end_monitor`, before the socket is."""
+def monitor(socket: Socket, events: int) -> Socket:
+    """Open a monitor: a socket that receives connection events of another. `end_monitor` closes it before the other."""
     address = f"inproc://memoire-monitor-{next(_monitors)}"
-    made.monitor(address, events)
-    heard: Socket = made.context.socket(zmq.PAIR)
-    heard.setsockopt(zmq.LINGER, 0)
-    # Without a bound: ZeroMQ's own thread would wait for room, and with it every socket of the context.
-    heard.setsockopt(zmq.RCVHWM, 0)
-    heard.connect(address)
-    return heard
+    socket.monitor(address, events)
+    monitor_socket: Socket = socket.context.socket(zmq.PAIR)
+    monitor_socket.setsockopt(zmq.LINGER, 0)
+    # Without a high-water mark: else ZeroMQ's own thread would wait for room, and with it every socket of the context.
+    monitor_socket.setsockopt(zmq.RCVHWM, 0)
+    monitor_socket.connect(address)
+    return monitor_socket
 
 
-def events(heard: Socket) -> Iterator[tuple[int, int, str]]:
-    """What a monitor has told since the last call: event, value, and the address that it is about."""
+def events(monitor_socket: Socket) -> Iterator[tuple[int, int, str]]:
+    """Yield the events that a monitor has received since the last call: event, value and address."""
     while True:
         try:
-            frames = heard.recv_multipart(zmq.NOBLOCK)
+            frames = monitor_socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return
         event, value = EVENT.unpack(frames[0])
         yield event, value, frames[-1].decode("utf-8", "replace")
 
 
-def end_monitor(made: Socket, heard: Socket) -> None:
-    """Listen no more."""
-    # In this order: an event for a monitor that nobody holds would stop ZeroMQ's own thread for ever.
-    if not made.closed:
-        made.disable_monitor()
-    heard.close(0)
+def end_monitor(socket: Socket, monitor_socket: Socket) -> None:
+    """Stop and close a monitor of a socket."""
+    # In this order: an event for a monitor whose socket is closed would stop ZeroMQ's own thread.
+    if not socket.closed:
+        socket.disable_monitor()
+    monitor_socket.close(0)
 
 
-def subscribed(made: Socket, admits: Callable[[Socket, zmq.Frame], bool] = lambda made, frame: True) -> list[bytes]:
-    """What peers subscribed to since the last call: the bytes that a message has to begin with.
+def subscribed(socket: Socket, admits: Callable[[Socket, zmq.Frame], bool] = lambda socket, frame: True) -> list[bytes]:
+    """Return the topics that peers have subscribed to since the last call, as the first bytes of their messages.
 
     Args:
-        admits: Whether to mind what this message says.
+        admits: Called with each subscription; False ignores it.
     """
     topics = []
     for _ in range(REQUEST_MESSAGES):
-        frames = receive(made, most=1)
+        frames = receive(socket, most=1)
         if frames is None:
             break
         data = frames[0].bytes
-        # Of a peer that has gone ZeroMQ itself says that it has unsubscribed; nobody has sent that.
-        if len(frames) == 1 and data[:1] == b"\x01" and admits(made, frames[0]):
+        # ZeroMQ itself reports a peer that has gone as unsubscribed, in a message that no peer has sent.
+        if len(frames) == 1 and data[:1] == b"\x01" and admits(socket, frames[0]):
             topics.append(data[1:])
     return topics
 
 
-def has_message(made: Socket) -> bool:
-    """Whether `receive` has something: cheaper than one that has nothing."""
-    return bool(int(made.getsockopt(zmq.EVENTS)) & READABLE)
+def has_message(socket: Socket) -> bool:
+    """Return True if a message has arrived: cheaper than a `receive` that returns None."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & READABLE)
 
 
-def receive(made: Socket, most: int = 8, *, wait: bool = False) -> list[zmq.Frame] | None:
-    """The next whole message, frames as they arrived; None when there is none (`wait`: within the socket's RCVTIMEO).
+def receive(socket: Socket, most: int = 8, *, wait: bool = False) -> list[zmq.Frame] | None:
+    """Return the next whole message, a list of frames; None if no message came (`wait`: within the socket's RCVTIMEO).
 
-    A peer decides how many frames there are, not how many we keep: beyond one more than `most` they are thrown away,
-    so that a parser still sees one too many.
+    A message has at most `most` + 1 frames here: further ones are dropped, so that a parser sees that there are too
+    many, but a peer cannot fill the memory with frames.
     """
     try:
-        return _multipart.receive(made, most, wait)
+        return _multipart.receive(socket, most, wait)
     except zmq.Again:
         return None
 
 
 class SharedFrame:
-    """The frame of a large payload that goes to many peers, one after the other: made once, since ZeroMQ tells Python
-    by a thread of its own when it has let go of each. For one thread.
+    """Frame of a large payload that is sent to many peers, one after the other. It is made once, since ZeroMQ's thread
+    reports the release of each frame to Python. For one thread.
     """
 
     def __init__(self) -> None:
@@ -535,7 +527,7 @@ class SharedFrame:
         self._frame: zmq.Frame | None = None
 
     def of(self, payload: Any) -> Any:
-        """What to send for a payload: a frame if it is a view of all of a large `bytes`, else the payload itself."""
+        """Return the shared frame if the payload is a view of all of a large `bytes`, else the payload itself."""
         if not isinstance(payload, memoryview) or payload.nbytes < COPY_BELOW:
             return payload
         body = payload.obj
@@ -546,14 +538,14 @@ class SharedFrame:
         return self._frame
 
 
-def send(made: Socket, frames: Sequence[Any]) -> bool:
-    """Send a whole message without waiting, large frames without copying them; False when there is no room for it."""
+def send(socket: Socket, frames: Sequence[Any]) -> bool:
+    """Send a whole message without waiting, large frames without copying them; False if the socket has no room."""
     try:
-        _multipart.send(made, frames, COPY_BELOW)
+        _multipart.send(socket, frames, COPY_BELOW)
     except zmq.Again:
         return False
     except zmq.ZMQError as error:
-        # A ROUTER whose peer has gone; nobody is left to tell.
+        # A ROUTER's peer has gone: the message has no receiver.
         if error.errno == zmq.EHOSTUNREACH:
             return True
         raise

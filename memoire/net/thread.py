@@ -1,18 +1,18 @@
-"""A thread that owns sockets: it waits, takes its turn, and runs what other threads post to it, until it is stopped.
+"""Worker threads that own a node's sockets, the node's lock, detection of stuck threads, and closing at exit.
 
-ZeroMQ sockets belong to one thread (three threads on one socket mix messages up without any error), so every node of
-memoire gives its sockets to a worker and asks it.
+ZeroMQ sockets belong to one thread (three threads on one socket mix messages up without any error). So every node of
+memoire gives its sockets to a `Worker`: it waits, takes its turn, and runs functions that other threads post to it.
 
-What the calls of a node and its thread share: one lock, one clock, and whether the node is open.
+`NodeLock` is shared by the calls of a node and its thread: one lock, one clock, and the state of the node.
 
-Whether a thread that takes turns is stuck, or only slow because the machine has too much to do.
+`ProgressMonitor` decides if a thread is stuck, or only slow because the machine has too much to do.
 
     turns       | | | |                                          the last one began at 4
-    time        1 2 3 4 ─── 15 s ───▶ 19: late. First look, at 20: the process has waited 3 s for a core in all
-                                          Second look, at 30: 3.1 s     ─▶ it could run for 9.9 s of 10: stuck
-                                                              12.5 s    ─▶ it could run for 0.5 s: slow
+    time        1 2 3 4 ─── 15 s ───▶ 19: late. First check, at 20: the process has waited 3 s for a core in all
+                                          Second check, at 30: 3.1 s    ─▶ it could run for 9.9 s of 10: stuck
+                                                               12.5 s   ─▶ it could run for 0.5 s: slow
 
-A restart helps the first one. It harms the second: a server that starts again has lost what it held.
+A restart helps a stuck thread. It harms a slow one: a restarted server has lost what it held.
 """
 
 from __future__ import annotations
@@ -37,41 +37,41 @@ from . import process
 from .poller import Poller
 
 WAIT_INTERVAL = 0.1
-"""Seconds after which a call that waits looks again, should nobody have told it: some conditions are times."""
+"""Seconds after which a waiting call checks its condition without a notification: some depend on the time."""
 
 
 class NodeLock:
-    """The lock of a node, and waiting at it: every wait ends when the node is closed or fails.
+    """Lock of a node, on which its calls wait: every wait ends when the node is closed or fails.
 
     Args:
-        called: What errors call the node.
+        called: Name of the node in errors.
     """
 
     def __init__(self, called: str) -> None:
         self._changed = _core.Condition()
         self.wake: Callable[[], None] = lambda: None
-        """Has the thread take a turn; the thread may set it."""
+        """Function that makes the node's thread take a turn; set by the owner of the thread."""
         self.is_closing = False
-        """close() was called: calls raise Closed."""
+        """True after a call of close(): calls raise Closed."""
         self.failed: MemoireError | None = None
-        """Why the node cannot be used at all; for good."""
+        """Error that makes the node unusable for good; None if it works."""
         self._called = called
 
     @property
     def changed(self) -> _core.Held:
-        """The lock; notified at each answer, when something fails, and at close."""
+        """The lock as a condition variable, notified at each answer, at a failure, and at close."""
         return _core.Held(self._changed)
 
     def now(self) -> float:
-        """The clock of all times of the node, in seconds."""
+        """Return the time in seconds, by the monotonic clock of all times of the node."""
         return time.monotonic()
 
     def left(self, deadline: float) -> float:
-        """Seconds until a deadline; 0 after it."""
+        """Return the seconds until a deadline; 0 after it."""
         return max(0.0, deadline - time.monotonic())
 
     def check_open(self) -> None:
-        """Raise Closed, or what the node failed of."""
+        """Raise Closed, or the error that made the node unusable."""
         if self.is_closing:
             raise Closed(self._called)
         if self.failed is not None:
@@ -85,27 +85,27 @@ class NodeLock:
         before: Callable[[], None] | None = None,
         interval: float = float("inf"),
     ) -> bool:
-        """Wait for something that the thread brings about; False at the deadline. Under the lock.
+        """Wait until `is_done` returns True; False at the deadline. Called under the lock.
 
         Args:
-            check: Called after each wait: raises if it is in vain. None is `check_open`.
-            before: Called before each wait; None has the thread take a turn.
-            interval: Seconds after which it is asked again although nobody has told of a change.
+            check: Called after each wait; raises if a further wait is useless. None is `check_open`.
+            before: Called before each wait; None wakes the node's thread.
+            interval: Seconds after which `is_done` is called again without a notification.
         """
         while not is_done():
-            left = self.left(deadline)
-            if left <= 0.0:
+            remaining = self.left(deadline)
+            if remaining <= 0.0:
                 return False
             (before or self.wake)()
-            self.changed.wait(min(left, interval))
+            self.changed.wait(min(remaining, interval))
             (check or self.check_open)()
         return True
 
     def wait(self, is_done: Callable[[], bool], patience: float, interval: float = WAIT_INTERVAL) -> bool:
-        """Wait for a condition, which is asked under the lock; False when it has not come true after these seconds.
+        """Wait until `is_done`, called under the lock, returns True; False after `patience` seconds.
 
         Args:
-            interval: Seconds after which it is asked again although nobody has told of a change.
+            interval: Seconds after which `is_done` is called again without a notification.
         """
         deadline = self.now() + patience
         with self.changed:
@@ -113,37 +113,37 @@ class NodeLock:
             return self.until(is_done, deadline, interval=interval)
 
     def pause(self, seconds: float) -> None:
-        """Give the lock up for this long at most, or until something changes."""
+        """Wait for `seconds` seconds, or until a notification. Raises Closed, or the error of the node, before."""
         with self.changed:
             self.check_open()
             self.changed.wait(seconds)
 
 
 STUCK_TIMEOUT = 15.0
-"""Seconds without a turn after which a thread that takes one a second is late."""
+"""Seconds without a turn after which a thread, which takes a turn each second, is late."""
 RUNNABLE_TIMEOUT = 5.0
-"""Seconds for which the process could run while a late thread took no turn: then it is stuck."""
+"""Seconds for which the process could run since the first check of a late thread, after which the thread is stuck."""
 SLOW_TIMEOUT = 300.0
-"""Seconds without a turn after which it is stuck however busy the machine is."""
+"""Seconds without a turn after which a thread is stuck however busy the machine is."""
 
 
 class _LateThread(NamedTuple):
-    """The first look at a thread that is late."""
+    """First check of a late thread."""
 
     turned: float
-    """When its last turn began: another one has begun since then if this has changed."""
+    """Time at which the thread's last turn began; it changes with the next turn."""
     at: float
     waited: float
 
 
 TASKS = "/proc/self/task"
-"""Folder in which Linux says of each thread of this process how long it waited for a core."""
+"""Folder of Linux with the time that each thread of this process waited for a core."""
 
 
 def waited_for_cores(tasks: str = TASKS) -> float:
-    """Seconds for which threads of this process were ready to run and no core was free, all together.
+    """Return the seconds for which threads of this process were ready to run but no core was free, added up.
 
-    0 where the system does not say it: then the time on the clock alone counts.
+    Returns 0 if the system does not provide it: then the time on the clock alone counts.
     """
     total = 0
     try:
@@ -156,12 +156,12 @@ def waited_for_cores(tasks: str = TASKS) -> float:
 
 
 class ProgressMonitor:
-    """Judges one thread by its turns, at two looks at least. From any thread.
+    """Detector of a stuck thread, by the times of its turns, with two checks at least. Thread-safe.
 
     Args:
         timeout: Seconds without a turn after which the thread is late.
-        clock: What turns are timed by.
-        waited: Seconds that the process has waited for cores so far.
+        clock: Clock of the turns' times.
+        waited: Returns the seconds that the process has waited for cores so far.
     """
 
     def __init__(
@@ -172,10 +172,10 @@ class ProgressMonitor:
         waited: Callable[[], float] = waited_for_cores,
     ) -> None:
         self._timeout, self._clock, self._waited = timeout, clock, waited
-        self._first: _LateThread | None = None  # replaced as a whole: several threads may look
+        self._first: _LateThread | None = None  # replaced as a whole: several threads may check
 
     def silence(self, turned: float) -> float:
-        """Seconds since the thread's last turn began, at `turned`, if it is stuck; else 0."""
+        """Return the seconds since the thread's last turn began, at `turned`, if the thread is stuck; else 0."""
         now = self._clock()
         if now - turned <= self._timeout:
             return 0.0
@@ -190,48 +190,48 @@ class ProgressMonitor:
 _log = logging.getLogger(__name__)
 
 UNDO_TIMEOUT = 1.0
-"""Seconds that a node whose making failed waits for its threads: one that went on would use sockets of a context that
-its owner is about to end.
+"""Seconds that a node whose constructor failed waits for its threads: a running thread would use sockets of a context
+that its owner is about to end.
 """
 IDLE_INTERVAL = 1.0
-"""Seconds after which a worker takes its turn although nothing happened."""
+"""Seconds after which a worker takes a turn without any event."""
 
 
 class Node(ClosingContext, StrictAttributes, ABC):
-    """Whatever has sockets (a server, client, reader or proxy): a `with` statement closes it.
+    """Base class of objects with sockets (server, client, reader, proxy): a `with` statement closes the node.
 
-    A process forked from its own finds a `Forked` in its place.
+    In a process forked from the node's, the node's class is replaced by a subclass of `Forked`.
     """
 
     _COPY = "Make one in each process: it has threads and sockets of its own."
     CALLED: ClassVar[str] = "this node"
-    """What errors call it."""
+    """Name of the node in errors."""
     ROLE: ClassVar[str] = ""
-    """server, proxy, actor, learner or inference, as pages and metrics call it; "" of a node that has no pages."""
+    """Role of the node on pages and in metrics: server, proxy, actor, learner or inference; "" if it has no pages."""
     CLOSED_AT_EXIT: ClassVar[int] = 1
-    """When the interpreter ends, lower numbers are closed first: a client has things to tell a server."""
+    """Order of closing when the interpreter ends, lowest first: a client closes before a server, to report to it."""
     _pid: int
-    """The process it belongs to."""
+    """Id of the process that the node belongs to."""
 
     _close_lock: threading.Lock
-    """Held by who closes it."""
+    """Lock held by the thread that closes the node."""
 
     @abstractmethod
     def close(self, timeout: float | None = None) -> object:
-        """End within `timeout` seconds."""
+        """Close the node within `timeout` seconds; None takes the node's default."""
 
     @contextmanager
     def _closer(self, deadline: float) -> Iterator[bool]:
-        """Be the one who closes it; False where another thread is, and has not done it by the deadline."""
+        """Hold the close lock; yields False if another thread still holds it at the deadline."""
         with _core.Held.within(self._close_lock, max(0.0, deadline - time.monotonic())) as is_mine:
             yield is_mine
 
 
 class Forked:
-    """What a node is in a process forked from its own: nothing but the news that it is one.
+    """Behaviour of a node in a process forked from its own: every access raises ForkedError, and `close` does nothing.
 
-    Sockets do not survive a fork, and any of the node's locks may be held for ever, by a thread that is not there. So
-    no method is entered: whatever is asked of the node raises ForkedError, and closing it does nothing.
+    Sockets do not survive a fork, and a thread of the parent may hold any of the node's locks, which stay locked in the
+    child. So no method of the node's own class runs.
     """
 
     ANSWERS = frozenset({"close", "closed", "__class__", "__enter__", "__exit__", "__repr__", "__hash__", "__eq__"})
@@ -239,37 +239,35 @@ class Forked:
     def __getattribute__(self, name: str) -> Any:
         if name in Forked.ANSWERS:
             return object.__getattribute__(self, name)
-        own = object.__getattribute__
-        raise ForkedError(own(self, "CALLED"), own(self, "_pid"), os.getpid())
+        read = object.__getattribute__
+        raise ForkedError(read(self, "CALLED"), read(self, "_pid"), os.getpid())
 
     @property
     def closed(self) -> bool:
-        """True: there is nothing here that could be closed."""
+        """True, since the child has nothing to close."""
         return True
 
     def close(self, timeout: float | None = None) -> bool:
-        """Do nothing: it is the other process's to close."""
+        """Do nothing and return False: only the parent process can close the node."""
         return False
 
     def __repr__(self) -> str:
-        own = object.__getattribute__
-        return f"<{own(self, 'CALLED')}, forked from process {own(self, '_pid')}>"
+        read = object.__getattribute__
+        return f"<{read(self, 'CALLED')}, forked from process {read(self, '_pid')}>"
 
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 END_TIMEOUT = 1.0
-"""Seconds that a thread has at least to end, also where there is no time left: it takes none, unless it waits for a
-processor.
-"""
+"""Least seconds that a thread gets to end, even after the deadline: on a busy machine it may need them."""
 EXIT_TIMEOUT = 0.5
 """Seconds that each node has to close when the interpreter ends."""
 TOTAL_EXIT_TIMEOUT = 2.0
-"""Seconds that all of them have together: a program with a hundred clients of a dead server ends as well."""
+"""Seconds that all nodes together have to close, so that a program with a hundred clients of a dead server ends."""
 
 
 def close_at_exit(node: Node) -> None:
-    """Close this node when the interpreter ends, if nobody did before: a daemon thread inside ZeroMQ must not outlive
-    it. Call it as soon as the node has a thread: a fork finds it from then on. It has all its public attributes then.
+    """Register a node to be closed when the interpreter ends, since a daemon thread in ZeroMQ must not outlive it, and
+    to be replaced in forked processes. Call as soon as the node has a thread, and all its public attributes.
     """
     node._guard()
     _nodes.add(node)
@@ -295,13 +293,13 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class Worker:
-    """The thread. Its functions run inside of it, never at the same time.
+    """Thread that owns sockets: it waits for them and for posted functions, and takes turns until it is stopped.
 
     Args:
-        name: Of the thread.
-        turn: Called after each wait, with the sockets that are ready and their events.
-        next_time: When the next turn is due at the latest, as time.monotonic() counts.
-        at_end: Called once at the end, before the sockets are closed.
+        name: Name of the thread.
+        turn: Called in the thread after each wait, with the sockets that are ready and their events.
+        next_time: Returns the latest time of the next turn, by time.monotonic().
+        at_end: Called in the thread once at the end, before the sockets are closed.
     """
 
     def __init__(
@@ -313,39 +311,39 @@ class Worker:
     ) -> None:
         self.doors = Poller()
         self.errors = 0
-        """Turns that raised: faults of ours, logged, after which the thread went on."""
+        """Number of turns that raised an exception: bugs, logged, after which the thread went on."""
         self._turn, self._next_time, self._at_end = turn, next_time, at_end
-        self._turned = time.monotonic()  # when it came by last; it waits no longer than `IDLE_INTERVAL` at a time
+        self._turned = time.monotonic()  # time of the newest turn; a wait is no longer than `IDLE_INTERVAL`
         self._progress = ProgressMonitor()
         self._stopping = False
-        self._starting = threading.Lock()  # against a stop in the middle of a start
+        self._starting = threading.Lock()  # guards against a stop during a start
         self._linger = 0.0
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin. What was put into `doors` before belongs to the thread from now on."""
+        """Start the thread, which owns the sockets in `doors` from now on."""
         with _core.Held(self._starting):
             if not self._stopping:
                 self._thread.start()
 
     def post(self, function: Callable[[], None]) -> None:
-        """Have the thread call this soon. From any thread; nothing happens when the worker has ended."""
+        """Let the thread call a function soon. Thread-safe; does nothing if the worker has ended."""
         self.doors.posted.append(function)
         self.wake()
 
     def wake(self) -> None:
-        """Have the thread take a turn now. From any thread."""
+        """Make the thread take a turn now. Thread-safe."""
         self.doors.waker.wake()
 
     @property
     def is_alive(self) -> bool:
-        """Whether it takes turns."""
+        """True if the thread runs, in this process."""
         return self._thread.is_alive() and self._pid == os.getpid()
 
     def trouble(self) -> list[str]:
-        """What is wrong with the thread, in words: it died, or it is stuck inside of one turn. Empty while it works or
-        is only slow, see `ProgressMonitor`.
+        """Return problems of the thread, in words: it died, or is stuck in one turn. [] if it works, or is only slow:
+        see `ProgressMonitor`.
         """
         if self._pid != os.getpid() or self._stopping or self._thread.ident is None:
             return []
@@ -356,18 +354,18 @@ class Worker:
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller runs inside of this thread."""
+        """True if the caller runs in this thread."""
         return threading.current_thread() is self._thread
 
     def stop(self, timeout: float, linger: float = 0.0) -> bool:
-        """End the thread and close its sockets, which go on sending for `linger` seconds; False when it has not by
-        then.
+        """End the thread and close its sockets, which go on sending for `linger` seconds. Returns False if the thread
+        has not ended after `timeout` seconds.
         """
         if self._pid != os.getpid():
             return True
         with _core.Held(self._starting):
             is_first, self._stopping = not self._stopping, True
-            if self._thread.ident is None:  # never started, and will not be: nobody else has the sockets
+            if self._thread.ident is None:  # never started, and will not be: this thread owns the sockets
                 if is_first:
                     self._finish()
                 return True
@@ -394,15 +392,15 @@ class Worker:
             self._failed()
 
     def _failed(self) -> None:
-        """A turn raised: a fault of ours in one message must not end the service for everybody else."""
+        """Log and count a turn that raised: a bug with one message must not end the service for all other peers."""
         self.errors += 1
         _log.exception("%s: a turn failed", self._thread.name)
         if self.errors > 100:
-            time.sleep(0.01)  # and must not spin for ever either
+            time.sleep(0.01)  # and must not take a whole core
 
     def _finish(self) -> None:
         try:
-            self.doors.run_posted()  # sockets that were handed over have to be closed too
+            self.doors.run_posted()  # posted sockets have to be closed, too
             self._at_end()
         except Exception:
             _log.exception("%s: did not end cleanly", self._thread.name)

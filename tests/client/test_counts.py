@@ -198,7 +198,7 @@ def test_homes_left_long_ago_are_kept_as_sums():
         windows.belong(7, home, since=1)
         at_once(windows.now.pushing(10, now=0.0))
         windows.now.answered(1, 10, 0, {"size": 0}, asked_at=0.0)
-    assert len(windows._left) <= MAX_HOMES
+    assert len(windows._former) <= MAX_HOMES
     homes = MAX_HOMES + 10
     assert (windows.sums().pushed_bytes, windows.sums().accepted_caches) == (10 * homes, homes)
     windows.check_invariants()

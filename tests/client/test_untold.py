@@ -50,7 +50,8 @@ def test_an_actor_says_once_that_its_server_is_away_and_once_that_it_is_back(clu
     until(lambda: words(caplog, client) == ["away"])
     text = warnings_of(caplog, client)[0]
     assert re.search(
-        r"server 'home' at tcp://\S+ has acknowledged nothing for \d{1,3} s\. 20 steps, 2 episodes and 1 log", text
+        r"server 'home' at tcp://\S+ has acknowledged nothing for \d{1,3} s\. The client keeps 20 steps, 2 episodes",
+        text,
     )
     assert 0 <= int(re.search(r"nothing for (\d+) s", text)[1]) <= 200
     assert "nothing listens" in text or "memoire doctor" in text
@@ -174,7 +175,7 @@ def test_each_part_is_told_in_order_and_then_the_file_goes(teller, caplog):
     assert teller.answered(UPDATED, 2.0) == LateRequest(messages.Update(epoch=5, steps=30))
     assert teller.path.exists() and not teller.is_done
     assert teller.answered(UPDATED, 3.0) is None and teller.is_done
-    assert not teller.path.exists() and "30 steps, 2 episodes and 1 lines were told" in caplog.text
+    assert not teller.path.exists() and "delivered 30 steps, 2 episodes and 1 log lines" in caplog.text
 
 
 def test_another_home_is_told_nothing_of_caches(teller):
@@ -205,7 +206,7 @@ def test_an_answer_to_something_else_is_no_answer(teller, received):
 def test_what_nobody_will_ever_take_stays_and_is_named(teller, caplog):
     teller.begin()
     assert teller.answered(Refused("there", "run", "never heard of it"), 1.0) is None
-    assert teller.is_done and teller.path.exists() and "cannot be told, and stays" in caplog.text
+    assert teller.is_done and teller.path.exists() and "cannot be delivered, and stays" in caplog.text
 
 
 def test_the_rest_is_left_to_the_next_client_when_this_one_ends(teller, caplog):
@@ -251,13 +252,16 @@ def test_a_damaged_file_is_named_and_stays(tmp_path, caplog, damage):
     else:
         former_clients.save(tmp_path, DAMAGE[damage])
     assert former_clients.found(tmp_path) == [] and path.exists()
-    assert f"{path} cannot be read, and is not told" in caplog.text
+    assert f"{path} cannot be read, and its report is not delivered" in caplog.text
 
 
 def test_a_file_that_is_larger_than_any_client_leaves_is_not_read(tmp_path, caplog):
     path = former_clients.save(tmp_path, whole())
     os.truncate(path, former_clients.MAX_BYTES + 1)  # sparse: it takes no room
-    assert former_clients.found(tmp_path) == [] and f"it has more than {former_clients.MAX_BYTES} bytes" in caplog.text
+    assert (
+        former_clients.found(tmp_path) == []
+        and f"the file is larger than {former_clients.MAX_BYTES} bytes" in caplog.text
+    )
 
 
 def test_a_file_that_another_client_has_told_meanwhile_is_no_loss(tmp_path, caplog):

@@ -653,7 +653,7 @@ def test_a_file_of_prompts_that_is_damaged_stays_and_is_named(kind, folder, dama
     assert path.read_bytes() == content and size_of_bodies(folder) < 6_000_000
     assert f"{path} is missing or damaged, and stays as it is" in caplog.text
     if damaged == 1_000:
-        with pytest.raises(StateCorrupt, match="has 1 rows that the tables cannot do without"):
+        with pytest.raises(StateCorrupt, match="has 1 rows that the tables need"):
             kind.read(folder)
     else:
         assert kind.read(folder) == VALUES

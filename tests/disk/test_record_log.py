@@ -130,7 +130,7 @@ def test_a_file_whose_name_is_no_number_is_refused(tmp_path):
     with open_log(tmp_path) as log:
         log.append([(1, b"one")])
     next(tmp_path.glob("*.rec")).rename(tmp_path / "mine.rec")
-    with pytest.raises(DataError, match="its name is no number"):
+    with pytest.raises(DataError, match="its name is not the number"):
         open_log(tmp_path)
 
 

@@ -374,7 +374,7 @@ def test_samples_that_were_made_with_another_value_are_refused_by_name_at_every_
     assert pool.parameters == parameters and pool.stats().caches == 1, "nothing was changed"
     save(tmp_path / "a", table(pool))
     other = Pool(VALUED, told)
-    with pytest.raises(SnapshotMismatch, match=f"made with .*{field}=.*, where this server has .*{field}="):
+    with pytest.raises(SnapshotMismatch, match=f"made with .*{field}=.*, but this server has .*{field}="):
         load([tmp_path / "a"], table(other))
     assert load([tmp_path / "a"], table(other), discard_mismatched=True).refused == {"parameters": 1}
     held, payload = cached(told)
@@ -407,15 +407,15 @@ def test_a_file_that_does_not_fit_is_refused_by_name_before_anything_is_taken(tm
     pool = pool_of([5])
     save(tmp_path / "a", table(pool), table(pool_of([7]), "demo"))
     again = Pool(SCHEMA, PLAIN)
-    with pytest.raises(SnapshotMismatch, match="table 'demo', and this server has 'default'"):
+    with pytest.raises(SnapshotMismatch, match="table 'demo', but this server has 'default'"):
         load([tmp_path / "a"], table(again))
     other = Pool(STATES, PLAIN)
-    with pytest.raises(SnapshotMismatch, match="in table 'demo', where this server stores"):
+    with pytest.raises(SnapshotMismatch, match="in table 'demo', but this server stores"):
         load([tmp_path / "a"], table(again), table(other, "demo"))
     stacked = Pool(SCHEMA, Parameters(next=()))
-    with pytest.raises(SnapshotMismatch, match="made with next=None, where this server has next="):
+    with pytest.raises(SnapshotMismatch, match="made with next=None, but this server has next="):
         load([tmp_path / "a"], table(again), table(stacked, "demo"))
-    with pytest.raises(SnapshotMismatch, match="keeps episodes"):
+    with pytest.raises(SnapshotMismatch, match="stores episodes"):
         load([tmp_path / "a"], table(again), table(again, "demo", "episodes"))
     renamed = PLAIN.to_wire()
     renamed["gamma"] = renamed.pop("discount")
@@ -476,10 +476,10 @@ def test_damage_is_refused_or_skipped_with_exact_counts(tmp_path):
             continue
         assert not done.refused, number
         there = done.caches + done.episodes
-        assert there + done.damaged == 11 or ("nobody knows" in text and there + done.damaged < 11), (number, text)
+        assert there + done.damaged == 11 or ("an unknown" in text and there + done.damaged < 11), (number, text)
         assert pool.stats().caches == done.caches and whole_ones.memory.num_episodes == done.episodes
         verdicts["in part"] += 1
-        verdicts["counted"] += "nobody knows" not in text
+        verdicts["counted"] += "an unknown" not in text
     assert verdicts["in part"] > 80 and verdicts["counted"] > 40 and verdicts["useless"] > 5, verdicts
     assert verdicts["whole"] < 90, verdicts  # what was changed lies behind the end, or was zeros before
 
@@ -513,9 +513,7 @@ def test_facts_say_what_a_file_holds(tmp_path):
     assert (episodes["name"], episodes["episodes"], episodes["entries"]) == ("whole", 3, 18)
     assert Schema.from_json(episodes["schema"]) == STATES
     path.write_bytes(whole[:-100])
-    assert (
-        "cut off" in snapshots.facts(path)["damage"] and "nobody knows" in snapshots.facts(path, check=True)["damage"]
-    )
+    assert "cut off" in snapshots.facts(path)["damage"] and "an unknown" in snapshots.facts(path, check=True)["damage"]
 
 
 def test_a_server_that_is_closed_again_leaves_what_a_later_life_saved(tmp_path):

@@ -193,7 +193,7 @@ COLUMNS = {
 }
 
 DAMAGE = (
-    "state.db is damaged: .*(wrong checksum|rows are missing|SQLite says|not in PRIMARY KEY order|says what none can)"
+    "state.db is damaged: .*(wrong checksum|rows are missing|SQLite says|not in PRIMARY KEY order|an impossible value)"
 )
 
 

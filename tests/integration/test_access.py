@@ -134,7 +134,7 @@ def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context, t
     until(lambda: refused(server)["server_key"] >= 2)
     with (
         Server("tcp://127.0.0.1:0", SCHEMA, process=Process(context=context)) as careless,
-        pytest.raises(AuthError, match="it asks for no key, so nobody knows who it is"),
+        pytest.raises(AuthError, match="it uses no keys, so that its identity cannot be verified"),
     ):
         connect(careless.endpoint, keys=keys, context=context, timeout=100.0)
     with pytest.raises(AuthError, match="does not know the key"):
@@ -173,11 +173,11 @@ def test_a_relay_that_is_not_let_in_says_why(server, keys, context, tmp_path, ca
 
 def test_a_process_without_the_right_files_does_not_begin(keys, context):
     (keys / "actor" / "server.pub").unlink()
-    with pytest.raises(KeyFileError, match=r"has no server.pub to know tcp://127.0.0.1:1 by"):
+    with pytest.raises(KeyFileError, match=r"has no server.pub to verify tcp://127.0.0.1:1"):
         connect("tcp://127.0.0.1:1", keys=keys, context=context)
-    with pytest.raises(KeyFileError, match=r"has the key of one who dials \(learner/learners\)"):
+    with pytest.raises(KeyFileError, match=r"has a key that cannot listen \(learner/learners\)"):
         Server("tcp://127.0.0.1:0", SCHEMA, keys=keys / "learner", process=Process(context=context))
-    with pytest.raises(KeyFileError, match="has the key of one who dials"):
+    with pytest.raises(KeyFileError, match="has a key that cannot listen"):
         Proxy("tcp://127.0.0.1:0", ["tcp://127.0.0.1:1"], keys=keys / "actor", context=context)
 
 

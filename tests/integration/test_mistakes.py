@@ -133,7 +133,7 @@ CONSTRUCTORS = [
     ("capacity and schema swapped", lambda: memoire.Buffer(100, FLOATS), errors.WrongType,
      "schema must be a memoire.Schema, got int. Make one: memoire.Schema({...}), or memoire.Schema.from_env(env)."),
     ("address and schema swapped", lambda: memoire.Server(FLOATS, "tcp://127.0.0.1:0"), errors.EndpointError,
-     f"cannot bind {str(FLOATS)[:80]!r}: an address is text, not of type Schema. Give 'tcp://127.0.0.1:5560', or "
+     f"cannot bind {str(FLOATS)[:80]!r}: an address must be of type str, not Schema. Give 'tcp://127.0.0.1:5560', or "
      "'tcp://*:5560' for other machines."),
     ("a shape without a dtype", lambda: memoire.Schema({"obs": (4,)}), errors.SchemaError,
      "column 'obs.0' was declared as 4, a value of type int. Give a Column, a dtype, (dtype, shape) such as (np.float32, "
@@ -199,9 +199,9 @@ BATCHES = [
 
 ADDRESSES = [
     ("no transport", lambda: memoire.connect("proxy:5560"), errors.EndpointError,
-     "cannot connect to 'proxy:5560': the transport in front is missing. Give 'tcp://proxy:5560'."),
+     "cannot connect to 'proxy:5560': the transport is missing. Give 'tcp://proxy:5560'."),
     ("a path", lambda: memoire.connect("/run/memoire/relay"), errors.EndpointError,
-     "cannot connect to '/run/memoire/relay': the transport in front is missing. Give 'ipc:///run/memoire/relay'."),
+     "cannot connect to '/run/memoire/relay': the transport is missing. Give 'ipc:///run/memoire/relay'."),
     ("a web address", lambda: memoire.connect("http://proxy:5560/"), errors.EndpointError,
      "cannot connect to 'http://proxy:5560/': the transport must be tcp://, ipc:// or inproc://. Give 'tcp://proxy:5560'."),
     ("no port", lambda: memoire.connect("tcp://proxy"), errors.EndpointError,
@@ -209,12 +209,12 @@ ADDRESSES = [
     ("a port that there is none of", lambda: memoire.connect("tcp://127.0.0.1:99999"), errors.EndpointError,
      f"cannot connect to 'tcp://127.0.0.1:99999': the port must be a number from 1 to 65535. {ASKED}"),
     ("what follows the port", lambda: memoire.connect("tcp://proxy:5560/"), errors.EndpointError,
-     "cannot connect to 'tcp://proxy:5560/': nothing may come behind the port, not even '/'. Give 'tcp://proxy:5560'."),
+     "cannot connect to 'tcp://proxy:5560/': nothing may follow the port, but '/' does. Give 'tcp://proxy:5560'."),
     ("the host of those who listen", lambda: memoire.connect("tcp://*:5560"), errors.EndpointError,
-     "cannot connect to 'tcp://*:5560': the host '*' is only for those who listen. Give the name of the machine that "
+     "cannot connect to 'tcp://*:5560': the host '*' is valid only for binding. Give the name of the machine that "
      "listens, such as 'tcp://localhost:5560'."),
     ("a server without transport", lambda: memoire.Server("*:5560", FLOATS), errors.EndpointError,
-     "cannot bind '*:5560': the transport in front is missing. Give 'tcp://*:5560'."),
+     "cannot bind '*:5560': the transport is missing. Give 'tcp://*:5560'."),
     ("one server of a proxy", lambda: memoire.Proxy("tcp://127.0.0.1:0", "tcp://a:5560"), errors.EndpointError,
      "cannot connect to 'tcp://a:5560': a proxy needs a list of at least one server. Give ['tcp://a:5560']."),
 ]  # fmt: skip
@@ -346,4 +346,4 @@ def test_writers_whose_episodes_are_cut_shorter_than_samples_are_refused_by_name
     with caplog.at_level(logging.WARNING, "memoire.client.pushes"):
         server.configure(**{name: 9})
         until(lambda: caplog.records)
-    assert f"sets {name}=9; here it must be at most 8" in caplog.text
+    assert f"sets {name}=9; writers here need at most 8" in caplog.text

@@ -260,7 +260,7 @@ def test_what_a_dropped_socket_held_is_given_back(context, doors):
     for _ in range(30):
         cycle()
     until(lambda: used() <= before + 2)
-    assert not doors._ways and not doors._monitors
+    assert not doors._watchers and not doors._monitors
 
 
 # ------------------------------------------------------------------------------------------------- clients and proxies

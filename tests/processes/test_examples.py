@@ -65,7 +65,7 @@ LEARN = {
 }
 
 
-SLOW = re.compile(r"client \w+: server .* (has acknowledged nothing for|is back; what was) .*\n")
+SLOW = re.compile(r"client \w+: server .* (has acknowledged nothing for|is back; steps) .*\n")
 """What a client says on a machine so busy that its server does not answer for ten seconds."""
 
 

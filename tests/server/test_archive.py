@@ -209,7 +209,7 @@ def test_the_commands_order_show_and_refuse(cluster, tmp_path, capsys):
     starts = ("server", "--endpoint", "tcp://127.0.0.1:0", "--schema", SCHEMA.to_json(), "--http", "off", "--restore")
     file.write_bytes(file.read_bytes()[:-50])
     status, said = command(capsys, *starts, file)
-    assert status == 1 and "nobody knows how many caches" in said and "--skip-damaged" in said, said
+    assert status == 1 and "an unknown number of caches" in said and "--skip-damaged" in said, said
     status, said = command(capsys, *starts, file, "--part", "3/2")
     assert status == 1 and "K/N for the K-th of N servers" in said
     status, said = command(capsys, "snapshot", "--show", file)

@@ -217,7 +217,7 @@ def added_answers(answered: Any, self: Any, accepted: int, received: int, *given
     self.received_bytes += before if received > before else 0
 
 
-@planted("counts: ", "memoire.client.io:Connection.told_everything")
+@planted("counts: ", "memoire.client.io:Connection.deliver_everything")
 def early_goodbyes(told: Any, self: Any, deadline: float) -> bool:
     """A client that leaves says that everything is delivered, and does not wait for the answer."""
     return True

@@ -128,7 +128,7 @@ def test_a_snapshot_of_no_schema_is_named(tmp_path):
     path = tmp_path / "x.snapshot"
     told = snapshot_file.snapshot_file.TableAbout(name="default", storage="caches", schema="[" * 50_000, parameters={})
     path.write_bytes(snapshot_file.file_of(tables=[told])[1:])
-    with pytest.raises(DataError, match="of no schema"):
+    with pytest.raises(DataError, match="with an invalid schema"):
         snapshots.facts(path)
 
 
@@ -142,6 +142,6 @@ def test_a_database_that_names_files_elsewhere_is_refused(tmp_path):
     for name in ("../../victim.00000001.log", "/" + "x" * 10, str(victim), "log\0.00000001.log"):
         body = msgspec.msgpack.encode(replace(segment, name=name))
         assert state_file.one(bytes([place]) + body) == "refused"
-        with pytest.raises(StateCorrupt, match="cannot be called"):
+        with pytest.raises(StateCorrupt, match="is not a valid name"):
             Store(state_file.FOLDER, None)
     assert victim.read_text() == "precious"
