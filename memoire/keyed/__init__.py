@@ -32,11 +32,11 @@ class KeyedKind(Kind):
 
         return NoColumns
 
-    def schema_from(self, given: Schema | Mapping[str, Any] | None) -> Schema:
+    def schema_from(self, columns: Schema | Mapping[str, Any] | None) -> Schema:
         """None is to be given, or a mapping without columns."""
-        if given is not None and len(given):
+        if columns is not None and len(columns):
             raise ParameterError(
-                "schema", given, "left out with storage='keyed': rows have the fields that writers name"
+                "schema", columns, "left out with storage='keyed': rows have the fields that writers name"
             )
         return self.schema_class()({})
 

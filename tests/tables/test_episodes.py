@@ -564,7 +564,7 @@ def test_a_reader_gets_what_it_asks_of_this_memory() -> None:
     assert drawn_for(stored().now, counts_of({now.owner: 7}), now=0.0, compression="none") == nothing
     empty = NamedMemory(stored().now.memory, now.owner)
     assert drawn_for(empty, counts_of({now.owner: 7}), now=0.0, compression="none") == nothing
-    with pytest.raises(ProtocolError, match="samples at once"):
+    with pytest.raises(ProtocolError, match="samples in one request"):
         drawn_for(now, counts_of({now.owner: MAX_DRAWN + 1}), now=0.0, compression="none")
 
 

@@ -306,8 +306,8 @@ def test_ragged_and_nested_columns_are_taken_and_split() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"cache_limit": 3}, "capacity says how many entries"),
-        ({"samples_per_insert_tolerance": 10.0}, "capacity says how far"),
+        ({"cache_limit": 3}, "capacity limits the number of entries"),
+        ({"samples_per_insert_tolerance": 10.0}, "capacity limits how far"),
         ({"min_size": 5}, "take"),
         ({"max_times_sampled": 1}, "handed out once"),
         ({"on_full": "newest"}, "oldest"),
