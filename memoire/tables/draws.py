@@ -308,7 +308,7 @@ class Plan:
     def checked(self, drawn: HeldCache) -> HeldCache:
         """Return a server's container. Raise ProtocolError (code "client") if a sample's client was not asked."""
         if not self.asked.keys() >= set(_owners_of(drawn)):
-            raise ProtocolError("client", "a drawn container has samples of a client that the request did not name")
+            raise ProtocolError("client", "a drawn container has samples of a client that was not asked for")
         return drawn
 
 

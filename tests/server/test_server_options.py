@@ -45,7 +45,7 @@ def options(**changes):
         ({"schema": None, "tables": [1]}, WrongType, "tables must be"),
         ({"schema": None, "tables": {"a": 1}}, WrongType, "a memoire.Table"),
         ({"storage": "episodes", "cache_limit": 5}, ParameterError, "cache_limit must be 0 with storage='episodes'"),
-        ({"capacity": 5}, ParameterError, "capacity must be 0 where caches are stored.*client_capacity.*cache_limit"),
+        ({"capacity": 5}, ParameterError, "capacity must be 0 with storage='caches'.*client_capacity.*cache_limit"),
         (
             {"schema": None, "tables": {"a": Table(SCHEMA)}, "min_size": 1},
             ParameterError,
