@@ -192,7 +192,7 @@ class Kind:
     """Plural noun for the drawn or taken items in the figures' texts."""
     room: ClassVar[str] = "entries"
     """Plural noun for the items that `capacity` counts, in the figures' texts."""
-    weighed: ClassVar[str] = "Of what is held."
+    weighed: ClassVar[str] = "Weights of the held items."
     """Sentence that explains the weights in a table's distribution."""
     counted: ClassVar[tuple[str, ...]] = ()
     """Settings of a table that are derived from other settings if omitted."""
