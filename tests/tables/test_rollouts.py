@@ -176,8 +176,8 @@ def test_a_shortage_says_what_it_waits_for() -> None:
     pool.saw_model(9)
     with pytest.raises(NotEnoughSamples) as caught:
         take(pool, 6)
-    assert "waiting for 6 more entries (0 of 6 held, of 0 clients)" in str(caught.value)
-    assert "4 entries were passed over (max_model_lag), the last ones of model 7 when 9 was the newest" in str(
+    assert "waiting for 6 more entries (0 of 6 held, from 0 clients)" in str(caught.value)
+    assert "4 stale entries were discarded (max_model_lag), the last of model 7 when model 9 was the newest" in str(
         caught.value
     )
     pushed(pool, CLIENTS[0], range(4, 12), version=9)
