@@ -292,8 +292,7 @@ class TablePool(ABC):
 
         Args:
             is_same: True if this pool continues the saved pool after a restart: the counts and the generator's state,
-                if
-                `state` has one, continue, too.
+                if `state` has one, continue, too.
         """
 
     @property

@@ -65,12 +65,12 @@ class Table:
         sampler, parameters, multi_step, discount, frame_stack, start: As in `Buffer`.
         storage: "caches": samples that actors have drawn from their own memories. "episodes": whole episodes, from
             which the server draws. "rollouts": parts of episodes; each entry is handed out once, in order (`take`).
-            "prompts": prompts for language models; the schema describes an answer (`memoire.Prompts`). "keyed": rows
-            by key, with fields that writers name (`memoire.tq`), without a schema. Or another kind that is registered
-            or installed (docs/extending.md).
+            "prompts": prompts for language models; the schema describes an answer (`memoire.Prompts`). "keyed": rows by
+            key, with fields that writers name (`memoire.tq`), without a schema. Or another kind that is registered or
+            installed (docs/extending.md).
         capacity: Maximum number of entries in episodes; 0: bytes, and a million entries, are the limit. For rollouts
-            the entries recorded and not yet taken; 0 is 65,536. For prompts the unfinished prompts; 0: bytes alone
-            are the limit.
+            the entries recorded and not yet taken; 0 is 65,536. For prompts the unfinished prompts; 0: bytes alone are
+            the limit.
         on_full: Behaviour of a full table of rollouts. "wait": actors wait in `step` until entries are taken. "oldest":
             the oldest entries are evicted; no call waits. None is "wait". Prompts evict the oldest ready groups.
         cache_limit: Maximum number of held caches; with 0, only bytes limit them.

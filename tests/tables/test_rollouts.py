@@ -196,7 +196,7 @@ def test_wrong_arguments_are_refused_before_anything_waits() -> None:
 
 
 def test_a_fragment_that_has_no_room_at_all_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="there is room for 5"):
+    with pytest.raises(ProtocolError, match="the table has room for 5"):
         pushed(made(5), CLIENTS[0], range(6))
 
 
@@ -226,7 +226,7 @@ def test_what_has_left_can_be_put_back_once(how: str) -> None:
         pool.clear()
     elif how == "passed over":
         pool.saw_model(2)
-        with pytest.raises(NotEnoughSamples, match="of 0 clients"):
+        with pytest.raises(NotEnoughSamples, match="from 0 clients"):
             take(pool, 1)
     else:
         pushed(pool, CLIENTS[1], range(4, 8), version=1)

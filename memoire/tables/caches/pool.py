@@ -61,8 +61,8 @@ class Pool(
         schema, parameters: Schema and parameters of the caches; `configure` changes the parameters.
         byte_limit: Maximum bytes of all held caches. A full pool evicts the oldest cache of the largest client.
         cache_limit: Maximum number of held caches; 0 is no limit.
-        client_timeout: Seconds of silence after which a client expires, once its samples are used (with reuse_cache:
-            at once).
+        client_timeout: Seconds of silence after which a client expires, once its samples are used (with reuse_cache: at
+            once).
         clock: Monotonic clock in seconds.
         seed: Seed of the draws; None for a random one.
     """
@@ -512,11 +512,9 @@ class Pool(
 
         Args:
             samples: Total; a client's part is by weight or by unused samples, whichever is more. If several readers
-                draw
-                from the same clients, at most three draws are reserved for a reader that has enough (`wanted` 0).
+                draw from the same clients, at most three draws are reserved for a reader that has enough (`wanted` 0).
             elsewhere: Samples that the reader has drawn from other pools so far. Its batches are filled from all pools,
-                so
-                these draws count between two caches of a client as well.
+                so these draws count between two caches of a client as well.
             part: (i, n): only every n-th client in the order of registration, beginning with the i-th from 0.
             wanted: Samples of a batch that the reader waits for; 0: it has enough. None: unknown; all are reserved.
         """

@@ -177,8 +177,7 @@ class RolloutQueue:
 
         Args:
             fitting: Function that returns how many first entries of the next fragment fit into the reply. If it raises,
-                the
-                queue is unchanged.
+                the queue is unchanged.
         """
         if self.entries < max(1, least):
             return []
