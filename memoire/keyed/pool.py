@@ -229,7 +229,7 @@ class KeyedPool(LastingPool, HasCalls):
             self._uploads.move_to_end(key)
 
     def give_up(self, now: float) -> None:
-        """Expire unfinished uploads."""
+        """Expire uploads that have got no piece for `UPLOAD_TIMEOUT`."""
         with self._waiter.lock:
             while self._uploads:
                 key, staged = next(iter(self._uploads.items()))
@@ -259,7 +259,7 @@ class KeyedPool(LastingPool, HasCalls):
     def put(
         self, partition: str, changes: Sequence[keyed.PutRow], upload: tuple[bytes, int] = (b"", 0)
     ) -> list[KeyedRow]:
-        """Write rows, all or none; return their new versions.
+        """Write all of the rows or nothing; return their new versions.
 
         Args:
             upload: Client and number of the upload that has the bytes of staged values.

@@ -123,7 +123,6 @@ class InspectedSample:
     model_lag: int | None
     """Versions between the acting model and the newest; None if either version is unknown."""
     place: EntryPlace
-    """Position of the entry among its neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,6 @@ class PeekedSample:
     """N, the number of entries of positive weight."""
     beta: float
     place: EntryPlace = EntryPlace()
-    """Position of the entry among its neighbours."""
 
     def specimen(self, schema: Schema, newest: int, byte_limit: int = MAX_SPECIMEN_BYTES) -> InspectedSample | None:
         """Return the sample prepared for display, or None if its arrays have more than `byte_limit` bytes.

@@ -95,7 +95,7 @@ class TableSettings(Protocol):
 
     @property
     def schema(self) -> Schema:
-        """Columns of an entry."""
+        """Columns of the table's entries."""
 
     @property
     def parameters(self) -> Parameters:
@@ -103,7 +103,7 @@ class TableSettings(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Maximum number of entries."""
+        """Maximum number of entries in the table."""
 
     @property
     def cache_limit(self) -> int:
@@ -127,11 +127,9 @@ class PoolPlace:
     """Server-side arguments for creating a pool: table name, limits and seed."""
 
     name: str
-    """Name of the pool's table."""
     byte_limit: int
     """Initial maximum number of bytes that the pool may hold."""
     limits: Limits
-    """Limits of the server."""
     seed: int | None
     """Seed of the pool's draws; None for a random one."""
 

@@ -136,7 +136,7 @@ class Table:
 
     @property
     def kind(self) -> Kind:
-        """Kind that `storage` names."""
+        """Registered kind that `storage` names."""
         return kinds.named(self.storage)
 
 

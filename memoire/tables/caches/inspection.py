@@ -160,7 +160,7 @@ class HeldOnce:
         return not any(_bytes.checksum(cache.payload) == _bytes.checksum(other.payload) for other in alike)
 
     def pushed(self, client: HeldClient, cache: HeldCache) -> None:
-        """Add a cache that the client's queue has got."""
+        """Add the summary of a cache that was pushed to the client's queue."""
         self._seen.add(_summary_of(cache))
         self._of = client, client.pushed
 
@@ -274,7 +274,6 @@ class ChosenSample(NamedTuple):
     """The client's share of all clients' weight."""
     population: float
     seed: int
-    """Seed for the choice of a sample."""
     clock: float
 
 

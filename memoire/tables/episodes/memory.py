@@ -49,7 +49,6 @@ class CheckedEpisode:
     age: NDArray[np.float32]
     """[T] seconds since the entries were recorded."""
     samples: int
-    """Number of entries."""
 
 
 def checked_episode(

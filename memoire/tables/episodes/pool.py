@@ -157,7 +157,7 @@ class EpisodePool(
 
     @property
     def capacity(self) -> int:
-        """Maximum number of entries."""
+        """Maximum number of entries in the memory."""
         return self.memory.capacity
 
     @property

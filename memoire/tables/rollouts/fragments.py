@@ -74,7 +74,6 @@ class RolloutQueue:
         self.schema = schema
         self.counts = RolloutCounts()
         self.entries = 0
-        """Number of held entries."""
         self.bytes = 0
         """Bytes of the held fragments' arrays."""
         self._fragments: deque[Fragment] = deque()
