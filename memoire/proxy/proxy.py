@@ -250,7 +250,7 @@ class Proxy(Node):
         A single absent server among several is no reason, because that would also turn the other servers' clients away.
         """
         if self._closing.is_set():
-            return ["closing: this proxy is shutting down"]
+            return ["closing: this proxy is about to end"]
         backs = list(self._thread.router.backs)
         reasons = [f"denied: {why}" for why in dict.fromkeys(back.denied for back in backs) if why]
         if not any(back.names for back in backs):

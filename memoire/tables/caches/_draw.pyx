@@ -1127,7 +1127,7 @@ cdef class HeldPool:
         return <int64_t>positives
 
     def silent(self, double since, bint reuse):
-        """Return clients last heard before `since` whose samples are used up, or are reused."""
+        """Return clients last heard before `since`; without `reuse` only clients whose samples are used up."""
         cdef HeldClient client
         return [client for client in self.clients if client.heard < since and (reuse or client.unused == 0)]
 
