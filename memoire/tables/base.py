@@ -520,8 +520,8 @@ class ShowsSamples(ABC):
 
     @abstractmethod
     def peek(self, of: tuple[bytes, int] | None = None) -> PeekedSample | None:
-        """Return a copy of a random sample, drawn with the usual probabilities, or of the entry of this owner and
-        number. The sample stays in the pool. Return None if the pool is empty or no longer holds the entry.
+        """Return a copy of a random sample, by the chances of a draw, or of the entry of this owner and number. The
+        sample stays in the pool. Return None if the pool is empty or no longer holds the entry.
         """
 
 
@@ -558,9 +558,7 @@ class KeepsLayout(ABC):
 
     @abstractmethod
     def saved_layout(self) -> tuple[dict[str, Any], bytes, int]:
-        """Return the places of entries as fields of a `TableRecord`, its payload, and a number that changes with every
-        entry.
-        """
+        """Return places of entries: fields of a `TableRecord`, its payload, and a number that each change alters."""
 
     @abstractmethod
     def heir(
