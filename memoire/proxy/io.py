@@ -494,11 +494,11 @@ class ProxyThread:
 
     def _retire(self, now: float) -> None:
         """Close removed addresses, once their clients had time to leave."""
-        gone = self.router.retire(now)
-        for back in gone:
+        closing = self.router.retire(now)
+        for back in closing:
             back.leave()
             self.counts.homeless += len(back.requests) + len(back.caches)
-        if gone:
+        if closing:
             self._send_news()
 
     def welcomed(self, back: BackendLink, change: BackendChange) -> None:

@@ -92,8 +92,8 @@ class Router(Generic[B]):
 
     def unmet(self) -> list[str]:
         """Return addresses on the lists of this proxy and of proxies behind it at which no server has answered yet."""
-        own = [back.endpoint[:256] for back in self.backs if not back.names]
-        return [*own, *(address for back in self.backs for address in back.unmet)]
+        addresses = [back.endpoint[:256] for back in self.backs if not back.names]
+        return [*addresses, *(address for back in self.backs for address in back.unmet)]
 
     def is_ready(self, now: float) -> bool:
         """Return True if new clients can be assigned: all servers are known, or the wait for the others is over."""
@@ -159,15 +159,15 @@ class Router(Generic[B]):
 
     def retire(self, now: float) -> set[B]:
         """Remove and return addresses to close: their time is over, or they do not answer."""
-        gone = {back for back, until in self.retiring.items() if now >= until or back.is_away}
-        if gone:
-            self._forget([home for home, back in self.homes.items() if back in gone])
-            self.homes = {home: back for home, back in self.homes.items() if back not in gone}
-            for back in gone:
+        closing = {back for back, until in self.retiring.items() if now >= until or back.is_away}
+        if closing:
+            self._forget([home for home, back in self.homes.items() if back in closing])
+            self.homes = {home: back for home, back in self.homes.items() if back not in closing}
+            for back in closing:
                 del self.retiring[back]
             for back in self.backs:
                 self.learn(back)
-        return gone
+        return closing
 
     def _forget(self, homes: Iterable[int]) -> None:
         """Record homes as removed; keep only the newest `MAX_REMOVED`."""

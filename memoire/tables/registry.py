@@ -159,13 +159,13 @@ class PushLimits(NamedTuple):
         fitting = layout.most_fitting(size_of, allowed)
         if fitting < 1:
             raise ParameterError(limit, allowed, f"at least {size_of(1)}, the bytes of one {one}")
-        taken = f"{count} {what} take {size_of(count)} bytes, and {limit} is {allowed}"
-        where = f"pass {name}={fitting} to the server, Table or configure"
+        reason = f"{count} {what} take {size_of(count)} bytes, and {limit} is {allowed}"
+        advice = f"pass {name}={fitting} to the server, Table or configure"
         larger = f"{limit} must be larger"
         if limit == "message_bytes" and allowed < self.message_bytes:
-            taken = f"{count} {what} take {size_of(count)} bytes, and a push to this server has at most {allowed}"
+            reason = f"{count} {what} take {size_of(count)} bytes, and a push to this server has at most {allowed}"
             larger = f"the server must start with {name}={count}"
-        raise ParameterError(name, count, f"at most {fitting} ({where}), or {larger}, because {taken}")
+        raise ParameterError(name, count, f"at most {fitting} ({advice}), or {larger}, because {reason}")
 
 
 ONLY_AGAIN: Final = {
@@ -312,8 +312,8 @@ class Kind:
         values: dict[str, Any] = {} if settings.own is None else settings.own.making(settings.schema)
         return values
 
-    def differing_parameters(self, schema: Schema, mine: Parameters, theirs: Parameters) -> dict[str, tuple[Any, Any]]:
-        """Return parameters that held content was made with and that differ: name -> (mine, theirs). The default is
+    def differing_parameters(self, schema: Schema, ours: Parameters, others: Parameters) -> dict[str, tuple[Any, Any]]:
+        """Return parameters that held content was made with and that differ: name -> (ours, others). The default is
         empty: entries are held as recorded, and derived values are computed by the server.
         """
         return {}
@@ -428,10 +428,10 @@ def own_settings(kind: Kind, options: dict[str, Any]) -> Any:
     Raises:
         ParameterError: a setting belongs to another kind.
     """
-    own = {name: options.pop(name) for name in kind.setting_names() if name in options}
+    values = {name: options.pop(name) for name in kind.setting_names() if name in options}
     for name, value in options.items():
         if others := [each.name for each in known() if name in each.setting_names()]:
             storage = " or ".join(map(repr, others))
             expected = f"omitted with storage={kind.name!r}; it is a setting of storage={storage}"
             raise ParameterError(name, value, expected)
-    return kind.own_settings(own)
+    return kind.own_settings(values)

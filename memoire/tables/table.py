@@ -119,7 +119,7 @@ class Table:
         put = object.__setattr__
         kind = kinds.named(storage)
         put(self, "schema", kind.schema_from(schema))
-        own = kinds.own_settings(kind, fields)
+        own_settings = kinds.own_settings(kind, fields)
         fields |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
         put(self, "parameters", chosen(parameters, sampler, discount, fields))
         self.parameters.check_for(self.schema)
@@ -131,7 +131,7 @@ class Table:
             each.check(room[each.name])
             put(self, each.name, room[each.name])
         put(self, "on_full", on_full or "wait")
-        put(self, "own", own)
+        put(self, "own", own_settings)
         kind.check(self, is_full_said=on_full is not None)
 
     @property
@@ -398,16 +398,16 @@ class Tables:
         Raises:
             ParameterError: it is no integer above 0, or more than the container has; nothing was changed.
         """
-        own = whole("byte_limit", byte_limit, 1)
+        limit = whole("byte_limit", byte_limit, 1)
         others = sum(each.pool.byte_limit for each in self if each is not table)
-        self.reserved.reserve("byte_limit", byte_limit, others + own)
+        self.reserved.reserve("byte_limit", byte_limit, others + limit)
         try:
-            gone = table.pool.limit(own)
+            evicted = table.pool.limit(limit)
         except BaseException:
             self.reserved.reserve("byte_limit", byte_limit, others + table.pool.byte_limit)
             raise
-        table.own_limit = own
-        return gone
+        table.own_limit = limit
+        return evicted
 
     def is_probe(self, number: int) -> bool:
         """Return True if clients of this table number only test the connection; no run counts such clients."""

@@ -47,9 +47,9 @@ class CachesKind(Kind):
         """Return the usual size of a cache, 0 if the size is unknown."""
         return layout.usual_bytes(schema, parameters)
 
-    def differing_parameters(self, schema: Schema, mine: Parameters, theirs: Parameters) -> dict[str, tuple[Any, Any]]:
-        """Return the parameters that held samples depend on and that differ: name -> (mine, theirs)."""
-        return differing(schema, mine, theirs)
+    def differing_parameters(self, schema: Schema, ours: Parameters, others: Parameters) -> dict[str, tuple[Any, Any]]:
+        """Return the parameters that held samples depend on and that differ: name -> (ours, others)."""
+        return differing(schema, ours, others)
 
     def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
         return {"cache_limit": settings.cache_limit, "seed": place.seed}

@@ -126,10 +126,10 @@ class CacheRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 
 def record_of(cache: HeldCache, now: float) -> CacheRecord:
     """Return the snapshot record of a held cache, without its bytes; `now` is on the pool's clock."""
-    age, over = now - cache.arrived, cache.left_over()
-    if over is None:
+    age, rest = now - cache.arrived, cache.left_over()
+    if rest is None:
         return CacheRecord(samples=cache.samples, used=cache.drawn, age=age)
-    places, times, eldest, least_model, positives = over
+    places, times, eldest, least_model, positives = rest
     return CacheRecord(
         samples=cache.samples,
         used=cache.samples - len(places) // 4,
@@ -225,15 +225,15 @@ def distribution_of(chosen: ChosenCaches, most_samples: int) -> Distribution:
     each = most_samples // max(1, len(chosen.caches))
     looked = [(share, _view_of(caches, chosen.reuse, chosen.clock, each)) for share, caches in chosen.caches]
     shares = [(share, view) for share, view in looked if len(view.chances)]
-    whole = math.fsum(share for share, _ in shares)
-    twice = math.fsum(share * share * float(view.chances.mean()) for share, view in shares)
+    total_share = math.fsum(share for share, _ in shares)
+    squares = math.fsum(share * share * float(view.chances.mean()) for share, view in shares)
     weights = np.concatenate([np.empty(0), *(view.weights for _, view in looked)])
     return Distribution(
         looked=len(weights),
         held=chosen.held,
         population=chosen.population,
         total_weight=chosen.total_weight,
-        effective=whole / twice if twice > 0.0 else None,
+        effective=total_share / squares if squares > 0.0 else None,
         weights=Histogram.of(weights),
         ages=Histogram.of(np.concatenate([np.empty(0), *(view.ages for _, view in looked)])),
     )

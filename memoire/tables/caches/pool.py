@@ -161,9 +161,9 @@ class Pool(
             held.arrived = now
             self.held.push(client, held)
             self._counts.added += 1
-            gone = self._room.make()
+            evicted = self._room.make()
             waiter.tell()
-            return gone
+            return evicted
 
     def _check(self, cache: HeldCache) -> None:
         """Raise ProtocolError if a cache is larger than the pool's limit or has another layout."""
@@ -294,9 +294,9 @@ class Pool(
                 self._check_parameters(parameters)
             before = self._making
             self._set_parameters(parameters)
-            gone = 0 if self._making == before else self._clear()
+            evicted = 0 if self._making == before else self._clear()
             self._waiter.tell()  # with reuse_cache enough samples may be available now
-            return gone
+            return evicted
 
     def limit(self, byte_limit: int) -> int:
         """Set the byte limit; return the number of caches that were evicted."""
@@ -312,11 +312,11 @@ class Pool(
             return self._clear()
 
     def _clear(self) -> int:
-        gone = self.held.caches
+        count = self.held.caches
         for client in self.clients.values():
             while client.caches:
                 self.held.drop_oldest(client)
-        return gone
+        return count
 
     def saw_model(self, version: int) -> None:
         """Record the newest model version, from which `Parameters.max_model_lag` counts."""
@@ -341,8 +341,8 @@ class Pool(
         with self._waiter.lock:
             self._newest_model = max(self._newest_model, state.newest_model)
             if is_same:
-                own = self.held.state()[0]
-                random = int.from_bytes(state.random, "little") if len(state.random) == 8 else own
+                current = self.held.state()[0]
+                random = int.from_bytes(state.random, "little") if len(state.random) == 8 else current
                 self.held.go_on_from(random, state.drawn, state.elsewhere)
             if not self._annealing.batches:
                 self._annealing.go_on_from(state.course, state.batches)
@@ -414,17 +414,17 @@ class Pool(
             self._check(held)
             now = self._clock()
             owner = self._register_saved(client, math.inf if record.stays else now)
-            is_new, gone = self._duplicates.is_new(owner, held), 0
+            is_new, evicted = self._duplicates.is_new(owner, held), 0
             if is_new:
                 body.go_on(held, now)
                 self.held.push(owner, held)
                 self._duplicates.pushed(owner, held)
                 owner.between = client.between
                 self.held.set_since(owner, client.since)
-                gone = self._room.make()
+                evicted = self._room.make()
                 self._waiter.tell()
         counts = {"caches": 1, "samples": held.samples, "unused": held.samples - body.used}
-        return PutBack(is_new, gone, counts, client.id)
+        return PutBack(is_new, evicted, counts, client.id)
 
     def _register_saved(self, kept: ClientRecord, heard: float) -> HeldClient:
         """Register a saved client with its sums; `heard` is the last message's time for a client that is new."""

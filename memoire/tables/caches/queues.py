@@ -78,7 +78,7 @@ class CacheRoom:
         Args:
             most: Maximum bytes of caches with their memory overhead; None: `byte_limit` bytes without overhead.
         """
-        gone, overhead, held, budget = 0, 0 if most is None else CACHE_BYTES, self._held, self.budget
+        evicted, overhead, held, budget = 0, 0 if most is None else CACHE_BYTES, self._held, self.budget
         most = self.byte_limit if most is None else most
         wanted = min(held.nbytes, most) + CACHE_BYTES * held.caches
         if budget is not None and not wanted <= budget.count <= wanted + self.byte_limit // CLAIM_PART:
@@ -95,8 +95,8 @@ class CacheRoom:
             _, unused = held.drop_oldest(largest)
             self._counts.overwritten += 1
             self._counts.overwritten_samples += unused
-            gone += 1
-        return gone
+            evicted += 1
+        return evicted
 
     def give_way(self, size: int) -> None:
         """Release this many bytes of the budget for another holder, down to half of `byte_limit`."""

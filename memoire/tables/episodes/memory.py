@@ -386,12 +386,12 @@ def _place_of(memory: Memory, number: int) -> EntryPlace:
     weights = np.empty(len(rows), np.float64)
     memory._facts(rows, None, None, weights)
     numbers = np.sort(meta["number"][rows])
-    able = np.sort(meta["number"][rows[weights > 0.0]])
-    at = int(np.searchsorted(able, number))
+    drawable = np.sort(meta["number"][rows[weights > 0.0]])
+    at = int(np.searchsorted(drawable, number))
     error = max(0.0, float(one["priority"]) - memory.parameters.priority_epsilon) if one["learned"] else None
     return EntryPlace(
-        earlier=int(able[at - 1]) if at else None,
-        later=int(able[at + 1]) if at + 1 < len(able) else None,
+        earlier=int(drawable[at - 1]) if at else None,
+        later=int(drawable[at + 1]) if at + 1 < len(drawable) else None,
         step=1 + int(np.searchsorted(numbers, number)),
         episode=int(inside["episodes"]["length"][one["episode"]]),
         td_error=error,

@@ -204,13 +204,13 @@ class EpisodePool(
                     memory.insert(values, episode.init_w, episode.model_version, checked.age, **episode.end)
                 except MemoireError as error:
                     raise ProtocolError("too_large", str(error)) from error
-                gone = episodes + 1 - memory.num_episodes
+                evicted = episodes + 1 - memory.num_episodes
                 lost = entries + checked.samples - memory.num_entries
             with self._waiter.lock:
-                self._counts.add(gone, lost)
+                self._counts.add(evicted, lost)
                 self._hear(client_id)
                 self._waiter.tell()
-            return gone
+            return evicted
 
     # Changes of parameters and limits
 
@@ -267,10 +267,10 @@ class EpisodePool(
     def _changed(self, change: Callable[[], int]) -> int:
         """Apply a change of the memory, wake waiting draws, and return the result of `change`."""
         with _core.Held(self._changing):
-            gone = change()
+            result = change()
             with self._waiter.lock:
                 self._waiter.tell()
-            return gone
+            return result
 
     def saw_model(self, version: int) -> None:
         """Record the newest model version, from which `Parameters.max_model_lag` counts."""
@@ -403,15 +403,15 @@ class EpisodePool(
             with memory.held():
                 before = memory.num_episodes
                 number = int(dataset.put(memory, kept.episode)[0])
-                gone = before + 1 - memory.num_episodes
+                evicted = before + 1 - memory.num_episodes
             self._put_back[name] = number
             if len(self._put_back) > 2 * memory.num_episodes + 100:  # most are evicted by now
                 self._put_back = {name: number for name, number in self._put_back.items() if has(memory, number)}
             with self._waiter.lock:
                 self._counts.added += 1
-                self._counts.overwritten += gone
+                self._counts.overwritten += evicted
                 self._waiter.tell()
-            return True, gone
+            return True, evicted
 
     def records(self) -> Iterator[tuple[RecordBody, bytes]]:
         """Yield body and payload of each episode."""
@@ -506,9 +506,9 @@ class EpisodePool(
                 if not self._waiter.wait(began + timeout):
                     self._counts.misses += 1
                     waited, stored = time.monotonic() - began if timeout else 0.0, self.memory.num_episodes
-                    what = why_nothing(error, stored, len(self._clients))
-                    what += self.memory.parameters.lag_in_words(self.memory.newest_model)
-                    raise NotEnoughSamples(samples, 0, stored, len(self._clients), waited, what)
+                    reason = why_nothing(error, stored, len(self._clients))
+                    reason += self.memory.parameters.lag_in_words(self.memory.newest_model)
+                    raise NotEnoughSamples(samples, 0, stored, len(self._clients), waited, reason)
 
     # Readers: learners that draw from several pools, over the network
 

@@ -273,9 +273,9 @@ class TakenTable:
         kept, place = unpack(body, payload, self._schema), len(self.names)
         if place == len(self._slots) or self._length[self._slots[place]] != body.length:
             raise self._wrong(f"has an episode of {body.length} entries without a place")
-        own = self._rows[place]
+        places = self._rows[place]
         facts = {name: getattr(kept.episode, name) for name in dataset.FACTS}
-        facts |= {"number": self._number[own], "weight": self._weight[own]}
+        facts |= {"number": self._number[places], "weight": self._weight[places]}
         rows = {OWN + name: values for name, values in facts.items()} | kept.episode.columns
         versions = kept.episode.model_version
         is_sound = bool((kept.episode.init_w >= 0).all() and (versions >= 0).all() and (versions >> 53 == 0).all())

@@ -184,7 +184,7 @@ class RolloutQueue:
 
     def _taken(self, wanted: TakeRequest, fitting: Callable[[Fragment], int] = len) -> list[Fragment]:
         """Remove and return the oldest fragments."""
-        gone: list[Fragment] = []
+        leaving: list[Fragment] = []
         taken: list[Fragment] = []
         stays: list[Fragment] = []
         missing = wanted.steps
@@ -199,20 +199,20 @@ class RolloutQueue:
                 break
             if room < len(part):
                 part, rest = fragment.split(room, self.schema)
-            gone.append(fragment)
+            leaving.append(fragment)
             taken.append(part)
             stays += [] if rest is None else [rest]
             missing = missing - len(part) if rest is None else 0
         count = sum(map(len, taken))
-        changes = self._leaving(gone, stays) + adding(self.counts, taken=count, split=len(stays))
+        changes = self._leaving(leaving, stays) + adding(self.counts, taken=count, split=len(stays))
         _core.at_once(changes + adding(self, **{"owed" if wanted.release == "now" else "until_publish": count}))
         return taken
 
     def clear(self) -> None:
         """Discard everything, and give back all room, including room that waits for a model."""
         owed = self.owed + self.entries + self.until_publish
-        gone = [(each.clear, ()) for each in (self._fragments, self._names, self._clients)]
-        _core.at_once([*gone, *setting(self, entries=0, bytes=0, until_publish=0, owed=owed)])
+        changes = [(each.clear, ()) for each in (self._fragments, self._names, self._clients)]
+        _core.at_once([*changes, *setting(self, entries=0, bytes=0, until_publish=0, owed=owed)])
 
     def why_not(self, wanted: TakeRequest) -> str:
         """Return the reason why a take must wait, or "" if it need not wait."""

@@ -188,12 +188,12 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
     def clear(self) -> int:
         """Discard all fragments, give their room back, and return their number."""
         with self._waiter.lock:
-            gone = len(self._queue)
+            count = len(self._queue)
             self._queue.clear()
             self._put_back.clear()
             self._give_room()
             self._waiter.tell()
-        return gone
+        return count
 
     def saw_model(self, version: int) -> None:
         """Record the newest model version, for `Parameters.max_model_lag`. Give back the room of takes that waited for
