@@ -435,7 +435,7 @@ def shared_out(own_limits: Mapping[str, int | None], held_bytes: int) -> dict[st
     others, taken = len(own_limits) - len(fixed), sum(fixed.values())
     share = (held_bytes - taken) // max(1, others)
     if others and share < 1:
-        already = f"more than the {taken} bytes of {', '.join(map(repr, fixed))} by byte_limit"
+        already = f"more than the {taken} bytes that byte_limit reserves for {', '.join(map(repr, fixed))}"
         raise ParameterError(
             "held_bytes", held_bytes, already if fixed else f"at least {others}, a byte for each table"
         )

@@ -135,7 +135,7 @@ def test_both_storages_live_in_one_server_and_one_batch(cluster):
 
 def test_a_table_with_a_limit_of_its_own_has_that_and_the_others_share_the_rest(cluster):
     tables = {"a": Table(SCHEMA), "b": Table(SCHEMA, byte_limit=60_000), "c": Table(SCHEMA)}
-    with pytest.raises(ParameterError, match="more than the 60000 bytes of 'b' by byte_limit"):
+    with pytest.raises(ParameterError, match="more than the 60000 bytes that byte_limit reserves for 'b'"):
         shared_out({"a": None, "b": 60_000}, 60_000)
     server = cluster.server(schema=None, tables=tables, limits=Limits(held_bytes=1_060_000))
     assert {name: table.byte_limit for name, table in server.stats().tables.items()} == {
